@@ -1,0 +1,197 @@
+#!/usr/bin/python
+"""Make a Python environment on a host hold exactly what a lock file says, from a directory of wheels."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import os
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: python_environment
+short_description: Make a Python environment hold exactly what a lock file says
+description:
+  - Compares the environment with its lock and with the records of the installed wheels, file by file, on every run.
+    A file's size is always compared, the hash of its content for files up to 1 MiB (nearly all code).
+  - Installs what is missing, wrong or damaged with uv, offline, with hashes, and compiles the bytecode.
+  - An interrupted installation is completed by the next run.
+options:
+  dest:
+    description: The environment's directory.
+    type: path
+    required: true
+  lock:
+    description: Hash-locked requirements, C(uv) among them.
+    type: path
+    required: true
+  wheels:
+    description: Directory with the wheels. Needed only when something is to be installed.
+    type: path
+    required: true
+  python:
+    description: The interpreter that the environment is made for.
+    type: path
+    default: /usr/bin/python3
+author:
+  - psfleet
+"""
+EXAMPLES = r"""
+- name: Install the environment
+  python_environment:
+    dest: /opt/trainer/envs/cpu-3.11-0123456789ab
+    lock: /opt/trainer/releases/0123456789ab/locks/cpu-3.11.txt
+    wheels: /srv/trainer/wheels/3.11
+"""
+RETURN = r"""
+problems:
+  description: What was found wrong, a line for each.
+  type: list
+  elements: str
+  returned: success
+"""
+
+HASHED_BYTES = 2**20
+
+
+def read_lock(text: str) -> dict[str, str]:
+    """Read hash-locked requirements as {normalised name: version}."""
+    return {_normal(name): version for name, version in re.findall(r"(?m)^([A-Za-z0-9._-]+)==([^\s;]+)", text)}
+
+
+def find_problems(environment: Path, lock: dict[str, str]) -> dict[str, list[str]]:
+    """Compare an environment with its lock and its wheels' records.
+
+    Returns:
+        {normalised distribution name: what is wrong with it}; the name is empty for the environment itself.
+    """
+    problems: dict[str, list[str]] = {}
+    if not os.access(environment / "bin" / "python", os.X_OK):
+        return {"": [f"{environment} is no Python environment"]}
+    installed: set[str] = set()
+    for site in environment.glob("lib/python3.*/site-packages"):
+        for directory in site.glob("*.dist-info"):
+            name, _, version = directory.name.removesuffix(".dist-info").partition("-")
+            installed.add(_normal(name))
+            if lock.get(_normal(name)) != version:
+                problems.setdefault(_normal(name), []).append(
+                    f"{name} {version} is installed, the lock says {lock.get(_normal(name), 'none of it')}"
+                )
+            else:
+                damage = _damaged_files(site, directory)
+                if damage:
+                    problems[_normal(name)] = damage
+    for name in lock.keys() - installed:
+        problems[name] = [f"{name} {lock[name]} is not installed"]
+    return problems
+
+
+def _damaged_files(site: Path, directory: Path) -> list[str]:
+    try:
+        rows = list(csv.reader((directory / "RECORD").read_text(encoding="utf-8").splitlines()))
+    except FileNotFoundError:
+        return [f"{directory}/RECORD is missing"]
+    damaged = []
+    root = str(site)
+    for path, digest, size in (row for row in rows if len(row) == 3 and row[1]):
+        file = os.path.join(root, path)
+        try:
+            actual = os.stat(file).st_size
+            # Large files are compared by size alone: reading 1.4 GB of libraries on each run would take seconds a host.
+            wrong = actual != int(size) or (actual <= HASHED_BYTES and _record_digest(file) != digest)
+        except OSError:
+            damaged.append(f"{file} is missing")
+        else:
+            if wrong:
+                damaged.append(f"{file} is not as its wheel has it")
+    return damaged
+
+
+def _record_digest(file: str) -> str:
+    with open(file, "rb") as stream:
+        digest = hashlib.sha256(stream.read()).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "dest": {"type": "path", "required": True},
+            "lock": {"type": "path", "required": True},
+            "wheels": {"type": "path", "required": True},
+            "python": {"type": "path", "default": "/usr/bin/python3"},
+        },
+        supports_check_mode=True,
+    )
+    environment, lock_file = Path(module.params["dest"]), Path(module.params["lock"])
+    if module.check_mode and not lock_file.exists():
+        module.exit_json(changed=True, problems=[f"{environment} is to be made"])
+    lock_text = lock_file.read_text()
+    lock = read_lock(lock_text)
+    problems = find_problems(environment, lock)
+    found = sorted(line for lines in problems.values() for line in lines)
+    if problems and not module.check_mode:
+        _mend(module, environment, lock_text, problems)
+        left = find_problems(environment, lock)
+        if left:
+            module.fail_json(msg=f"{environment} is still not as {lock_file} says: {json.dumps(left)[:2000]}")
+    module.exit_json(
+        changed=bool(problems),
+        problems=found[:50],
+        diff={"before": "".join(f"{line}\n" for line in found[:50]), "after": ""},
+    )
+
+
+def _mend(module: AnsibleModule, environment: Path, lock_text: str, problems: dict[str, list[str]]) -> None:
+    wheels = Path(module.params["wheels"])
+    uv = _unpack_uv(module, wheels, lock_text)
+    # The cache lies beside the environment, so that files are linked rather than copied; it goes when all is installed.
+    cache = environment.with_name(f".{environment.name}.cache")
+    run = {"environ_update": {"UV_CACHE_DIR": str(cache), "UV_OFFLINE": "1", "UV_NO_CONFIG": "1"}}
+    if "" in problems:
+        environment.parent.mkdir(parents=True, exist_ok=True)
+        module.run_command(
+            [uv, "venv", "--quiet", "--allow-existing", "--python", module.params["python"], str(environment)],
+            check_rc=True,
+            **run,
+        )
+    command = [uv, "pip", "sync", "--quiet", "--python", str(environment / "bin" / "python"), "--require-hashes"]
+    command += ["--no-index", "--find-links", str(wheels), "--compile-bytecode"]
+    command += [f"--reinstall-package={name}" for name in problems if name]
+    code, _out, error = module.run_command([*command, module.params["lock"]], **run)
+    shutil.rmtree(cache, ignore_errors=True)
+    if code != 0:
+        module.fail_json(msg=f"uv could not install {module.params['lock']} from {wheels}:\n{error.strip()}", cmd=command)
+
+
+def _unpack_uv(module: AnsibleModule, wheels: Path, lock_text: str) -> str:
+    """Unpack the locked uv for this run; its wheel's hash is proven first, since root is going to run it."""
+    found = sorted(wheels.glob("uv-*.whl"))
+    if not found:
+        module.fail_json(
+            msg=f"no wheel of uv in {wheels} on this host: is the shared path mounted, and does the lock contain uv?"
+        )
+    data = found[0].read_bytes()
+    if hashlib.sha256(data).hexdigest() not in lock_text:
+        module.fail_json(msg=f"{found[0]} is not the wheel that the lock names. Remove it and run the playbook again")
+    target = Path(module.tmpdir) / "uv"
+    with zipfile.ZipFile(found[0]) as wheel:
+        member = next(name for name in wheel.namelist() if name.endswith(".data/scripts/uv"))
+        target.write_bytes(wheel.read(member))
+    target.chmod(0o700)
+    return str(target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+#!/usr/bin/python
+"""Build the archive of one release on the control machine: the kit's package, the user's program and the locks."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: release_archive
+short_description: Build the archive of one release, named by the hash of what is in it
+description:
+  - Packs the kit's C(trainer) package, the user's program and the lock files into one archive.
+  - The same content gives the same archive, byte by byte, and so the same name.
+options:
+  kit:
+    description: Directory of the C(trainer) package.
+    type: path
+    required: true
+  program:
+    description: >-
+      The user's program: a directory of packages and modules, one package, or a pure-Python wheel.
+      Empty means that the program comes with the kit (an example).
+    type: str
+    default: ""
+  lock:
+    description: Path of the lock files without C(-<python>.txt), such as C(locks/cpu).
+    type: path
+    required: true
+  dest:
+    description: Directory for the archives.
+    type: path
+    required: true
+author:
+  - psfleet
+"""
+EXAMPLES = r"""
+- name: Build the release
+  release_archive:
+    kit: trainer
+    lock: locks/cpu
+    dest: .cache/releases
+  delegate_to: localhost
+"""
+RETURN = r"""
+id:
+  description: The release's name, 12 hexadecimal digits.
+  type: str
+  returned: success
+archive:
+  description: Path of the archive.
+  type: str
+  returned: success
+environments:
+  description: For each Python minor version that has a lock, the environment's name and the lock's path in the release.
+  type: dict
+  returned: success
+"""
+
+# Code is kilobytes. What is larger is data in the wrong place, or an environment that was left in the directory.
+MAX_PROGRAM_BYTES = 64 * 2**20
+IGNORED_SUFFIXES = (".pyc", ".pyo", ".egg-info", ".dist-info")
+EPOCH = 1577836800  # a fixed time for all files, since a file's age is no part of a release
+
+
+class ReleaseError(ValueError):
+    """The program can't be shipped. The message names the value, what was expected and the mend."""
+
+
+def read_program(source: str) -> dict[str, bytes]:
+    """Read the user's program as {path in the release: content}.
+
+    Raises:
+        ReleaseError: no such directory or wheel, a package called `trainer`, or too much of it.
+    """
+    if not source:
+        return {}
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = dict(_read_directory(path))
+    elif path.suffix == ".whl" and path.is_file():
+        files = dict(_read_wheel(path))
+    else:
+        raise ReleaseError(
+            f"release_program: {source!r} is neither a directory nor a wheel. "
+            "Name the directory that holds your package (or a .whl file), relative to the project's root"
+        )
+    taken = sorted({name.split("/")[0] for name in files} & {"trainer", "trainer.py", "locks", "env", "release.json"})
+    if taken:
+        raise ReleaseError(
+            f"release_program: {source!r} brings {taken[0]!r}, a name that psfleet uses itself. "
+            "Rename your package, and the program in trainer_run with it"
+        )
+    if not any(name.endswith(".py") for name in files):
+        raise ReleaseError(f"release_program: {source!r} holds no Python file. Name the directory that holds your package")
+    return files
+
+
+def _read_directory(path: Path) -> Iterator[tuple[str, bytes]]:
+    root = path.parent if (path / "__init__.py").exists() else path
+    total = 0
+    for file in sorted(path.rglob("*")):
+        parts = file.relative_to(path).parts
+        if any(p.startswith(".") or p == "__pycache__" or p.endswith(IGNORED_SUFFIXES) for p in parts):
+            continue
+        if not file.is_file():
+            continue
+        total += file.stat().st_size
+        if total > MAX_PROGRAM_BYTES:
+            raise ReleaseError(
+                f"release_program: {str(path)!r} is larger than {MAX_PROGRAM_BYTES // 2**20} MiB (at {file}). "
+                "A release carries code; put data on the shared path, and keep environments out of the directory"
+            )
+        yield file.relative_to(root).as_posix(), file.read_bytes()
+
+
+def _read_wheel(path: Path) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(path) as wheel:
+        for info in wheel.infolist():
+            if info.filename.endswith((".so", ".pyd")):
+                raise ReleaseError(
+                    f"release_program: {str(path)!r} is no pure-Python wheel (it holds {info.filename}). "
+                    "Add it to the locked requirements instead (release_lock)"
+                )
+            if not info.is_dir() and ".dist-info/" not in info.filename:
+                yield info.filename, wheel.read(info)
+
+
+def read_locks(lock: str) -> dict[str, bytes]:
+    """Read the lock files as {Python minor version: content}.
+
+    Raises:
+        ReleaseError: there is none.
+    """
+    path = Path(lock)
+    locks = {file.stem.removeprefix(f"{path.name}-"): file.read_bytes() for file in path.parent.glob(f"{path.name}-3.*.txt")}
+    if not locks:
+        raise ReleaseError(f"release_lock: no file {lock}-<python>.txt, such as {lock}-3.11.txt. `make lock` writes them")
+    return dict(sorted(locks.items()))
+
+
+def build(kit: str, program: str, lock: str) -> tuple[dict[str, object], bytes]:
+    """Put a release together.
+
+    Returns:
+        The release's description (`id`, `environments`) and its archive, a gzipped tar.
+    """
+    package = Path(kit)
+    files = read_program(program)
+    files |= {f"trainer/{name}": data for name, data in _read_directory_flat(package)}
+    environments = {}
+    for python, data in read_locks(lock).items():
+        name = f"{Path(lock).name}-{python}"
+        files[f"locks/{name}.txt"] = data
+        digest = hashlib.sha256(data).hexdigest()[:12]
+        environments[python] = {"name": f"{name}-{digest}", "lock": f"locks/{name}.txt"}
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    release = {"id": digest.hexdigest()[:12], "environments": environments}
+    files["release.json"] = (json.dumps(release, indent=2) + "\n").encode()
+    return release, _tar(files)
+
+
+def _read_directory_flat(package: Path) -> Iterator[tuple[str, bytes]]:
+    for name, data in _read_directory(package):
+        yield name.removeprefix(f"{package.name}/"), data
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in sorted(files.items()):
+            info = tarfile.TarInfo(name)
+            info.size, info.mode, info.mtime = len(data), 0o644, EPOCH
+            info.uname = info.gname = "root"
+            tar.addfile(info, io.BytesIO(data))
+    return gzip.compress(buffer.getvalue(), mtime=0)
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "kit": {"type": "path", "required": True},
+            "program": {"type": "str", "default": ""},
+            "lock": {"type": "path", "required": True},
+            "dest": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        release, data = build(module.params["kit"], module.params["program"], module.params["lock"])
+    except ReleaseError as error:
+        module.fail_json(msg=str(error))
+    # A cache of this machine, and nothing that a host sees: writing it is no change, and check mode needs it too.
+    archive = Path(module.params["dest"]) / f"{release['id']}.tar.gz"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    if not archive.exists() or archive.read_bytes() != data:
+        module.atomic_move(_temporary(module, data), str(archive))
+    module.exit_json(changed=False, archive=str(archive.resolve()), **release)
+
+
+def _temporary(module: AnsibleModule, data: bytes) -> str:
+    path = Path(module.tmpdir) / "release.tar.gz"
+    path.write_bytes(data)
+    return str(path)
+
+
+if __name__ == "__main__":
+    main()
