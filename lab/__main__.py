@@ -1,0 +1,38 @@
+"""`python3 -m lab packages|prepare|clean`: what `make lab` and the Vagrantfile do on the lab machine."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from . import machine
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python3 -m lab", description="The lab machine's side of the lab.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    packages = verbs.add_parser("packages", help="install the Debian packages that the lab needs")
+    packages.add_argument("names", nargs="*", help="only these")
+    prepare = verbs.add_parser("prepare", help="key, box, bridge and shared file system (the Vagrantfile calls this)")
+    prepare.add_argument("--provider", default="lxc")
+    prepare.add_argument("--dotfile", type=Path, default=ROOT / ".vagrant")
+    prepare.add_argument("addresses", nargs="*", help="the hosts' addresses")
+    verbs.add_parser("clean", help="take away everything that a lab made")
+    args = parser.parse_args()
+    try:
+        if args.verb == "packages":
+            machine.install_packages(tuple(args.names) or machine.PACKAGES)
+        elif args.verb == "prepare":
+            machine.prepare(ROOT, args.dotfile, args.provider, args.addresses)
+        else:
+            machine.clean(ROOT)
+    except machine.LabError as error:
+        sys.exit(f"lab: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"lab: `{' '.join(error.cmd)}` failed with exit code {error.returncode}")
+
+
+if __name__ == "__main__":
+    main()
