@@ -9,7 +9,7 @@ from typing import Any
 # Jobs in the order in which a host's tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
 JOBS = ("chief", "ps", "worker", "evaluator")
 # The first port of a job on a host; its second task there listens on the next one, and so on.
-DEFAULT_PORTS = {"chief": 2222, "ps": 2300, "worker": 2400}
+DEFAULT_PORTS = {"chief": 2222, "ps": 2300, "worker": 2400, "tensorboard": 6006}
 # Jobs that the coordinator sees. An evaluator among them would be waited for for ever (tensorflow#46169).
 CLUSTER_JOBS = ("chief", "ps", "worker")
 
@@ -30,9 +30,9 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
             `<job>_tasks` (default 1) and `<job>_port` (the first task's port).
 
     Returns:
-        `{"cluster": {job: ["address:port", ...]}, "tasks": [{"name", "job", "index", "host", "address", "port"}]}`.
-        `cluster` is what TF_CONFIG carries (chief, ps and worker, jobs with no task left out); `tasks` has the
-        evaluator too, with port None.
+        `{"cluster": {job: ["address:port", ...]}, "tasks": [{"name", "job", "index", "host", "address", "port"}],
+        "tensorboard": {host: {"address", "port"}}}`. `cluster` is what TF_CONFIG carries (chief, ps and worker, a job
+        without tasks left out); `tasks` has the evaluator too, with port None.
 
     Raises:
         ClusterSpecError: a host has no literal address, or a number of tasks or a port is no such number.
@@ -61,7 +61,11 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
                 )
         if members and job in CLUSTER_JOBS:
             cluster[job] = members
-    return {"cluster": cluster, "tasks": tasks}
+    tensorboard = {
+        host: {"address": _address(host, hostvars[host]), "port": _port(host, "tensorboard", hostvars[host])}
+        for host in groups.get("tensorboard", ())
+    }
+    return {"cluster": cluster, "tasks": tasks, "tensorboard": tensorboard}
 
 
 def host_tasks(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:

@@ -1,0 +1,157 @@
+"""What is wrong with an inventory, or with the control machine, before any host is touched."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+from cluster_spec import MAX_ENVIRONMENT_STRING, ClusterSpecError, cluster_spec, tf_config  # noqa: E402
+
+from trainer.config import Config, ConfigError  # noqa: E402
+
+KNOWN_GROUPS = ("chief", "ps", "worker", "evaluator", "tensorboard", "nfs_server", "gpu", "monitoring")
+REQUIRED_JOBS = {"parameter_server": ("ps", "worker")}
+ANSIBLE = ((2, 19), (2, 20))
+COLLECTIONS = ("ansible.posix",)
+COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-client"}
+
+
+def preflight_problems(
+    groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], ansible_version: str
+) -> list[str]:
+    """List everything that is wrong, each with the value and the mend. Empty when all is right."""
+    problems = list(_control_problems(ansible_version))
+    if not groups.get("all"):
+        return [
+            *problems,
+            "the inventory has no hosts. Name yours with -i inventory/<site>, or in ansible.cfg; "
+            "docs/first-cluster.md starts one",
+        ]
+    site = hostvars[groups["all"][0]]
+    problems += _site_problems(site)
+    problems += _group_problems(groups, hostvars, site)
+    try:
+        spec = cluster_spec(groups, hostvars)
+    except ClusterSpecError as error:
+        return [*problems, str(error)]
+    return [*problems, *_port_problems(spec), *_size_problems(spec)]
+
+
+def _control_problems(ansible_version: str) -> Iterator[str]:
+    version = tuple(int(part) for part in ansible_version.split(".")[:2])
+    oldest, newest = ANSIBLE
+    if not oldest <= version < newest:
+        yield (
+            f"this is ansible-core {ansible_version}; psfleet is made for {oldest[0]}.{oldest[1]}. "
+            "`make venv` installs it in .venv"
+        )
+    for collection in COLLECTIONS:
+        if importlib.util.find_spec(f"ansible_collections.{collection}") is None:
+            yield f"the collection {collection} is missing. The PyPI package `ansible` brings it; `make venv` installs that"
+    for command, mend in COMMANDS.items():
+        if shutil.which(command) is None:
+            yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {mend}"
+
+
+def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
+    shared_dir, uid = site.get("cluster_shared_dir"), site.get("cluster_uid")
+    if not isinstance(shared_dir, str) or not shared_dir.startswith("/") or shared_dir.rstrip("/") == "":
+        yield (
+            f"cluster_shared_dir is {shared_dir!r}; expected the absolute path that all hosts share, "
+            "such as /srv/trainer, in group_vars/all.yml"
+        )
+        shared_dir = "/srv/trainer"
+    if not isinstance(uid, int) or isinstance(uid, bool) or not 100 <= uid < 65534:
+        yield (
+            f"cluster_uid is {uid!r}; expected the user number of the training tasks on every host, free on all of "
+            "them, such as 6006, in group_vars/all.yml"
+        )
+    run = site.get("trainer_run")
+    if not isinstance(run, Mapping):
+        yield f"trainer_run is {run!r}; expected the run settings, at least program: package.module:Name"
+        return
+    try:
+        Config.from_dict({"shared_dir": shared_dir, **run})
+    except ConfigError as error:
+        yield f"trainer_run: {error}"
+
+
+def _group_problems(
+    groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], site: Mapping[str, Any]
+) -> Iterator[str]:
+    chiefs = _tasks_of(groups, hostvars, "chief")
+    if len(chiefs) != 1:
+        named = f"has {len(chiefs)} ({', '.join(chiefs)})" if chiefs else "is empty"
+        yield f"group chief {named}; expected exactly one host: the one that runs the coordinator"
+    evaluators = _tasks_of(groups, hostvars, "evaluator")
+    if len(evaluators) > 1:
+        yield f"group evaluator has {len(evaluators)} ({', '.join(evaluators)}); expected one host, or none"
+    run = site.get("trainer_run")
+    strategy = run.get("strategy", "parameter_server") if isinstance(run, Mapping) else "parameter_server"
+    for job in REQUIRED_JOBS.get(strategy, ()):
+        if not _tasks_of(groups, hostvars, job):
+            yield f"group {job} is empty; the strategy {strategy} needs at least one {job}"
+    placed = {host for group in KNOWN_GROUPS for host in groups.get(group, ())}
+    for group, hosts in groups.items():
+        meant = difflib.get_close_matches(group, KNOWN_GROUPS, n=1, cutoff=0.75)
+        lost = [host for host in hosts if host not in placed]
+        if meant and group not in KNOWN_GROUPS and lost:
+            yield f"group {group} is no job, so {', '.join(lost)} would do nothing. Did you mean {meant[0]}?"
+
+
+def _tasks_of(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], job: str) -> list[str]:
+    """Name a job's hosts, each as often as it runs the job. Wrong counts are cluster_spec's to refuse."""
+    named: list[str] = []
+    for host in groups.get(job, ()):
+        count = hostvars[host].get(f"{job}_tasks", 1)
+        named += [host] * (count if isinstance(count, int) else 1)
+    return named
+
+
+def _port_problems(spec: Mapping[str, Any]) -> Iterator[str]:
+    listeners = [(task["address"], task["port"], task["host"], task["name"]) for task in spec["tasks"] if task["port"]]
+    listeners += [
+        (board["address"], board["port"], host, "tensorboard") for host, board in spec["tensorboard"].items()
+    ]
+    taken: dict[tuple[str, int], str] = {}
+    for address, port, host, name in listeners:
+        if (address, port) in taken:
+            yield (
+                f"port {port} on {address} (host '{host}') is taken twice, by {taken[address, port]} and by {name}. "
+                f"Set {name.split('-')[0]}_port on that host to another first port"
+            )
+        taken[address, port] = name
+    for task in spec["tasks"]:
+        if task["port"] and task["port"] > 65535:
+            yield f"{task['name']} on '{task['host']}' would listen on port {task['port']}; the highest is 65535"
+    addresses = Counter(address for _, address in {(task["host"], task["address"]) for task in spec["tasks"]})
+    for address, count in addresses.items():
+        if count > 1:
+            hosts = sorted({task["host"] for task in spec["tasks"] if task["address"] == address})
+            yield f"the hosts {', '.join(hosts)} have the same address {address}; expected one each"
+
+
+def _size_problems(spec: Mapping[str, Any]) -> Iterator[str]:
+    if not spec["tasks"]:
+        return
+    longest = max(spec["tasks"], key=lambda task: len(task["name"]))
+    size = len("TF_CONFIG=") + len(tf_config(spec["cluster"], longest["job"], longest["index"]))
+    if size > MAX_ENVIRONMENT_STRING:
+        yield (
+            f"TF_CONFIG for {len(spec['tasks'])} tasks is {size:,} bytes; one environment variable holds at most "
+            f"{MAX_ENVIRONMENT_STRING:,}. Use fewer tasks"
+        )
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self) -> dict[str, Any]:
+        return {"preflight_problems": preflight_problems}
