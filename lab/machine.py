@@ -174,7 +174,7 @@ def raise_bridge() -> IPv4Interface:
             run(script, "start")
     found = bridge()
     if not found:
-        raise LabError(f"no bridge {BRIDGE}: USE_LXC_BRIDGE in /etc/default/lxc-net must be \"true\"")
+        raise LabError(f'no bridge {BRIDGE}: USE_LXC_BRIDGE in /etc/default/lxc-net must be "true"')
     return found
 
 

@@ -1,0 +1,78 @@
+# The short names of long commands; `make` lists them.
+
+PYTHON ?= python3
+PSFLEET_INVENTORY ?= inventory/lab
+export PSFLEET_INVENTORY
+export ANSIBLE_INVENTORY := $(PSFLEET_INVENTORY)
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+
+.PHONY: help demo venv venv-tf packages lab site test lint unit training infra lock clean distclean
+
+help:  ## list these targets
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo:  ## from nothing to a trained model on five hosts
+	@lab/demo
+
+venv: .venv/.control  ## the control machine's tools, from their lock
+venv-tf: .venv/.tensorflow  ## TensorFlow as well, for the training tests
+
+.venv/.control: locks/control.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("psfleet: the control machine needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another, make PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(PYTHON) -m lab packages python3-venv
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	@awk '/^[^ ]/ {ours = /^uv==/} ours' $< >.venv/uv.txt
+	.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/uv.txt
+	.venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes -r $<
+	@touch $@
+
+.venv/.tensorflow: .venv/.control $(CPU_LOCK)
+	.venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes -r $(CPU_LOCK)
+	@touch $@
+
+packages:  # Debian packages of the lab machine, where they are missing
+	@$(PYTHON) -m lab packages
+
+lab: packages  ## five hosts with SSH (docs/lab.md)
+	vagrant up
+
+site: venv  ## make the hosts right: ansible-playbook site.yml
+	ansible-playbook site.yml
+
+test: packages  ## lint, unit, training and infra, in this order
+	$(MAKE) lint
+	$(MAKE) unit
+	$(MAKE) training
+	$(MAKE) infra
+
+lint: venv  ## ruff, mypy, yamllint, ansible-lint
+	ruff check
+	ruff format --check
+	mypy
+	yamllint --strict .
+	ansible-lint --offline
+
+unit: venv  ## tests without TensorFlow and without a lab
+	python -m pytest tests/unit
+
+training: venv-tf  ## tests that train in local processes
+	python -m pytest tests/training
+
+infra: venv-tf lab  ## tests of the hosts, over SSH
+	ansible-playbook site.yml
+	python -m pytest tests/infra
+
+lock: venv  ## resolve locks/*.in anew
+	for minor in 3.10 3.11 3.12 3.13; do \
+	  uv pip compile -q --generate-hashes --python-version $$minor --python-platform x86_64-manylinux_2_28 --no-emit-index-url \
+	    --no-annotate --custom-compile-command "make lock" locks/cpu.in -o locks/cpu-$$minor.txt || exit 1; done
+	uv pip compile -q --generate-hashes --python-version 3.11 --universal --no-annotate \
+	  --custom-compile-command "make lock" locks/control.in -c locks/cpu-3.11.txt -o locks/control.txt
+
+clean:  ## take the hosts away, and all that the lab made
+	@$(PYTHON) -m lab clean
+
+distclean: clean  ## and the tools and downloads
+	rm -rf .venv .cache

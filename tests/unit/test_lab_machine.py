@@ -1,0 +1,104 @@
+"""The lab machine's side of the lab, without a lab: whose it is, what is refused, what a box is named by."""
+
+from ipaddress import IPv4Interface
+from pathlib import Path
+
+import pytest
+
+from lab import box, machine
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    (tmp_path / "record").mkdir()
+    return tmp_path / "record"
+
+
+@pytest.fixture
+def taken_away(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stand in for everything that would touch the machine, and list what was asked for."""
+    asked: list[str] = []
+    monkeypatch.setattr(machine, "remove_hosts", lambda: asked.append("hosts"))
+    monkeypatch.setattr(machine, "unmount", lambda directory: asked.append(f"mount {directory}"))
+    monkeypatch.setattr(machine.box, "forget", lambda: asked.append("box"))
+    return asked
+
+
+def checkout(path: Path) -> Path:
+    path.mkdir()
+    (path / "Vagrantfile").touch()
+    return path
+
+
+def test_claim_records_the_checkout(tmp_path: Path, record: Path, taken_away: list[str]) -> None:
+    machine.claim(tmp_path / "one", record)
+    assert machine.owner(record) == tmp_path / "one"
+    assert taken_away == []
+
+
+def test_claim_refuses_a_second_checkout_and_names_the_first(
+    tmp_path: Path, record: Path, taken_away: list[str]
+) -> None:
+    first = checkout(tmp_path / "one")
+    machine.claim(first, record)
+    with pytest.raises(machine.LabError, match=f"{first}.*make clean"):
+        machine.claim(tmp_path / "two", record)
+    assert machine.owner(record) == first
+    assert taken_away == []
+
+
+def test_claim_takes_away_the_lab_of_a_directory_that_is_gone(
+    tmp_path: Path, record: Path, taken_away: list[str]
+) -> None:
+    machine.claim(tmp_path / "gone", record)
+    machine.claim(tmp_path / "two", record)
+    assert machine.owner(record) == tmp_path / "two"
+    assert taken_away == ["hosts", f"mount {tmp_path / 'gone' / '.lab' / 'shared'}", "box"]
+
+
+def test_clean_of_a_second_checkout_leaves_the_first_ones_lab(
+    tmp_path: Path, record: Path, taken_away: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "owner", lambda: first)
+    first, second = checkout(tmp_path / "one"), checkout(tmp_path / "two")
+    (second / ".lab").mkdir()
+    machine.clean(second)
+    assert taken_away == []
+    assert not (second / ".lab").exists()
+
+
+@pytest.mark.parametrize("address", ["10.0.4.10", "10.0.3.1"])
+def test_addresses_outside_the_bridge_are_refused(address: str) -> None:
+    with pytest.raises(machine.LabError, match=rf"{address}.*10\.0\.3\.0/24"):
+        machine.check_addresses([address], IPv4Interface("10.0.3.1/24"))
+
+
+@pytest.mark.parametrize("size", ["6", "big", "0G", "6 G", "-1G"])
+def test_shared_size_without_a_unit_is_refused(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSFLEET_SHARED_SIZE", size)
+    with pytest.raises(machine.LabError, match="PSFLEET_SHARED_SIZE"):
+        machine.shared_size()
+
+
+def test_strays_are_the_containers_that_vagrant_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = tmp_path / "machines" / "head" / "lxc"
+    known.mkdir(parents=True)
+    (known / "id").write_text("psfleet-head")
+    removed: list[str] = []
+    monkeypatch.setattr(machine, "hosts", lambda: ["psfleet-head", "psfleet-ps-0"])
+    monkeypatch.setattr(machine, "remove_host", removed.append)
+    machine.remove_strays(tmp_path)
+    assert removed == ["psfleet-ps-0"]
+
+
+def test_cached_system_is_named_by_what_goes_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = box.rootfs_path(tmp_path)
+    assert box.rootfs_path(tmp_path) == before
+    monkeypatch.setattr(box, "PACKAGES", (*box.PACKAGES, "rsync"))
+    assert box.rootfs_path(tmp_path) != before
+    monkeypatch.setenv("PSFLEET_SUITE", "trixie")
+    assert box.rootfs_path(tmp_path).name.startswith("trixie-")
+
+
+def test_box_differs_by_key(tmp_path: Path) -> None:
+    assert box.box_id(tmp_path / "system", "key one") != box.box_id(tmp_path / "system", "key two")
