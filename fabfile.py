@@ -1,0 +1,116 @@
+"""The operator's verbs. `fab --list` shows them, `fab VERB --help` their flags; docs/operations.md tells the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fabric import task
+from invoke import Context, Exit
+
+from fleet import verbs
+from fleet.cluster import Cluster
+from fleet.errors import FleetError
+from fleet.inventory import load_inventory
+from fleet.ssh import SshHosts
+
+_INVENTORY = "path of the inventory (else PSFLEET_INVENTORY, else ansible.cfg's)"
+_START = {
+    "run": "name of the run to train: a new one starts a new training, an old one goes on",
+    "program": "what to train, package.module:Name",
+    "detach": "leave as soon as a step is trained, instead of following until the run is finished",
+    "timeout": "seconds to wait for the first trained step (default: 300)",
+    "inventory": _INVENTORY,
+}
+
+
+@contextmanager
+def _cluster(context: Context, inventory: str | None) -> Iterator[Cluster]:
+    """Give the inventory's cluster; what stops a verb becomes its message and exit code here."""
+    try:
+        known = load_inventory(inventory)
+        hosts = SshHosts(known.hosts, context.config)
+        try:
+            yield Cluster(known, hosts)
+        finally:
+            hosts.close()
+    except FleetError as error:
+        raise Exit(str(error), error.code) from error
+
+
+@contextmanager
+def _leaving(message: str) -> Iterator[None]:
+    """Let Ctrl-C end the looking-on with a message; 130 is the shell's own code for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Exit(f"\n{message}", 130) from None
+
+
+_LEFT = "left; what was started goes on. Look: fab status. Stop it: fab stop-cluster"
+
+
+@task(auto_shortflags=False, help=_START)
+def start_cluster(
+    context: Context,
+    run: str | None = None,
+    program: str | None = None,
+    detach: bool = False,
+    timeout: int = 300,
+    inventory: str | None = None,
+) -> None:
+    """Ship changed code, start every task, and follow the training to its end."""
+    with _cluster(context, inventory) as cluster, _leaving(_LEFT):
+        verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, timeout)
+
+
+@task(auto_shortflags=False, help={"inventory": _INVENTORY})
+def stop_cluster(context: Context, inventory: str | None = None) -> None:
+    """Save a checkpoint, stop every task and keep it down at the next boot."""
+    with _cluster(context, inventory) as cluster, _leaving("left; fab status shows what still runs"):
+        verbs.stop_cluster(cluster, verbs.Desk())
+
+
+@task(auto_shortflags=False, help=_START)
+def restart_cluster(
+    context: Context,
+    run: str | None = None,
+    program: str | None = None,
+    detach: bool = False,
+    timeout: int = 300,
+    inventory: str | None = None,
+) -> None:
+    """Stop every task, then do as start-cluster does."""
+    with _cluster(context, inventory) as cluster, _leaving(_LEFT):
+        verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, timeout, restart=True)
+
+
+@task(auto_shortflags=False, help={"json": "print JSON instead of a table", "inventory": _INVENTORY})
+def status(context: Context, json: bool = False, inventory: str | None = None) -> None:
+    """Show each task, the hosts' code and the run."""
+    with _cluster(context, inventory) as cluster:
+        verbs.show_status(cluster, verbs.Desk(), json)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "task": "show one task only, such as worker-1",
+        "lines": "how many lines of each task (default: 20)",
+        "follow": "go on with new lines until Ctrl-C",
+        "inventory": _INVENTORY,
+    },
+)
+def logs(
+    context: Context, task: str | None = None, lines: int = 20, follow: bool = False, inventory: str | None = None
+) -> None:
+    """Show the tasks' journals, each line with its task."""
+    with _cluster(context, inventory) as cluster, _leaving(""):
+        verbs.show_logs(cluster, verbs.Desk(), task, lines, follow)
+
+
+@task(auto_shortflags=False, help={"json": "print JSON instead of a table", "inventory": _INVENTORY})
+def runs(context: Context, json: bool = False, inventory: str | None = None) -> None:
+    """Show every run on the shared path."""
+    with _cluster(context, inventory) as cluster:
+        verbs.show_runs(cluster, verbs.Desk(), json)

@@ -1,0 +1,290 @@
+"""The cluster as it is: ask every host at once what its tasks do, and tell it what they shall do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
+from fleet.inventory import Inventory, Task
+from fleet.run import Run, parse_run
+from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
+from fleet.units import PROPERTIES, USER_ERROR, Health, Unit, parse_units
+
+CURRENT = "/opt/trainer/current"
+# The coordinator saves a checkpoint before it ends; its unit's TimeoutStopSec bounds that, not this.
+STOP_SECONDS = 900
+JOURNAL_LINES = 15
+
+_TRAINER = (
+    f"cd {CURRENT} && root setpriv --reuid=trainer --regid=trainer --init-groups -- env/bin/python -m trainer "
+    "{verb} --json --settings /etc/trainer/run.json"
+)
+
+
+@dataclass
+class Observation:
+    """What the hosts said. A task on a host that said nothing has no unit here."""
+
+    units: dict[str, Unit] = field(default_factory=dict)  # by task name
+    listening: dict[str, bool] = field(default_factory=dict)  # by task name, of the tasks that have a port
+    configured: dict[str, bool] = field(default_factory=dict)  # by task name: has it an environment file?
+    releases: dict[str, str | None] = field(default_factory=dict)  # by host
+    clocks: dict[str, float] = field(default_factory=dict)  # by host: seconds since 1970
+    unreachable: dict[str, str] = field(default_factory=dict)  # by host: why
+    run: Run | None = None
+    run_error: FleetError | None = None  # why there is no run
+    selection: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def release(self) -> str | None:
+        """The release that every host has, or None when they differ or have none."""
+        found = set(self.releases.values())
+        return found.pop() if len(found) == 1 else None
+
+
+class Cluster:
+    """An inventory's tasks on its hosts."""
+
+    def __init__(self, inventory: Inventory, hosts: Hosts) -> None:
+        self.inventory = inventory
+        self._hosts = hosts
+
+    def observe(self, only: Iterable[str] | None = None) -> Observation:
+        """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run."""
+        asked = list(self.inventory.hosts if only is None else only)
+        answers = self._hosts.run({host: self._observe_script(host) for host in asked})
+        observation = Observation()
+        for host, answer in answers.items():
+            if answer.unreachable:
+                observation.unreachable[host] = answer.unreachable
+            else:
+                self._read(host, answer, observation)
+        return observation
+
+    def start(self, tasks: Sequence[Task]) -> None:
+        """Enable and start units on all hosts at once, without waiting for them; one that runs is left alone."""
+        self._systemctl(
+            tasks,
+            "root systemctl reset-failed {units} 2>/dev/null; "
+            "root systemctl enable --quiet {units} && root systemctl start --no-block {units}",
+        )
+
+    def stop(self, tasks: Sequence[Task]) -> None:
+        """Stop units on all hosts at once and wait until they are down."""
+        self._systemctl(tasks, "root systemctl stop {units}", STOP_SECONDS)
+
+    def disable(self, tasks: Sequence[Task]) -> None:
+        """Keep units down at the host's next boot, and forget why they failed."""
+        self._systemctl(
+            tasks, "root systemctl reset-failed {units} 2>/dev/null; root systemctl disable --quiet {units}"
+        )
+
+    def select(self, selection: Mapping[str, str]) -> None:
+        """Write the run and program chosen by the operator, read over run.json by coordinator and evaluator."""
+        path = f"{self.inventory.shared_dir}/selection.json"
+        # Flushed before it takes the old one's place: a power cut leaves the one or the other, never half a file.
+        write = f"cat > {shlex.quote(path)}.new && sync {shlex.quote(path)}.new && mv {shlex.quote(path)}.new " + (
+            shlex.quote(path)
+        )
+        script = (
+            f"printf '%s\\n' {shlex.quote(json.dumps(dict(selection)))} | root setpriv --reuid=trainer "
+            f"--regid=trainer --init-groups -- sh -c {shlex.quote('umask 022; ' + write)}"
+        )
+        host = self.inventory.chief.host
+        answer = self._ask(host, script)
+        if answer.code:
+            raise ClusterTrouble(f"{path} can't be written on {host}: {_last_line(answer)}")
+
+    def list_runs(self) -> list[dict[str, Any]]:
+        """Ask the trainer for the runs below the shared path."""
+        host = self.inventory.chief.host
+        answer = self._ask(host, _TRAINER.format(verb="runs"))
+        runs = _load_json(answer.stdout)
+        if answer.code or not isinstance(runs, list):
+            self.refuse_when_not_installed(self.observe([host]))
+            raise ClusterTrouble(f"the trainer on {host} can't list the runs: {_last_line(answer)}")
+        return runs
+
+    def read_journal(self, tasks: Sequence[Task], lines: int, show: Callable[[str, str], None]) -> None:
+        """Hand over (task, line) of the last lines of each task's journal, in the order of time."""
+        scripts = {
+            host: "\n".join(_journalctl([task], lines) for task in mine) for host, mine in _by_host(tasks).items()
+        }
+        answers = self._hosts.run(scripts)
+        entries = [_parse_entry(text) for answer in answers.values() for text in answer.stdout.splitlines()]
+        for _, name, line in sorted(filter(None, entries), key=lambda entry: entry[0]):
+            show(name, line)
+        _refuse_bad_answers(answers, "the journal can't be read")
+
+    def follow_journal(self, tasks: Sequence[Task], lines: int, show: Callable[[str, str], None]) -> None:
+        """Hand over (task, line) as the journals grow, until the operator leaves or the hosts are gone."""
+
+        def read(host: str, text: str) -> None:
+            entry = _parse_entry(text)
+            if entry:
+                show(entry[1], entry[2])
+            elif text:
+                show(host, text)
+
+        scripts = {host: _journalctl(mine, lines) + " --follow" for host, mine in _by_host(tasks).items()}
+        _refuse_bad_answers(self._hosts.follow(scripts, read), "the journal can't be read")
+
+    def trouble(self, found: Mapping[Task, str]) -> list[Trouble]:
+        """Add to what is wrong with each task the last lines of its journal."""
+        lines: dict[str, list[str]] = {task.name: [] for task in found}
+        scripts = {
+            host: "\n".join(_journalctl([task], JOURNAL_LINES) for task in mine)
+            for host, mine in _by_host(list(found)).items()
+        }
+        for answer in self._hosts.run(scripts).values():
+            for text in answer.stdout.splitlines():
+                entry = _parse_entry(text)
+                if entry and entry[1] in lines:
+                    lines[entry[1]] += entry[2].splitlines()
+        return [Trouble(task.name, task.host, what, lines[task.name][-JOURNAL_LINES:]) for task, what in found.items()]
+
+    def refuse_when_not_installed(self, observation: Observation) -> None:
+        """Raise OperatorMistake when a host that answered lacks release, unit or task environment."""
+        without = [host for host, release in observation.releases.items() if release is None]
+        if without:
+            raise OperatorMistake(
+                f"nothing is installed on {', '.join(without)}: there is no {CURRENT}. "
+                "Run `ansible-playbook site.yml` first"
+            )
+        for task in self.inventory.tasks:
+            unit = observation.units.get(task.name)
+            if unit and (unit.health is Health.ABSENT or not observation.configured[task.name]):
+                raise OperatorMistake(
+                    f"{task.host} isn't set up for {task.name} (trainer@.service or /etc/trainer/{task.name}.env is "
+                    "missing). Run `ansible-playbook site.yml` first"
+                )
+
+    def _observe_script(self, host: str) -> str:
+        tasks = self.inventory.tasks_on(host)
+        names = " ".join(task.unit for task in tasks)
+        script = [
+            "echo '@now'; date +%s.%N",
+            f"echo '@release'; readlink {CURRENT}",
+            "echo '@environments'; ls /etc/trainer 2>/dev/null",
+            "echo '@ports'; ss -Hltn",
+            f"echo '@units'; systemctl show --property={','.join(PROPERTIES)} {names}",
+        ]
+        if host == self.inventory.chief.host:
+            selection = shlex.quote(f"{self.inventory.shared_dir}/selection.json")
+            script += [
+                f"echo '@selection'; cat {selection} 2>/dev/null; echo",
+                f"if [ -e {CURRENT} ]; then echo '@run'; {_TRAINER.format(verb='status')}",
+                "code=$?; echo; echo '@run-code'; echo $code; fi",
+            ]
+        return "\n".join(script)
+
+    def _read(self, host: str, answer: Answer, observation: Observation) -> None:
+        parts = _split_sections(answer.stdout)
+        observation.clocks[host] = float(parts.get("now") or 0)
+        observation.releases[host] = parts.get("release", "").rpartition("/")[2] or None
+        units = parse_units(parts.get("units", ""))
+        ports = {line.split()[3].rpartition(":")[2] for line in parts.get("ports", "").splitlines() if line.strip()}
+        environments = parts.get("environments", "").split()
+        for task in self.inventory.tasks_on(host):
+            if task.unit not in units:
+                observation.unreachable[host] = f"systemd says nothing about {task.unit}: {_last_line(answer)}"
+                return
+            observation.units[task.name] = units[task.unit]
+            observation.configured[task.name] = f"{task.name}.env" in environments
+            if task.port is not None:
+                observation.listening[task.name] = str(task.port) in ports
+        if host == self.inventory.chief.host:
+            self._read_run(host, parts, answer, observation)
+
+    def _read_run(self, host: str, parts: Mapping[str, str], answer: Answer, observation: Observation) -> None:
+        selection = _load_json(parts.get("selection", ""))
+        if isinstance(selection, dict):
+            observation.selection = selection
+        run = _load_json(parts.get("run", ""))
+        if isinstance(run, dict):
+            observation.run = parse_run(run)
+        elif observation.releases[host]:
+            mistake = parts.get("run-code") == str(USER_ERROR)
+            kind = OperatorMistake if mistake else ClusterTrouble
+            observation.run_error = kind(f"the trainer on {host} can't tell its run: {_last_line(answer)}")
+
+    def _systemctl(self, tasks: Sequence[Task], script: str, timeout: float = ANSWER_SECONDS) -> None:
+        scripts = {
+            host: script.format(units=" ".join(task.unit for task in mine)) for host, mine in _by_host(tasks).items()
+        }
+        _refuse_bad_answers(self._hosts.run(scripts, timeout), "systemctl failed")
+
+    def _ask(self, host: str, script: str) -> Answer:
+        answer = self._hosts.run({host: script})[host]
+        if answer.unreachable:
+            raise HostsUnreachable({host: answer.unreachable})
+        return answer
+
+
+def _by_host(tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    hosts: dict[str, list[Task]] = {}
+    for task in tasks:
+        hosts.setdefault(task.host, []).append(task)
+    return hosts
+
+
+def _refuse_bad_answers(answers: Mapping[str, Answer], what: str) -> None:
+    failed = [f"{host}: {what}: {_last_line(answer)}" for host, answer in answers.items() if answer.code]
+    unreachable = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
+    if unreachable:
+        raise HostsUnreachable(unreachable, "\n".join(failed))
+    if failed:
+        raise ClusterTrouble("\n".join(failed))
+
+
+def _split_sections(text: str) -> dict[str, str]:
+    """Cut a script's output at its lines `@name`."""
+    parts: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.startswith("@"):
+            parts[line[1:]] = current = []
+        elif parts:
+            current.append(line)
+    return {name: "\n".join(lines).strip() for name, lines in parts.items()}
+
+
+def _load_json(text: str) -> Any:
+    """Parse JSON; None for what is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _journalctl(tasks: Sequence[Task], lines: int) -> str:
+    units = " ".join(f"--unit={task.unit}" for task in tasks)
+    return f"root journalctl --quiet --no-pager --lines={lines} --output=json {units}"
+
+
+def _parse_entry(text: str) -> tuple[int, str, str] | None:
+    """Read one line of `journalctl --output=json`: (time in microseconds, task, message)."""
+    if not text.startswith("{"):
+        return None
+    try:
+        entry = json.loads(text)
+    except ValueError:
+        return None
+    message = entry.get("MESSAGE") or ""
+    if isinstance(message, list):  # bytes that are no UTF-8
+        message = bytes(message).decode(errors="replace")
+    # systemd's own lines about a unit name it in UNIT, the task's lines in _SYSTEMD_UNIT.
+    unit = entry.get("UNIT") or entry.get("_SYSTEMD_UNIT") or ""
+    task = unit.removeprefix("trainer@").removesuffix(".service")
+    return int(entry.get("__REALTIME_TIMESTAMP") or 0), task, message
+
+
+def _last_line(answer: Answer) -> str:
+    lines = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
+    last = lines[-1].strip() if lines else f"exit code {answer.code}"
+    if last.startswith("sudo:"):
+        last += ". Give ansible_user sudo without a password"
+    return last

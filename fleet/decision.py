@@ -1,0 +1,112 @@
+"""What to stop, start and report: pure functions of what was observed, so that tests need no host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.cluster import Observation
+from fleet.errors import OperatorMistake
+from fleet.inventory import Inventory, Task
+from fleet.run import Run
+from fleet.units import Health, Unit, find_trouble
+
+# A server that systemd calls running has its port within this time.
+PORT_SECONDS = 30
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PROGRAM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The run and program that the cluster shall train; `new` when the coordinator's present ones are others."""
+
+    selection: Mapping[str, str]
+    write: bool
+    new: bool
+
+
+def choose(run_name: str | None, program: str | None, selection: Mapping[str, str], present: Run | None) -> Choice:
+    """Lay what the operator gave over what was selected before; what isn't given stays.
+
+    Raises OperatorMistake for a name that can't be a run's or a program's.
+    """
+    if run_name is not None and not _RUN_NAME.fullmatch(run_name):
+        raise OperatorMistake(
+            f"--run {run_name!r} can't name a run: its directory gets the name. Use letters, digits, dot, dash and "
+            "underscore, starting with a letter or digit, such as --run digits-2"
+        )
+    if program is not None and not _PROGRAM.fullmatch(program):
+        raise OperatorMistake(
+            f"--program {program!r} names no program; expected package.module:Name, such as "
+            "--program trainer.examples.digits:Digits"
+        )
+    given = {key: value for key, value in (("run", run_name), ("program", program)) if value is not None}
+    wanted = {**selection, **given}
+    now = {"run": present.run, "program": present.program} if present else dict(selection)
+    new = any(now.get(key) is not None and now[key] != value for key, value in given.items())
+    return Choice(wanted, write=wanted != dict(selection), new=new)
+
+
+def pick_restarts(inventory: Inventory, units: Mapping[str, Unit], new_run: bool) -> list[Task]:
+    """Which tasks must be stopped before the start.
+
+    A new run: coordinator, evaluator and parameter servers, whose memory keeps the variables of each coordinator that
+    they served. The same run with its coordinator down: the parameter servers, for the same reason. Else none: what
+    runs is right.
+    """
+    chief_up = units[inventory.chief.name].up
+    if new_run:
+        jobs = {"chief", "evaluator", "ps"}
+    elif not chief_up:
+        jobs = {"ps"}
+    else:
+        return []
+    return [task for task in inventory.tasks if task.job in jobs and units[task.name].up]
+
+
+def find_troubles(
+    tasks: Sequence[Task], units: Mapping[str, Unit], restarts_before: Mapping[str, int], run: Run | None
+) -> dict[Task, str]:
+    """Which of the tasks won't run, and why; of a coordinator that failed, what it wrote about it."""
+    found = {}
+    for task in tasks:
+        trouble = find_trouble(units[task.name], restarts_before.get(task.name, 0))
+        if trouble and task.job == "chief" and run and run.state == "failed" and run.message:
+            trouble = f"{trouble}: {run.message}"
+        if trouble:
+            found[task] = trouble
+    return found
+
+
+def is_done(task: Task, unit: Unit, run: Run | None) -> bool:
+    """Whether a task is down because there is nothing left to do for it."""
+    return (
+        task.job in ("chief", "evaluator")
+        and unit.health is Health.STOPPED
+        and unit.result == "success"
+        and run is not None
+        and run.finished
+    )
+
+
+def judge_task(task: Task, observation: Observation) -> tuple[str, bool]:
+    """Say how a task is, as `fab status` shows it, and whether that is trouble."""
+    unit = observation.units[task.name]
+    if unit.health is Health.ABSENT or not observation.configured[task.name]:
+        return "not installed", True
+    if unit.health is Health.FAILED:
+        return f"failed: {unit.describe_failure()}", True
+    if unit.enabled and is_done(task, unit, observation.run):
+        return "finished", False
+    state = f"{unit.active} ({unit.sub})"
+    if unit.health is Health.RUNNING:
+        now = observation.clocks[task.host]
+        deaf = observation.listening.get(task.name) is False and task.job != "chief"
+        return state, deaf and unit.since is not None and now - unit.since > PORT_SECONDS
+    if unit.health is Health.STARTING:
+        return state, False
+    idle = unit.health is Health.STOPPED and observation.run is not None and observation.run.finished
+    return state, unit.enabled and not idle

@@ -1,0 +1,56 @@
+"""Why a verb stops. Each carries data; `fabfile.py` alone turns them into a message and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+class FleetError(Exception):
+    """A verb can't go on, or can't say that all is well."""
+
+    code = 1
+
+
+class OperatorMistake(FleetError):
+    """A value is wrong: the message says which, what was expected and how to mend it."""
+
+    code = 2
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What is wrong with one task, with the last lines of its journal."""
+
+    task: str
+    host: str
+    what: str
+    journal: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.task} on {self.host}: {self.what}"]
+        if self.journal:
+            lines.append(f"  the last lines of its journal (more: fab logs --task {self.task}):")
+            lines += [f"  | {line}" for line in self.journal]
+        return "\n".join(lines)
+
+
+class ClusterTrouble(FleetError):
+    """One or more tasks aren't as they should be."""
+
+    code = 1
+
+    def __init__(self, message: str, troubles: Sequence[Trouble] = ()) -> None:
+        super().__init__("\n".join([message, *map(str, troubles)] if message else map(str, troubles)))
+        self.troubles = tuple(troubles)
+
+
+class HostsUnreachable(FleetError):
+    """One or more hosts could not be asked; the others' results were shown."""
+
+    code = 4
+
+    def __init__(self, reasons: Mapping[str, str], rest: str = "") -> None:
+        lines = [f"{host} is unreachable: {reason}" for host, reason in reasons.items()]
+        super().__init__("\n".join([*lines, rest] if rest else lines))
+        self.reasons = dict(reasons)

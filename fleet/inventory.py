@@ -1,0 +1,287 @@
+"""The hosts, their tasks and how SSH reaches them, read from the inventory that Ansible reads."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import OperatorMistake
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The tasks come from the filter that Ansible renders TF_CONFIG with, so both name the same ones.
+sys.path.insert(0, str(ROOT / "ansible" / "filter_plugins"))
+from cluster_spec import ClusterSpecError, cluster_spec  # noqa: E402
+
+# OpenSSH options in ansible_ssh_common_args that say where or as whom to connect. Paramiko can't follow them from
+# there, and leaving them out would reach another host than Ansible does.
+_ROUTE_OPTIONS = {"hostkeyalias", "hostname", "identityfile", "port", "proxycommand", "proxyjump", "user"}
+_ROUTE_FLAGS = {"-J", "-i", "-l", "-p", "-F", "-W"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of the cluster: a systemd unit on a host."""
+
+    job: str
+    index: int
+    host: str
+    address: str
+    port: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.job}-{self.index}"
+
+    @property
+    def unit(self) -> str:
+        return f"trainer@{self.name}.service"
+
+
+@dataclass(frozen=True)
+class Host:
+    """How SSH reaches one host. What is None is left to ~/.ssh/config and to SSH's own defaults."""
+
+    name: str
+    address: str
+    user: str | None = None
+    port: int | None = None
+    key_file: Path | None = None
+    ssh_options: Mapping[str, str] = field(default_factory=dict)  # names in lower case, as in ~/.ssh/config
+
+
+@dataclass(frozen=True)
+class Inventory:
+    source: str
+    groups: Mapping[str, Sequence[str]]
+    hosts: Mapping[str, Host]  # those that have a task
+    tasks: Sequence[Task]
+    variables: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def chief(self) -> Task:
+        return next(task for task in self.tasks if task.job == "chief")
+
+    @property
+    def evaluator(self) -> Task | None:
+        return next((task for task in self.tasks if task.job == "evaluator"), None)
+
+    @property
+    def shared_dir(self) -> str:
+        shared = self.variables[self.chief.host].get("cluster_shared_dir")
+        if not isinstance(shared, str) or not shared.startswith("/"):
+            raise OperatorMistake(
+                f"cluster_shared_dir is {shared!r} in {self.source}; expected the absolute path that every host "
+                "shares. Set it in group_vars/all.yml beside the inventory, such as cluster_shared_dir: /srv/trainer"
+            )
+        return shared
+
+    @property
+    def tensorboard_url(self) -> str | None:
+        hosts = self.groups.get("tensorboard", ())
+        if not hosts:
+            return None
+        variables = self.variables[hosts[0]]
+        port = variables.get("tensorboard_port") or _role_default("tensorboard", "tensorboard_port")
+        address = variables.get("ansible_host", hosts[0])
+        return f"http://{address}:{port}" if port else f"http://{address}"
+
+    def tasks_on(self, host: str) -> list[Task]:
+        return [task for task in self.tasks if task.host == host]
+
+    def task(self, name: str) -> Task:
+        for task in self.tasks:
+            if task.name == name:
+                return task
+        raise OperatorMistake(
+            f"{self.source} has no task {name!r}. It has: {', '.join(task.name for task in self.tasks)}"
+        )
+
+
+def load_inventory(given: str | None = None, environment: Mapping[str, str] = os.environ) -> Inventory:
+    """Read an inventory: the one given, else PSFLEET_INVENTORY's, else ansible.cfg's.
+
+    Raises OperatorMistake when the path is missing or the groups describe no cluster.
+    """
+    if (ROOT / "ansible.cfg").is_file():
+        os.environ.setdefault("ANSIBLE_CONFIG", str(ROOT / "ansible.cfg"))
+    # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
+    os.environ.setdefault("ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED", "true")
+    # Ansible reads its settings when it is imported, and half a second is too much for `fab --list`.
+    from ansible.constants import DEFAULT_HOST_LIST, DEFAULT_REMOTE_USER, HOST_KEY_CHECKING
+    from ansible.errors import AnsibleError
+    from ansible.inventory.manager import InventoryManager
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.plugins.loader import init_plugin_loader
+    from ansible.vars.manager import VariableManager
+
+    source = _source(given, environment, DEFAULT_HOST_LIST)
+    init_plugin_loader()
+    loader = DataLoader()
+    loader.set_basedir(str(ROOT))
+    try:
+        manager = InventoryManager(loader=loader, sources=[source])
+        variable_manager = VariableManager(loader=loader, inventory=manager)
+        variables: dict[str, Mapping[str, Any]] = {
+            str(host.name): _HostVariables(
+                str(host.name), variable_manager.get_vars(host=host, include_hostvars=False), loader
+            )
+            for host in manager.get_hosts()
+        }
+    except AnsibleError as error:
+        raise OperatorMistake(f"{source} can't be read: {error}") from error
+    groups = {str(group): [str(host) for host in hosts] for group, hosts in manager.get_groups_dict().items()}
+    _refuse_missing_jobs(groups, source)
+    try:
+        tasks = [
+            Task(task["job"], task["index"], task["host"], task["address"], task["port"])
+            for task in cluster_spec(groups, variables)["tasks"]
+        ]
+    except ClusterSpecError as error:
+        raise OperatorMistake(f"{source}: {error}") from error
+    verify_host_keys = bool(HOST_KEY_CHECKING)
+    hosts = {
+        name: _host(name, variables[name], DEFAULT_REMOTE_USER, verify_host_keys)
+        for name in dict.fromkeys(task.host for task in tasks)
+    }
+    return Inventory(source, groups, hosts, tasks, variables)
+
+
+def _source(given: str | None, environment: Mapping[str, str], default: Sequence[str]) -> str:
+    if given:
+        name, origin = given, "--inventory"
+    elif environment.get("PSFLEET_INVENTORY"):
+        name, origin = environment["PSFLEET_INVENTORY"], "PSFLEET_INVENTORY"
+    else:
+        name, origin = default[0], "the default in ansible.cfg"
+    for base in (Path.cwd(), ROOT):
+        path = base / Path(name).expanduser()
+        if path.exists():
+            return str(path)
+    known = sorted(f"inventory/{path.name}" for path in (ROOT / "inventory").glob("*") if path.is_dir())
+    raise OperatorMistake(
+        f"{origin}: there is no inventory {name!r}. This checkout has: {', '.join(known) or 'none in inventory/'}"
+    )
+
+
+def _refuse_missing_jobs(groups: Mapping[str, Sequence[str]], source: str) -> None:
+    for job, least, most in (("chief", 1, 1), ("ps", 1, None), ("worker", 1, None), ("evaluator", 0, 1)):
+        found = groups.get(job, ())
+        if len(found) < least or (most is not None and len(found) > most):
+            expected = "exactly one host" if least == most else "at least one host" if least else "at most one host"
+            raise OperatorMistake(
+                f"group '{job}' has {', '.join(found) or 'no host'} in {source}; expected {expected}. "
+                f"Put the right hosts under `{job}:` there and run `ansible-playbook site.yml`"
+            )
+
+
+def _host(name: str, variables: Mapping[str, Any], default_user: str | None, verify_host_keys: bool) -> Host:
+    connection = variables.get("ansible_connection", "ssh")
+    if connection not in ("ssh", "smart", "paramiko", "paramiko_ssh"):
+        raise OperatorMistake(
+            f"host '{name}' has ansible_connection: {connection}; expected ssh, which is how fab reaches every host. "
+            "Leave the line out and let the control machine reach it by SSH"
+        )
+    options = _ssh_options(name, variables)
+    for switch in ("ansible_ssh_host_key_checking", "ansible_host_key_checking"):
+        verify_host_keys = variables.get(switch, verify_host_keys) not in (False, "false", "False", "no", "0", 0)
+    if not verify_host_keys:
+        options.setdefault("stricthostkeychecking", "no")
+    port = variables.get("ansible_port")
+    key = variables.get("ansible_ssh_private_key_file") or variables.get("ansible_private_key_file")
+    return Host(
+        name=name,
+        address=variables.get("ansible_host") or name,
+        user=variables.get("ansible_user") or default_user,
+        port=int(port) if port else None,
+        key_file=_key_file(name, key) if key else None,
+        ssh_options=options,
+    )
+
+
+def _key_file(host: str, value: str) -> Path:
+    path = ROOT / Path(value).expanduser()
+    if not path.is_file():
+        raise OperatorMistake(
+            f"host '{host}' has ansible_ssh_private_key_file: {value}, and there is no file {path}. "
+            "Name the key that opens the host, or make the lab (`make lab`), which makes its own"
+        )
+    return path
+
+
+def _ssh_options(host: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Read OpenSSH's `-o Name=value` from Ansible's variables."""
+    options: dict[str, str] = {}
+    for key in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+        words = iter(shlex.split(variables.get(key) or ""))
+        for word in words:
+            if word[:2] in _ROUTE_FLAGS:
+                _refuse_route(host, key, word)
+            if not word.startswith("-o"):
+                continue
+            option = word[2:] or next(words, "")
+            name, _, value = option.replace("=", " ", 1).strip().partition(" ")
+            if name.lower() in _ROUTE_OPTIONS:
+                _refuse_route(host, key, option)
+            options.setdefault(name.lower(), value.strip())
+    return options
+
+
+def _refuse_route(host: str, key: str, option: str) -> None:
+    raise OperatorMistake(
+        f"host '{host}' has {option!r} in {key}; expected no option there that changes the way to the host. "
+        "Put it into ~/.ssh/config (ProxyJump, HostName, IdentityFile, ...), which Ansible and fab both follow"
+    )
+
+
+def _role_default(role: str, name: str) -> Any:
+    path = ROOT / "roles" / role / "defaults" / "main.yml"
+    if not path.is_file():
+        return None
+    import yaml
+
+    return (yaml.safe_load(path.read_text()) or {}).get(name)
+
+
+class _HostVariables(Mapping[str, Any]):
+    """One host's variables, each rendered when it is read: one that only a playbook can render harms nobody else."""
+
+    def __init__(self, host: str, raw: Mapping[str, Any], loader: Any) -> None:
+        self._host = host
+        self._raw = raw
+        self._loader = loader
+
+    def __getitem__(self, key: str) -> Any:
+        from ansible.errors import AnsibleError
+        from ansible.template import Templar
+
+        value = self._raw[key]
+        try:
+            return _plain(Templar(loader=self._loader, variables=self._raw).template(value))
+        except AnsibleError as error:
+            raise OperatorMistake(f"host '{self._host}': variable '{key}' can't be rendered: {error}") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+
+def _plain(value: Any) -> Any:
+    """Strip Ansible's tags, which paramiko, json and `is` comparisons don't expect."""
+    if isinstance(value, bool) or value is None:
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,162 @@
+"""What the verbs say about tasks and runs, as text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fleet.cluster import Observation
+from fleet.decision import judge_task
+from fleet.inventory import Inventory
+from fleet.run import Run
+from fleet.tables import render_duration, render_metrics, render_number, render_table
+from fleet.units import Health
+
+
+def render_progress(run: Run, stalled_seconds: float = 0.0) -> str:
+    """One line: step, steps/s, loss, evaluation, time left."""
+    parts = [f"step {run.step if run.step is not None else '?'}" + (f"/{run.steps}" if run.steps else "")]
+    if run.steps_per_second is not None:
+        parts.append(f"{render_number(run.steps_per_second)} steps/s")
+    if run.loss is not None:
+        parts.append(f"loss {render_number(run.loss)}")
+    if run.evaluation:
+        parts.append(f"{render_metrics(run.evaluation.metrics)} (evaluated at {run.evaluation.step})")
+    if run.eta_seconds is not None:
+        parts.append(f"{render_duration(run.eta_seconds)} left")
+    if stalled_seconds >= 10:
+        parts.append(f"no new step for {render_duration(stalled_seconds)}")
+    return "  ".join(parts)
+
+
+def render_waiting(inventory: Inventory, observation: Observation) -> str:
+    """One line for the time before the first step: who isn't running yet, and what the coordinator says."""
+    late = []
+    for task in inventory.tasks:
+        unit = observation.units.get(task.name)
+        if unit is None:
+            late.append(f"{task.name} unreachable")
+        elif unit.health is not Health.RUNNING:
+            late.append(f"{task.name} {unit.health.value}")
+    count = len(inventory.tasks)
+    text = f"{count - len(late)} of {count} tasks run"
+    if late:
+        text += f" ({', '.join(late[:4])}{', ...' if len(late) > 4 else ''})"
+    run = observation.run
+    chief = observation.units.get(inventory.chief.name)
+    said = (run.message if run and run.state == "waiting" else "") or (chief.status_text if chief else "")
+    return f"{text}; coordinator: {said}" if said else text
+
+
+def task_rows(inventory: Inventory, observation: Observation) -> list[dict[str, Any]]:
+    """One row a task, in the inventory's order; `trouble` says whether it is as it should be."""
+    rows = []
+    for task in inventory.tasks:
+        row: dict[str, Any] = {"task": task.name, "host": task.host}
+        unit = observation.units.get(task.name)
+        if unit is None:
+            reason = observation.unreachable.get(task.host, "no answer")
+            rows.append({**row, "state": "unreachable", "trouble": True, "note": reason})
+            continue
+        state, trouble = judge_task(task, observation)
+        listens = observation.listening.get(task.name)
+        row |= {
+            "state": state,
+            "enabled": unit.enabled,
+            "seconds": observation.clocks[task.host] - unit.since if unit.since else None,
+            "restarts": unit.restarts,
+            "port": task.port,
+            "listens": listens,
+            "note": unit.status_text,
+            "trouble": trouble,
+        }
+        rows.append(row)
+    return rows
+
+
+def render_tasks(rows: Sequence[Mapping[str, Any]]) -> str:
+    cells = [
+        [
+            row["task"],
+            row["host"],
+            row["state"],
+            {True: "yes", False: "no", None: None}[row.get("enabled")],
+            render_duration(row.get("seconds")),
+            row.get("restarts"),
+            f"{row['port']} {'open' if row['listens'] else 'closed'}" if row.get("port") is not None else None,
+            row.get("note"),
+        ]
+        for row in rows
+    ]
+    return render_table(["TASK", "HOST", "STATE", "ENABLED", "FOR", "RESTARTS", "PORT", "NOTE"], cells)
+
+
+def render_run(run: Run | None) -> str:
+    """The run in one line, as `fab status` ends."""
+    if run is None:
+        return "run: unknown"
+    text = f"run {run.run}: {run.state}"
+    if run.message:
+        text += f" ({run.message})"
+    if run.step is not None:
+        progress = render_progress(run if run.state == "training" else _without_pace(run))
+        text += f", {progress}"
+    return text
+
+
+def _without_pace(run: Run) -> Run:
+    """Leave out what only a running training has."""
+    return replace(run, steps_per_second=None, eta_seconds=None)
+
+
+def render_release(observation: Observation) -> str:
+    """Which code the hosts have, in one line; the odd ones out by name."""
+    if not observation.releases:
+        return "release: unknown"
+    if observation.release:
+        return f"release {observation.release} on {len(observation.releases)} hosts"
+    parts = [f"{host} {release or 'none'}" for host, release in observation.releases.items()]
+    return f"release differs: {', '.join(parts)}"
+
+
+def render_summary(inventory: Inventory, run: Run, seconds: float | None) -> str:
+    """What was trained, how fast, how well, and where everything is."""
+    trained = f"{run.step} steps"
+    if run.steps_per_second:
+        trained += f", {render_number(run.steps_per_second)} steps/s"
+    if seconds is not None:
+        trained += f", {render_duration(seconds)} from start to end"
+    host = inventory.chief.host
+    rows = [["program", run.program or "?"], ["trained", trained]]
+    if run.evaluation:
+        rows.append(["evaluated", f"{render_metrics(run.evaluation.metrics)} (step {run.evaluation.step})"])
+    newest = (run.checkpoint or "none").rpartition("/")[2]
+    rows.append(["checkpoints", f"{host}:{run.run_dir}/checkpoints (newest: {newest})"])
+    rows.append(["SavedModel", f"{host}:{run.export}" if run.export else "none"])
+    url = inventory.tensorboard_url
+    if url:
+        rows.append(["TensorBoard", url])
+    rows.append(["logs", f"fab logs --task {inventory.chief.name}"])
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([f"run {run.run} finished", *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
+
+
+def render_runs(runs: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for run in runs:
+        evaluation = run.get("evaluation") or {}
+        evaluated = render_metrics(evaluation.get("metrics") or {})
+        updated = run.get("updated")
+        rows.append(
+            [
+                run.get("run"),
+                run.get("state"),
+                f"{run.get('step') if run.get('step') is not None else '-'}/{run.get('steps') or '?'}",
+                f"{evaluated} (step {evaluation.get('step')})" if evaluated else None,
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(updated)) if updated else None,
+                run.get("program"),
+            ]
+        )
+    return render_table(["RUN", "STATE", "STEP", "EVALUATION", "UPDATED", "PROGRAM"], rows)

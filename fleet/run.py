@@ -1,0 +1,53 @@
+"""The training run as the trainer on the chief's host describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    step: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `python -m trainer status --json` says; a value that nobody knows is None."""
+
+    run: str
+    run_dir: str = ""
+    program: str | None = None
+    state: str = "new"
+    message: str = ""
+    step: int | None = None
+    steps: int | None = None
+    steps_per_second: float | None = None
+    eta_seconds: float | None = None
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    checkpoint: str | None = None
+    export: str | None = None
+    updated: float | None = None  # seconds since 1970 by the clock of the chief's host
+
+    @property
+    def finished(self) -> bool:
+        """Finished, and not asked since for more steps than it has."""
+        return self.state == "finished" and (self.steps is None or self.step is None or self.step >= self.steps)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def parse_run(values: Mapping[str, Any]) -> Run:
+    """Make a Run of the trainer's JSON; keys of a newer trainer are passed over."""
+    known = {each.name for each in fields(Run)}
+    kept = {key: value for key, value in values.items() if key in known}
+    evaluation = kept.get("evaluation")
+    kept["evaluation"] = Evaluation(evaluation["step"], evaluation.get("metrics") or {}) if evaluation else None
+    kept["metrics"] = kept.get("metrics") or {}
+    kept["message"] = kept.get("message") or ""
+    return Run(**kept)

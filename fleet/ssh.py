@@ -1,0 +1,223 @@
+"""Run a shell script on many hosts at once; every host gives an answer, reached or not."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import paramiko
+from fabric import Config, Connection
+from invoke.exceptions import CommandTimedOut, ThreadException
+from paramiko.ssh_exception import (
+    AuthenticationException,
+    BadHostKeyException,
+    NoValidConnectionsError,
+    SSHException,
+)
+
+from fleet.inventory import Host
+
+CONNECT_SECONDS = 10
+ANSWER_SECONDS = 30
+MOST_AT_ONCE = 64
+
+# Prepended to every script: `root CMD` runs a command as root, whoever logged in.
+PREAMBLE = """
+export LC_ALL=C TZ=UTC
+root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+"""
+
+# Paramiko logs a traceback for each host that doesn't answer; the answer says it in one line.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one host said to a script. `unreachable` tells why it said nothing."""
+
+    stdout: str = ""
+    stderr: str = ""
+    code: int = 0
+    unreachable: str | None = None
+
+
+class Hosts(Protocol):
+    """The way to the hosts: SSH, or a test's pretence of it."""
+
+    def run(self, scripts: Mapping[str, str], timeout: float = ANSWER_SECONDS) -> dict[str, Answer]:
+        """Run each host's script, all at once. Raises for no host; answers come in the order asked."""
+
+    def follow(self, scripts: Mapping[str, str], line: Callable[[str, str], None]) -> dict[str, Answer]:
+        """Run each host's script and hand over each line (host, line) as it comes, until all have ended."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+class SshHosts:
+    """Fabric connections, opened at the first use of a host and kept until `close`."""
+
+    def __init__(self, hosts: Mapping[str, Host], config: Config | None = None) -> None:
+        self._config = config or Config()
+        self._hosts = hosts
+        self._connections: dict[str, Connection] = {}
+        self._pool = ThreadPoolExecutor(max_workers=min(MOST_AT_ONCE, max(1, len(hosts))), thread_name_prefix="ssh")
+
+    def run(self, scripts: Mapping[str, str], timeout: float = ANSWER_SECONDS) -> dict[str, Answer]:
+        asked = {
+            self._pool.submit(self._ask, self._hosts[host], script, timeout): host for host, script in scripts.items()
+        }
+        rounds = 1 + (len(asked) - 1) // MOST_AT_ONCE
+        done, late = wait(asked, timeout=rounds * (2 * CONNECT_SECONDS + timeout + 10))
+        answers = {asked[future]: future.result() for future in done}
+        for future in late:
+            host = asked[future]
+            answers[host] = Answer(unreachable=f"no answer within {timeout:.0f} s")
+            # Closing wakes the thread that waits for this host, so that it doesn't keep the process alive.
+            self._connections[host].client.close()
+        return {host: answers[host] for host in scripts}
+
+    def follow(self, scripts: Mapping[str, str], line: Callable[[str, str], None]) -> dict[str, Answer]:
+        answers: dict[str, Answer] = {}
+        lock = threading.Lock()
+
+        def follow_one(host: str) -> None:
+            def hand_over(text: str) -> None:
+                with lock:
+                    line(host, text)
+
+            answers[host] = self._stream(self._hosts[host], scripts[host], hand_over)
+
+        # One thread each, not the pool: these last as long as the operator looks on.
+        threads = [threading.Thread(target=follow_one, args=(host,), daemon=True) for host in scripts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {host: answers[host] for host in scripts}
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    def _ask(self, host: Host, script: str, timeout: float) -> Answer:
+        try:
+            connection = self._connect(host)
+            result = connection.run(
+                f"sh -c {shlex.quote(PREAMBLE + script)}",
+                hide=True,
+                warn=True,
+                in_stream=False,
+                encoding="utf-8",
+                timeout=timeout,
+            )
+        except CommandTimedOut:
+            return Answer(unreachable=f"no answer within {timeout:.0f} s")
+        except (OSError, EOFError, SSHException, ThreadException) as error:
+            return Answer(unreachable=self._reason(host, error))
+        if result.exited == -1:
+            return Answer(unreachable="the connection was lost")
+        return Answer(result.stdout, result.stderr, result.exited)
+
+    def _stream(self, host: Host, script: str, line: Callable[[str], None]) -> Answer:
+        try:
+            channel = self._connect(host).create_session()
+            # With a terminal, hanging up ends what runs there; without one, a silent command would stay for ever.
+            channel.get_pty(width=10_000)
+            channel.exec_command(f"sh -c {shlex.quote(PREAMBLE + script)}")
+            for text in channel.makefile("r"):
+                line(text.rstrip("\r\n"))
+            return Answer(code=channel.recv_exit_status())
+        except (OSError, EOFError, SSHException) as error:
+            return Answer(unreachable=self._reason(host, error))
+
+    def _connect(self, host: Host) -> Connection:
+        connection = self._connections.get(host.name)
+        if connection is None:
+            connection = self._connections[host.name] = self._connection(host)
+        connection.open()
+        return connection
+
+    def _connection(self, host: Host) -> Connection:
+        connect_kwargs = {
+            "banner_timeout": 2 * CONNECT_SECONDS,
+            "auth_timeout": 2 * CONNECT_SECONDS,
+            "channel_timeout": CONNECT_SECONDS,
+            **self._config.connect_kwargs,
+        }
+        timeout = connect_kwargs.pop("timeout", CONNECT_SECONDS)
+        if host.key_file:
+            connect_kwargs["key_filename"] = [str(host.key_file)]
+        connection = Connection(
+            host.address,
+            user=host.user,
+            port=host.port,
+            config=self._config,
+            connect_timeout=timeout,
+            connect_kwargs=connect_kwargs,
+        )
+        # As OpenSSH does: what Ansible's variables say is said on the command line and wins over ~/.ssh/config; a jump
+        # host gets none of it.
+        check_host_key(connection, {**connection.ssh_config, **host.ssh_options})
+        gateway = connection.gateway
+        while isinstance(gateway, Connection):
+            check_host_key(gateway, gateway.ssh_config)
+            gateway = gateway.gateway
+        return connection
+
+    def _reason(self, host: Host, error: Exception) -> str:
+        where = f"{host.address}:{host.port or 22}"
+        if isinstance(error, BadHostKeyException):
+            return (
+                f"{where} shows another host key than the one in known_hosts. If the machine was made anew, remove "
+                f"the old key: ssh-keygen -R {host.address}"
+            )
+        if isinstance(error, UnknownHostKey):
+            return (
+                f"the host key of {where} is not in known_hosts. Connect once and compare it: "
+                f"ssh {f'{host.user}@' if host.user else ''}{host.address}"
+            )
+        if isinstance(error, AuthenticationException):
+            key = f"the key {host.key_file}" if host.key_file else "your keys"
+            return f"{where} lets user {host.user or '(yours)'} in with none of {key} ({error})"
+        if isinstance(error, TimeoutError):
+            return f"no answer from {where} in {CONNECT_SECONDS} s"
+        if isinstance(error, NoValidConnectionsError):
+            return f"{where}: " + "; ".join(sorted({str(each) for each in error.errors.values()}))
+        if isinstance(error, ThreadException):
+            return f"{where}: the connection was lost"
+        return f"{where}: {error or type(error).__name__}"
+
+
+class UnknownHostKey(SSHException):
+    """The host's key is in no known_hosts file, and nobody is there to be asked."""
+
+
+class _Refuse(paramiko.MissingHostKeyPolicy):
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        raise UnknownHostKey(hostname)
+
+
+class _Accept(paramiko.MissingHostKeyPolicy):
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        pass
+
+
+def check_host_key(connection: Connection, options: Mapping[str, str]) -> None:
+    """Verify the host's key as OpenSSH would with these options and nobody to ask; Fabric by itself verifies none."""
+    strict = options.get("stricthostkeychecking", "ask")
+    if strict in ("no", "off"):
+        connection.client.set_missing_host_key_policy(_Accept())
+        return
+    connection.client.set_missing_host_key_policy(_Accept() if strict == "accept-new" else _Refuse())
+    files = options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
+    for path in [Path(name).expanduser() for name in files] + [Path("/etc/ssh/ssh_known_hosts")]:
+        if path.is_file():
+            connection.client.load_system_host_keys(str(path))

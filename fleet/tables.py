@@ -1,0 +1,74 @@
+"""Text for the operator: tables, a line that is rewritten in place, durations."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+
+def render_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Align columns; None is an empty cell. No line ends in blanks."""
+    lines = [[("" if cell is None else str(cell)) for cell in row] for row in [header, *rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def render_duration(seconds: float | None) -> str:
+    """Two units at most: `42 s`, `3 min 5 s`, `2 h 10 min`, `4 d 3 h`."""
+    if seconds is None:
+        return ""
+    left = max(0, round(seconds))
+    parts: list[str] = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+def render_number(value: float | None) -> str:
+    """Four significant digits, as many as an operator reads; whole numbers from a thousand up."""
+    if value is None:
+        return "?"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def render_metrics(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {render_number(value)}" for name, value in metrics.items())
+
+
+class ProgressLine:
+    """One line that is rewritten in place on a terminal, and elsewhere printed anew every few seconds."""
+
+    def __init__(
+        self, stream: TextIO, every: float = 5.0, clock: Callable[[], float] = time.monotonic, width: int | None = None
+    ) -> None:
+        self._stream = stream
+        self._every = every
+        self._clock = clock
+        self._terminal = stream.isatty()
+        self._width = width
+        self._last: float | None = None
+        self._text = ""
+
+    def show(self, text: str) -> None:
+        if self._terminal:
+            width = self._width or shutil.get_terminal_size().columns
+            self._stream.write(f"\r{text[: width - 1]}\x1b[K")
+            self._stream.flush()
+        elif text != self._text and (self._last is None or self._clock() - self._last >= self._every):
+            print(text, file=self._stream, flush=True)
+            self._last = self._clock()
+            self._text = text
+
+    def end(self) -> None:
+        """Leave the line; what is printed next starts on its own."""
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

@@ -1,0 +1,368 @@
+"""The operator's verbs, from question to exit; `fabfile.py` gives them their command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from fleet import decision, report
+from fleet.cluster import Cluster, Observation
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
+from fleet.inventory import Inventory, Task
+from fleet.release import Recap, ship
+from fleet.run import Run
+from fleet.tables import ProgressLine
+from fleet.units import Health
+
+# How often the chief's host is asked for the run, and all hosts for their units.
+RUN_SECONDS = 1.0
+UNITS_SECONDS = 3.0
+# The chief's host may be silent for so long before the watching ends; the training goes on without us.
+SILENCE_SECONDS = 60.0
+# The evaluator gets so long after the last step.
+EVALUATION_SECONDS = 180.0
+
+
+@dataclass
+class Desk:
+    """Where a verb writes and how it tells time; a test brings its own."""
+
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    ship: Callable[[Inventory], dict[str, Recap]] = ship
+
+    def say(self, text: str) -> None:
+        print(text, file=self.out, flush=True)
+
+
+def start_cluster(
+    cluster: Cluster,
+    desk: Desk,
+    run_name: str | None = None,
+    program: str | None = None,
+    detach: bool = False,
+    timeout: float = 300.0,
+    restart: bool = False,
+) -> None:
+    """Ship, select, start, and watch until a step is trained (`detach`) or the run is finished.
+
+    Raises a FleetError when the cluster doesn't get there.
+    """
+    inventory = cluster.inventory
+    decision.choose(run_name, program, {}, None)  # a wrong name is said before any host is asked
+    before = _observe_all(cluster, desk)
+    cluster.refuse_when_not_installed(before)
+    choice = decision.choose(run_name, program, before.selection, before.run)
+    if before.run and before.run.finished and not choice.new:
+        desk.say(report.render_summary(inventory, before.run, None))
+        desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
+        return
+    if restart:
+        _stop(cluster, desk, before)
+    else:
+        # Before the code is shipped: new code belongs to the new run, and no task of the old one shall restart on it.
+        _stop(cluster, desk, before, decision.pick_restarts(inventory, before.units, choice.new))
+    _ship(cluster, desk, before)
+    if choice.write:
+        cluster.select(choice.selection)
+    ready = _observe_all(cluster, desk)
+    # Asked only now: new code, or another choice, may be the mend.
+    if ready.run_error:
+        raise ready.run_error
+    idle = [task for task in inventory.tasks if not ready.units[task.name].up]
+    begun = desk.clock()
+    cluster.start(inventory.tasks)
+    names = ", ".join(task.name for task in idle)
+    desk.say(f"started {names}" if idle else "every task runs already")
+    watch = _Watch(cluster, desk, ready.clocks[inventory.chief.host], begun)
+    try:
+        run = watch.until_trained(timeout)
+        if detach:
+            desk.say(f"run {run.run} trains: {report.render_progress(run)}")
+            desk.say(report.render_tasks(report.task_rows(inventory, cluster.observe())))
+            return
+        run = watch.until_finished()
+        seconds = desk.clock() - begun
+        evaluated = inventory.evaluator is None or watch.until_evaluated(run)
+    finally:
+        watch.progress.end()
+    desk.say(report.render_summary(inventory, watch.run or run, seconds))
+    if not evaluated:
+        assert inventory.evaluator is not None
+        raise ClusterTrouble(
+            f"the last step isn't evaluated {EVALUATION_SECONDS:.0f} s after the end",
+            cluster.trouble({inventory.evaluator: "no evaluation of the last checkpoint"}),
+        )
+
+
+def stop_cluster(cluster: Cluster, desk: Desk) -> None:
+    """Stop and disable every task; the coordinator saves a checkpoint before the servers go.
+
+    Raises HostsUnreachable after the others are stopped.
+    """
+    before = cluster.observe()
+    installed = [
+        task
+        for task in cluster.inventory.tasks
+        if task.name in before.units and before.units[task.name].health is not Health.ABSENT
+    ]
+    errors: list[FleetError] = []
+    for step in (lambda: _stop(cluster, desk, before), lambda: cluster.disable(installed)):
+        try:
+            step()
+        except FleetError as error:
+            errors.append(error)
+    after = cluster.observe()
+    rows = report.task_rows(cluster.inventory, after)
+    desk.say(report.render_tasks(rows))
+    if after.run:
+        desk.say(report.render_run(after.run))
+    if after.unreachable:
+        raise HostsUnreachable(after.unreachable, "What runs there goes on; run `fab stop-cluster` again")
+    if errors:
+        raise errors[0]
+    _refuse_running(cluster, after)
+
+
+def show_status(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
+    """Show each task and the run; raise when a task that should run doesn't."""
+    observation = cluster.observe()
+    inventory = cluster.inventory
+    rows = report.task_rows(inventory, observation)
+    if as_json:
+        shown = {
+            "inventory": inventory.source,
+            "releases": observation.releases,
+            "tasks": rows,
+            "run": observation.run.as_json() if observation.run else None,
+            "unreachable": observation.unreachable,
+        }
+        desk.say(json.dumps(shown, indent=1))
+    else:
+        desk.say(report.render_tasks(rows))
+        desk.say(report.render_release(observation))
+        desk.say(report.render_run(observation.run))
+    wrong = [row for row in rows if row["trouble"] and row["state"] != "unreachable"]
+    said = ", ".join(f"{row['task']} on {row['host']}" for row in wrong)
+    if observation.unreachable:
+        raise HostsUnreachable(observation.unreachable, f"and not as they should be: {said}" if said else "")
+    cluster.refuse_when_not_installed(observation)
+    if observation.run_error:
+        raise observation.run_error
+    if wrong:
+        first = wrong[0]["task"]
+        raise ClusterTrouble(f"not as they should be: {said} (look: fab logs --task {first})")
+
+
+def show_logs(cluster: Cluster, desk: Desk, task_name: str | None, lines: int, follow: bool) -> None:
+    """Show the journal of one task, or of all with the task's name before each line."""
+    inventory = cluster.inventory
+    if lines < 0:
+        raise OperatorMistake(f"--lines {lines}: expected a number of lines such as 50")
+    tasks = [inventory.task(task_name)] if task_name else list(inventory.tasks)
+    width = max(len(task.name) for task in tasks)
+
+    def show(name: str, message: str) -> None:
+        for line in message.splitlines() or [""]:
+            desk.say(line if task_name else f"{name.ljust(width)} | {line}")
+
+    if follow:
+        cluster.follow_journal(tasks, lines, show)
+    else:
+        cluster.read_journal(tasks, lines, show)
+
+
+def show_runs(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
+    """Show every run below the shared path."""
+    runs = cluster.list_runs()
+    if as_json:
+        desk.say(json.dumps(runs, indent=1))
+    elif runs:
+        desk.say(report.render_runs(runs))
+    else:
+        desk.say("no run yet: fab start-cluster")
+
+
+class _Watch:
+    """Look at a started cluster until it is where the operator wants it."""
+
+    def __init__(self, cluster: Cluster, desk: Desk, started: float, begun: float) -> None:
+        self._cluster = cluster
+        self._desk = desk
+        self._inventory = cluster.inventory
+        self._started = started  # by the clock of the chief's host, which stamps the run's state too
+        self._begun = begun
+        self._restarts: dict[str, int] = {}
+        self._first_step: int | None = None
+        self._last_step: int | None = None
+        self._last_step_at = begun
+        self._heard = begun
+        self._units_at: float | None = None
+        self._observation = Observation()
+        self.run: Run | None = None
+        self.progress = ProgressLine(desk.out, clock=desk.clock)
+
+    def until_trained(self, timeout: float) -> Run:
+        """Wait for the first new step; raise with what is wrong when the timeout passes without one."""
+        while True:
+            run = self._look()
+            if run and (run.finished or self._has_trained(run)):
+                return run
+            if self._desk.clock() - self._begun > timeout:
+                raise self._describe_timeout(timeout)
+            self.progress.show(
+                report.render_progress(run)
+                if run and run.state == "training"
+                else report.render_waiting(self._inventory, self._observation)
+            )
+            self._desk.sleep(RUN_SECONDS)
+
+    def until_finished(self) -> Run:
+        while True:
+            run = self._look()
+            if run:
+                if run.finished:
+                    return run
+                self.progress.show(report.render_progress(run, self._desk.clock() - self._last_step_at))
+            self._desk.sleep(RUN_SECONDS)
+
+    def until_evaluated(self, run: Run) -> bool:
+        """Wait for the evaluation of the last step; False when none comes in time."""
+        end = self._desk.clock() + EVALUATION_SECONDS
+        while self._desk.clock() < end:
+            latest = self._look() or run
+            if latest.evaluation and run.step is not None and latest.evaluation.step >= run.step:
+                return True
+            self.progress.show(f"step {run.step}: finished, waiting for its evaluation")
+            self._desk.sleep(RUN_SECONDS)
+        return False
+
+    def _look(self) -> Run | None:
+        """Ask for the run, now and then for all units; return the run once this start's coordinator has spoken."""
+        now = self._desk.clock()
+        whole = self._units_at is None or now - self._units_at >= UNITS_SECONDS
+        chief = self._inventory.chief
+        seen = self._cluster.observe(None if whole else [chief.host])
+        if whole:
+            self._units_at = now
+            self._observation = seen
+        if chief.host in seen.unreachable:
+            if now - self._heard > SILENCE_SECONDS:
+                raise HostsUnreachable(seen.unreachable, "the training may go on without it being watched: fab status")
+            return None
+        self._heard = now
+        if seen.run_error:
+            raise seen.run_error
+        run = seen.run
+        fresh = run if run and run.updated is not None and run.updated >= self._started else None
+        if fresh and fresh.step is not None and fresh.step != self._last_step:
+            self._last_step = fresh.step
+            self._last_step_at = now
+            self._restarts = {name: unit.restarts for name, unit in self._observation.units.items()}
+        self._refuse_trouble(seen, fresh)
+        if run and run.finished and seen.units[chief.name].health is Health.STOPPED:
+            fresh = run  # a run that was complete before: its coordinator has nothing to write
+        if fresh:
+            self.run = fresh
+        return fresh
+
+    def _refuse_trouble(self, seen: Observation, run: Run | None) -> None:
+        for name, unit in seen.units.items():
+            # A counter that went back was reset: systemd counts from the last start by hand.
+            self._restarts[name] = min(self._restarts.get(name, unit.restarts), unit.restarts)
+        tasks = [task for task in self._inventory.tasks if task.name in seen.units]
+        found = decision.find_troubles(tasks, seen.units, self._restarts, run)
+        chief = self._inventory.chief
+        if run and run.state == "failed":
+            found.setdefault(chief, run.message or "the run failed")
+        if found:
+            raise ClusterTrouble("", self._cluster.trouble(found))
+        # systemd needs a moment from the request to the first sign of life.
+        early = self._desk.clock() - self._begun < 2 * UNITS_SECONDS
+        unit = seen.units[chief.name]
+        if unit.health is Health.STOPPED and not early and not (seen.run and seen.run.finished):
+            where = f" at step {seen.run.step}" if seen.run and seen.run.step is not None else ""
+            raise ClusterTrouble(f"{chief.name} on {chief.host} was stopped{where} while fab was watching")
+
+    def _has_trained(self, run: Run) -> bool:
+        if run.state != "training" or run.step is None:
+            return False
+        if self._first_step is None:
+            self._first_step = run.step
+        return run.step > self._first_step or bool(run.steps_per_second)
+
+    def _describe_timeout(self, timeout: float) -> FleetError:
+        seen = self._cluster.observe()
+        late: dict[Task, str] = {}
+        for task in self._inventory.tasks:
+            unit = seen.units.get(task.name)
+            if unit and unit.health is not Health.RUNNING:
+                late[task] = f"is {unit.active} ({unit.sub})"
+        if not late and self._inventory.chief.name in seen.units:
+            late[self._inventory.chief] = f"runs; {report.render_run(seen.run)}"
+        message = f"no step was trained in {timeout:.0f} s; the tasks go on trying (fab stop-cluster stops them)"
+        trouble = ClusterTrouble(message, self._cluster.trouble(late))
+        return HostsUnreachable(seen.unreachable, str(trouble)) if seen.unreachable else trouble
+
+
+def _observe_all(cluster: Cluster, desk: Desk) -> Observation:
+    """Observe every host; show what is known and raise when one is unreachable."""
+    observation = cluster.observe()
+    if observation.unreachable:
+        desk.say(report.render_tasks(report.task_rows(cluster.inventory, observation)))
+        raise HostsUnreachable(
+            observation.unreachable,
+            "Nothing was started. Bring the host back, or take it out of the inventory and run "
+            "`ansible-playbook site.yml`",
+        )
+    return observation
+
+
+def _ship(cluster: Cluster, desk: Desk, before: Observation) -> None:
+    recaps = desk.ship(cluster.inventory)
+    changed = [host for host, recap in recaps.items() if recap.changed and host in cluster.inventory.hosts]
+    after = _observe_all(cluster, desk)
+    moved = [host for host, release in after.releases.items() if release != before.releases[host]]
+    shipped = sorted({*changed, *moved})
+    if not after.release:
+        raise ClusterTrouble(f"after shipping, the hosts' code differs: {report.render_release(after)}")
+    hosts = len(after.releases)
+    desk.say(f"release {after.release}: " + (f"shipped to {len(shipped)} of {hosts} hosts" if shipped else "unchanged"))
+
+
+def _stop(cluster: Cluster, desk: Desk, seen: Observation, tasks: list[Task] | None = None) -> None:
+    """Stop tasks (every one that isn't down when none are given): coordinator, evaluator, then the servers."""
+    down = (Health.STOPPED, Health.FAILED, Health.ABSENT)
+    candidates = [
+        task
+        for task in (cluster.inventory.tasks if tasks is None else tasks)
+        if task.name in seen.units and seen.units[task.name].health not in down
+    ]
+    errors: list[FleetError] = []
+    for jobs in (("chief",), ("evaluator",), ("ps", "worker")):
+        stopping = [task for task in candidates if task.job in jobs]
+        if not stopping:
+            continue
+        saving = " (it saves a checkpoint first)" if "chief" in jobs else ""
+        desk.say(f"stopping {', '.join(task.name for task in stopping)}{saving}")
+        try:
+            cluster.stop(stopping)
+        except FleetError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _refuse_running(cluster: Cluster, after: Observation) -> None:
+    found: dict[Task, str] = {}
+    for task in cluster.inventory.tasks:
+        unit = after.units[task.name]
+        if unit.health not in (Health.STOPPED, Health.ABSENT):
+            found[task] = unit.describe_failure() if unit.health is Health.FAILED else f"is still {unit.active}"
+    if found:
+        raise ClusterTrouble("", cluster.trouble(found))
