@@ -60,7 +60,7 @@ unit: venv  ## tests without TensorFlow and without a lab
 training: venv-tf  ## tests that train in local processes
 	python -m pytest tests/training
 
-infra: venv-tf lab  ## tests of the hosts, over SSH
+infra: venv lab  ## tests of the hosts, over SSH
 	ansible-playbook site.yml
 	python -m pytest tests/infra
 

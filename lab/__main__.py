@@ -18,6 +18,7 @@ def main() -> None:
     prepare = verbs.add_parser("prepare", help="key, box, bridge and shared file system (the Vagrantfile calls this)")
     prepare.add_argument("--provider", default="lxc")
     prepare.add_argument("--dotfile", type=Path, default=ROOT / ".vagrant")
+    prepare.add_argument("--shared-owner", type=int, default=0, help="number of the user who owns the shared path")
     prepare.add_argument("addresses", nargs="*", help="the hosts' addresses")
     verbs.add_parser("clean", help="take away everything that a lab made")
     args = parser.parse_args()
@@ -25,7 +26,7 @@ def main() -> None:
         if args.verb == "packages":
             machine.install_packages(tuple(args.names) or machine.PACKAGES)
         elif args.verb == "prepare":
-            machine.prepare(ROOT, args.dotfile, args.provider, args.addresses)
+            machine.prepare(ROOT, args.dotfile, args.provider, args.addresses, args.shared_owner)
         else:
             machine.clean(ROOT)
     except machine.LabError as error:

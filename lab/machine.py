@@ -197,7 +197,7 @@ def shared_size() -> str:
     return size
 
 
-def mount_shared(lab: Path) -> None:
+def mount_shared(lab: Path, owner_uid: int) -> None:
     image, directory = lab / "shared.img", lab / "shared"
     if directory.is_mount():
         if image.exists():
@@ -208,7 +208,8 @@ def mount_shared(lab: Path) -> None:
     if not image.exists():
         made = lab / "shared.new"
         run("truncate", "--size", shared_size(), made)
-        run("mkfs.ext4", "-q", "-F", "-m", "0", "-L", "psfleet-shared", made)
+        root_owner = f"root_owner={owner_uid}:{owner_uid}"
+        run("mkfs.ext4", "-q", "-F", "-m", "0", "-L", "psfleet-shared", "-E", root_owner, made)
         made.rename(image)
     directory.mkdir(exist_ok=True)
     run("mount", "-o", "loop,nodev,nosuid", image, directory)
@@ -250,7 +251,7 @@ def make_key(lab: Path) -> str:
     return public.read_text().strip()
 
 
-def prepare(root: Path, dotfile: Path, provider: str, addresses: list[str]) -> None:
+def prepare(root: Path, dotfile: Path, provider: str, addresses: list[str], shared_owner: int) -> None:
     """Make what Vagrant needs before it makes hosts; nothing changes where it is there already."""
     lab = root / ".lab"
     if provider != "lxc":
@@ -263,7 +264,7 @@ def prepare(root: Path, dotfile: Path, provider: str, addresses: list[str]) -> N
         lab.mkdir(exist_ok=True)
         check_addresses(addresses, raise_bridge())
         remove_strays(dotfile)
-        mount_shared(lab)
+        mount_shared(lab, shared_owner)
         key = make_key(lab)
         if not os.environ.get("PSFLEET_BOX"):
             box.provide(lab / "debian.box", root / ".cache", key)

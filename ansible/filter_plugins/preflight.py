@@ -54,7 +54,7 @@ def _control_problems(ansible_version: str) -> Iterator[str]:
         )
     for collection in COLLECTIONS:
         if importlib.util.find_spec(f"ansible_collections.{collection}") is None:
-            yield f"the collection {collection} is missing. The PyPI package `ansible` brings it; `make venv` installs that"
+            yield f"the collection {collection} is missing. The PyPI package `ansible` has it; `make venv` installs that"
     for command, mend in COMMANDS.items():
         if shutil.which(command) is None:
             yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {mend}"
@@ -117,9 +117,7 @@ def _tasks_of(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mappin
 
 def _port_problems(spec: Mapping[str, Any]) -> Iterator[str]:
     listeners = [(task["address"], task["port"], task["host"], task["name"]) for task in spec["tasks"] if task["port"]]
-    listeners += [
-        (board["address"], board["port"], host, "tensorboard") for host, board in spec["tensorboard"].items()
-    ]
+    listeners += [(board["address"], board["port"], host, "tensorboard") for host, board in spec["tensorboard"].items()]
     taken: dict[tuple[str, int], str] = {}
     for address, port, host, name in listeners:
         if (address, port) in taken:

@@ -99,11 +99,10 @@ def _damaged_files(site: Path, directory: Path) -> list[str]:
     except FileNotFoundError:
         return [f"{directory}/RECORD is missing"]
     damaged = []
-    root = str(site)
     for path, digest, size in (row for row in rows if len(row) == 3 and row[1]):
-        file = os.path.join(root, path)
+        file = site / path
         try:
-            actual = os.stat(file).st_size
+            actual = file.stat().st_size
             # Large files are compared by size alone: reading 1.4 GB of libraries on each run would take seconds a host.
             wrong = actual != int(size) or (actual <= HASHED_BYTES and _record_digest(file) != digest)
         except OSError:
@@ -114,9 +113,8 @@ def _damaged_files(site: Path, directory: Path) -> list[str]:
     return damaged
 
 
-def _record_digest(file: str) -> str:
-    with open(file, "rb") as stream:
-        digest = hashlib.sha256(stream.read()).digest()
+def _record_digest(file: Path) -> str:
+    digest = hashlib.sha256(file.read_bytes()).digest()
     return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
@@ -172,7 +170,9 @@ def _mend(module: AnsibleModule, environment: Path, lock_text: str, problems: di
     code, _out, error = module.run_command([*command, module.params["lock"]], **run)
     shutil.rmtree(cache, ignore_errors=True)
     if code != 0:
-        module.fail_json(msg=f"uv could not install {module.params['lock']} from {wheels}:\n{error.strip()}", cmd=command)
+        module.fail_json(
+            msg=f"uv could not install {module.params['lock']} from {wheels}:\n{error.strip()}", cmd=command
+        )
 
 
 def _unpack_uv(module: AnsibleModule, wheels: Path, lock_text: str) -> str:

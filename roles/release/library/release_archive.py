@@ -100,7 +100,9 @@ def read_program(source: str) -> dict[str, bytes]:
             "Rename your package, and the program in trainer_run with it"
         )
     if not any(name.endswith(".py") for name in files):
-        raise ReleaseError(f"release_program: {source!r} holds no Python file. Name the directory that holds your package")
+        raise ReleaseError(
+            f"release_program: {source!r} holds no Python file. Name the directory that holds your package"
+        )
     return files
 
 
@@ -141,9 +143,13 @@ def read_locks(lock: str) -> dict[str, bytes]:
         ReleaseError: there is none.
     """
     path = Path(lock)
-    locks = {file.stem.removeprefix(f"{path.name}-"): file.read_bytes() for file in path.parent.glob(f"{path.name}-3.*.txt")}
+    locks = {
+        file.stem.removeprefix(f"{path.name}-"): file.read_bytes() for file in path.parent.glob(f"{path.name}-3.*.txt")
+    }
     if not locks:
-        raise ReleaseError(f"release_lock: no file {lock}-<python>.txt, such as {lock}-3.11.txt. `make lock` writes them")
+        raise ReleaseError(
+            f"release_lock: no file {lock}-<python>.txt, such as {lock}-3.11.txt. `make lock` writes them"
+        )
     return dict(sorted(locks.items()))
 
 
@@ -160,8 +166,7 @@ def build(kit: str, program: str, lock: str) -> tuple[dict[str, object], bytes]:
     for python, data in read_locks(lock).items():
         name = f"{Path(lock).name}-{python}"
         files[f"locks/{name}.txt"] = data
-        digest = hashlib.sha256(data).hexdigest()[:12]
-        environments[python] = {"name": f"{name}-{digest}", "lock": f"locks/{name}.txt"}
+        environments[python] = {"name": f"{name}-{hashlib.sha256(data).hexdigest()[:12]}", "lock": f"locks/{name}.txt"}
     digest = hashlib.sha256()
     for name, data in sorted(files.items()):
         digest.update(f"{name}\0{len(data)}\0".encode() + data)

@@ -1,0 +1,86 @@
+import pytest
+from preflight import preflight_problems
+
+ANSIBLE = "2.19.4"
+RUN = {"program": "trainer.examples.digits:Digits"}
+
+
+def inventory(groups=None, **hosts):
+    """A right inventory of four machines, with what a test says laid over it."""
+    groups = {"chief": ["head"], "ps": ["ps-0"], "worker": ["worker-0", "worker-1"]} | (groups or {})
+    names = dict.fromkeys(host for group in groups.values() for host in group)
+    site = {"cluster_shared_dir": "/srv/trainer", "cluster_uid": 6006, "trainer_run": RUN}
+    hostvars = {
+        name: site | {"ansible_host": f"10.0.3.{10 + i}"} | hosts.get(name.replace("-", "_"), {})
+        for i, name in enumerate(names)
+    }
+    return groups | {"all": list(names)}, hostvars
+
+
+def problems(groups=None, **hosts):
+    return preflight_problems(*inventory(groups, **hosts), ANSIBLE)
+
+
+def everywhere(**variables):
+    return dict.fromkeys(("head", "ps_0", "worker_0", "worker_1"), variables)
+
+
+def test_a_right_inventory_has_no_problems():
+    assert problems() == []
+    assert problems({"evaluator": ["head"], "tensorboard": ["head"]}, worker_0={"worker_tasks": 2}) == []
+
+
+def test_an_empty_inventory_is_refused():
+    (problem,) = preflight_problems({"all": [], "ungrouped": []}, {}, ANSIBLE)
+    assert "no hosts" in problem
+
+
+@pytest.mark.parametrize(
+    ("groups", "hosts", "said"),
+    [
+        ({"chief": []}, {}, "group chief is empty; expected exactly one host"),
+        ({"chief": ["head", "spare"]}, {}, "group chief has 2 (head, spare)"),
+        ({}, {"head": {"chief_tasks": 2}}, "group chief has 2 (head, head)"),
+        ({"evaluator": ["head", "worker-0"]}, {}, "group evaluator has 2 (head, worker-0)"),
+        ({"ps": []}, {}, "group ps is empty; the strategy parameter_server needs"),
+        ({"worker": []}, {}, "group worker is empty; the strategy parameter_server needs"),
+        ({}, {"ps_0": {"ps_tasks": 0}}, "group ps is empty"),
+        ({"workers": ["worker-2"]}, {}, "group workers is no job, so worker-2 would do nothing. Did you mean worker?"),
+        ({}, {"worker_1": {"ansible_host": None}}, "host 'worker-1' has no address"),
+        ({}, {"worker_1": {"ansible_host": "10.0.3.11"}}, "the hosts ps-0, worker-1 have the same address 10.0.3.11"),
+        ({"ps": ["ps-0", "worker-0"]}, {"worker_0": {"ps_port": 2400}}, "port 2400 on 10.0.3.12 (host 'worker-0')"),
+        ({"tensorboard": ["head"]}, {"head": {"tensorboard_port": 2222}}, "taken twice, by chief-0 and by tensorboard"),
+        ({}, {"worker_0": {"worker_tasks": 3, "worker_port": 65534}}, "would listen on port 65536"),
+        ({}, everywhere(cluster_shared_dir="data"), "cluster_shared_dir is 'data'; expected the absolute path"),
+        ({}, everywhere(cluster_uid="trainer"), "cluster_uid is 'trainer'; expected the user number"),
+        ({}, everywhere(trainer_run=None), "trainer_run is None; expected the run settings"),
+        ({}, everywhere(trainer_run=RUN | {"step": 10}), "did you mean 'steps'"),
+        ({}, everywhere(trainer_run=RUN | {"steps": "many"}), "steps"),
+    ],
+)
+def test_a_wrong_inventory_is_refused_by_value(groups, hosts, said):
+    found = problems(groups, **hosts)
+    assert any(said.lower() in problem.lower() for problem in found), found
+
+
+def test_all_problems_are_named_at_once():
+    found = problems({"chief": [], "ps": []}, worker_0={"worker_port": 0})
+    assert len(found) == 3, found
+
+
+def test_an_environment_too_large_is_refused():
+    many = [f"worker-{i}" for i in range(8000)]
+    (problem,) = problems({"worker": many})
+    assert "TF_CONFIG for 8002 tasks is" in problem
+    assert "131,071" in problem
+
+
+@pytest.mark.parametrize("version", ["2.16.3", "2.21.0"])
+def test_another_ansible_is_refused(version):
+    (problem,) = preflight_problems(*inventory(), version)
+    assert f"this is ansible-core {version}" in problem
+
+
+def test_a_missing_command_is_named(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert [p for p in problems() if "no `rsync`" in p]

@@ -1,0 +1,154 @@
+"""The release role's modules, in the parts that need neither a host nor the index."""
+
+import base64
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import python_environment
+import release_archive
+import wheelhouse
+
+LOCK = """\
+# made by hand
+my-tool==1.0 \\
+    --hash=sha256:{digest} \\
+    --hash=sha256:{other}
+"""
+
+
+@pytest.fixture
+def kit(tmp_path):
+    """A kit with one module and one lock."""
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "x.pyc").write_text("stale")
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "cpu-3.11.txt").write_text("a==1\n")
+    return {"kit": str(package), "lock": str(tmp_path / "locks" / "cpu")}
+
+
+def names(archive):
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return tar.getnames()
+
+
+def test_the_same_content_gives_the_same_release(kit):
+    first, archive = release_archive.build(program="", **kit)
+    Path(kit["kit"], "__init__.py").touch()
+    assert release_archive.build(program="", **kit) == (first, archive)
+    assert names(archive) == ["locks/cpu-3.11.txt", "release.json", "trainer/__init__.py"]
+    assert first["environments"]["3.11"]["name"].startswith("cpu-3.11-")
+
+
+def test_a_changed_program_changes_the_release_and_not_the_environment(kit, tmp_path):
+    program = tmp_path / "mine"
+    (program / "models").mkdir(parents=True)
+    (program / "models" / "wide.py").write_text("x = 1\n")
+    first, archive = release_archive.build(program=str(program), **kit)
+    assert "models/wide.py" in names(archive)
+    (program / "models" / "wide.py").write_text("x = 2\n")
+    second, _ = release_archive.build(program=str(program), **kit)
+    assert second["id"] != first["id"]
+    assert second["environments"] == first["environments"]
+
+
+def test_a_package_is_shipped_under_its_own_name(kit, tmp_path):
+    package = tmp_path / "wide"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    assert "wide/__init__.py" in names(release_archive.build(program=str(package), **kit)[1])
+
+
+def test_a_wheel_is_unpacked(kit, tmp_path):
+    wheel = tmp_path / "wide-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("wide/__init__.py", "")
+        file.writestr("wide-1.0.dist-info/RECORD", "")
+    assert "wide/__init__.py" in names(release_archive.build(program=str(wheel), **kit)[1])
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"trainer/__init__.py": ""}, "brings 'trainer'"),
+        ({"trainer.py": ""}, "brings 'trainer.py'"),
+        ({"README.md": ""}, "holds no Python file"),
+        ({"a.py": "", "data.bin": "0" * (65 * 2**20)}, "larger than 64 MiB"),
+    ],
+)
+def test_a_program_that_cannot_be_shipped_is_refused(kit, tmp_path, files, said):
+    program = tmp_path / "program"
+    for name, text in files.items():
+        (program / name).parent.mkdir(parents=True, exist_ok=True)
+        (program / name).write_text(text)
+    with pytest.raises(release_archive.ReleaseError, match=said):
+        release_archive.build(program=str(program), **kit)
+
+
+def test_a_missing_program_is_refused(kit):
+    with pytest.raises(release_archive.ReleaseError, match="neither a directory nor a wheel"):
+        release_archive.build(program="/no/such/place", **kit)
+
+
+def test_wheels_are_proven_against_the_lock(tmp_path):
+    (tmp_path / "my_tool-1.0-py3-none-any.whl").write_bytes(b"right")
+    digest = hashlib.sha256(b"right").hexdigest()
+    lock = wheelhouse.read_lock(LOCK.format(digest=digest, other="0" * 64))
+    assert lock == {"my-tool==1.0": {digest, "0" * 64}}
+    assert wheelhouse.compare(lock, tmp_path) == ([], [])
+    (tmp_path / "my_tool-1.0-py3-none-any.whl").write_bytes(b"wrong")
+    assert wheelhouse.compare(lock, tmp_path) == (["my-tool==1.0"], ["my_tool-1.0-py3-none-any.whl"])
+    assert wheelhouse.compare(lock, tmp_path / "absent") == (["my-tool==1.0"], [])
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """An environment with one installed distribution, as a wheel's record describes it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    (site,) = (tmp_path / "env").glob("lib/python3.*/site-packages")
+    code = b"answer = 42\n"
+    (site / "my_tool.py").write_bytes(code)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(code).digest()).rstrip(b"=").decode()
+    (site / "my_tool-1.0.dist-info").mkdir()
+    (site / "my_tool-1.0.dist-info" / "RECORD").write_text(
+        f"my_tool.py,sha256={digest},{len(code)}\nmy_tool-1.0.dist-info/RECORD,,\n"
+    )
+    return tmp_path / "env", site
+
+
+def problems(environment, lock="my-tool==1.0 \\\n    --hash=sha256:00\n"):
+    return python_environment.find_problems(environment, python_environment.read_lock(lock))
+
+
+def test_an_environment_as_locked_has_no_problems(environment):
+    assert problems(environment[0]) == {}
+
+
+def test_a_damaged_file_is_found_though_its_size_is_right(environment):
+    (environment[1] / "my_tool.py").write_bytes(b"answer = 43\n")
+    assert json.dumps(problems(environment[0])).count("my_tool.py is not as its wheel has it") == 1
+
+
+def test_a_missing_file_is_found(environment):
+    (environment[1] / "my_tool.py").unlink()
+    assert "is missing" in problems(environment[0])["my-tool"][0]
+
+
+def test_a_wrong_version_a_missing_and_an_extra_distribution_are_found(environment):
+    found = problems(environment[0], "my-tool==2.0\nother==1\n")
+    assert found["my-tool"] == ["my_tool 1.0 is installed, the lock says 2.0"]
+    assert found["other"] == ["other 1 is not installed"]
+    assert "lock says none of it" in problems(environment[0], "other==1\n")["my-tool"][0]
+
+
+def test_no_environment_is_a_problem(tmp_path):
+    assert "" in problems(tmp_path / "env")
