@@ -54,7 +54,7 @@ def _control_problems(ansible_version: str) -> Iterator[str]:
         )
     for collection in COLLECTIONS:
         if importlib.util.find_spec(f"ansible_collections.{collection}") is None:
-            yield f"the collection {collection} is missing. The PyPI package `ansible` has it; `make venv` installs that"
+            yield f"the collection {collection} is missing. The PyPI package ansible has it; `make venv` installs it"
     for command, mend in COMMANDS.items():
         if shutil.which(command) is None:
             yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {mend}"
