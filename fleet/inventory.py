@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,10 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
-    from ansible.plugins.loader import init_plugin_loader
     from ansible.vars.manager import VariableManager
 
     source = _source(given, environment, DEFAULT_HOST_LIST)
-    init_plugin_loader()
+    _load_ansible_plugins()
     loader = DataLoader()
     loader.set_basedir(str(ROOT))
     try:
@@ -150,6 +150,13 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
         for name in dict.fromkeys(task.host for task in tasks)
     }
     return Inventory(source, groups, hosts, tasks, variables)
+
+
+@cache
+def _load_ansible_plugins() -> None:
+    from ansible.plugins.loader import init_plugin_loader
+
+    init_plugin_loader()
 
 
 def _source(given: str | None, environment: Mapping[str, str], default: Sequence[str]) -> str:

@@ -78,7 +78,7 @@ class SshHosts:
         answers = {asked[future]: future.result() for future in done}
         for future in late:
             host = asked[future]
-            answers[host] = Answer(unreachable=f"no answer within {timeout:.0f} s")
+            answers[host] = Answer(unreachable=f"no answer within {timeout:g} s")
             # Closing wakes the thread that waits for this host, so that it doesn't keep the process alive.
             self._connections[host].client.close()
         return {host: answers[host] for host in scripts}
@@ -119,7 +119,7 @@ class SshHosts:
                 timeout=timeout,
             )
         except CommandTimedOut:
-            return Answer(unreachable=f"no answer within {timeout:.0f} s")
+            return Answer(unreachable=f"no answer within {timeout:g} s")
         except (OSError, EOFError, SSHException, ThreadException) as error:
             return Answer(unreachable=self._reason(host, error))
         if result.exited == -1:
@@ -154,7 +154,11 @@ class SshHosts:
         }
         timeout = connect_kwargs.pop("timeout", CONNECT_SECONDS)
         if host.key_file:
-            connect_kwargs["key_filename"] = [str(host.key_file)]
+            try:
+                # Given a path, paramiko tries it as each kind of key and tells of the last kind, not of the refusal.
+                connect_kwargs["pkey"] = paramiko.PKey.from_path(host.key_file)
+            except (SSHException, TypeError, ValueError):
+                connect_kwargs["key_filename"] = [str(host.key_file)]  # one with a passphrase: an agent may have it
         connection = Connection(
             host.address,
             user=host.user,

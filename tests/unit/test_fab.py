@@ -1,0 +1,68 @@
+"""The command line: what it lists, and the exit code that each kind of trouble ends with."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from fabric.main import make_program
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs"]
+
+
+def fab(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        make_program().run(["fab", "--search-root", str(ROOT), *words])
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.fixture
+def silent_inventory(tmp_path: Path) -> Path:
+    """Hosts whose SSH port is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    groups = [f"{job}:\n  hosts:\n    here:\n" for job in ("chief", "ps", "worker")]
+    variables = (
+        f"all:\n  hosts:\n    here: {{ansible_host: 127.0.0.1, ansible_port: {port}, cluster_shared_dir: /srv/x}}\n"
+    )
+    path = tmp_path / "hosts.yml"
+    path.write_text("".join(groups) + variables)
+    return path
+
+
+def test_list_shows_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fab("--list") == 0
+    shown = capsys.readouterr().out
+    assert [verb for verb in VERBS if f"  {verb} " not in shown] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_documents_every_flag(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fab(verb, "--help") == 0
+    options = capsys.readouterr().out.partition("Options:")[2].splitlines()
+    flags = [line.split() for line in options if line.strip().startswith("--")]
+    assert ["--inventory=STRING"] in [flag[:1] for flag in flags]
+    assert [flag for flag in flags if len(flag) < 2] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_wrong_inventory_exits_2(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fab(verb, "--inventory", "nowhere") == 2
+    assert "there is no inventory 'nowhere'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_unreachable_host_exits_4(verb: str, silent_inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fab(verb, "--inventory", str(silent_inventory)) == 4
+    assert "here is unreachable: 127.0.0.1:" in capsys.readouterr().err
+
+
+def test_environment_names_the_inventory(silent_inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSFLEET_INVENTORY", str(silent_inventory))
+    assert fab("status") == 4
+
+
+def test_wrong_run_name_exits_2_before_a_host_is_asked(silent_inventory: Path) -> None:
+    assert fab("start-cluster", "--run", "a/b", "--inventory", str(silent_inventory)) == 2

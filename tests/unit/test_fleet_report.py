@@ -1,0 +1,110 @@
+"""The text that the verbs print."""
+
+import io
+
+import pytest
+
+from fleet.report import render_progress, render_runs
+from fleet.run import Run, parse_run
+from fleet.tables import ProgressLine, render_duration, render_metrics, render_number, render_table
+
+
+def test_table_aligns_columns_and_ends_no_line_in_blanks() -> None:
+    assert render_table(
+        ["TASK", "STATE", "NOTE"], [["chief-0", "active", None], ["ps-0", "failed (78)", "no disk"]]
+    ) == ("TASK     STATE        NOTE\nchief-0  active\nps-0     failed (78)  no disk")
+
+
+def test_table_without_rows_is_its_header() -> None:
+    assert render_table(["RUN", "STATE"], []) == "RUN  STATE"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0, "0 s"),
+        (59.6, "1 min"),
+        (185, "3 min 5 s"),
+        (7800, "2 h 10 min"),
+        (7205, "2 h"),
+        (360000, "4 d 4 h"),
+    ],
+)
+def test_duration_has_two_units_at_most(seconds: float | None, text: str) -> None:
+    assert render_duration(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "?"), (0.123456, "0.1235"), (350.24, "350.2"), (12345.6, "12346")])
+def test_number_has_four_digits(value: float | None, text: str) -> None:
+    assert render_number(value) == text
+
+
+def test_progress_tells_step_pace_loss_evaluation_and_time_left() -> None:
+    run = parse_run(
+        {
+            "run": "digits-1",
+            "state": "training",
+            "step": 1200,
+            "steps": 2000,
+            "steps_per_second": 350.2,
+            "eta_seconds": 2.3,
+            "loss": 0.12,
+            "evaluation": {"step": 1000, "metrics": {"accuracy": 0.96}},
+            "a_key_of_a_later_trainer": 1,
+        }
+    )
+    assert render_progress(run) == (
+        "step 1200/2000  350.2 steps/s  loss 0.12  accuracy 0.96 (evaluated at 1000)  2 s left"
+    )
+    assert render_progress(run, 75).endswith("no new step for 1 min 15 s")
+
+
+def test_progress_leaves_out_what_nobody_knows() -> None:
+    assert render_progress(Run("digits", state="training", step=0)) == "step 0"
+
+
+def test_metrics_are_named() -> None:
+    assert render_metrics({"accuracy": 0.9612, "loss": 0.1}) == "accuracy 0.9612, loss 0.1"
+
+
+def test_runs_have_a_row_each() -> None:
+    text = render_runs(
+        [
+            {
+                "run": "a",
+                "state": "finished",
+                "step": 30,
+                "steps": 30,
+                "evaluation": {"step": 30, "metrics": {"accuracy": 0.5}},
+                "program": "p:P",
+            },
+            {"run": "b", "state": "new", "step": None, "steps": None},
+        ]
+    ).splitlines()
+    assert text[1].split() == ["a", "finished", "30/30", "accuracy", "0.5", "(step", "30)", "p:P"]
+    assert text[2].split() == ["b", "new", "-/?"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_rewritten_in_place_on_a_terminal() -> None:
+    out = Terminal()
+    line = ProgressLine(out, width=12)
+    line.show("step 1 of many")
+    line.show("step 2")
+    line.end()
+    assert out.getvalue() == "\rstep 1 of m\x1b[K\rstep 2\x1b[K\r\x1b[K"
+
+
+def test_progress_is_a_line_every_few_seconds_elsewhere() -> None:
+    out = io.StringIO()
+    now = 0.0
+    line = ProgressLine(out, every=5, clock=lambda: now)
+    for now in range(12):
+        line.show(f"step {now}")
+    line.end()
+    assert out.getvalue() == "step 0\nstep 5\nstep 10\n"

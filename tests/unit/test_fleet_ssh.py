@@ -1,0 +1,199 @@
+"""The SSH layer against a small SSH server in this process: no network, no lab."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+import pytest
+from fabric import Config
+
+from fleet.inventory import Host
+from fleet.ssh import SshHosts
+
+ACCEPT = {"stricthostkeychecking": "no"}
+
+
+class Session(paramiko.ServerInterface):
+    """Let one key in and run what it asks for in a local shell."""
+
+    def __init__(self, key: paramiko.PKey) -> None:
+        self._key = key
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return paramiko.AUTH_SUCCESSFUL if key == self._key else paramiko.AUTH_FAILED
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_pty_request(self, *_: object) -> bool:
+        return True
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        threading.Thread(target=self._execute, args=(channel, command.decode()), daemon=True).start()
+        return True
+
+    def _execute(self, channel: paramiko.Channel, command: str) -> None:
+        done = subprocess.run(command, shell=True, capture_output=True, check=False)
+        channel.sendall(done.stdout)
+        channel.sendall_stderr(done.stderr)
+        channel.send_exit_status(done.returncode)
+        channel.close()
+
+
+@dataclass
+class Server:
+    port: int
+    host_key: paramiko.PKey
+    key_file: Path
+    logins: list[paramiko.Transport]
+
+    def host(self, name: str = "here", **options: str) -> Host:
+        return Host(name, "127.0.0.1", "admin", self.port, self.key_file, options)
+
+    @property
+    def known_hosts_line(self) -> str:
+        return f"[127.0.0.1]:{self.port} {self.host_key.get_name()} {self.host_key.get_base64()}\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    key = paramiko.ECDSAKey.generate()
+    host_key = paramiko.ECDSAKey.generate()
+    key_file = tmp_path_factory.mktemp("ssh") / "id"
+    key.write_private_key_file(str(key_file))
+    listener = socket.create_server(("127.0.0.1", 0))
+    found = Server(listener.getsockname()[1], host_key, key_file, [])
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            transport = paramiko.Transport(connection)
+            transport.add_server_key(host_key)
+            transport.start_server(event=threading.Event(), server=Session(key))
+            found.logins.append(transport)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield found
+    listener.close()
+    for transport in found.logins:
+        transport.close()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory with no SSH settings and no keys."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    (tmp_path / ".ssh").mkdir()
+    return tmp_path
+
+
+def ssh(*hosts: Host) -> SshHosts:
+    return SshHosts({host.name: host for host in hosts}, Config(system_ssh_path="/nonexistent"))
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def test_answer_has_output_and_exit_code(server: Server) -> None:
+    hosts = ssh(server.host(**ACCEPT))
+    answer = hosts.run({"here": 'echo out; echo "it\'s bad" >&2; exit 3'})["here"]
+    assert (answer.stdout, answer.stderr, answer.code, answer.unreachable) == ("out\n", "it's bad\n", 3, None)
+    hosts.close()
+
+
+def test_connection_is_kept_for_the_next_script(server: Server) -> None:
+    hosts = ssh(server.host(**ACCEPT))
+    before = len(server.logins)
+    for _ in range(3):
+        assert hosts.run({"here": "true"})["here"].code == 0
+    assert len(server.logins) == before + 1
+    hosts.close()
+
+
+def test_lost_connection_is_opened_anew_at_the_next_script(server: Server) -> None:
+    hosts = ssh(server.host(**ACCEPT))
+    hosts.run({"here": "true"})
+    server.logins[-1].close()
+    answers = [hosts.run({"here": "echo back"})["here"].stdout for _ in range(2)]
+    assert answers[-1] == "back\n"
+    hosts.close()
+
+
+def test_unreachable_host_costs_no_other_answer(server: Server) -> None:
+    gone = Host("gone", "127.0.0.1", "admin", closed_port(), server.key_file, ACCEPT)
+    hosts = ssh(gone, server.host(**ACCEPT))
+    answers = hosts.run({"gone": "true", "here": "echo here"})
+    assert list(answers) == ["gone", "here"]
+    assert answers["here"].stdout == "here\n"
+    assert re.search("refused|Unable to connect", answers["gone"].unreachable or "")
+    hosts.close()
+
+
+def test_silent_host_is_unreachable_after_the_timeout(server: Server) -> None:
+    hosts = ssh(server.host(**ACCEPT))
+    answer = hosts.run({"here": "sleep 5"}, timeout=0.5)["here"]
+    assert answer.unreachable == "no answer within 0.5 s"
+    hosts.close()
+
+
+def test_unknown_host_key_is_refused_and_known_one_taken(server: Server, home: Path) -> None:
+    hosts = ssh(server.host())
+    assert "is not in known_hosts" in (hosts.run({"here": "true"})["here"].unreachable or "")
+    (home / ".ssh" / "known_hosts").write_text(server.known_hosts_line)
+    hosts = ssh(server.host())
+    assert hosts.run({"here": "true"})["here"].unreachable is None
+    hosts.close()
+
+
+def test_changed_host_key_is_refused_unless_checking_is_off(server: Server, home: Path) -> None:
+    other = paramiko.ECDSAKey.generate()
+    (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{server.port} {other.get_name()} {other.get_base64()}\n")
+    hosts = ssh(server.host("strict"), server.host("new", stricthostkeychecking="accept-new"), server.host(**ACCEPT))
+    answers = hosts.run(dict.fromkeys(("strict", "new", "here"), "true"))
+    assert "ssh-keygen -R" in (answers["strict"].unreachable or "")
+    assert "ssh-keygen -R" in (answers["new"].unreachable or "")
+    assert answers["here"].unreachable is None
+    hosts.close()
+
+
+def test_known_hosts_file_of_the_inventory_is_used(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "known").write_text(server.known_hosts_line)
+    hosts = ssh(server.host(userknownhostsfile=str(tmp_path / "known")))
+    assert hosts.run({"here": "true"})["here"].unreachable is None
+    hosts.close()
+
+
+def test_refused_key_names_user_and_key(server: Server, tmp_path: Path) -> None:
+    paramiko.ECDSAKey.generate().write_private_key_file(str(tmp_path / "wrong"))
+    wrong = Host("here", "127.0.0.1", "admin", server.port, tmp_path / "wrong", ACCEPT)
+    hosts = ssh(wrong)
+    reason = hosts.run({"here": "true"})["here"].unreachable or ""
+    assert "admin" in reason
+    assert str(tmp_path / "wrong") in reason
+    hosts.close()
+
+
+def test_followed_lines_come_one_by_one(server: Server) -> None:
+    hosts = ssh(server.host(**ACCEPT))
+    lines: list[tuple[str, str]] = []
+    answers = hosts.follow({"here": "echo one; echo two"}, lambda host, line: lines.append((host, line)))
+    assert lines == [("here", "one"), ("here", "two")]
+    assert answers["here"].code == 0
+    hosts.close()

@@ -1,0 +1,546 @@
+"""The verbs from question to exit code, on hosts that are only pretended."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from fleet import verbs
+from fleet.cluster import Cluster
+from fleet.decision import choose, pick_restarts
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.inventory import Host, Inventory, Task
+from fleet.release import Recap, parse_recap
+from fleet.run import Run
+from fleet.ssh import Answer
+from fleet.units import Unit
+
+TASKS = [
+    Task("chief", 0, "head", "192.0.2.10", 2222),
+    Task("ps", 0, "store", "192.0.2.20", 2300),
+    Task("worker", 0, "store", "192.0.2.20", 2400),
+    Task("worker", 1, "far", "192.0.2.30", 2400),
+    Task("evaluator", 0, "head", "192.0.2.10", None),
+]
+UP = {"active": "active", "sub": "running"}
+
+
+@dataclass
+class Pretence:
+    """Hosts that keep units in a dict and understand the verbs' scripts; `tick` is called at each observation."""
+
+    inventory: Inventory
+    units: dict[str, Unit] = field(default_factory=dict)
+    run_status: dict[str, Any] | None = None
+    selection: str = ""
+    release: str | None = "abc123"
+    environments: bool = True
+    unreachable: dict[str, str] = field(default_factory=dict)
+    now: float = 1000.0
+    tick: Callable[[Pretence], None] = lambda _: None
+    done: list[str] = field(default_factory=list)
+    runs: str = "[]"
+
+    def __post_init__(self) -> None:
+        for task in self.inventory.tasks:
+            self.units.setdefault(task.name, Unit(task.unit))
+
+    def set(self, name: str, **values: Any) -> None:
+        self.units[name] = replace(self.units[name], **values)
+
+    def run(self, scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
+        if any("@units" in script for script in scripts.values()):
+            self.tick(self)
+        return {
+            host: Answer(unreachable=self.unreachable[host]) if host in self.unreachable else self._answer(host, script)
+            for host, script in scripts.items()
+        }
+
+    def follow(self, scripts: Mapping[str, str], line: Callable[[str, str], None]) -> dict[str, Answer]:
+        answers = self.run(scripts)
+        for host, answer in answers.items():
+            for text in answer.stdout.splitlines():
+                line(host, text)
+        return answers
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self, host: str, script: str) -> Answer:
+        if "@units" in script:
+            return Answer(self._observe(host))
+        if "selection.json" in script:
+            self.selection = re.findall(r"\{.*?\}", script)[0]
+            self.done.append("select")
+        elif "systemctl" in script:
+            for task in self._named(script):
+                self._systemctl(script, task)
+        elif "journalctl" in script:
+            return Answer("\n".join(self._journal(task) for task in self._named(script)))
+        elif "-m trainer runs" in script:
+            return Answer(self.runs)
+        return Answer()
+
+    def _named(self, script: str) -> list[Task]:
+        names = dict.fromkeys(re.findall(r"trainer@([a-z]+-\d+)\.service", script))
+        return [self.inventory.task(name) for name in names]
+
+    def _systemctl(self, script: str, task: Task) -> None:
+        unit = self.units[task.name]
+        if "systemctl start" in script:
+            if not unit.up:
+                self.done.append(f"start {task.name}")
+                self.set(task.name, restarts=0, result="success", **UP)
+            self.set(task.name, file_state="enabled")
+        elif "systemctl stop" in script:
+            self.done.append(f"stop {task.name}")
+            self.set(task.name, active="inactive", sub="dead")
+        elif "systemctl disable" in script:
+            self.set(task.name, file_state="disabled")
+
+    def _journal(self, task: Task) -> str:
+        return json.dumps({"__REALTIME_TIMESTAMP": "1", "_SYSTEMD_UNIT": task.unit, "MESSAGE": f"{task.name} says"})
+
+    def _observe(self, host: str) -> str:
+        tasks = self.inventory.tasks_on(host)
+        lines = ["@now", str(self.now), "@release"]
+        lines += [f"/opt/trainer/releases/{self.release}"] if self.release else []
+        lines += ["@environments", *(f"{task.name}.env" for task in tasks if self.environments), "@ports"]
+        lines += [f"LISTEN 0 128 *:{task.port} *:*" for task in tasks if self.units[task.name].active == "active"]
+        lines += ["@units"]
+        for task in tasks:
+            unit = self.units[task.name]
+            lines += [
+                f"Id={task.unit}",
+                f"LoadState={unit.load}",
+                f"ActiveState={unit.active}",
+                f"SubState={unit.sub}",
+                f"UnitFileState={unit.file_state}",
+                f"Result={unit.result}",
+                f"ExecMainStatus={unit.exit_status}",
+                f"NRestarts={unit.restarts}",
+                "",
+            ]
+        if host == self.inventory.chief.host:
+            lines += ["@selection", self.selection, "@run", json.dumps(self.run_status) if self.run_status else ""]
+        return "\n".join(lines)
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+    hosts: Pretence | None = None
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.hosts:
+            self.hosts.now += seconds
+
+
+def make_inventory(tasks: Sequence[Task] = TASKS) -> Inventory:
+    variables = {
+        task.host: {"cluster_shared_dir": "/srv/trainer", "ansible_host": task.address, "tensorboard_port": 6006}
+        for task in tasks
+    }
+    hosts = {task.host: Host(task.host, task.address) for task in tasks}
+    return Inventory("inventory/pretended", {"tensorboard": ["head"]}, hosts, tasks, variables)
+
+
+@pytest.fixture
+def hosts() -> Pretence:
+    return Pretence(make_inventory(), run_status=status("new", None))
+
+
+@pytest.fixture
+def desk(hosts: Pretence) -> verbs.Desk:
+    clock = Clock(hosts=hosts)
+    return verbs.Desk(io.StringIO(), clock, clock.sleep, lambda _: {})
+
+
+def printed(desk: verbs.Desk) -> str:
+    assert isinstance(desk.out, io.StringIO)
+    return desk.out.getvalue()
+
+
+def status(state: str, step: int | None, updated: float = 0.0, **more: Any) -> dict[str, Any]:
+    return {
+        "run": "digits",
+        "run_dir": "/srv/trainer/runs/digits",
+        "program": "p:P",
+        "state": state,
+        "step": step,
+        "steps": 30,
+        "updated": updated,
+        **more,
+    }
+
+
+def train(per_second: int = 5) -> Callable[[Pretence], None]:
+    """A training that begins when the chief runs, and ends at step 30 with the chief and its evaluator down."""
+
+    def tick(hosts: Pretence) -> None:
+        if hosts.units["chief-0"].active != "active":
+            return
+        begun.setdefault("at", hosts.now)
+        step = min(30, int((hosts.now - begun["at"]) * per_second))
+        if step < 30:
+            hosts.run_status = status("training", step, hosts.now)
+            return
+        evaluation = {"step": 30, "metrics": {"accuracy": 0.97}}
+        export = "/srv/trainer/runs/digits/export"
+        hosts.run_status = status("finished", 30, hosts.now, evaluation=evaluation, export=export)
+        for name in ("chief-0", "evaluator-0"):
+            hosts.set(name, active="inactive", sub="dead")
+
+    begun: dict[str, float] = {}
+    return tick
+
+
+def test_start_cluster_trains_to_the_end_and_sums_up(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.tick = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert hosts.done == [f"start {name}" for name in ("chief-0", "evaluator-0", "ps-0", "worker-0", "worker-1")]
+    assert all(unit.enabled for unit in hosts.units.values())
+    text = printed(desk)
+    assert "release abc123: unchanged" in text
+    assert "run digits finished" in text
+    assert "accuracy 0.97 (step 30)" in text
+    assert "head:/srv/trainer/runs/digits/checkpoints" in text
+    assert "head:/srv/trainer/runs/digits/export" in text
+    assert "http://192.0.2.10:6006" in text
+    assert "fab logs --task chief-0" in text
+
+
+def test_start_cluster_detached_leaves_after_the_first_step(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.tick = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    assert hosts.units["chief-0"].active == "active"
+    assert "run digits trains: step" in printed(desk)
+
+
+def test_state_of_an_earlier_coordinator_is_no_first_step(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.run_status = status("training", 12, updated=990.0, steps_per_second=5.0)
+    with pytest.raises(ClusterTrouble, match="no step was trained in 20 s"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, timeout=20)
+
+
+def test_start_cluster_leaves_running_tasks_alone(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **UP)
+    hosts.tick = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    assert hosts.done == []
+
+
+def test_new_run_restarts_coordinator_evaluator_and_parameter_servers(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, **UP)
+    hosts.run_status = status("training", 12, 999.0)
+    hosts.selection = '{"run": "digits", "program": "p:P"}'
+    shipped: list[list[str]] = []
+    desk.ship = lambda _: shipped.append(list(hosts.done)) or {}  # type: ignore[func-returns-value]
+
+    hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None
+    train_new = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="digits-2", detach=True)
+    stops = ["stop chief-0", "stop evaluator-0", "stop ps-0"]
+    assert shipped == [stops]
+    assert hosts.done == [*stops, "select", "start chief-0", "start evaluator-0", "start ps-0"]
+    assert json.loads(hosts.selection) == {"run": "digits-2", "program": "p:P"}
+
+
+def test_finished_run_is_not_started_again(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.run_status = status("finished", 30)
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert hosts.done == []
+    assert "start a new one with: fab start-cluster --run NAME" in printed(desk)
+
+
+def test_finished_run_with_more_steps_to_go_is_started(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.run_status = status("finished", 20)
+    hosts.tick = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert "start chief-0" in hosts.done
+
+
+def test_start_cluster_names_the_task_that_failed_with_its_journal(hosts: Pretence, desk: verbs.Desk) -> None:
+    def tick(hosts: Pretence) -> None:
+        if hosts.units["worker-1"].active == "active":
+            hosts.set("worker-1", active="failed", sub="failed", result="exit-code", exit_status=78)
+
+    hosts.tick = tick
+    with pytest.raises(ClusterTrouble, match="worker-1 on far: exited with code 78") as caught:
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert caught.value.code == 1
+    assert caught.value.troubles[0].journal == ["worker-1 says"]
+    assert "| worker-1 says" in str(caught.value)
+
+
+def test_start_cluster_tells_what_the_failed_run_says(hosts: Pretence, desk: verbs.Desk) -> None:
+    def tick(hosts: Pretence) -> None:
+        if hosts.units["chief-0"].active == "active":
+            hosts.run_status = status("failed", None, hosts.now, message="no module named digitz")
+
+    hosts.tick = tick
+    with pytest.raises(ClusterTrouble, match="chief-0 on head: no module named digitz"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_task_that_keeps_restarting_before_the_first_step_is_trouble(hosts: Pretence, desk: verbs.Desk) -> None:
+    def tick(hosts: Pretence) -> None:
+        unit = hosts.units["ps-0"]
+        if unit.up:
+            restarts = unit.restarts + 1
+            hosts.set(
+                "ps-0", active="activating", sub="auto-restart", restarts=restarts, result="exit-code", exit_status=75
+            )
+
+    hosts.tick = tick
+    with pytest.raises(ClusterTrouble, match=r"ps-0 on store: was restarted \d times.*exited with code 75"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_restarts_between_steps_are_recovery(hosts: Pretence, desk: verbs.Desk) -> None:
+    steps = train(per_second=1)
+
+    def tick(hosts: Pretence) -> None:
+        steps(hosts)
+        if hosts.units["worker-1"].up:
+            hosts.set("worker-1", restarts=hosts.units["worker-1"].restarts + 1)
+
+    hosts.tick = tick
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert hosts.units["worker-1"].restarts > 3
+
+
+def test_start_cluster_ends_when_another_operator_stops_the_chief(hosts: Pretence, desk: verbs.Desk) -> None:
+    steps = train(per_second=1)
+
+    def tick(hosts: Pretence) -> None:
+        steps(hosts)
+        if (hosts.run_status or {}).get("step") == 15:
+            hosts.set("chief-0", active="inactive", sub="dead")
+
+    hosts.tick = tick
+    with pytest.raises(ClusterTrouble, match="chief-0 on head was stopped at step 15"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_missing_evaluation_of_the_last_step_is_trouble_after_the_summary(hosts: Pretence, desk: verbs.Desk) -> None:
+    steps = train()
+
+    def tick(hosts: Pretence) -> None:
+        steps(hosts)
+        if hosts.run_status and hosts.run_status["state"] == "finished":
+            hosts.run_status = {**hosts.run_status, "evaluation": None}
+
+    hosts.tick = tick
+    with pytest.raises(ClusterTrouble, match="the last step isn't evaluated"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert "run digits finished" in printed(desk)
+
+
+def test_start_cluster_touches_nothing_when_a_host_is_unreachable(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.unreachable = {"far": "no answer from 192.0.2.30:22 in 10 s"}
+    with pytest.raises(HostsUnreachable, match="far is unreachable") as caught:
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert caught.value.code == 4
+    assert hosts.done == []
+    assert "inactive (dead)" in printed(desk)
+
+
+def test_chief_that_falls_silent_ends_the_watching(hosts: Pretence, desk: verbs.Desk) -> None:
+    steps = train(per_second=1)
+
+    def tick(hosts: Pretence) -> None:
+        steps(hosts)
+        if (hosts.run_status or {}).get("step") == 10:
+            hosts.unreachable = {"head": "the connection was lost"}
+
+    hosts.tick = tick
+    with pytest.raises(HostsUnreachable, match="head is unreachable"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_start_cluster_asks_for_site_yml_when_nothing_is_installed(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.release = None
+    with pytest.raises(OperatorMistake, match=r"Run `ansible-playbook site\.yml` first") as caught:
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert caught.value.code == 2
+
+
+def test_start_cluster_asks_for_site_yml_when_a_task_has_no_environment(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.environments = False
+    with pytest.raises(OperatorMistake, match="head isn't set up for chief-0"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_start_cluster_says_how_many_hosts_got_new_code(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.tick = train()
+
+    def ship(_: Inventory) -> dict[str, Recap]:
+        hosts.release = "def456"
+        return {"localhost": Recap(1, 0, 0), "head": Recap(2, 0, 0)}
+
+    desk.ship = ship
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    assert "release def456: shipped to 3 of 3 hosts" in printed(desk)
+
+
+def test_restart_cluster_stops_everything_but_keeps_it_enabled(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **UP)
+    hosts.tick = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True, restart=True)
+    assert hosts.done[:5] == ["stop chief-0", "stop evaluator-0", "stop ps-0", "stop worker-0", "stop worker-1"]
+    assert len(hosts.done) == 10
+    assert all(unit.enabled for unit in hosts.units.values())
+
+
+def test_stop_cluster_stops_the_coordinator_first_and_is_idempotent(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **UP)
+    hosts.run_status = status("stopped", 17)
+    cluster = Cluster(hosts.inventory, hosts)
+    verbs.stop_cluster(cluster, desk)
+    verbs.stop_cluster(cluster, desk)
+    assert hosts.done == ["stop chief-0", "stop evaluator-0", "stop ps-0", "stop worker-0", "stop worker-1"]
+    assert not any(unit.enabled for unit in hosts.units.values())
+    assert "run digits: stopped, step 17/30" in printed(desk)
+
+
+def test_stop_cluster_stops_the_others_when_a_host_is_unreachable(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, **UP)
+    hosts.unreachable = {"far": "no answer"}
+    with pytest.raises(HostsUnreachable):
+        verbs.stop_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert hosts.done == ["stop chief-0", "stop evaluator-0", "stop ps-0", "stop worker-0"]
+
+
+def test_status_of_a_running_cluster_is_fine(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **UP)
+    hosts.run_status = status("training", 12, 999.0, steps_per_second=5.0)
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    text = printed(desk)
+    assert "release abc123 on 3 hosts" in text
+    assert "run digits: training, step 12/30  5 steps/s" in text
+
+
+@pytest.mark.parametrize("state", ["new", "stopped"])
+def test_status_of_a_stopped_cluster_is_fine(hosts: Pretence, desk: verbs.Desk, state: str) -> None:
+    hosts.run_status = status(state, None)
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_status_of_a_finished_run_is_fine_with_its_coordinator_down(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled")
+    hosts.run_status = status("finished", 30)
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    assert re.search(r"chief-0 +head +finished", printed(desk))
+
+
+def test_status_names_the_task_that_should_run(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **UP)
+    hosts.set("worker-0", active="inactive", sub="dead")
+    hosts.run_status = status("training", 12)
+    with pytest.raises(ClusterTrouble, match=r"worker-0 on store \(look: fab logs --task worker-0\)"):
+        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_status_shows_the_others_when_a_host_is_unreachable(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.unreachable = {"far": "no answer"}
+    with pytest.raises(HostsUnreachable):
+        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    assert re.search(r"worker-1 +far +unreachable", printed(desk))
+    assert re.search(r"ps-0 +store +inactive", printed(desk))
+
+
+def test_status_as_json_has_every_task_and_the_run(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.run_status = status("finished", 30)
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk, as_json=True)
+    shown = json.loads(printed(desk))
+    assert [row["task"] for row in shown["tasks"]] == [task.name for task in TASKS]
+    assert shown["run"]["state"] == "finished"
+
+
+def test_logs_of_all_tasks_name_the_task_of_each_line(hosts: Pretence, desk: verbs.Desk) -> None:
+    verbs.show_logs(Cluster(hosts.inventory, hosts), desk, None, 5, follow=False)
+    assert "ps-0        | ps-0 says\n" in printed(desk)
+    assert len(printed(desk).splitlines()) == len(TASKS)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_logs_of_one_task_are_its_lines(hosts: Pretence, desk: verbs.Desk, follow: bool) -> None:
+    verbs.show_logs(Cluster(hosts.inventory, hosts), desk, "worker-1", 5, follow)
+    assert printed(desk) == "worker-1 says\n"
+
+
+def test_runs_are_listed(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.runs = json.dumps([status("finished", 30)])
+    verbs.show_runs(Cluster(hosts.inventory, hosts), desk)
+    assert "digits" in printed(desk)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", ".hidden"])
+def test_name_that_can_be_no_directory_is_refused(name: str) -> None:
+    with pytest.raises(OperatorMistake, match="--run"):
+        choose(name, None, {}, None)
+
+
+@pytest.mark.parametrize("program", ["digits", "digits.py", "a b:C", "a:B:C", ":C"])
+def test_program_that_names_no_object_is_refused(program: str) -> None:
+    with pytest.raises(OperatorMistake, match="--program"):
+        choose(None, program, {}, None)
+
+
+def test_choice_keeps_what_is_not_given() -> None:
+    present = Run("a", program="p:P")
+    choice = choose("b", None, {"run": "a", "program": "p:P"}, present)
+    assert (choice.selection, choice.write, choice.new) == ({"run": "b", "program": "p:P"}, True, True)
+    choice = choose(None, "q:Q", {"run": "a"}, present)
+    assert (choice.selection, choice.write, choice.new) == ({"run": "a", "program": "q:Q"}, True, True)
+
+
+def test_choice_of_what_runs_already_is_no_new_run() -> None:
+    choice = choose("a", None, {}, Run("a", program="p:P"))
+    assert (choice.selection, choice.write, choice.new) == ({"run": "a"}, True, False)
+    choice = choose(None, None, {"run": "a"}, Run("a"))
+    assert (choice.write, choice.new) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("up", "new", "stopped"),
+    [
+        ([], False, []),
+        ([], True, []),
+        (["chief-0", "ps-0", "worker-0", "evaluator-0"], False, []),
+        (["chief-0", "ps-0", "worker-0", "evaluator-0"], True, ["chief-0", "ps-0", "evaluator-0"]),
+        (["ps-0", "worker-0", "evaluator-0"], False, ["ps-0"]),
+    ],
+)
+def test_parameter_servers_serve_one_coordinator_only(up: list[str], new: bool, stopped: list[str]) -> None:
+    inventory = make_inventory()
+    units = {task.name: Unit(task.unit, **(UP if task.name in up else {})) for task in TASKS}
+    assert [task.name for task in pick_restarts(inventory, units, new)] == stopped
+
+
+def test_recap_is_read_from_ansibles_output() -> None:
+    output = (
+        "ok: [head]\n\nPLAY RECAP *****\n"
+        "head                       : ok=5    changed=2    unreachable=0    failed=0    skipped=0    rescued=0\n"
+        "worker-1                   : ok=0    changed=0    unreachable=1    failed=0    skipped=0    rescued=0\n"
+    )
+    assert parse_recap(output) == {"head": Recap(2, 0, 0), "worker-1": Recap(0, 1, 0)}
