@@ -1,0 +1,224 @@
+"""The lab as the tests see it: over SSH, through the inventory that Ansible reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import testinfra
+import yaml
+from testinfra.host import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINING_GROUPS = ("chief", "ps", "worker", "evaluator")
+LONG_RUN = "infra-long"
+# From a cluster just made right to one that trains, is damaged, restarted, stopped, and at last trains to the end.
+ORDER = [
+    "test_site",
+    "test_chief",
+    "test_ps",
+    "test_worker",
+    "test_evaluator",
+    "test_tensorboard",
+    "test_all_hosts",
+    "test_repair",
+    "test_reboot",
+    "test_fab",
+    "test_training",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ORDER.index(item.path.stem))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Add the journals of a failed test's hosts to its report."""
+    report = yield
+    if report.failed and hasattr(item, "funcargs"):
+        host = item.funcargs.get("host")
+        for name, one in {"host": host}.items() if host else hosts_of("all").items():
+            with one.sudo():
+                journal = one.run("journalctl --no-pager --lines=25 -o short --unit='trainer@*' --unit=tensorboard").stdout
+            report.sections.append((f"journal of {name}", journal))
+    return report
+
+
+def hosts_of(group: str) -> dict[str, Host]:
+    return {host.backend.hostname: host for host in testinfra.get_hosts([f"ansible://{group}"])}
+
+
+@pytest.fixture
+def _as_root(host: Host) -> Iterator[None]:
+    with host.sudo():
+        yield
+
+
+@pytest.fixture(scope="session")
+def truth() -> dict[str, Any]:
+    """The inventory as Ansible lists it: groups and hostvars."""
+    listed = subprocess.run(["ansible-inventory", "--list"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return json.loads(listed.stdout)
+
+
+@pytest.fixture(scope="session")
+def lab(truth: dict[str, Any]) -> dict[str, Host]:
+    """Each host of the lab by its inventory name; commands run as the login user."""
+    names = [name for group in TRAINING_GROUPS for name in truth[group]["hosts"]]
+    return {name: testinfra.get_host(f"ansible://{name}") for name in dict.fromkeys(names)}
+
+
+@dataclass
+class Play:
+    """What a run of ansible-playbook did."""
+
+    code: int
+    changed: list[tuple[str, str]]  # (host, task)
+    failed: list[tuple[str, str]]  # (host, message)
+    stats: dict[str, dict[str, int]]
+
+
+def play(*arguments: str, inventory: Path | None = None) -> Play:
+    command = ["ansible-playbook", *(("--inventory", str(inventory)) if inventory else ()), *arguments]
+    environment = os.environ | {
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+        "_ANSIBLE_TEMPLAR_UNTRUSTED_TEMPLATE_BEHAVIOR": "fail",
+    }
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    start = done.stdout.find("{\n")
+    if start < 0:
+        pytest.fail(f"{' '.join(command)} exited {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    output = json.loads(done.stdout[start:])
+    results = [
+        (host, task["task"]["name"], result)
+        for one in output["plays"]
+        for task in one["tasks"]
+        for host, result in task["hosts"].items()
+    ]
+    return Play(
+        done.returncode,
+        [(host, name) for host, name, result in results if result.get("changed")],
+        [(host, str(result.get("msg"))) for host, _, result in results if result.get("failed")],
+        output["stats"],
+    )
+
+
+@pytest.fixture(scope="session")
+def long_inventory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lab's inventory with the tests' own program, which trains for hours."""
+    copy = tmp_path_factory.mktemp("inventory") / "lab"
+    shutil.copytree(ROOT / os.environ.get("PSFLEET_INVENTORY", "inventory/lab"), copy)
+    variables = copy / "group_vars" / "all.yml"
+    values = yaml.safe_load(variables.read_text())
+    values["release_program"] = "tests/infra/programs"
+    values["trainer_run"] = {"program": "slow:Slow", "run": LONG_RUN, "steps": 1_000_000, "checkpoint_seconds": 5}
+    variables.write_text(yaml.safe_dump(values))
+    return copy
+
+
+def fab(*arguments: str, inventory: Path | None = None, timeout: int = 400) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | ({"PSFLEET_INVENTORY": str(inventory)} if inventory else {})
+    return subprocess.run(["fab", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.fixture(scope="session")
+def long_run(long_inventory: Path, lab: dict[str, Host]) -> Iterator[Path]:
+    """A training under way with the tests' own program; gives the inventory that it was started from."""
+    with lab["head"].sudo():
+        lab["head"].run_expect([0], f"rm -rf /srv/trainer/runs/{LONG_RUN}")
+    converged = play("site.yml", inventory=long_inventory)
+    assert converged.code == 0, converged.failed
+    started = fab("start-cluster", "--run", LONG_RUN, "--detach", inventory=long_inventory)
+    assert started.returncode == 0, started.stdout + started.stderr
+    yield long_inventory
+    fab("stop-cluster")
+
+
+def units(lab: dict[str, Host]) -> dict[str, str]:
+    """The InvocationID of each task's unit: it changes when, and only when, systemd starts the task anew."""
+    found = {}
+    for host in lab.values():
+        with host.sudo():
+            listed = host.check_output("systemctl show --property=Id,InvocationID 'trainer@*.service'")
+        for block in listed.split("\n\n"):
+            values = dict(line.split("=", 1) for line in block.splitlines())
+            found[values["Id"].removeprefix("trainer@").removesuffix(".service")] = values["InvocationID"]
+    return found
+
+
+def status(lab: dict[str, Host]) -> dict[str, Any]:
+    """The run's state as the trainer itself tells it, on the chief's host."""
+    command = "cd /opt/trainer/current && env/bin/python -m trainer status --json --settings /etc/trainer/run.json"
+    with lab["head"].sudo("trainer"):
+        return json.loads(lab["head"].check_output(command))
+
+
+def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Poll until `true()` is; its value is returned. Fails with `what` after the deadline."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = true()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.5)
+
+
+def wait_for_progress(lab: dict[str, Host], seconds: float = 180) -> None:
+    """Wait until a step is trained that was not trained when this was called."""
+    before = status(lab)
+    wait_until(
+        lambda: (now := status(lab))["state"] == "training" and now["updated"] > before["updated"]
+        and (now["step"] or 0) > 0 and now["step"] != before["step"],
+        seconds,
+        f"a further step than {before['step']}",
+    )
+
+
+def environment_of(host: Host, unit: str) -> dict[str, str]:
+    """The environment of a unit's running process. `systemctl show` would not tell an EnvironmentFile's."""
+    pid = host.check_output(f"systemctl show --value --property=MainPID {unit}")
+    assert pid != "0", f"{unit} is not running"
+    raw = host.check_output(f"cat /proc/{pid}/environ")
+    return dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
+
+
+def expected_cluster(truth: dict[str, Any]) -> dict[str, list[str]]:
+    """The cluster written down from the inventory by hand, for the lab's one task a host."""
+    ports = {"chief": 2222, "ps": 2300, "worker": 2400}
+    address = {name: values["ansible_host"] for name, values in truth["_meta"]["hostvars"].items()}
+    return {job: [f"{address[name]}:{port}" for name in truth[job]["hosts"]] for job, port in ports.items()}
+
+
+def check_task(host: Host, truth: dict[str, Any], job: str, as_enabled: bool = True) -> None:
+    """Assert what every training task's unit must be while the cluster runs."""
+    name = host.backend.hostname
+    (inventory_name,) = (n for n, v in truth["_meta"]["hostvars"].items() if v["ansible_host"] == name)
+    index = truth[job]["hosts"].index(inventory_name)
+    unit = f"trainer@{job}-{index}"
+    service = host.service(unit)
+    assert service.is_running
+    assert service.is_enabled is as_enabled
+    environment = environment_of(host, unit)
+    assert json.loads(environment["TF_CONFIG"]) == {
+        "cluster": expected_cluster(truth),
+        "task": {"type": job, "index": index},
+    }
+    assert environment["TF_USE_LEGACY_KERAS"] == "1"
+    pid = host.check_output(f"systemctl show --value --property=MainPID {unit}")
+    assert host.check_output(f"ps -o user= -p {pid}") == "trainer"
+    assert host.check_output(f"readlink /proc/{pid}/cwd") == host.check_output("readlink -f /opt/trainer/current")
+    if job != "evaluator":
+        port = {"chief": 2222, "ps": 2300, "worker": 2400}[job]
+        listening = host.check_output("ss --listening --tcp --numeric --processes --no-header")
+        assert any(f":{port} " in line and f"pid={pid}," in line for line in listening.splitlines()), listening

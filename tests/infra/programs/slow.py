@@ -1,0 +1,18 @@
+"""A training that lasts as long as a test needs: each batch sleeps, natively, so that it costs no processor time."""
+
+import tensorflow as tf
+import tf_keras
+from tensorflow.python.data.experimental.ops import testing
+
+
+class Slow:
+    def build_model(self):
+        model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(4,))])
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    def train_dataset(self, context):
+        return self.eval_dataset(context).repeat().apply(testing.sleep(100_000))
+
+    def eval_dataset(self, context):
+        return tf.data.Dataset.from_tensors((tf.ones([8, 4]), tf.ones([8, 1])))

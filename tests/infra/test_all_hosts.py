@@ -1,0 +1,63 @@
+"""What every host has in common."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+testinfra_hosts = ["ansible://all"]
+pytestmark = pytest.mark.usefixtures("long_run", "_as_root")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_user_has_the_one_uid(host, truth):
+    user = host.user("trainer")
+    name = next(iter(truth["_meta"]["hostvars"]))
+    assert user.uid == user.gid == truth["_meta"]["hostvars"][name]["cluster_uid"]
+    assert user.shell == "/usr/sbin/nologin"
+
+
+def test_shared_path_is_mounted_and_writable_by_the_user(host):
+    assert host.mount_point("/srv/trainer").exists
+    with host.sudo("trainer"):
+        assert host.run("test -w /srv/trainer").rc == 0
+
+
+def test_every_host_left_its_marker(host, truth):
+    written = {
+        marker: host.file(f"/srv/trainer/.psfleet-host-{marker}").content_string
+        for marker in truth["_meta"]["hostvars"]
+    }
+    assert len(set(written.values())) == len(written)
+    assert host.file("/etc/machine-id").content_string in written.values()
+
+
+def test_check_of_the_shared_path_passes(host):
+    assert host.run("/usr/local/sbin/psfleet-check-shared-path").rc == 0
+
+
+def test_current_release_is_complete(host):
+    release = json.loads(host.file("/opt/trainer/current/release.json").content_string)
+    assert host.file("/opt/trainer/current").linked_to == f"/opt/trainer/releases/{release['id']}"
+    assert host.file("/opt/trainer/current/slow.py").exists
+    minor = host.check_output("/opt/trainer/current/env/bin/python -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'")
+    assert host.file("/opt/trainer/current/env").linked_to.endswith(release["environments"][minor]["name"])
+
+
+def test_environment_has_the_locked_versions(host):
+    python = "/opt/trainer/current/env/bin/python"
+    minor = host.check_output(f"{python} -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'")
+    lock = (ROOT / f"locks/cpu-{minor}.txt").read_text()
+    command = "from importlib.metadata import version; print(version('tensorflow'), version('tf-keras'))"
+    tensorflow, tf_keras = host.check_output(f'{python} -c "{command}"').split()
+    assert f"\ntensorflow=={tensorflow} " in lock
+    assert f"\ntf-keras=={tf_keras} " in lock
+
+
+def test_bytecode_is_compiled(host):
+    package = "/opt/trainer/current/env/lib/python3*/site-packages/tensorflow/python/framework"
+    assert int(host.check_output(f"ls {package}/__pycache__ | wc -l")) >= int(host.check_output(f"ls {package}/*.py | wc -l"))
+
+
+def test_release_belongs_to_root(host):
+    assert host.check_output("find /opt/trainer/releases ! -user root") == ""

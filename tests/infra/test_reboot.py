@@ -1,0 +1,70 @@
+"""Hosts that reboot, and a shared path that is not there."""
+
+from .conftest import fab, wait_for_progress, wait_until
+
+
+def boot_id(host):
+    answer = host.run("cat /proc/sys/kernel/random/boot_id /proc/1/stat")
+    return answer.stdout.rsplit(")", 1)[-1].split()[19] if answer.rc == 0 else None  # start time of PID 1
+
+
+def reboot(host):
+    before = boot_id(host)
+    with host.sudo():
+        host.run("systemctl reboot")
+    wait_until(lambda: boot_id(host) not in (None, before), 90, "the host is back")
+    with host.sudo():
+        wait_until(lambda: host.run("systemctl is-system-running --wait").stdout.strip() == "running", 90, "it is up")
+
+
+def test_a_task_never_starts_on_an_unmounted_path(lab, long_run):
+    host = lab["worker-0"]
+    with host.sudo():
+        host.run_expect([0], "systemctl stop trainer@worker-0")
+        host.run_expect([0], "umount --lazy /srv/trainer")
+        assert not host.mount_point("/srv/trainer").exists
+        assert host.run("systemctl start trainer@worker-0").rc != 0
+        restarts = int(host.check_output("systemctl show --value --property=NRestarts trainer@worker-0"))
+        wait_until(
+            lambda: int(host.check_output("systemctl show --value --property=NRestarts trainer@worker-0")) > restarts + 1,
+            30,
+            "systemd tries again",
+        )
+        assert not host.service("trainer@worker-0").is_running
+        assert "nothing is mounted there" in host.check_output("journalctl --no-pager --lines=20 --unit=trainer@worker-0")
+        assert host.check_output("ls -A /srv/trainer") == ""
+    reboot(host)
+    with host.sudo():
+        wait_until(lambda: host.service("trainer@worker-0").is_running, 60, "worker-0 runs again")
+    wait_for_progress(lab)
+
+
+def test_a_path_that_nobody_else_sees_is_refused(lab, long_run):
+    host = lab["worker-0"]
+    with host.sudo():
+        host.run_expect([0], "mount -t tmpfs none /srv/trainer")
+        try:
+            host.run_expect([0], "install -d -o trainer -g trainer /srv/trainer")
+            check = host.run("/usr/local/sbin/psfleet-check-shared-path")
+        finally:
+            host.run_expect([0], "umount /srv/trainer")
+        assert check.rc == 1
+        assert "no marker of another host" in check.stderr
+        assert host.run("/usr/local/sbin/psfleet-check-shared-path").rc == 0
+
+
+def test_a_running_cluster_comes_back_and_a_stopped_one_stays_down(lab, long_run):
+    host = lab["ps-1"]
+    reboot(host)
+    with host.sudo():
+        wait_until(lambda: host.service("trainer@ps-1").is_running, 60, "ps-1 runs again")
+    wait_for_progress(lab)
+    stopped = fab("stop-cluster", inventory=long_run)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    reboot(host)
+    with host.sudo():
+        assert not host.service("trainer@ps-1").is_enabled
+        assert not host.service("trainer@ps-1").is_running
+    started = fab("start-cluster", "--detach", inventory=long_run)
+    assert started.returncode == 0, started.stdout + started.stderr
+    wait_for_progress(lab)

@@ -1,0 +1,76 @@
+"""A host that is damaged by hand, or emptied: the next run finds exactly that, and mends it while training goes on."""
+
+import json
+
+import pytest
+
+from .conftest import environment_of, play, units, wait_for_progress, wait_until
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "task", "restarted"),
+    [
+        ("worker-1", "/etc/trainer/worker-1.env", "Write each task's environment", {"worker-1"}),
+        ("head", "/etc/trainer/run.json", "Write the run settings", {"chief-0", "evaluator-0"}),
+        ("ps-1", "/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment", {"ps-1"}),
+        ("worker-0", "/opt/trainer/current/trainer/__main__.py", "Unpack the code", {"worker-0"}),
+        ("ps-0", "/etc/systemd/system/trainer@.service", "Install the unit", {"ps-0"}),
+    ],
+)
+def test_one_damaged_file_is_found_mended_and_its_tasks_restarted(lab, long_run, name, file, task, restarted):
+    host = lab[name]
+    before = units(lab)
+    with host.sudo():
+        right = host.check_output(f"cat {file}")
+        host.run_expect([0], f"sh -c 'echo \"# damaged\" >> {file}'")
+    repaired = play("site.yml", inventory=long_run)
+    assert repaired.code == 0, repaired.failed
+    assert {host for host, _ in repaired.changed} == {name}
+    changed = [what for _, what in repaired.changed if not what.startswith(("Restart", "Reload"))]
+    assert changed == [task]
+    with host.sudo():
+        assert host.check_output(f"cat {file}") == right
+    after = units(lab)
+    assert {unit for unit in before if before[unit] != after[unit]} == restarted
+    wait_for_progress(lab)
+
+
+def test_a_limited_run_renders_the_whole_cluster(lab, long_run):
+    host = lab["worker-1"]
+    with host.sudo():
+        right = host.check_output("cat /etc/trainer/worker-1.env")
+        host.run_expect([0], "rm /etc/trainer/worker-1.env")
+    limited = play("site.yml", "--limit", "worker-1", inventory=long_run)
+    assert limited.code == 0, limited.failed
+    assert {name for name in limited.stats if limited.stats[name]["ok"]} == {"worker-1"}
+    with host.sudo():
+        assert host.check_output("cat /etc/trainer/worker-1.env") == right
+        wait_until(lambda: host.service("trainer@worker-1").is_running, 60, "worker-1 runs")
+        assert len(json.loads(environment_of(host, "trainer@worker-1")["TF_CONFIG"])["cluster"]["worker"]) == 2
+
+
+def test_an_emptied_host_is_installed_without_a_way_out(lab, long_run):
+    host = lab["worker-1"]
+    with host.sudo():
+        host.run_expect([0], "systemctl stop trainer@worker-1")
+        host.run_expect([0], "rm -rf /opt/trainer /etc/trainer /etc/systemd/system/trainer@.service")
+        host.run_expect([0], "ip route add unreachable default metric 1")
+    try:
+        # The fault is real: no address but the lab's own network can be reached.
+        reach = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=5)"
+        assert "No route to host" in host.run(f'python3 -c "{reach}"').stderr
+        checked = play("site.yml", "--limit", "worker-1", "--check", "--diff", inventory=long_run)
+        assert checked.code == 0, checked.failed
+        installed = play("site.yml", "--limit", "worker-1", inventory=long_run)
+        assert installed.code == 0, installed.failed
+        changed = {task for _, task in installed.changed}
+        assert {"Unpack the code", "Install the environment", "Switch to the release"} <= changed
+        again = play("site.yml", "--limit", "worker-1", inventory=long_run)
+        assert (again.code, again.changed) == (0, [])
+        with host.sudo():
+            host.run_expect([0], "systemctl start trainer@worker-1")
+            assert host.service("trainer@worker-1").is_running
+    finally:
+        with host.sudo():
+            host.run_expect([0], "ip route del unreachable default metric 1")
+    wait_for_progress(lab)
