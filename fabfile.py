@@ -39,12 +39,12 @@ def _cluster(context: Context, inventory: str | None) -> Iterator[Cluster]:
 
 
 @contextmanager
-def _leaving(message: str) -> Iterator[None]:
+def _leaving(message: str = "") -> Iterator[None]:
     """Let Ctrl-C end the looking-on with a message; 130 is the shell's own code for it."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Exit(f"\n{message}", 130) from None
+        raise Exit(f"\n{message}" if message else None, 130) from None
 
 
 _LEFT = "left; what was started goes on. Look: fab status. Stop it: fab stop-cluster"
@@ -105,7 +105,7 @@ def logs(
     context: Context, task: str | None = None, lines: int = 20, follow: bool = False, inventory: str | None = None
 ) -> None:
     """Show the tasks' journals, each line with its task."""
-    with _cluster(context, inventory) as cluster, _leaving(""):
+    with _cluster(context, inventory) as cluster, _leaving():
         verbs.show_logs(cluster, verbs.Desk(), task, lines, follow)
 
 

@@ -262,7 +262,11 @@ def _load_json(text: str) -> Any:
 
 def _journalctl(tasks: Sequence[Task], lines: int) -> str:
     units = " ".join(f"--unit={task.unit}" for task in tasks)
-    return f"root journalctl --quiet --no-pager --lines={lines} --output=json {units}"
+    # On a terminal, which `follow` has, journalctl colours even JSON; without --all it leaves out long lines.
+    return (
+        f"root env SYSTEMD_COLORS=0 journalctl --quiet --no-pager --all --lines={lines} --output=json "
+        f"--output-fields=MESSAGE,UNIT,_SYSTEMD_UNIT {units}"
+    )
 
 
 def _parse_entry(text: str) -> tuple[int, str, str] | None:

@@ -50,6 +50,12 @@ def choose(run_name: str | None, program: str | None, selection: Mapping[str, st
     return Choice(wanted, write=wanted != dict(selection), new=new)
 
 
+def is_finished(run: Run, wanted_steps: int | None) -> bool:
+    """Whether a run is finished, and the inventory doesn't want more steps of it by now."""
+    more = wanted_steps is not None and run.step is not None and wanted_steps > run.step
+    return run.state == "finished" and not more
+
+
 def pick_restarts(inventory: Inventory, units: Mapping[str, Unit], new_run: bool) -> list[Task]:
     """Which tasks must be stopped before the start.
 
@@ -88,7 +94,7 @@ def is_done(task: Task, unit: Unit, run: Run | None) -> bool:
         and unit.health is Health.STOPPED
         and unit.result == "success"
         and run is not None
-        and run.finished
+        and run.state == "finished"
     )
 
 
@@ -108,5 +114,5 @@ def judge_task(task: Task, observation: Observation) -> tuple[str, bool]:
         return state, deaf and unit.since is not None and now - unit.since > PORT_SECONDS
     if unit.health is Health.STARTING:
         return state, False
-    idle = unit.health is Health.STOPPED and observation.run is not None and observation.run.finished
+    idle = unit.health is Health.STOPPED and observation.run is not None and observation.run.state == "finished"
     return state, unit.enabled and not idle

@@ -83,6 +83,13 @@ class Inventory:
         return shared
 
     @property
+    def steps(self) -> int | None:
+        """How many steps the run settings want, where they say so."""
+        settings = self.variables[self.chief.host].get("trainer_run")
+        steps = settings.get("steps") if isinstance(settings, Mapping) else None
+        return steps if isinstance(steps, int) else None
+
+    @property
     def tensorboard_url(self) -> str | None:
         hosts = self.groups.get("tensorboard", ())
         if not hosts:

@@ -33,11 +33,6 @@ class Run:
     export: str | None = None
     updated: float | None = None  # seconds since 1970 by the clock of the chief's host
 
-    @property
-    def finished(self) -> bool:
-        """Finished, and not asked since for more steps than it has."""
-        return self.state == "finished" and (self.steps is None or self.step is None or self.step >= self.steps)
-
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -58,7 +58,7 @@ def start_cluster(
     before = _observe_all(cluster, desk)
     cluster.refuse_when_not_installed(before)
     choice = decision.choose(run_name, program, before.selection, before.run)
-    if before.run and before.run.finished and not choice.new:
+    if before.run and decision.is_finished(before.run, inventory.steps) and not choice.new:
         desk.say(report.render_summary(inventory, before.run, None))
         desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
         return
@@ -211,7 +211,7 @@ class _Watch:
         """Wait for the first new step; raise with what is wrong when the timeout passes without one."""
         while True:
             run = self._look()
-            if run and (run.finished or self._has_trained(run)):
+            if run and (run.state == "finished" or self._has_trained(run)):
                 return run
             if self._desk.clock() - self._begun > timeout:
                 raise self._describe_timeout(timeout)
@@ -226,7 +226,7 @@ class _Watch:
         while True:
             run = self._look()
             if run:
-                if run.finished:
+                if run.state == "finished":
                     return run
                 self.progress.show(report.render_progress(run, self._desk.clock() - self._last_step_at))
             self._desk.sleep(RUN_SECONDS)
@@ -264,14 +264,16 @@ class _Watch:
             self._last_step = fresh.step
             self._last_step_at = now
             self._restarts = {name: unit.restarts for name, unit in self._observation.units.items()}
-        self._refuse_trouble(seen, fresh)
-        if run and run.finished and seen.units[chief.name].health is Health.STOPPED:
+        # systemd needs a moment from the request to the first sign of life.
+        stopped = seen.units[chief.name].health is Health.STOPPED and now - self._begun > 2 * UNITS_SECONDS
+        self._refuse_trouble(seen, fresh, stopped)
+        if run and run.state == "finished" and stopped:
             fresh = run  # a run that was complete before: its coordinator has nothing to write
         if fresh:
             self.run = fresh
         return fresh
 
-    def _refuse_trouble(self, seen: Observation, run: Run | None) -> None:
+    def _refuse_trouble(self, seen: Observation, run: Run | None, stopped: bool) -> None:
         for name, unit in seen.units.items():
             # A counter that went back was reset: systemd counts from the last start by hand.
             self._restarts[name] = min(self._restarts.get(name, unit.restarts), unit.restarts)
@@ -282,10 +284,7 @@ class _Watch:
             found.setdefault(chief, run.message or "the run failed")
         if found:
             raise ClusterTrouble("", self._cluster.trouble(found))
-        # systemd needs a moment from the request to the first sign of life.
-        early = self._desk.clock() - self._begun < 2 * UNITS_SECONDS
-        unit = seen.units[chief.name]
-        if unit.health is Health.STOPPED and not early and not (seen.run and seen.run.finished):
+        if stopped and not (seen.run and seen.run.state == "finished"):
             where = f" at step {seen.run.step}" if seen.run and seen.run.step is not None else ""
             raise ClusterTrouble(f"{chief.name} on {chief.host} was stopped{where} while fab was watching")
 
@@ -294,7 +293,7 @@ class _Watch:
             return False
         if self._first_step is None:
             self._first_step = run.step
-        return run.step > self._first_step or bool(run.steps_per_second)
+        return run.step > self._first_step
 
     def _describe_timeout(self, timeout: float) -> FleetError:
         seen = self._cluster.observe()

@@ -146,11 +146,9 @@ class Clock:
             self.hosts.now += seconds
 
 
-def make_inventory(tasks: Sequence[Task] = TASKS) -> Inventory:
-    variables = {
-        task.host: {"cluster_shared_dir": "/srv/trainer", "ansible_host": task.address, "tensorboard_port": 6006}
-        for task in tasks
-    }
+def make_inventory(tasks: Sequence[Task] = TASKS, steps: int | None = None) -> Inventory:
+    shared = {"cluster_shared_dir": "/srv/trainer", "tensorboard_port": 6006, "trainer_run": {"steps": steps}}
+    variables = {task.host: {"ansible_host": task.address, **shared} for task in tasks}
     hosts = {task.host: Host(task.host, task.address) for task in tasks}
     return Inventory("inventory/pretended", {"tensorboard": ["head"]}, hosts, tasks, variables)
 
@@ -265,11 +263,20 @@ def test_finished_run_is_not_started_again(hosts: Pretence, desk: verbs.Desk) ->
     assert "start a new one with: fab start-cluster --run NAME" in printed(desk)
 
 
-def test_finished_run_with_more_steps_to_go_is_started(hosts: Pretence, desk: verbs.Desk) -> None:
+def test_finished_run_is_started_when_the_inventory_wants_more_steps(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.inventory = make_inventory(steps=30)
     hosts.run_status = status("finished", 20)
     hosts.tick = train()
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
     assert "start chief-0" in hosts.done
+
+
+def test_trainer_that_finds_a_run_finished_ends_the_watching(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.inventory = make_inventory(steps=40)
+    hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
+    hosts.tick = lambda hosts: hosts.set("chief-0", active="inactive", sub="dead")
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert "run digits finished" in printed(desk)
 
 
 def test_start_cluster_names_the_task_that_failed_with_its_journal(hosts: Pretence, desk: verbs.Desk) -> None:
