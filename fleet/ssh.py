@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import random
 import shlex
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -142,7 +144,7 @@ class SshHosts:
         connection = self._connections.get(host.name)
         if connection is None:
             connection = self._connections[host.name] = self._connection(host)
-        connection.open()
+        _open(connection)
         return connection
 
     def _connection(self, host: Host) -> Connection:
@@ -172,6 +174,7 @@ class SshHosts:
         check_host_key(connection, {**connection.ssh_config, **host.ssh_options})
         gateway = connection.gateway
         while isinstance(gateway, Connection):
+            gateway.connect_timeout = gateway.connect_timeout or CONNECT_SECONDS
             check_host_key(gateway, gateway.ssh_config)
             gateway = gateway.gateway
         return connection
@@ -198,6 +201,20 @@ class SshHosts:
         if isinstance(error, ThreadException):
             return f"{where}: the connection was lost"
         return f"{where}: {error or type(error).__name__}"
+
+
+def _open(connection: Connection) -> None:
+    """Connect; where sshd hangs up at once, because too many knock (MaxStartups), knock again a little later."""
+    for attempts_left in (2, 1, 0):
+        begun = time.monotonic()
+        try:
+            connection.open()
+            return
+        except SSHException as error:
+            turned_away = "banner" in str(error) and time.monotonic() - begun < 2
+            if not turned_away or not attempts_left:
+                raise
+        time.sleep(random.uniform(0.2, 1.0))
 
 
 class UnknownHostKey(SSHException):

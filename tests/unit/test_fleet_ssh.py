@@ -56,6 +56,7 @@ class Server:
     host_key: paramiko.PKey
     key_file: Path
     logins: list[paramiko.Transport]
+    turn_away: int = 0  # so many callers are hung up on before the next is let in
 
     def host(self, name: str = "here", **options: str) -> Host:
         return Host(name, "127.0.0.1", "admin", self.port, self.key_file, options)
@@ -80,6 +81,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
                 connection, _ = listener.accept()
             except OSError:
                 return
+            if found.turn_away:
+                found.turn_away -= 1
+                connection.close()
+                continue
             transport = paramiko.Transport(connection)
             transport.add_server_key(host_key)
             transport.start_server(event=threading.Event(), server=Session(key))
@@ -144,6 +149,16 @@ def test_unreachable_host_costs_no_other_answer(server: Server) -> None:
     assert answers["here"].stdout == "here\n"
     assert re.search("refused|Unable to connect", answers["gone"].unreachable or "")
     hosts.close()
+
+
+def test_caller_that_sshd_turns_away_knocks_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.ssh.time.sleep", lambda _: None)
+    hosts = ssh(server.host(**ACCEPT))
+    server.turn_away = 2
+    assert hosts.run({"here": "true"})["here"].unreachable is None
+    hosts.close()
+    server.turn_away = 3
+    assert "banner" in (ssh(server.host(**ACCEPT)).run({"here": "true"})["here"].unreachable or "")
 
 
 def test_silent_host_is_unreachable_after_the_timeout(server: Server) -> None:
