@@ -3,16 +3,16 @@
 from .conftest import fab, wait_for_progress, wait_until
 
 
-def boot_id(host):
-    answer = host.run("cat /proc/sys/kernel/random/boot_id /proc/1/stat")
-    return answer.stdout.rsplit(")", 1)[-1].split()[19] if answer.rc == 0 else None  # start time of PID 1
+def boot_time(host):
+    answer = host.run("cat /proc/1/stat")
+    return answer.stdout.rsplit(")", 1)[-1].split()[19] if answer.rc == 0 else None
 
 
 def reboot(host):
-    before = boot_id(host)
+    before = boot_time(host)
     with host.sudo():
         host.run("systemctl reboot")
-    wait_until(lambda: boot_id(host) not in (None, before), 90, "the host is back")
+    wait_until(lambda: boot_time(host) not in (None, before), 90, "the host is back")
     with host.sudo():
         wait_until(lambda: host.run("systemctl is-system-running --wait").stdout.strip() == "running", 90, "it is up")
 
