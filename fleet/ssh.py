@@ -183,13 +183,13 @@ class SshHosts:
         where = f"{host.address}:{host.port or 22}"
         if isinstance(error, BadHostKeyException):
             return (
-                f"{where} shows another host key than the one in known_hosts. If the machine was made anew, remove "
-                f"the old key: ssh-keygen -R {host.address}"
+                f"{error.hostname} shows another host key than the one in known_hosts. If the machine was made anew, "
+                f"remove the old key: ssh-keygen -R {shlex.quote(error.hostname)}"
             )
         if isinstance(error, UnknownHostKey):
             return (
-                f"the host key of {where} is not in known_hosts. Connect once and compare it: "
-                f"ssh {f'{host.user}@' if host.user else ''}{host.address}"
+                f"the host key of {error} is not in known_hosts. Connect once and compare it: "  # a jump host's, maybe
+                f"ssh {f'{host.user}@' if host.user else ''}{host.address}{f' -p {host.port}' if host.port else ''}"
             )
         if isinstance(error, AuthenticationException):
             key = f"the key {host.key_file}" if host.key_file else "your keys"
