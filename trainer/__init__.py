@@ -1,0 +1,1 @@
+"""Train a TensorFlow model on parameter servers: one entry point, `python -m trainer`, for every task."""

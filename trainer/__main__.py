@@ -1,0 +1,168 @@
+"""The one entry point: `python -m trainer` becomes the task that TF_CONFIG names.
+
+Only this module reads the command line and the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.checkpoints import RunDirectory
+from trainer.cluster import Cluster
+from trainer.config import Config, ConfigError
+from trainer.failures import TRY_AGAIN, USER_ERROR, explain
+from trainer.logs import set_up_logging
+from trainer.notify import Notifier
+from trainer.selection import apply_selection
+from trainer.status import describe, describe_all, read_all, read_status
+
+log = logging.getLogger("trainer")
+TENSORFLOW = {
+    # Keras 3 has no parameter-server Model.fit and loses optimizer iterations.
+    "TF_USE_LEGACY_KERAS": "1",
+    # "false" makes a call to a dead member hang.
+    "GRPC_FAIL_FAST": "use_caller",
+    "TF_CPP_MIN_LOG_LEVEL": "1",
+}
+
+
+def main(argv: list[str], environment: Mapping[str, str]) -> int:
+    """Run one command; returns the exit code."""
+    options = parse(argv)
+    try:
+        if options.command == "local":
+            from trainer.local import run_local
+
+            return run_local(options)
+        if options.command == "status":
+            return show_status(options, environment)
+        if options.command == "runs":
+            return show_runs(options, environment)
+        return run_task(options, environment)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    from trainer.local import add_local_options
+
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer",
+        description="Without a command: become the task that TF_CONFIG names (worker, ps, chief or evaluator).",
+        epilog="Exit codes: 0 finished, 75 try again (infrastructure), 78 your error, 143 stopped after a checkpoint.",
+    )
+    add_run_options(parser)
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    local = commands.add_parser("local", help="run a whole cluster as processes of this machine")
+    add_local_options(local)
+    for name, text in (("status", "say what a run is doing"), ("runs", "list the runs on the shared path")):
+        command = commands.add_parser(name, help=text)
+        add_run_options(command)
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--shared-dir", help="the shared path, instead of the settings'")
+    return parser.parse_args(argv)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    # A command's own defaults would overwrite what stands before the command.
+    unset = argparse.SUPPRESS
+    parser.add_argument(
+        "--settings", metavar="FILE", default=unset, help="the run settings (default: TRAINER_SETTINGS)"
+    )
+    parser.add_argument("--run", metavar="NAME", default=unset, help="the run, instead of the selected one")
+    parser.add_argument("--program", metavar="MODULE:NAME", default=unset, help="the program, likewise")
+
+
+def read_config(options: argparse.Namespace, environment: Mapping[str, str]) -> Config:
+    """Read the settings, then what the operator selected, then the command line; the last one counts."""
+    path = getattr(options, "settings", None) or environment.get("TRAINER_SETTINGS")
+    if not path:
+        raise ConfigError("no run settings: set TRAINER_SETTINGS to the path of run.json, or pass --settings FILE")
+    config = Config.from_file(Path(path))
+    if getattr(options, "shared_dir", None):
+        config = config.replace(shared_dir=str(Path(options.shared_dir).absolute()))
+    if not hasattr(options, "run"):
+        config = apply_selection(config)
+    chosen = {key: getattr(options, key) for key in ("run", "program") if hasattr(options, key)}
+    return config.replace(**chosen)
+
+
+def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Become the server, the coordinator or the evaluator."""
+    set_up_logging(journal=is_journal(environment))
+    if "TF_CONFIG" not in environment:
+        raise ConfigError("TF_CONFIG is not set: it names the cluster and this process's task (or use: local)")
+    cluster = Cluster.from_tf_config(environment["TF_CONFIG"])
+    notifier = Notifier.from_environment(environment)
+    if options.parent:
+        from trainer.local import die_with_parent
+
+        die_with_parent(options.parent)
+    for name, value in TENSORFLOW.items():
+        os.environ.setdefault(name, value)
+    if cluster.job in ("worker", "ps"):
+        from trainer.server import run_server
+
+        try:
+            run_server(cluster, notifier)
+        except Exception as error:
+            log.error("%s cannot serve: %s", cluster.task, explain(error))
+        return TRY_AGAIN
+    config = read_config(options, environment)
+    if cluster.job == "evaluator":
+        from trainer.evaluator import run_evaluator
+
+        return run_evaluator(config, notifier, lambda: read_config(options, environment))
+    from trainer.coordinator import run_coordinator
+
+    return run_coordinator(config, cluster, notifier)
+
+
+def is_journal(environment: Mapping[str, str]) -> bool:
+    """Return whether standard error goes to the journal, which adds the time itself."""
+    stream = os.fstat(2)
+    return environment.get("JOURNAL_STREAM") == f"{stream.st_dev}:{stream.st_ino}"
+
+
+def show_status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    if options.shared_dir and not environment.get("TRAINER_SETTINGS") and not hasattr(options, "settings"):
+        shared_dir = Path(options.shared_dir).absolute()
+        if hasattr(options, "run"):
+            status = read_status(RunDirectory(shared_dir, options.run))
+        else:
+            found = read_all(shared_dir)
+            if not found:
+                raise ConfigError(f"there is no run in {shared_dir}")
+            status = found[-1]
+    else:
+        config = read_config(options, environment)
+        status = read_status(RunDirectory(config.shared_dir, config.run), config.program, config.steps)
+    print(json.dumps(dataclasses.asdict(status)) if options.json else describe(status))
+    return 0
+
+
+def show_runs(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    shared_dir = options.shared_dir or read_config(options, environment).shared_dir
+    statuses = read_all(Path(shared_dir))
+    print(json.dumps([dataclasses.asdict(item) for item in statuses]) if options.json else describe_all(statuses))
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:], os.environ)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if "tensorflow" in sys.modules:
+        # TensorFlow's threads may wait for members that are gone; a task that is done must end.
+        os._exit(code)
+    sys.exit(code)

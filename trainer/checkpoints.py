@@ -1,0 +1,174 @@
+"""The run directory: the only module that knows a path below it.
+
+    <shared>/runs/<run>/run.json state.json status.json evaluation.json checkpoints/ckpt-<step>* events/{train,eval}
+                        export/
+
+A checkpoint holds the model with its optimizer, and the step. Its number is its step. The newest one that is complete
+counts, whatever the `checkpoint` state file says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config
+from trainer.failures import Infrastructure, UserError, is_infrastructure
+from trainer.records import read_record, write_record
+
+log = logging.getLogger(__name__)
+INDEX = re.compile(r"ckpt-(\d+)\.index")
+DATA = re.compile(r"\.data-\d{5}-of-(\d{5})")
+
+
+class RunDirectory:
+    """The paths of one run, and the records that outlive its processes."""
+
+    def __init__(self, shared_dir: str | Path, run: str) -> None:
+        self.run = run
+        self.path = Path(shared_dir) / "runs" / run
+        self.settings = self.path / "run.json"
+        self.state = self.path / "state.json"
+        self.status = self.path / "status.json"
+        self.evaluation = self.path / "evaluation.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.train_events = self.path / "events" / "train"
+        self.eval_events = self.path / "events" / "eval"
+        self.export = self.path / "export"
+
+    def claim(self, config: Config) -> None:
+        """Remember the run's program, or raise UserError when the run belongs to another one."""
+        record = read_record(self.settings)
+        if record is not None and record.get("program") != config.program:
+            raise UserError(
+                f"run {self.run} belongs to the program {record.get('program')}, not to {config.program}: "
+                "start the new program with another --run NAME"
+            )
+        created = record["created"] if record is not None else time.time()
+        write_record(self.settings, {"program": config.program, "created": created, "settings": config.as_dict()})
+
+    def finished(self, steps: int) -> int | None:
+        """Return the step at which the run finished, or None when there is something left to train."""
+        record = read_record(self.state)
+        if record is None or record.get("state") != "finished" or record["step"] < steps:
+            return None
+        return int(record["step"])
+
+    def set_state(self, state: str, step: int) -> None:
+        """Record the run's state for its other tasks; the epoch counts the starts of its coordinator."""
+        record = read_record(self.state) or {}
+        epoch = int(record.get("epoch", 0)) + (state == "training")
+        write_record(self.state, {"state": state, "step": step, "epoch": epoch})
+
+    def prefix(self, step: int) -> str:
+        """Return the checkpoint's name as TensorFlow wants it, without an ending."""
+        return str(self.checkpoints / f"ckpt-{step}")
+
+    def steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints, oldest first."""
+        try:
+            names = {path.name for path in self.checkpoints.iterdir()}
+        except FileNotFoundError:
+            return []
+        found = [int(match[1]) for name in names if (match := INDEX.fullmatch(name))]
+        return sorted(step for step in found if complete(f"ckpt-{step}", names))
+
+    def newest(self) -> int | None:
+        steps = self.steps()
+        return steps[-1] if steps else None
+
+    def prune(self, kept: int) -> None:
+        """Remove the oldest checkpoints; the index first, so that what is half removed is no longer complete."""
+        for step in self.steps()[:-kept]:
+            for path in sorted(self.checkpoints.glob(f"ckpt-{step}.*"), key=lambda path: path.suffix != ".index"):
+                path.unlink(missing_ok=True)
+
+
+def run_directories(shared_dir: Path) -> list[RunDirectory]:
+    """Return every run on the shared path."""
+    runs = shared_dir / "runs"
+    with contextlib.suppress(FileNotFoundError):
+        return [RunDirectory(shared_dir, path.name) for path in sorted(runs.iterdir()) if path.is_dir()]
+    return []
+
+
+def complete(name: str, names: set[str]) -> bool:
+    """Return whether a checkpoint's index has all its data files; TensorFlow writes the index last."""
+    data = [match for entry in names if entry.startswith(name + ".") and (match := DATA.fullmatch(entry[len(name) :]))]
+    return bool(data) and len(data) == int(data[0][1])
+
+
+class Checkpoints:
+    """Saves and restores what is trained."""
+
+    def __init__(self, directory: RunDirectory, model: Any, step: Any, kept: int) -> None:
+        import tensorflow as tf
+
+        self._tf = tf
+        self._directory = directory
+        self._checkpoint = tf.train.Checkpoint(model=model, step=step)
+        self._step = step
+        self._kept = kept
+
+    def save(self) -> str:
+        """Write ckpt-<step> unless it is there; returns its name. Raises Infrastructure when the storage fails."""
+        step = int(self._step.numpy())
+        prefix = self._directory.prefix(step)
+        if step in self._directory.steps():
+            return prefix
+        started = time.monotonic()
+        self._directory.checkpoints.mkdir(parents=True, exist_ok=True)
+        try:
+            self._checkpoint.write(prefix)
+            # For TensorFlow's own tools; nothing here reads it.
+            self._tf.compat.v1.train.update_checkpoint_state(str(self._directory.checkpoints), f"ckpt-{step}")
+            self._directory.prune(self._kept)
+        except (self._tf.errors.OpError, OSError) as error:
+            raise Infrastructure(f"cannot save {prefix}: {error}") from error
+        log.info("saved %s in %.2f s", prefix, time.monotonic() - started)
+        return prefix
+
+    def restore(self) -> str | None:
+        """Restore the newest checkpoint that can be read; returns its name, or None when there is none.
+
+        Every variable, optimizer slots included, must exist already: nothing may be left for later, and nothing may
+        be left over. Raises UserError when the model does not fit the checkpoint, or none can be read.
+        """
+        steps = self._directory.steps()
+        for step in reversed(steps):
+            prefix = self._directory.prefix(step)
+            try:
+                self._checkpoint.read(prefix).assert_consumed()
+            except (AssertionError, ValueError) as error:
+                raise UserError(
+                    f"the checkpoint {prefix} does not fit the model: {str(error).strip().splitlines()[0]}. "
+                    "A changed model needs a new run: start it with another --run NAME"
+                ) from error
+            except (self._tf.errors.OpError, IndexError) as error:
+                if is_infrastructure(error):
+                    raise
+                log.warning("cannot read the checkpoint %s: %s", prefix, error)
+                continue
+            log.info("restored %s", prefix)
+            return prefix
+        if steps:
+            raise UserError(
+                f"none of the checkpoints in {self._directory.checkpoints} can be read: put a good one there, "
+                "or start anew with another --run NAME"
+            )
+        return None
+
+
+def read_model(directory: RunDirectory, model: Any, step: int) -> None:
+    """Restore the weights of a model that has no strategy, without its optimizer.
+
+    Raises tf.errors.OpError or IndexError when the checkpoint can't be read, perhaps because it was just removed.
+    """
+    import tensorflow as tf
+
+    status = tf.train.Checkpoint(model=model).read(directory.prefix(step))
+    status.assert_existing_objects_matched().expect_partial()

@@ -1,0 +1,153 @@
+"""The run settings. Defaults live here and nowhere else; docs/run-settings.md describes every key.
+
+Plain Python, so that the control machine can check an inventory without TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+PROGRAM_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+STRATEGIES = ("parameter_server",)
+APIS = ("custom_loop",)
+PARTITIONERS = ("min_size", "max_size", "fixed_shards", "none")
+
+
+class ConfigError(ValueError):
+    """The operator's mistake in the settings: names the value, what was expected and how to mend it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """What one run trains and how. Build it with `from_dict` or `from_file`, which check every value."""
+
+    program: str
+    run: str = "default"
+    shared_dir: str = "/srv/trainer"
+    strategy: str = "parameter_server"
+    api: str = "custom_loop"
+    steps: int = 1000
+    steps_per_call: Union[int, str] = "auto"  # noqa: UP007 (get_type_hints needs it on 3.9-style tools)
+    checkpoint_steps: int = 0
+    checkpoint_seconds: float = 30.0
+    checkpoints_kept: int = 5
+    partitioner: str = "min_size"
+    partitioner_min_bytes: int = 256 * 1024
+    partitioner_max_bytes: int = 64 * 1024 * 1024
+    partitioner_shards: int = 2
+    log_seconds: float = 5.0
+    evaluate_poll_seconds: float = 2.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_type(field.name, getattr(self, field.name), TYPES[field.name])
+        for key, (holds, expected) in CHECKS.items():
+            value = getattr(self, key)
+            if not holds(value):
+                raise ConfigError(f"{key}: {expected}, not {value!r}")
+        if self.checkpoint_steps == 0 and self.checkpoint_seconds == 0:
+            raise ConfigError(
+                "checkpoint_steps and checkpoint_seconds are both 0, so that a crash would lose the whole run: "
+                "set at least one of them"
+            )
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Config:
+        """Check the settings and lay them over the defaults; raises ConfigError."""
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"the run settings must be a mapping of keys to values, not {settings!r}")
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in settings:
+            if key not in known:
+                raise ConfigError(unknown_key(key, known))
+        if "program" not in settings:
+            raise ConfigError("program is missing: name what to train as package.module:Name")
+        return cls(**settings)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Config:
+        """Read the settings from a JSON file; raises ConfigError, naming the file."""
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read the run settings {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"the run settings {path} are not JSON: {error}") from error
+        try:
+            return cls.from_dict(settings)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def replace(self, **changes: Any) -> Config:
+        """Return these settings with some keys changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+TYPES: dict[str, Any] = get_type_hints(Config)
+
+CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "program": (
+        lambda value: PROGRAM_NAME.fullmatch(value) is not None,
+        "must look like package.module:Name, the object that builds the model and the datasets",
+    ),
+    "run": (
+        lambda value: RUN_NAME.fullmatch(value) is not None,
+        "is the name of a directory: letters, digits, '.', '_' and '-', at most 100, the first a letter or a digit",
+    ),
+    "shared_dir": (lambda value: Path(value).is_absolute(), "must be an absolute path that every task host mounts"),
+    "strategy": (
+        lambda value: value in STRATEGIES,
+        f"must be one of {', '.join(STRATEGIES)} (others are not yet there)",
+    ),
+    "api": (lambda value: value in APIS, f"must be one of {', '.join(APIS)} (others are not yet there)"),
+    "steps": (lambda value: value >= 1, "must be at least 1"),
+    "steps_per_call": (
+        lambda value: value == "auto" or (isinstance(value, int) and value >= 1),
+        'must be a whole number of at least 1, or "auto"',
+    ),
+    "checkpoint_steps": (lambda value: value >= 0, "must be 0 (not by steps) or more"),
+    "checkpoint_seconds": (lambda value: value >= 0, "must be 0 (not by time) or more"),
+    "checkpoints_kept": (
+        lambda value: value >= 3,
+        "must be at least 3, so that a damaged checkpoint has a predecessor",
+    ),
+    "partitioner": (lambda value: value in PARTITIONERS, f"must be one of {', '.join(PARTITIONERS)}"),
+    "partitioner_min_bytes": (lambda value: value >= 1, "must be at least 1"),
+    "partitioner_max_bytes": (lambda value: value >= 1, "must be at least 1"),
+    "partitioner_shards": (lambda value: value >= 1, "must be at least 1"),
+    "log_seconds": (lambda value: value > 0, "must be more than 0"),
+    "evaluate_poll_seconds": (lambda value: value > 0, "must be more than 0"),
+    "seed": (lambda value: value is None or 0 <= value < 2**31, "must be null or between 0 and 2147483647"),
+}
+
+TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", type(None): "null"}
+
+
+def check_type(key: str, value: Any, expected: Any) -> None:
+    """Raise ConfigError unless the value has the type; a whole number will do where a number is expected."""
+    kinds = get_args(expected) if get_origin(expected) is not None or get_args(expected) else (expected,)
+    accepted = (*kinds, int) if float in kinds else kinds
+    if isinstance(value, accepted) and not isinstance(value, bool):
+        return
+    wanted = " or ".join(TYPE_NAMES[kind] for kind in kinds)
+    mend = "; write it without quotes" if isinstance(value, str) else ""
+    raise ConfigError(f"{key}: expected {wanted}, not {value!r}{mend}")
+
+
+def unknown_key(key: object, known: list[str]) -> str:
+    """Say that a key is unknown, and which one was probably meant."""
+    close = difflib.get_close_matches(str(key), known, n=1)
+    if close:
+        return f"unknown key {key!r} in the run settings: did you mean {close[0]!r}?"
+    return f"unknown key {key!r} in the run settings; the keys are {', '.join(known)}"

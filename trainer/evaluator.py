@@ -1,0 +1,94 @@
+"""The side-car evaluator: for each new checkpoint, restore and evaluate. It is no member of the cluster."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainer.checkpoints import RunDirectory, read_model
+from trainer.config import Config
+from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure
+from trainer.notify import Notifier
+from trainer.program import build_model, load_program, program_file
+from trainer.records import read_record, write_record
+from trainer.status import numbers
+
+log = logging.getLogger(__name__)
+
+
+def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Config]) -> int:
+    """Evaluate the run's checkpoints until the run is finished and its last one is evaluated; returns the exit code.
+
+    `selected` reads the settings again: when another run is chosen, this process ends (75) so that the next one
+    evaluates that.
+    """
+    directory = RunDirectory(config.shared_dir, config.run)
+    notifier.ready(f"waiting for a checkpoint of {config.run}")
+    notifier.watch(lambda: True)
+    evaluator: Evaluator | None = None
+    program: Any = None
+    last = int((read_record(directory.evaluation) or {}).get("step", -1))
+    try:
+        while True:
+            finished = directory.finished(config.steps)
+            newest = directory.newest()
+            if newest is not None and newest != last:
+                if evaluator is None:
+                    program = load_program(config.program)
+                    evaluator = Evaluator(program, directory)
+                notifier.status(f"evaluating {config.run}: step {newest}")
+                last = newest if evaluator.evaluate(newest) else last
+                notifier.status(f"evaluated {config.run}: step {last}")
+                continue
+            if finished is not None:
+                log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
+                return FINISHED
+            chosen = selected()
+            if (chosen.run, chosen.program) != (config.run, config.program):
+                log.info("run %s is chosen instead of %s: starting anew", chosen.run, config.run)
+                return TRY_AGAIN
+            time.sleep(config.evaluate_poll_seconds)
+    except Exception as error:
+        file = program_file(program) if program is not None else None
+        if is_infrastructure(error) or (isinstance(error, OSError) and program is None):
+            log.error("trouble, trying again: %s", explain(error, file))
+            return TRY_AGAIN
+        message = str(error) if isinstance(error, UserError) else explain(error, file)
+        log.error("evaluating %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
+        return USER_ERROR
+
+
+class Evaluator:
+    """A whole model in this process, and the data to evaluate it on."""
+
+    def __init__(self, program: Any, directory: RunDirectory) -> None:
+        from trainer.export import ensure_built
+        from trainer.input import eval_dataset
+        from trainer.metrics import EventWriter
+
+        self._directory = directory
+        self._dataset = eval_dataset(program)
+        self._model = build_model(program)
+        ensure_built(self._model, self._dataset.element_spec)
+        self._events = EventWriter(directory.eval_events)
+
+    def evaluate(self, step: int) -> bool:
+        """Evaluate one checkpoint and publish the result; returns False when the checkpoint has gone meanwhile."""
+        import tensorflow as tf
+
+        started = time.monotonic()
+        try:
+            read_model(self._directory, self._model, step)
+        except (tf.errors.OpError, IndexError) as error:
+            if step in self._directory.steps():
+                raise
+            log.info("the checkpoint of step %d was removed before it was read: %s", step, type(error).__name__)
+            return False
+        results = self._model.evaluate(self._dataset, verbose=0, return_dict=True)
+        metrics = {str(name): float(value) for name, value in results.items()}
+        self._events.write(step, metrics)
+        write_record(self._directory.evaluation, {"step": step, "metrics": metrics, "updated": time.time()})
+        log.info("evaluated step %d in %.1f s: %s", step, time.monotonic() - started, numbers(metrics))
+        return True

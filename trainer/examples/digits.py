@@ -1,0 +1,51 @@
+"""Handwritten digits: scikit-learn's 1,797 real images of 8 by 8 pixels, which need no download."""
+
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+BATCH = 32
+TEST_IMAGES = 360
+
+
+def load(part):
+    """Return the images (uint8, 0 to 16) and labels of "train" or "test", split in the same way every time."""
+    digits = load_digits()
+    order = np.random.default_rng(seed=1).permutation(len(digits.target))
+    chosen = order[:TEST_IMAGES] if part == "test" else order[TEST_IMAGES:]
+    return digits.images[chosen].astype(np.uint8), digits.target[chosen].astype(np.int32)
+
+
+class Digits:
+    """A small convolutional network that reads a digit."""
+
+    def build_model(self):
+        model = tf.keras.Sequential(
+            [
+                tf.keras.layers.Input((8, 8)),
+                tf.keras.layers.Rescaling(1 / 16),  # part of the model, so that the served model takes raw pixels
+                tf.keras.layers.Reshape((8, 8, 1)),
+                tf.keras.layers.Conv2D(16, 3, activation="relu"),
+                tf.keras.layers.Conv2D(32, 3, activation="relu"),
+                tf.keras.layers.Flatten(),
+                tf.keras.layers.Dropout(0.3),
+                tf.keras.layers.Dense(10),
+            ]
+        )
+        model.compile(
+            optimizer=tf.keras.optimizers.Adam(1e-3),
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        return model
+
+    def train_dataset(self, context):
+        dataset = tf.data.Dataset.from_tensor_slices(load("train"))
+        # Each worker reads its own part, in an order of its own.
+        dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return dataset.shuffle(2000).repeat().batch(BATCH).prefetch(tf.data.AUTOTUNE)
+
+    def eval_dataset(self, context):
+        dataset = tf.data.Dataset.from_tensor_slices(load("test"))
+        dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return dataset.batch(BATCH)

@@ -1,0 +1,104 @@
+"""Tell the user's errors from the cluster's, and what `python -m trainer` exits with for each.
+
+systemd restarts a task whatever it exits with, except FINISHED and USER_ERROR.
+"""
+
+from __future__ import annotations
+
+import re
+import site
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+FINISHED = 0
+TRY_AGAIN = 75  # EX_TEMPFAIL: the infrastructure's trouble
+USER_ERROR = 78  # EX_CONFIG: the same would happen again
+STOPPED = 143  # 128 + SIGTERM
+
+TRAINER = Path(__file__).resolve().parent
+LIBRARIES = tuple(
+    Path(path).resolve()
+    for path in {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    if Path(path).resolve() != Path(sys.prefix).resolve()
+)
+LINE_IN_MESSAGE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+# What TensorFlow says when a server was replaced by a new process while nobody talked to it.
+REPLACED_SERVER = re.compile(
+    r"unknown device|unable to find the relevant tensor remote_handle|unable to find a context_id"
+    r"|primary device is not remote|is neither a type of a primitive operation nor a name of a function registered"
+    r"|could mean that the (resource|variable) (was|has been)|resource \S+ does not exist|container \S+ does not exist",
+    re.IGNORECASE,
+)
+
+
+class UserError(Exception):
+    """An error that only the user can mend: the message says where it is and, if known, what to do."""
+
+
+class Infrastructure(Exception):
+    """Trouble of machines, network or storage: trying again later may work."""
+
+
+class Stopped(Exception):
+    """Someone asked the process to stop (SIGTERM)."""
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Return whether trying again could help. TensorFlow is consulted only if it is loaded already."""
+    error = getattr(error, "original_exception", None) or error
+    if isinstance(error, Infrastructure):
+        return True
+    if "tensorflow" not in sys.modules:
+        return False
+    from tensorflow import errors
+
+    closed = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
+    if isinstance(error, closed):
+        return True
+    return isinstance(error, errors.OpError) and REPLACED_SERVER.search(str(error)) is not None
+
+
+def explain(error: BaseException, program_file: Path | None = None) -> str:
+    """Describe an error in one line, with the last line of the user's own code that took part in it."""
+    error = getattr(error, "original_exception", None) or error
+    summary = f"{type(error).__name__}: {first_line(error)}"
+    where = user_line(error, program_file)
+    return f"{where}: {summary}" if where else summary
+
+
+def first_line(error: BaseException) -> str:
+    """Return the part of a message that a person wants; AutoGraph puts a traceback before it, TensorFlow one after."""
+    text = str(error).strip()
+    if text.startswith("in user code:"):
+        parts = [part.strip() for part in text.splitlines() if part.strip()]
+        stated = [part for part in parts if re.match(r"\w*(Error|Exception|Warning)\b.*:", part)]
+        return stated[-1].split(":", 1)[1].strip() if stated else parts[-1]
+    lines = [part.strip() for part in text.splitlines() if part.strip()]
+    if "Graph execution error" in text and len(lines) > 1:
+        told = [part for part in lines if not part.startswith(("Graph execution error", "Detected at", "File ", "<"))]
+        lines = [part for part in told if ":" in part or " " in part] or lines
+        return lines[0] if not LINE_IN_MESSAGE.search(lines[0]) else lines[-1]
+    return lines[0] if lines else "no message"
+
+
+def user_line(error: BaseException, program_file: Path | None = None) -> str:
+    """Return "file:line" of the user's code deepest in the error, or nothing."""
+    found = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    found += [(match["file"], int(match["line"])) for match in LINE_IN_MESSAGE.finditer(str(error))]
+    for name, line in reversed(found):
+        if is_user_file(Path(name), program_file):
+            return f"{name}:{line}"
+    return ""
+
+
+def is_user_file(path: Path, program_file: Path | None) -> bool:
+    """Return whether a source file is the user's: not Python's, not a library's, not the trainer's."""
+    if path.name.startswith(("__autograph_generated", "<")) or not path.is_absolute():
+        return False
+    path = path.resolve()
+    if program_file is not None and (path == program_file or program_file.parent == path.parent):
+        return True
+    return not any(path.is_relative_to(library) for library in (*LIBRARIES, TRAINER))

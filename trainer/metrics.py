@@ -1,0 +1,73 @@
+"""One writer for what is measured: the log, TensorBoard, status.json and systemd show the same numbers."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import tensorflow as tf
+
+from trainer.checkpoints import RunDirectory
+from trainer.config import Config
+from trainer.notify import Notifier
+from trainer.status import numbers, read_status
+
+log = logging.getLogger(__name__)
+
+
+class EventWriter:
+    """Scalars for TensorBoard."""
+
+    def __init__(self, directory: Path) -> None:
+        self._writer = tf.summary.create_file_writer(str(directory))
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        with self._writer.as_default(step):
+            for name, value in values.items():
+                tf.summary.scalar(name, value)
+        self._writer.flush()
+
+
+class Progress:
+    """Says how the coordinator is doing, everywhere at once."""
+
+    def __init__(self, config: Config, directory: RunDirectory, notifier: Notifier) -> None:
+        self._directory = directory
+        self._notifier = notifier
+        self._events: EventWriter | None = None
+        self.status = read_status(directory)
+        self.status.program, self.status.steps = config.program, config.steps
+        self.status.steps_per_second = self.status.eta_seconds = None
+
+    def enter(self, state: str, message: str = "") -> None:
+        """Enter a state, with what the operator should know about it."""
+        self.status.state, self.status.message = state, message
+        if state != "training":
+            self.status.steps_per_second = self.status.eta_seconds = None
+        self._show()
+
+    def checkpointed(self, checkpoint: str) -> None:
+        self.status.checkpoint = checkpoint
+
+    def exported(self, export: str) -> None:
+        self.status.export = export
+
+    def trained(self, step: int, steps_per_second: float, values: dict[str, float]) -> None:
+        """Show the step, the speed since the last time, and the loss and metrics since then."""
+        status = self.status
+        status.step, status.steps_per_second = step, round(steps_per_second, 3)
+        status.eta_seconds = round(max(0, (status.steps or 0) - step) / steps_per_second, 1)
+        status.loss = values.get("loss")
+        status.metrics = {name: value for name, value in values.items() if name != "loss"}
+        if self._events is None:
+            self._events = EventWriter(self._directory.train_events)
+        self._events.write(step, {**values, "steps_per_second": steps_per_second})
+        log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers(values))
+        self._show()
+
+    def _show(self) -> None:
+        self._notifier.status(self.status.line())
+        try:
+            self.status.write(self._directory)
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._directory.status, error)

@@ -1,0 +1,67 @@
+"""Load a user's program: an object with build_model, train_dataset and eval_dataset, named package.module:Name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer.failures import UserError, explain
+
+REQUIRED = ("build_model", "train_dataset", "eval_dataset")
+
+
+def load_program(name: str) -> Any:
+    """Import the module and build the object without arguments; raises UserError that says what is missing."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            places = ", ".join(str(Path(place or ".").resolve()) for place in sys.path[:3])
+            raise UserError(
+                f"program {name}: there is no module {error.name!r}; looked first in {places}. "
+                "The program's package must lie beside the trainer or be installed"
+            ) from error
+        raise UserError(f"program {name}: {explain(error)}") from error
+    except Exception as error:
+        raise UserError(f"program {name}: importing it failed: {explain(error)}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, [item for item in dir(found) if item[0] != "_"], n=1)
+            hint = f": did you mean {close[0]!r}?" if close else ""
+            raise UserError(f"program {name}: {module_name} has no {part!r}{hint}")
+        found = getattr(found, part)
+    try:
+        program = found() if isinstance(found, type) else found
+    except Exception as error:
+        raise UserError(f"program {name}: building it without arguments failed: {explain(error)}") from error
+    missing = [method for method in REQUIRED if not callable(getattr(program, method, None))]
+    if missing:
+        raise UserError(f"program {name} has no method {' and no method '.join(missing)}")
+    return program
+
+
+def program_file(program: Any) -> Path | None:
+    """Return the source file of the program's class, to tell the user's lines from a library's."""
+    module = sys.modules.get(type(program).__module__)
+    name = getattr(module, "__file__", None)
+    return Path(name).resolve() if name else None
+
+
+def build_model(program: Any) -> Any:
+    """Call the program's build_model and check what it returns; raises UserError."""
+    model = program.build_model()
+    name = type(program).__name__
+    if not hasattr(model, "train_step") or not hasattr(model, "compiled_metrics"):
+        raise UserError(
+            f"{name}.build_model returned {type(model).__module__}.{type(model).__name__}, not a tf_keras model: "
+            "build it with tf.keras (which is tf_keras here) and compile it"
+        )
+    if not getattr(model, "_is_compiled", False):
+        raise UserError(f"{name}.build_model returned a model that is not compiled: call model.compile(...) in it")
+    if model.run_eagerly:
+        raise UserError(f"{name}.build_model compiled with run_eagerly=True, which workers cannot do: leave it out")
+    return model

@@ -1,0 +1,26 @@
+"""A worker or a parameter server: TensorFlow's own server, kept by systemd, told what to do by the coordinator."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from trainer.cluster import Cluster
+from trainer.members import answers
+from trainer.notify import Notifier
+
+log = logging.getLogger(__name__)
+
+
+def run_server(cluster: Cluster, notifier: Notifier) -> None:
+    """Serve until the process is ended; it sets no signal handler, since `join` would never run one."""
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU") if cluster.job == "ps" else None
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec(cluster.jobs), job_name=cluster.job, task_index=cluster.index, protocol="grpc"
+    )
+    log.info("%s serves at %s", cluster.task, cluster.address)
+    notifier.ready(f"{cluster.task} serves at {cluster.address}")
+    notifier.watch(partial(answers, f"localhost:{cluster.address.rpartition(':')[2]}"))
+    server.join()

@@ -1,0 +1,107 @@
+"""What a run is doing, as others see it: status.json, and the tables of `status` and `runs`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoints import RunDirectory, run_directories
+from trainer.records import read_record, write_record
+
+STATES = ("new", "waiting", "training", "stopped", "finished", "failed")
+
+
+@dataclasses.dataclass
+class Status:
+    """The record in status.json; unknown values are None."""
+
+    run: str
+    run_dir: str
+    program: str | None = None
+    state: str = "new"
+    message: str = ""
+    step: int | None = None
+    steps: int | None = None
+    steps_per_second: float | None = None
+    eta_seconds: float | None = None
+    loss: float | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    evaluation: dict[str, Any] | None = None
+    checkpoint: str | None = None
+    export: str | None = None
+    updated: float | None = None
+    host: str | None = None
+    pid: int | None = None
+
+    def write(self, directory: RunDirectory) -> None:
+        self.updated, self.host, self.pid = time.time(), socket.gethostname(), os.getpid()
+        write_record(directory.status, dataclasses.asdict(self))
+
+    def line(self) -> str:
+        """Say it in one line, as systemd and the log show it."""
+        line = f"{self.state} {self.run}"
+        if self.step is not None:
+            line += f": step {self.step} of {self.steps}"
+        if self.state == "training" and self.steps_per_second is not None:
+            line += f", {self.steps_per_second:.4g} steps/s"
+        return f"{line}: {self.message}" if self.message else line
+
+
+def read_status(directory: RunDirectory, program: str | None = None, steps: int | None = None) -> Status:
+    """Return a run's status with its newest evaluation; of a run that was never started, a new one."""
+    record = read_record(directory.status)
+    status = Status(run=directory.run, run_dir=str(directory.path), program=program, steps=steps)
+    if record is not None:
+        known = {field.name for field in dataclasses.fields(Status)}
+        status = Status(**{key: value for key, value in record.items() if key in known})
+    status.run_dir = str(directory.path)
+    evaluation = read_record(directory.evaluation)
+    if evaluation is not None:
+        status.evaluation = {"step": evaluation.get("step"), "metrics": evaluation.get("metrics")}
+    return status
+
+
+def read_all(shared_dir: Path) -> list[Status]:
+    """Return the status of every run on the shared path, oldest update first."""
+    found = [read_status(directory) for directory in run_directories(shared_dir)]
+    return sorted(found, key=lambda status: (status.updated or 0.0, status.run))
+
+
+def describe(status: Status) -> str:
+    """Lay a status out for a terminal."""
+    rows = [("run", status.run), ("state", status.state), ("program", status.program)]
+    if status.message:
+        rows.append(("message", status.message))
+    if status.step is not None:
+        rows.append(("step", f"{status.step} of {status.steps}"))
+    if status.steps_per_second is not None:
+        rows.append(("speed", f"{status.steps_per_second:.4g} steps/s"))
+    if status.state == "training" and status.eta_seconds is not None:
+        rows.append(("time left", f"{status.eta_seconds:.0f} s"))
+    if status.loss is not None:
+        rows.append(("training", numbers({"loss": status.loss, **status.metrics})))
+    if status.evaluation:
+        rows.append(("evaluation", f"{numbers(status.evaluation['metrics'])} (step {status.evaluation['step']})"))
+    rows += [("checkpoint", status.checkpoint), ("export", status.export), ("directory", status.run_dir)]
+    return "\n".join(f"{name:<11} {value}" for name, value in rows if value)
+
+
+def describe_all(statuses: list[Status]) -> str:
+    """Lay all runs out as a table."""
+    rows = [("RUN", "STATE", "STEP", "EVALUATION", "PROGRAM")]
+    for status in statuses:
+        evaluation = numbers(status.evaluation["metrics"]) if status.evaluation else "-"
+        step = "-" if status.step is None else f"{status.step}/{status.steps}"
+        rows.append((status.run, status.state, step, evaluation, status.program or "-"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def numbers(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
