@@ -1,5 +1,9 @@
+from pathlib import Path
+
 import pytest
 from preflight import preflight_problems
+
+from fleet.inventory import load_inventory
 
 ANSIBLE = "2.19.4"
 RUN = {"program": "trainer.examples.digits:Digits"}
@@ -84,3 +88,10 @@ def test_another_ansible_is_refused(version):
 def test_a_missing_command_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert [p for p in problems() if "no `rsync`" in p]
+
+
+@pytest.mark.parametrize("name", ["lab", "three-machines"])
+def test_the_inventories_that_we_ship_are_right(name):
+    inventory = load_inventory(str(Path(__file__).parents[2] / "inventory" / name))
+    groups = {**inventory.groups, "all": list(inventory.variables)}
+    assert preflight_problems(groups, inventory.variables, ANSIBLE) == []
