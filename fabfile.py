@@ -11,7 +11,7 @@ from invoke import Context, Exit
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import FleetError
-from fleet.inventory import load_inventory
+from fleet.inventory import load_inventory, refuse_problems
 from fleet.ssh import SshHosts
 
 _INVENTORY = "path of the inventory (else PSFLEET_INVENTORY, else ansible.cfg's)"
@@ -25,10 +25,15 @@ _START = {
 
 
 @contextmanager
-def _cluster(context: Context, inventory: str | None) -> Iterator[Cluster]:
-    """Give the inventory's cluster; what stops a verb becomes its message and exit code here."""
+def _cluster(context: Context, inventory: str | None, check: bool = False) -> Iterator[Cluster]:
+    """Give the inventory's cluster; what stops a verb becomes its message and exit code here.
+
+    Starting asks for an inventory without fault (`check`); to look and to stop, knowing the tasks is enough.
+    """
     try:
         known = load_inventory(inventory)
+        if check:
+            refuse_problems(known)
         hosts = SshHosts(known.hosts, context.config)
         try:
             yield Cluster(known, hosts)
@@ -60,7 +65,7 @@ def start_cluster(
     inventory: str | None = None,
 ) -> None:
     """Ship changed code, start every task, and follow the training to its end."""
-    with _cluster(context, inventory) as cluster, _leaving(_LEFT):
+    with _cluster(context, inventory, check=True) as cluster, _leaving(_LEFT):
         verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, timeout)
 
 
@@ -81,7 +86,7 @@ def restart_cluster(
     inventory: str | None = None,
 ) -> None:
     """Stop every task, then do as start-cluster does."""
-    with _cluster(context, inventory) as cluster, _leaving(_LEFT):
+    with _cluster(context, inventory, check=True) as cluster, _leaving(_LEFT):
         verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, timeout, restart=True)
 
 

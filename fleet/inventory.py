@@ -63,6 +63,7 @@ class Inventory:
     hosts: Mapping[str, Host]  # those that have a task
     tasks: Sequence[Task]
     variables: Mapping[str, Mapping[str, Any]]
+    tensorboard_url: str | None = None
 
     @property
     def chief(self) -> Task:
@@ -88,16 +89,6 @@ class Inventory:
         settings = self.variables[self.chief.host].get("trainer_run")
         steps = settings.get("steps") if isinstance(settings, Mapping) else None
         return steps if isinstance(steps, int) else None
-
-    @property
-    def tensorboard_url(self) -> str | None:
-        hosts = self.groups.get("tensorboard", ())
-        if not hosts:
-            return None
-        variables = self.variables[hosts[0]]
-        port = variables.get("tensorboard_port") or _role_default("tensorboard", "tensorboard_port")
-        address = variables.get("ansible_host", hosts[0])
-        return f"http://{address}:{port}" if port else f"http://{address}"
 
     def tasks_on(self, host: str) -> list[Task]:
         return [task for task in self.tasks if task.host == host]
@@ -143,20 +134,29 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
     except AnsibleError as error:
         raise OperatorMistake(f"{source} can't be read: {error}") from error
     groups = {str(group): [str(host) for host in hosts] for group, hosts in manager.get_groups_dict().items()}
-    _refuse_missing_jobs(groups, source)
     try:
-        tasks = [
-            Task(task["job"], task["index"], task["host"], task["address"], task["port"])
-            for task in cluster_spec(groups, variables)["tasks"]
-        ]
+        spec = cluster_spec(groups, variables)
     except ClusterSpecError as error:
         raise OperatorMistake(f"{source}: {error}") from error
+    tasks = [Task(task["job"], task["index"], task["host"], task["address"], task["port"]) for task in spec["tasks"]]
+    _refuse_missing_jobs(tasks, source)
+    boards = [f"http://{board['address']}:{board['port']}" for board in spec["tensorboard"].values()]
     verify_host_keys = bool(HOST_KEY_CHECKING)
     hosts = {
         name: _host(name, variables[name], DEFAULT_REMOTE_USER, verify_host_keys)
         for name in dict.fromkeys(task.host for task in tasks)
     }
-    return Inventory(source, groups, hosts, tasks, variables)
+    return Inventory(source, groups, hosts, tasks, variables, boards[0] if boards else None)
+
+
+def refuse_problems(inventory: Inventory) -> None:
+    """Raise OperatorMistake with everything that `ansible/preflight.yml` would find wrong with the inventory."""
+    from ansible.release import __version__
+    from preflight import preflight_problems
+
+    problems = preflight_problems(inventory.groups, inventory.variables, __version__)
+    if problems:
+        raise OperatorMistake("\n".join(f"{inventory.source}: {problem}" for problem in problems))
 
 
 @cache
@@ -183,13 +183,13 @@ def _source(given: str | None, environment: Mapping[str, str], default: Sequence
     )
 
 
-def _refuse_missing_jobs(groups: Mapping[str, Sequence[str]], source: str) -> None:
+def _refuse_missing_jobs(tasks: Sequence[Task], source: str) -> None:
     for job, least, most in (("chief", 1, 1), ("ps", 1, None), ("worker", 1, None), ("evaluator", 0, 1)):
-        found = groups.get(job, ())
+        found = [task.host for task in tasks if task.job == job]
         if len(found) < least or (most is not None and len(found) > most):
-            expected = "exactly one host" if least == most else "at least one host" if least else "at most one host"
+            expected = "exactly one" if least == most else "at least one" if least else "at most one"
             raise OperatorMistake(
-                f"group '{job}' has {', '.join(found) or 'no host'} in {source}; expected {expected}. "
+                f"group '{job}' has {', '.join(found) or 'no task'} in {source}; expected {expected}. "
                 f"Put the right hosts under `{job}:` there and run `ansible-playbook site.yml`"
             )
 
@@ -251,15 +251,6 @@ def _refuse_route(host: str, key: str, option: str) -> None:
         f"host '{host}' has {option!r} in {key}; expected no option there that changes the way to the host. "
         "Put it into ~/.ssh/config (ProxyJump, HostName, IdentityFile, ...), which Ansible and fab both follow"
     )
-
-
-def _role_default(role: str, name: str) -> Any:
-    path = ROOT / "roles" / role / "defaults" / "main.yml"
-    if not path.is_file():
-        return None
-    import yaml
-
-    return (yaml.safe_load(path.read_text()) or {}).get(name)
 
 
 class _HostVariables(Mapping[str, Any]):

@@ -121,11 +121,13 @@ def render_release(observation: Observation) -> str:
     return f"release differs: {', '.join(parts)}"
 
 
-def render_summary(inventory: Inventory, run: Run, seconds: float | None) -> str:
+def render_summary(
+    inventory: Inventory, run: Run, seconds: float | None = None, steps_per_second: float | None = None
+) -> str:
     """What was trained, how fast, how well, and where everything is."""
     trained = f"{run.step} steps"
-    if run.steps_per_second:
-        trained += f", {render_number(run.steps_per_second)} steps/s"
+    if run.steps_per_second or steps_per_second:
+        trained += f", {render_number(run.steps_per_second or steps_per_second)} steps/s"
     if seconds is not None:
         trained += f", {render_duration(seconds)} from start to end"
     host = inventory.chief.host
@@ -135,9 +137,8 @@ def render_summary(inventory: Inventory, run: Run, seconds: float | None) -> str
     newest = (run.checkpoint or "none").rpartition("/")[2]
     rows.append(["checkpoints", f"{host}:{run.run_dir}/checkpoints (newest: {newest})"])
     rows.append(["SavedModel", f"{host}:{run.export}" if run.export else "none"])
-    url = inventory.tensorboard_url
-    if url:
-        rows.append(["TensorBoard", url])
+    if inventory.tensorboard_url:
+        rows.append(["TensorBoard", inventory.tensorboard_url])
     rows.append(["logs", f"fab logs --task {inventory.chief.name}"])
     width = max(len(name) for name, _ in rows)
     return "\n".join([f"run {run.run} finished", *(f"  {name.ljust(width)}  {text}" for name, text in rows)])

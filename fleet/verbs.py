@@ -59,7 +59,7 @@ def start_cluster(
     cluster.refuse_when_not_installed(before)
     choice = decision.choose(run_name, program, before.selection, before.run)
     if before.run and decision.is_finished(before.run, inventory.steps) and not choice.new:
-        desk.say(report.render_summary(inventory, before.run, None))
+        desk.say(report.render_summary(inventory, before.run))
         desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
         return
     if restart:
@@ -91,7 +91,7 @@ def start_cluster(
         evaluated = inventory.evaluator is None or watch.until_evaluated(run)
     finally:
         watch.progress.end()
-    desk.say(report.render_summary(inventory, watch.run or run, seconds))
+    desk.say(report.render_summary(inventory, watch.run or run, seconds, watch.steps_per_second))
     if not evaluated:
         assert inventory.evaluator is not None
         raise ClusterTrouble(
@@ -199,6 +199,7 @@ class _Watch:
         self._begun = begun
         self._restarts: dict[str, int] = {}
         self._first_step: int | None = None
+        self._first_step_at = begun
         self._last_step: int | None = None
         self._last_step_at = begun
         self._heard = begun
@@ -241,6 +242,13 @@ class _Watch:
             self.progress.show(f"step {run.step}: finished, waiting for its evaluation")
             self._desk.sleep(RUN_SECONDS)
         return False
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """The pace over the whole of what was watched."""
+        if self._first_step is None or self._last_step is None or self._last_step_at <= self._first_step_at:
+            return None
+        return (self._last_step - self._first_step) / (self._last_step_at - self._first_step_at)
 
     def _look(self) -> Run | None:
         """Ask for the run, now and then for all units; return the run once this start's coordinator has spoken."""
@@ -293,6 +301,7 @@ class _Watch:
             return False
         if self._first_step is None:
             self._first_step = run.step
+            self._first_step_at = self._desk.clock()
         return run.step > self._first_step
 
     def _describe_timeout(self, timeout: float) -> FleetError:

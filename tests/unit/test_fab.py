@@ -25,7 +25,8 @@ def silent_inventory(tmp_path: Path) -> Path:
         port = free.getsockname()[1]
     groups = [f"{job}:\n  hosts:\n    here:\n" for job in ("chief", "ps", "worker")]
     variables = (
-        f"all:\n  hosts:\n    here: {{ansible_host: 127.0.0.1, ansible_port: {port}, cluster_shared_dir: /srv/x}}\n"
+        f"all:\n  hosts:\n    here: {{ansible_host: 127.0.0.1, ansible_port: {port}}}\n"
+        "  vars:\n    cluster_shared_dir: /srv/x\n    cluster_uid: 6006\n    trainer_run: {program: 'a.b:C'}\n"
     )
     path = tmp_path / "hosts.yml"
     path.write_text("".join(groups) + variables)

@@ -6,7 +6,7 @@ import pytest
 
 from fleet import inventory as module
 from fleet.errors import OperatorMistake
-from fleet.inventory import Inventory, load_inventory
+from fleet.inventory import Inventory, load_inventory, refuse_problems
 
 SMALL = """
 chief:
@@ -73,11 +73,15 @@ def test_host_without_a_task_is_not_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (SMALL.replace("chief:\n  hosts:\n    head: {ansible_host: 192.0.2.10}", "chief:\n  hosts:"), "group 'chief'"),
-        (SMALL.replace("chief:\n  hosts:", "chief:\n  hosts:\n    alpha:"), "exactly one host"),
-        (SMALL.replace("evaluator:\n  hosts:", "evaluator:\n  hosts:\n    alpha:"), "at most one host"),
-        (SMALL.replace("ps:\n", "servers:\n"), "group 'ps' has no host"),
-        (SMALL.replace("worker:\n", "workers:\n"), "group 'worker' has no host"),
+        (SMALL.replace("chief:\n", "chiefs:\n"), "group 'chief' has no task"),
+        (SMALL.replace("chief:\n  hosts:", "chief:\n  hosts:\n    alpha:"), "exactly one"),
+        (SMALL.replace("evaluator:\n  hosts:", "evaluator:\n  hosts:\n    alpha:"), "at most one"),
+        (SMALL.replace("ps:\n", "servers:\n"), "group 'ps' has no task"),
+        (SMALL.replace("worker:\n", "workers:\n"), "group 'worker' has no task"),
+        (
+            SMALL.replace("192.0.2.21}", "192.0.2.21, ps_tasks: 0}").replace("192.0.2.20}", "192.0.2.20, ps_tasks: 0}"),
+            "group 'ps' has no task",
+        ),
         (SMALL.replace("{ansible_host: 192.0.2.30}", "{}"), "host 'alpha' has no address"),
         (SMALL.replace("worker_tasks: 2", "worker_tasks: two"), "worker_tasks"),
         ("chief: [", "can't be read"),
@@ -163,6 +167,12 @@ def test_shared_dir_must_be_an_absolute_path(tmp_path: Path) -> None:
 def test_tensorboard_address_has_the_inventorys_port(tmp_path: Path) -> None:
     assert load(tmp_path, SMALL + "    tensorboard_port: 7007\n").tensorboard_url == "http://192.0.2.10:7007"
     assert load(tmp_path, SMALL.replace("tensorboard:", "unused:")).tensorboard_url is None
+
+
+def test_every_problem_that_preflight_finds_is_told(tmp_path: Path) -> None:
+    found = load(tmp_path, SMALL + "    trainer_run: {program: 'a.b:C', stepz: 3}\n")
+    with pytest.raises(OperatorMistake, match=r"(?s)cluster_uid is None.*stepz"):
+        refuse_problems(found)
 
 
 def test_unknown_task_is_answered_with_those_there_are(tmp_path: Path) -> None:

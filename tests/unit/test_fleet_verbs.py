@@ -147,10 +147,10 @@ class Clock:
 
 
 def make_inventory(tasks: Sequence[Task] = TASKS, steps: int | None = None) -> Inventory:
-    shared = {"cluster_shared_dir": "/srv/trainer", "tensorboard_port": 6006, "trainer_run": {"steps": steps}}
+    shared = {"cluster_shared_dir": "/srv/trainer", "trainer_run": {"steps": steps}}
     variables = {task.host: {"ansible_host": task.address, **shared} for task in tasks}
     hosts = {task.host: Host(task.host, task.address) for task in tasks}
-    return Inventory("inventory/pretended", {"tensorboard": ["head"]}, hosts, tasks, variables)
+    return Inventory("inventory/pretended", {}, hosts, tasks, variables, "http://192.0.2.10:6006")
 
 
 @pytest.fixture
