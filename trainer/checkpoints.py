@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.config import Config
 from trainer.failures import Infrastructure, UserError, is_infrastructure
-from trainer.records import read_record, write_record
+from trainer.records import read_record, write_record, write_text
 
 log = logging.getLogger(__name__)
 INDEX = re.compile(r"ckpt-(\d+)\.index")
@@ -87,6 +87,12 @@ class RunDirectory:
             for path in sorted(self.checkpoints.glob(f"ckpt-{step}.*"), key=lambda path: path.suffix != ".index"):
                 path.unlink(missing_ok=True)
 
+    def list_for_tensorflow(self) -> None:
+        """Write the `checkpoint` file that tf.train.latest_checkpoint reads; nothing here reads it."""
+        names = [f"ckpt-{step}" for step in self.steps()]
+        lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
+        write_text(self.checkpoints / "checkpoint", "\n".join(lines) + "\n")
+
 
 def run_directories(shared_dir: Path) -> list[RunDirectory]:
     """Return every run on the shared path."""
@@ -124,9 +130,8 @@ class Checkpoints:
         self._directory.checkpoints.mkdir(parents=True, exist_ok=True)
         try:
             self._checkpoint.write(prefix)
-            # For TensorFlow's own tools; nothing here reads it.
-            self._tf.compat.v1.train.update_checkpoint_state(str(self._directory.checkpoints), f"ckpt-{step}")
             self._directory.prune(self._kept)
+            self._directory.list_for_tensorflow()
         except (self._tf.errors.OpError, OSError) as error:
             raise Infrastructure(f"cannot save {prefix}: {error}") from error
         log.info("saved %s in %.2f s", prefix, time.monotonic() - started)

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PROGRAM_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -34,7 +34,7 @@ class Config:
     strategy: str = "parameter_server"
     api: str = "custom_loop"
     steps: int = 1000
-    steps_per_call: Union[int, str] = "auto"  # noqa: UP007 (get_type_hints needs it on 3.9-style tools)
+    steps_per_call: int | str = "auto"
     checkpoint_steps: int = 0
     checkpoint_seconds: float = 30.0
     checkpoints_kept: int = 5
@@ -136,13 +136,21 @@ TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", type(None
 
 def check_type(key: str, value: Any, expected: Any) -> None:
     """Raise ConfigError unless the value has the type; a whole number will do where a number is expected."""
-    kinds = get_args(expected) if get_origin(expected) is not None or get_args(expected) else (expected,)
+    kinds = get_args(expected) or (expected,)
     accepted = (*kinds, int) if float in kinds else kinds
     if isinstance(value, accepted) and not isinstance(value, bool):
         return
     wanted = " or ".join(TYPE_NAMES[kind] for kind in kinds)
-    mend = "; write it without quotes" if isinstance(value, str) else ""
+    mend = "; write it without quotes" if isinstance(value, str) and is_number(value) else ""
     raise ConfigError(f"{key}: expected {wanted}, not {value!r}{mend}")
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def unknown_key(key: object, known: list[str]) -> str:

@@ -23,7 +23,9 @@ from trainer.failures import (
     explain,
     is_infrastructure,
 )
+from trainer.logs import without_chatter
 from trainer.members import silent
+from trainer.metrics import Progress
 from trainer.notify import Notifier
 from trainer.program import load_program, program_file
 from trainer.status import numbers
@@ -61,16 +63,16 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
         notifier.ready(f"run {config.run} finished at step {finished}")
         return FINISHED
 
-    from trainer.metrics import Progress
-
     progress: Progress | None = None
     file: Path | None = None
     try:
         directory.claim(config)
         progress = Progress(config, directory, notifier)
-        progress.enter("waiting", "loading the program")
+        progress.enter("waiting", "loading TensorFlow and the program")
         notifier.ready(progress.status.line())
         notifier.watch(lambda: True)
+        with without_chatter():
+            import tensorflow  # noqa: F401
         program = load_program(config.program)
         file = program_file(program)
         wait_for_members(cluster, progress)
@@ -82,7 +84,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
         return STOPPED
     except Exception as error:
         message = str(error) if isinstance(error, UserError | Infrastructure) else explain(error, file)
-        if is_infrastructure(error) or (isinstance(error, OSError) and file is None):
+        if is_infrastructure(error, file):
             log.error("trouble with the cluster, trying again: %s", message)
             enter(progress, "waiting", message)
             return TRY_AGAIN
@@ -91,12 +93,12 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
         return USER_ERROR
 
 
-def enter(progress: Any, state: str, message: str) -> None:
+def enter(progress: Progress | None, state: str, message: str) -> None:
     if progress is not None:
         progress.enter(state, message)
 
 
-def train(config: Config, cluster: Cluster, program: Any, directory: RunDirectory, progress: Any) -> None:
+def train(config: Config, cluster: Cluster, program: Any, directory: RunDirectory, progress: Progress) -> None:
     """Train on the members that wait for it; raises Stopped when asked to stop."""
     import tensorflow as tf
 
@@ -139,7 +141,7 @@ def train(config: Config, cluster: Cluster, program: Any, directory: RunDirector
     )  # fmt: skip
 
 
-def wait_for_members(cluster: Cluster, progress: Any) -> None:
+def wait_for_members(cluster: Cluster, progress: Progress) -> None:
     """Wait until every worker and ps answers, naming those that don't.
 
     The strategy's constructor would wait as well, but for ever and without a word.

@@ -10,6 +10,8 @@ from typing import Any
 from trainer.checkpoints import RunDirectory, read_model
 from trainer.config import Config
 from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure
+from trainer.logs import without_chatter
+from trainer.metrics import EventWriter
 from trainer.notify import Notifier
 from trainer.program import build_model, load_program, program_file
 from trainer.records import read_record, write_record
@@ -36,11 +38,14 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
             newest = directory.newest()
             if newest is not None and newest != last:
                 if evaluator is None:
+                    with without_chatter():
+                        import tensorflow  # noqa: F401
                     program = load_program(config.program)
                     evaluator = Evaluator(program, directory)
                 notifier.status(f"evaluating {config.run}: step {newest}")
-                last = newest if evaluator.evaluate(newest) else last
-                notifier.status(f"evaluated {config.run}: step {last}")
+                done = evaluator.evaluate(newest)
+                notifier.status(f"{'evaluated' if done else 'skipped'} {config.run}: step {newest}")
+                last = newest
                 continue
             if finished is not None:
                 log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
@@ -52,7 +57,7 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
             time.sleep(config.evaluate_poll_seconds)
     except Exception as error:
         file = program_file(program) if program is not None else None
-        if is_infrastructure(error) or (isinstance(error, OSError) and program is None):
+        if is_infrastructure(error, file):
             log.error("trouble, trying again: %s", explain(error, file))
             return TRY_AGAIN
         message = str(error) if isinstance(error, UserError) else explain(error, file)
@@ -66,7 +71,6 @@ class Evaluator:
     def __init__(self, program: Any, directory: RunDirectory) -> None:
         from trainer.export import ensure_built
         from trainer.input import eval_dataset
-        from trainer.metrics import EventWriter
 
         self._directory = directory
         self._dataset = eval_dataset(program)
@@ -75,16 +79,15 @@ class Evaluator:
         self._events = EventWriter(directory.eval_events)
 
     def evaluate(self, step: int) -> bool:
-        """Evaluate one checkpoint and publish the result; returns False when the checkpoint has gone meanwhile."""
+        """Evaluate one checkpoint and publish the result; returns False when it has gone or can't be read."""
         import tensorflow as tf
 
         started = time.monotonic()
         try:
             read_model(self._directory, self._model, step)
         except (tf.errors.OpError, IndexError) as error:
-            if step in self._directory.steps():
-                raise
-            log.info("the checkpoint of step %d was removed before it was read: %s", step, type(error).__name__)
+            gone = step not in self._directory.steps()
+            log.warning("skipping step %d, %s: %s", step, "removed meanwhile" if gone else "unreadable", error)
             return False
         results = self._model.evaluate(self._dataset, verbose=0, return_dict=True)
         metrics = {str(name): float(value) for name, value in results.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import shutil
 from pathlib import Path
@@ -29,7 +31,8 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
     shutil.rmtree(temporary, ignore_errors=True)
     signature = getattr(program, "serving_signature", None)
     if signature is None:
-        model.export(str(temporary))
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints a page of tensor numbers
+            model.export(str(temporary))
     else:
         tf.saved_model.save(model, str(temporary), signatures=signature(model))
     replace_directory(temporary, directory.export)
@@ -38,15 +41,11 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
 
 
 def ensure_built(model: Any, element_spec: Any) -> None:
-    """Build a model that only its first input builds, with one example of zeros."""
-    if model.built and getattr(model, "_build_input_shape", None) is None and getattr(model, "inputs", None):
+    """Build a model that only its first input builds, with symbols of what the data consists of."""
+    if getattr(model, "inputs", None):
         return
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
-    model(tf.nest.map_structure(zeros, features))
-
-
-def zeros(spec: tf.TensorSpec) -> tf.Tensor:
-    return tf.zeros([size or 1 for size in spec.shape], spec.dtype)
+    model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
 
 
 def replace_directory(new: Path, target: Path) -> None:

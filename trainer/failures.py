@@ -46,11 +46,13 @@ class Stopped(Exception):
     """Someone asked the process to stop (SIGTERM)."""
 
 
-def is_infrastructure(error: BaseException) -> bool:
+def is_infrastructure(error: BaseException, program_file: Path | None = None) -> bool:
     """Return whether trying again could help. TensorFlow is consulted only if it is loaded already."""
     error = getattr(error, "original_exception", None) or error
     if isinstance(error, Infrastructure):
         return True
+    if isinstance(error, OSError):
+        return not user_line(error, program_file)
     if "tensorflow" not in sys.modules:
         return False
     from tensorflow import errors

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
+
+# What TensorFlow prints at every import, whatever TF_CPP_MIN_LOG_LEVEL says.
+CHATTER = ("absl::InitializeLog()", "oneDNN custom operations are on", "Could not find cuda drivers on your machine")
 
 
 def set_up_logging(journal: bool) -> None:
@@ -25,3 +32,22 @@ def shorten_level(record: logging.LogRecord) -> bool:
     """Show the level only where it is news."""
     record.levelshort = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
     return True
+
+
+@contextlib.contextmanager
+def without_chatter() -> Iterator[None]:
+    """Hold back what native code writes to standard error, and pass it on without TensorFlow's chatter."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile(mode="w+", errors="replace") as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            for line in held:
+                if not any(known in line for known in CHATTER):
+                    sys.stderr.write(line)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import tensorflow as tf
-
 from trainer.checkpoints import RunDirectory
 from trainer.config import Config
 from trainer.notify import Notifier
@@ -19,12 +17,15 @@ class EventWriter:
     """Scalars for TensorBoard."""
 
     def __init__(self, directory: Path) -> None:
+        import tensorflow as tf
+
+        self._summary = tf.summary
         self._writer = tf.summary.create_file_writer(str(directory))
 
     def write(self, step: int, values: dict[str, float]) -> None:
         with self._writer.as_default(step):
             for name, value in values.items():
-                tf.summary.scalar(name, value)
+                self._summary.scalar(name, value)
         self._writer.flush()
 
 

@@ -11,13 +11,17 @@ from typing import Any
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Replace the file in one step: a reader sees the old record or the new one, never half of one."""
+    """Replace the record in one step: a reader sees the old one or the new one, never half of one."""
+    write_text(path, json.dumps(record, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one step, through a temporary name beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())

@@ -6,6 +6,7 @@ import logging
 from functools import partial
 
 from trainer.cluster import Cluster
+from trainer.logs import without_chatter
 from trainer.members import answers
 from trainer.notify import Notifier
 
@@ -14,9 +15,10 @@ log = logging.getLogger(__name__)
 
 def run_server(cluster: Cluster, notifier: Notifier) -> None:
     """Serve until the process is ended; it sets no signal handler, since `join` would never run one."""
-    import tensorflow as tf
-
-    tf.config.set_visible_devices([], "GPU") if cluster.job == "ps" else None
+    with without_chatter():
+        import tensorflow as tf
+    if cluster.job == "ps":
+        tf.config.set_visible_devices([], "GPU")  # a ps computes nothing that a worker beside it could not use
     server = tf.distribute.Server(
         tf.train.ClusterSpec(cluster.jobs), job_name=cluster.job, task_index=cluster.index, protocol="grpc"
     )

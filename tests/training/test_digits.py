@@ -1,0 +1,120 @@
+"""One training of the example from start to end, and what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import DIGITS, MINUTE, PROGRAMS, Process, Runs, environment, is_alive
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def in_fresh_process(script: str, *arguments: str) -> dict:
+    """Run a script that prints one JSON object as its last line."""
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, cwd=PROGRAMS, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_training_reaches_the_accuracy(digits: Process, runs: Runs) -> None:
+    status = runs.status("digits")
+    assert status["state"] == "finished"
+    assert status["evaluation"]["step"] == 3000
+    assert status["evaluation"]["metrics"]["accuracy"] >= 0.95
+
+
+def test_training_ends_at_the_last_step_exactly(digits: Process, runs: Runs) -> None:
+    assert runs.status("digits")["step"] == 3000
+    assert runs.checkpoints("digits") == [1000, 2000, 3000]
+
+
+def test_last_line_says_what_was_trained_and_how_fast(digits: Process) -> None:
+    assert re.search(
+        r"run digits finished: trainer\.examples\.digits:Digits trained to step 3000; 3000 steps in [\d.]+ s "
+        r"\([\d.]+ steps/s\), .*loss [\d.e-]+, accuracy [\d.]+; checkpoint \S+/ckpt-3000; model \S+/export",
+        digits.output,
+    )
+
+
+def test_log_tensorboard_and_status_show_the_same_numbers(digits: Process, runs: Runs) -> None:
+    events = in_fresh_process(
+        """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+read = EventAccumulator(sys.argv[1]).Reload()
+import tensorflow as tf
+print(json.dumps({tag: float(tf.make_ndarray(read.Tensors(tag)[-1].tensor_proto)) for tag in read.Tags()["tensors"]}))
+""",
+        str(runs.directory("digits") / "events" / "train"),
+    )
+    status = runs.status("digits")
+    assert events["loss"] == pytest.approx(status["loss"])
+    assert events["accuracy"] == pytest.approx(status["metrics"]["accuracy"])
+    logged = re.findall(r"step 3000 of 3000, \S+ steps/s, loss (\S+), accuracy (\S+)", digits.output)[-1]
+    assert float(logged[0]) == pytest.approx(status["loss"], rel=1e-3)
+
+
+def test_no_process_is_left(digits: Process) -> None:
+    pids = [int(pid) for pid in re.findall(r"started, pid (\d+)$", digits.output, re.MULTILINE)]
+    assert len(pids) == 6
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_evaluator_agrees_with_one_process(digits: Process, runs: Runs) -> None:
+    alone = in_fresh_process(
+        """
+import json, sys
+import tensorflow as tf
+from trainer.examples.digits import Digits
+program = Digits()
+model = program.build_model()
+tf.train.Checkpoint(model=model).read(sys.argv[1]).expect_partial()
+print(json.dumps(model.evaluate(program.eval_dataset(tf.distribute.InputContext()), return_dict=True, verbose=0)))
+""",
+        str(runs.directory("digits") / "checkpoints" / "ckpt-3000"),
+    )
+    evaluation = runs.status("digits")["evaluation"]["metrics"]
+    assert evaluation["accuracy"] == pytest.approx(alone["accuracy"], abs=1e-6)
+    assert evaluation["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+
+
+def test_exported_model_reads_raw_digits_without_the_program(digits: Process, runs: Runs) -> None:
+    found = in_fresh_process(
+        """
+import json, sys
+import numpy as np, tensorflow as tf
+from sklearn.datasets import load_digits
+data = load_digits()
+serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+[name] = serve.structured_input_signature[1]
+[scores] = serve(**{name: tf.constant(data.images, tf.float32)}).values()
+trainer = [module for module in sys.modules if module.startswith("trainer")]
+print(json.dumps({"accuracy": float(np.mean(np.argmax(scores, 1) == data.target)), "trainer": trainer}))
+""",
+        str(runs.directory("digits") / "export"),
+    )
+    assert found["trainer"] == []
+    assert found["accuracy"] >= 0.95
+
+
+def test_starting_a_finished_run_again_says_so_and_does_nothing(digits: Process, runs: Runs) -> None:
+    files = list(runs.directory("digits").rglob("*"))
+    before = {path: path.stat().st_mtime for path in files}
+    again = runs.local(DIGITS, "digits", 3000)
+    assert again.wait(MINUTE) == 0
+    assert "run digits finished at step 3000; start a new one with --run NAME" in again.output
+    assert {path: path.stat().st_mtime for path in runs.directory("digits").rglob("*")} == before
+
+
+def test_a_run_keeps_its_program(digits: Process, runs: Runs) -> None:
+    other = runs.local("table:Table", "digits", 4000)
+    assert other.wait(MINUTE) == 78
+    assert f"run digits belongs to the program {DIGITS}, not to table:Table" in other.output
+    assert "--run NAME" in other.output
+    assert os.path.exists(runs.directory("digits") / "export")
