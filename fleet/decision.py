@@ -50,10 +50,17 @@ def choose(run_name: str | None, program: str | None, selection: Mapping[str, st
     return Choice(wanted, write=wanted != dict(selection), new=new)
 
 
-def is_finished(run: Run, wanted_steps: int | None) -> bool:
-    """Whether a run is finished, and the inventory doesn't want more steps of it by now."""
-    more = wanted_steps is not None and run.step is not None and wanted_steps > run.step
-    return run.state == "finished" and not more
+def is_finished(run: Run, inventory: Inventory) -> bool:
+    """Whether nothing is left to do: no step that the inventory wants by now, no evaluation of the last one."""
+    if run.state != "finished" or run.step is None:
+        return False
+    more = inventory.steps is not None and inventory.steps > run.step
+    return not more and (inventory.evaluator is None or is_evaluated(run))
+
+
+def is_evaluated(run: Run) -> bool:
+    """Whether there is an evaluation of the last step."""
+    return run.step is not None and run.evaluation is not None and run.evaluation.step >= run.step
 
 
 def pick_restarts(inventory: Inventory, units: Mapping[str, Unit], new_run: bool) -> list[Task]:
@@ -104,7 +111,7 @@ def judge_task(task: Task, observation: Observation) -> tuple[str, bool]:
     if unit.health is Health.ABSENT or not observation.configured[task.name]:
         return "not installed", True
     if unit.health is Health.FAILED:
-        return f"failed: {unit.describe_failure()}", True
+        return f"failed ({unit.result} {unit.exit_status})", True
     if unit.enabled and is_done(task, unit, observation.run):
         return "finished", False
     state = f"{unit.active} ({unit.sub})"

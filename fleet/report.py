@@ -14,6 +14,8 @@ from fleet.run import Run
 from fleet.tables import render_duration, render_metrics, render_number, render_table
 from fleet.units import Health
 
+NOTE_WIDTH = 60
+
 
 def render_progress(run: Run, stalled_seconds: float = 0.0) -> str:
     """One line: step, steps/s, loss, evaluation, time left."""
@@ -23,7 +25,7 @@ def render_progress(run: Run, stalled_seconds: float = 0.0) -> str:
     if run.loss is not None:
         parts.append(f"loss {render_number(run.loss)}")
     if run.evaluation:
-        parts.append(f"{render_metrics(run.evaluation.metrics)} (evaluated at {run.evaluation.step})")
+        parts.append(f"evaluated at {run.evaluation.step}: {render_metrics(run.evaluation.metrics)}")
     if run.eta_seconds is not None:
         parts.append(f"{render_duration(run.eta_seconds)} left")
     if stalled_seconds >= 10:
@@ -86,11 +88,16 @@ def render_tasks(rows: Sequence[Mapping[str, Any]]) -> str:
             render_duration(row.get("seconds")),
             row.get("restarts"),
             f"{row['port']} {'open' if row['listens'] else 'closed'}" if row.get("port") is not None else None,
-            row.get("note"),
+            _cut(row.get("note") or ""),
         ]
         for row in rows
     ]
     return render_table(["TASK", "HOST", "STATE", "ENABLED", "FOR", "RESTARTS", "PORT", "NOTE"], cells)
+
+
+def _cut(note: str) -> str:
+    """Keep a long note from wrapping the table; `--json` and the journal have all of it."""
+    return note if len(note) <= NOTE_WIDTH else f"{note[: NOTE_WIDTH - 3]}..."
 
 
 def render_run(run: Run | None) -> str:

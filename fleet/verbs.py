@@ -58,7 +58,7 @@ def start_cluster(
     before = _observe_all(cluster, desk)
     cluster.refuse_when_not_installed(before)
     choice = decision.choose(run_name, program, before.selection, before.run)
-    if before.run and decision.is_finished(before.run, inventory.steps) and not choice.new:
+    if before.run and decision.is_finished(before.run, inventory) and not choice.new:
         desk.say(report.render_summary(inventory, before.run))
         desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
         return
@@ -237,7 +237,7 @@ class _Watch:
         end = self._desk.clock() + EVALUATION_SECONDS
         while self._desk.clock() < end:
             latest = self._look() or run
-            if latest.evaluation and run.step is not None and latest.evaluation.step >= run.step:
+            if decision.is_evaluated(latest):
                 return True
             self.progress.show(f"step {run.step}: finished, waiting for its evaluation")
             self._desk.sleep(RUN_SECONDS)

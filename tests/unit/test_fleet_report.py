@@ -55,7 +55,7 @@ def test_progress_tells_step_pace_loss_evaluation_and_time_left() -> None:
         }
     )
     assert render_progress(run) == (
-        "step 1200/2000  350.2 steps/s  loss 0.12  accuracy 0.96 (evaluated at 1000)  2 s left"
+        "step 1200/2000  350.2 steps/s  loss 0.12  evaluated at 1000: accuracy 0.96  2 s left"
     )
     assert render_progress(run, 75).endswith("no new step for 1 min 15 s")
 

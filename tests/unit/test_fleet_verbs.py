@@ -257,7 +257,7 @@ def test_new_run_restarts_coordinator_evaluator_and_parameter_servers(hosts: Pre
 
 
 def test_finished_run_is_not_started_again(hosts: Pretence, desk: verbs.Desk) -> None:
-    hosts.run_status = status("finished", 30)
+    hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
     assert hosts.done == []
     assert "start a new one with: fab start-cluster --run NAME" in printed(desk)
@@ -269,6 +269,14 @@ def test_finished_run_is_started_when_the_inventory_wants_more_steps(hosts: Pret
     hosts.tick = train()
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
     assert "start chief-0" in hosts.done
+
+
+def test_finished_run_without_its_last_evaluation_is_started(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.run_status = status("finished", 30, evaluation={"step": 20, "metrics": {}})
+    hosts.tick = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert "start evaluator-0" in hosts.done
+    assert "run digits finished" in printed(desk)
 
 
 def test_trainer_that_finds_a_run_finished_ends_the_watching(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -465,6 +473,13 @@ def test_status_names_the_task_that_should_run(hosts: Pretence, desk: verbs.Desk
     hosts.run_status = status("training", 12)
     with pytest.raises(ClusterTrouble, match=r"worker-0 on store \(look: fab logs --task worker-0\)"):
         verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_status_shows_a_failed_task_with_systemds_words(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.set("ps-0", active="failed", sub="failed", result="exit-code", exit_status=78)
+    with pytest.raises(ClusterTrouble, match="ps-0 on store"):
+        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    assert re.search(r"ps-0 +store +failed \(exit-code 78\)", printed(desk))
 
 
 def test_status_shows_the_others_when_a_host_is_unreachable(hosts: Pretence, desk: verbs.Desk) -> None:
