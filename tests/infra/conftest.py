@@ -48,7 +48,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         host = item.funcargs.get("host")
         for name, one in {"host": host}.items() if host else hosts_of("all").items():
             with one.sudo():
-                journal = one.run("journalctl --no-pager --lines=25 -o short --unit='trainer@*' --unit=tensorboard").stdout
+                journal = one.run(
+                    "journalctl --no-pager --lines=25 -o short --unit='trainer@*' --unit=tensorboard"
+                ).stdout
             report.sections.append((f"journal of {name}", journal))
     return report
 
@@ -127,7 +129,9 @@ def long_inventory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fab(*arguments: str, inventory: Path | None = None, timeout: int = 400) -> subprocess.CompletedProcess[str]:
     environment = os.environ | ({"PSFLEET_INVENTORY": str(inventory)} if inventory else {})
-    return subprocess.run(["fab", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        ["fab", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout
+    )
 
 
 @pytest.fixture(scope="session")
@@ -178,8 +182,12 @@ def wait_for_progress(lab: dict[str, Host], seconds: float = 180) -> None:
     """Wait until a step is trained that was not trained when this was called."""
     before = status(lab)
     wait_until(
-        lambda: (now := status(lab))["state"] == "training" and now["updated"] > before["updated"]
-        and (now["step"] or 0) > 0 and now["step"] != before["step"],
+        lambda: (
+            (now := status(lab))["state"] == "training"
+            and now["updated"] > before["updated"]
+            and (now["step"] or 0) > 0
+            and now["step"] != before["step"]
+        ),
         seconds,
         f"a further step than {before['step']}",
     )

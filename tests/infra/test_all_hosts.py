@@ -40,7 +40,9 @@ def test_current_release_is_complete(host):
     release = json.loads(host.file("/opt/trainer/current/release.json").content_string)
     assert host.file("/opt/trainer/current").linked_to == f"/opt/trainer/releases/{release['id']}"
     assert host.file("/opt/trainer/current/slow.py").exists
-    minor = host.check_output("/opt/trainer/current/env/bin/python -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'")
+    minor = host.check_output(
+        "/opt/trainer/current/env/bin/python -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'"
+    )
     assert host.file("/opt/trainer/current/env").linked_to.endswith(release["environments"][minor]["name"])
 
 
@@ -56,7 +58,9 @@ def test_environment_has_the_locked_versions(host):
 
 def test_bytecode_is_compiled(host):
     package = "/opt/trainer/current/env/lib/python3*/site-packages/tensorflow/python/framework"
-    assert int(host.check_output(f"ls {package}/__pycache__ | wc -l")) >= int(host.check_output(f"ls {package}/*.py | wc -l"))
+    assert int(host.check_output(f"ls {package}/__pycache__ | wc -l")) >= int(
+        host.check_output(f"ls {package}/*.py | wc -l")
+    )
 
 
 def test_release_belongs_to_root(host):

@@ -26,12 +26,16 @@ def test_a_task_never_starts_on_an_unmounted_path(lab, long_run):
         assert host.run("systemctl start trainer@worker-0").rc != 0
         restarts = int(host.check_output("systemctl show --value --property=NRestarts trainer@worker-0"))
         wait_until(
-            lambda: int(host.check_output("systemctl show --value --property=NRestarts trainer@worker-0")) > restarts + 1,
+            lambda: (
+                int(host.check_output("systemctl show --value --property=NRestarts trainer@worker-0")) > restarts + 1
+            ),
             30,
             "systemd tries again",
         )
         assert not host.service("trainer@worker-0").is_running
-        assert "nothing is mounted there" in host.check_output("journalctl --no-pager --lines=20 --unit=trainer@worker-0")
+        assert "nothing is mounted there" in host.check_output(
+            "journalctl --no-pager --lines=20 --unit=trainer@worker-0"
+        )
         assert host.check_output("ls -A /srv/trainer") == ""
     reboot(host)
     with host.sudo():

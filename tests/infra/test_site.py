@@ -1,5 +1,7 @@
 """site.yml itself: run again, in check mode, and refused."""
 
+import ipaddress
+import os
 import subprocess
 
 import pytest
@@ -23,13 +25,41 @@ def test_check_mode_on_a_converged_lab_reports_no_change():
     assert checked.changed == []
 
 
+@pytest.fixture
+def fresh_host(tmp_path, truth):
+    """An inventory of one machine that was just made and carries every job."""
+    address = ipaddress.ip_address(truth["_meta"]["hostvars"]["head"]["ansible_host"]) + 80
+    jobs = ("chief", "ps", "worker", "evaluator", "tensorboard")
+    groups = {job: {"hosts": {"fresh": {"ansible_host": str(address)}}} for job in jobs}
+    variables = yaml.safe_load((ROOT / "inventory/lab/group_vars/all.yml").read_text())
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text(yaml.safe_dump(variables))
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups))
+    environment = os.environ | {"PSFLEET_INVENTORY": str(tmp_path)}
+    subprocess.run(["vagrant", "up", "fresh"], cwd=ROOT, env=environment, check=True, capture_output=True)
+    yield tmp_path
+    subprocess.run(
+        ["vagrant", "destroy", "--force", "fresh"], cwd=ROOT, env=environment, check=True, capture_output=True
+    )
+
+
+def test_check_mode_on_a_fresh_machine_tells_what_would_change(fresh_host):
+    checked = play("site.yml", "--check", "--diff", inventory=fresh_host)
+    assert checked.code == 0, checked.failed
+    changed = {task for _, task in checked.changed}
+    assert {"Create the user of the training tasks", "Make the release's directory", "Install the unit"} <= changed
+
+
 def test_a_wrong_inventory_is_refused_before_any_host_is_touched(tmp_path):
     inventory = yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text())
     inventory["all"] = {"vars": yaml.safe_load((ROOT / "inventory/lab/group_vars/all.yml").read_text())}
     inventory["ps"]["hosts"] = {}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
     done = subprocess.run(
-        ["ansible-playbook", "--inventory", tmp_path / "hosts.yml", "site.yml"], cwd=ROOT, capture_output=True, text=True
+        ["ansible-playbook", "--inventory", tmp_path / "hosts.yml", "site.yml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode != 0
     assert "group ps is empty; the strategy parameter_server needs at least one ps" in done.stdout
@@ -40,7 +70,10 @@ def test_a_wrong_inventory_is_refused_before_any_host_is_touched(tmp_path):
 def test_an_empty_inventory_is_refused(tmp_path, empty):
     (tmp_path / "hosts.yml").write_text(empty)
     done = subprocess.run(
-        ["ansible-playbook", "--inventory", tmp_path / "hosts.yml", "site.yml"], cwd=ROOT, capture_output=True, text=True
+        ["ansible-playbook", "--inventory", tmp_path / "hosts.yml", "site.yml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode != 0
     assert "the inventory has no hosts" in done.stdout

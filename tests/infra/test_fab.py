@@ -1,0 +1,101 @@
+"""The operator's verbs on a cluster that trains, with one host away, and with mistakes."""
+
+import json
+
+import pytest
+import yaml
+
+from .conftest import LONG_RUN, fab, units, wait_for_progress
+
+
+def test_status_shows_every_task_and_the_run(lab, long_run):
+    shown = fab("status", inventory=long_run)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    for task in ("chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "evaluator-0"):
+        assert any(line.startswith(task) and "active (running)" in line for line in shown.stdout.splitlines())
+    assert f"run {LONG_RUN}: training" in shown.stdout
+
+
+def test_status_fails_when_a_task_is_down(lab, long_run):
+    host = lab["worker-0"]
+    with host.sudo():
+        host.run_expect([0], "systemctl stop trainer@worker-0")
+    try:
+        shown = fab("status", inventory=long_run)
+    finally:
+        with host.sudo():
+            host.run_expect([0], "systemctl start trainer@worker-0")
+    assert shown.returncode == 1
+    assert "worker-0 on worker-0" in shown.stdout + shown.stderr
+    wait_for_progress(lab)
+
+
+def test_starting_again_restarts_nothing(lab, long_run):
+    before = units(lab)
+    again = fab("start-cluster", "--detach", inventory=long_run)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert units(lab) == before
+
+
+def test_logs_name_their_task(long_run):
+    shown = fab("logs", "--task", "chief-0", "--lines", "5", inventory=long_run)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert all(line.startswith("chief-0") for line in shown.stdout.splitlines())
+
+
+def test_runs_lists_the_run(long_run):
+    shown = fab("runs", "--json", inventory=long_run)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    (run,) = [run for run in json.loads(shown.stdout) if run["run"] == LONG_RUN]
+    assert (run["state"], run["program"]) == ("training", "slow:Slow")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["start-cluster", "--run", "../up"], "../up"),
+        (["logs", "--task", "worker-9"], "worker-9"),
+        (["status", "--inventory", "no/such/place"], "no/such/place"),
+    ],
+)
+def test_a_mistake_ends_with_2_and_names_the_value(long_run, arguments, said):
+    done = fab(*arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
+
+
+def test_an_unreachable_host_ends_with_4_and_hides_no_other(long_run, tmp_path):
+    inventory = yaml.safe_load((long_run / "hosts.yml").read_text())
+    inventory["worker"]["hosts"]["worker-1"]["ansible_host"] = "10.0.3.254"
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    (tmp_path / "group_vars").symlink_to(long_run / "group_vars")
+    done = fab("status", inventory=tmp_path)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "worker-1" in done.stderr
+    assert any(line.startswith("chief-0") and "active (running)" in line for line in done.stdout.splitlines())
+
+
+def test_a_program_that_cannot_start_is_told_with_its_journal(lab, long_run):
+    failed = fab("start-cluster", "--run", "infra-wrong", "--program", "slow:Slower", inventory=long_run)
+    try:
+        assert failed.returncode == 1
+        told = failed.stdout + failed.stderr
+        assert "chief-0 on head" in told
+        assert "Slower" in told
+        with lab["head"].sudo():
+            assert lab["head"].check_output("systemctl show --value --property=ExecMainStatus trainer@chief-0") == "78"
+    finally:
+        back = fab("start-cluster", "--run", LONG_RUN, "--program", "slow:Slow", "--detach", inventory=long_run)
+    assert back.returncode == 0, back.stdout + back.stderr
+
+
+def test_stop_saves_and_keeps_the_cluster_down(lab, long_run):
+    stopped = fab("stop-cluster", inventory=long_run)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    for name, host in lab.items():
+        with host.sudo():
+            listed = host.check_output(
+                "systemctl list-units --plain --no-legend --state=active,activating,failed 'trainer@*'"
+            )
+            assert listed == "", name
+    assert f"run {LONG_RUN}: stopped" in fab("status", inventory=long_run).stdout

@@ -1,0 +1,66 @@
+"""One complete training on the lab: two workers, two parameter servers, an evaluator, a SavedModel."""
+
+import json
+import time
+
+import pytest
+
+from .conftest import fab, play, status
+
+RUN = f"infra-{int(time.time())}"
+
+
+@pytest.fixture(scope="module")
+def trained(lab):
+    """The lab's own inventory trained to its end, right after another program ran on the same hosts."""
+    converged = play("site.yml")
+    assert converged.code == 0, converged.failed
+    done = fab("start-cluster", "--run", RUN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield done.stdout
+    fab("stop-cluster")
+    with lab["head"].sudo():
+        lab["head"].run_expect([0], f"rm -rf /srv/trainer/runs/{RUN}")
+
+
+def test_the_summary_says_what_how_well_and_where(trained):
+    for said in (f"run {RUN} finished", "3000 steps", "accuracy 0.9", f"runs/{RUN}/checkpoints", ":6006", "fab logs"):
+        assert said in trained
+
+
+def test_accuracy_and_state(lab, trained):
+    now = status(lab)
+    assert (now["state"], now["step"]) == ("finished", 3000)
+    assert now["evaluation"]["step"] == 3000
+    assert now["evaluation"]["metrics"]["accuracy"] >= 0.95
+
+
+def test_both_parameter_servers_wrote_their_shard(lab, trained):
+    files = lab["head"].check_output(f"ls /srv/trainer/runs/{RUN}/checkpoints").split()
+    assert "ckpt-3000.index" in files
+    assert len([file for file in files if file.startswith("ckpt-3000.data-")]) >= 2
+
+
+def test_the_saved_model_predicts(lab, trained):
+    code = (
+        "import tensorflow as tf, numpy as np;"
+        "from sklearn.datasets import load_digits;"
+        f"m = tf.saved_model.load('/srv/trainer/runs/{RUN}/export');"
+        "f = m.signatures['serving_default'];"
+        "d = load_digits(); name = list(f.structured_input_signature[1])[0];"
+        "x = tf.constant(d.images, f.structured_input_signature[1][name].dtype);"
+        "p = list(f(**{name: x}).values())[0].numpy();"
+        "print('accuracy', float((p.argmax(-1) == d.target).mean()))"
+    )
+    with lab["head"].sudo("trainer"):
+        printed = lab["head"].check_output(
+            f"cd /tmp && TF_USE_LEGACY_KERAS=1 /opt/trainer/current/env/bin/python -c {json.dumps(code)}"
+        )
+    assert float(printed.split("accuracy ")[-1]) >= 0.95
+
+
+def test_a_finished_run_started_again_says_so(lab, trained):
+    again = fab("start-cluster", "--run", RUN)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "finished" in again.stdout
+    assert "--run" in again.stdout
