@@ -8,6 +8,11 @@ import pytest
 testinfra_hosts = ["ansible://all"]
 pytestmark = pytest.mark.usefixtures("long_run", "_as_root")
 ROOT = Path(__file__).resolve().parents[2]
+PYTHON = "/opt/trainer/current/env/bin/python"
+
+
+def python_minor(host):
+    return host.check_output(f"{PYTHON} -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'")
 
 
 def test_user_has_the_one_uid(host, truth):
@@ -43,15 +48,13 @@ def test_current_release_is_complete(host):
     minor = host.check_output(
         "/opt/trainer/current/env/bin/python -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'"
     )
-    assert host.file("/opt/trainer/current/env").linked_to.endswith(release["environments"][minor]["name"])
+    assert host.file("/opt/trainer/current/env").linked_to.endswith(release["environments"][python_minor(host)]["name"])
 
 
 def test_environment_has_the_locked_versions(host):
-    python = "/opt/trainer/current/env/bin/python"
-    minor = host.check_output(f"{python} -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'")
-    lock = (ROOT / f"locks/cpu-{minor}.txt").read_text()
+    lock = (ROOT / f"locks/cpu-{python_minor(host)}.txt").read_text()
     command = "from importlib.metadata import version; print(version('tensorflow'), version('tf-keras'))"
-    tensorflow, tf_keras = host.check_output(f'{python} -c "{command}"').split()
+    tensorflow, tf_keras = host.check_output(f'{PYTHON} -c "{command}"').split()
     assert f"\ntensorflow=={tensorflow} " in lock
     assert f"\ntf-keras=={tf_keras} " in lock
 

@@ -17,6 +17,10 @@ def reboot(host):
         wait_until(lambda: host.run("systemctl is-system-running --wait").stdout.strip() == "running", 90, "it is up")
 
 
+def restarts(host):
+    return int(host.check_output("systemctl show --value --property=NRestarts trainer@worker-0"))
+
+
 def test_a_task_never_starts_on_an_unmounted_path(lab, long_run):
     host = lab["worker-0"]
     with host.sudo():
@@ -24,7 +28,7 @@ def test_a_task_never_starts_on_an_unmounted_path(lab, long_run):
         host.run_expect([0], "umount --lazy /srv/trainer")
         assert not host.mount_point("/srv/trainer").exists
         assert host.run("systemctl start trainer@worker-0").rc != 0
-        restarts = int(host.check_output("systemctl show --value --property=NRestarts trainer@worker-0"))
+        before = restarts(host)
         wait_until(
             lambda: (
                 int(host.check_output("systemctl show --value --property=NRestarts trainer@worker-0")) > restarts + 1

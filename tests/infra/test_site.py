@@ -50,6 +50,11 @@ def test_check_mode_on_a_fresh_machine_tells_what_would_change(fresh_host):
     assert {"Create the user of the training tasks", "Make the release's directory", "Install the unit"} <= changed
 
 
+def site(inventory):
+    command = ["ansible-playbook", "--inventory", inventory, "site.yml"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
 def test_a_wrong_inventory_is_refused_before_any_host_is_touched(tmp_path):
     inventory = yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text())
     inventory["all"] = {"vars": yaml.safe_load((ROOT / "inventory/lab/group_vars/all.yml").read_text())}
