@@ -153,7 +153,7 @@ def units(lab: dict[str, Host]) -> dict[str, str]:
     for host in lab.values():
         with host.sudo():
             listed = host.check_output("systemctl show --property=Id,InvocationID 'trainer@*.service'")
-        for block in listed.split("\n\n"):
+        for block in filter(None, listed.split("\n\n")):  # a task that never ran is not listed
             values = dict(line.split("=", 1) for line in block.splitlines())
             found[values["Id"].removeprefix("trainer@").removesuffix(".service")] = values["InvocationID"]
     return found

@@ -45,9 +45,6 @@ def test_current_release_is_complete(host):
     release = json.loads(host.file("/opt/trainer/current/release.json").content_string)
     assert host.file("/opt/trainer/current").linked_to == f"/opt/trainer/releases/{release['id']}"
     assert host.file("/opt/trainer/current/slow.py").exists
-    minor = host.check_output(
-        "/opt/trainer/current/env/bin/python -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'"
-    )
     assert host.file("/opt/trainer/current/env").linked_to.endswith(release["environments"][python_minor(host)]["name"])
 
 
