@@ -93,7 +93,7 @@ def play(*arguments: str, inventory: Path | None = None) -> Play:
     command = ["ansible-playbook", *(("--inventory", str(inventory)) if inventory else ()), *arguments]
     environment = os.environ | {
         "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-        "_ANSIBLE_TEMPLAR_UNTRUSTED_TEMPLATE_BEHAVIOR": "fail",
+        "_ANSIBLE_TEMPLAR_UNTRUSTED_TEMPLATE_BEHAVIOR": "error",
     }
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     start = done.stdout.find("{\n")
