@@ -56,7 +56,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def hosts_of(group: str) -> dict[str, Host]:
-    return {host.backend.hostname: host for host in testinfra.get_hosts([f"ansible://{group}"])}
+    return {name_of(host): host for host in testinfra.get_hosts([f"ansible://{group}"])}
+
+
+def name_of(host: Host) -> str:
+    """The host's name in the inventory."""
+    return host.backend.get_pytest_id().removeprefix("ansible://")
 
 
 @pytest.fixture
@@ -210,9 +215,7 @@ def expected_cluster(truth: dict[str, Any]) -> dict[str, list[str]]:
 
 def check_task(host: Host, truth: dict[str, Any], job: str, as_enabled: bool = True) -> None:
     """Assert what every training task's unit must be while the cluster runs."""
-    name = host.backend.hostname
-    (inventory_name,) = (n for n, v in truth["_meta"]["hostvars"].items() if v["ansible_host"] == name)
-    index = truth[job]["hosts"].index(inventory_name)
+    index = truth[job]["hosts"].index(name_of(host))
     unit = f"trainer@{job}-{index}"
     service = host.service(unit)
     assert service.is_running

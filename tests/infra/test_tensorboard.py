@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from .conftest import LONG_RUN, wait_until
+from .conftest import LONG_RUN, name_of, wait_until
 
 testinfra_hosts = ["ansible://tensorboard"]
 pytestmark = pytest.mark.usefixtures("long_run", "_as_root")
@@ -17,14 +17,18 @@ def test_service_runs_and_comes_back_at_boot(host):
     assert service.is_enabled
 
 
-def test_it_listens_on_the_cluster_address_alone(host):
-    address = host.backend.hostname
+@pytest.fixture
+def address(host, truth):
+    return truth["_meta"]["hostvars"][name_of(host)]["ansible_host"]
+
+
+def test_it_listens_on_the_cluster_address_alone(host, address):
     assert host.socket(f"tcp://{address}:6006").is_listening
     assert not host.socket("tcp://127.0.0.1:6006").is_listening
 
 
-def test_it_serves_the_run(host):
-    url = f"http://{host.backend.hostname}:6006/data/runs"
+def test_it_serves_the_run(address):
+    url = f"http://{address}:6006/data/runs"
 
     def runs():
         with urllib.request.urlopen(url, timeout=10) as answer:
