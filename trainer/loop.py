@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from trainer.checkpoints import Checkpoints, RunDirectory
 from trainer.config import Config
+from trainer.failures import UserError
 from trainer.input import train_dataset_fn
 from trainer.metrics import Progress
 from trainer.pacing import Pacer
@@ -31,6 +32,7 @@ class CustomLoop:
     ) -> None:
         self._config = config
         self._progress = progress
+        self._workers = workers
         self._pacer = Pacer(config.steps_per_call, workers, config.log_seconds)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
@@ -104,7 +106,12 @@ class CustomLoop:
         outputs = None
         for steps in calls:
             outputs = self._coordinator.schedule(self._call, args=(self._iterator, tf.constant(steps, tf.int64)))
-        self._coordinator.join()
+        try:
+            self._coordinator.join()
+        except tf.errors.OutOfRangeError as error:
+            raise UserError(
+                f"a worker's part of the training data is empty: {self._workers} workers share it"
+            ) from error
         self._pacer.measured(calls, time.monotonic() - started)
         return outputs
 

@@ -22,11 +22,11 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """Say that the process has started: systemd goes on with what waits for it."""
-        self._send(f"READY=1\nSTATUS={status}")
+        self._send("READY=1\n" + status_line(status))
 
     def status(self, status: str) -> None:
         """Set the line that `systemctl status` shows."""
-        self._send(f"STATUS={status}")
+        self._send(status_line(status))
 
     def watch(self, alive: Callable[[], bool]) -> None:
         """Ping the watchdog from a thread, three times in its interval, as long as `alive` says so."""
@@ -49,3 +49,8 @@ class Notifier:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
             channel.settimeout(1.0)
             channel.sendto(state.encode(), address)
+
+
+def status_line(status: str) -> str:
+    # A second line would be another assignment to systemd.
+    return "STATUS=" + " ".join(status.split())

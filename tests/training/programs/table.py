@@ -1,5 +1,6 @@
 """A program with a table that two parameter servers share, an optimizer with slots, and a train_step of its own."""
 
+import numpy as np
 import tensorflow as tf
 
 WORDS = 256
@@ -32,8 +33,8 @@ class Table:
         return model
 
     def train_dataset(self, context):
-        words = tf.random.Generator.from_seed(1).uniform((512, 4), maxval=WORDS, dtype=tf.int64)
-        dataset = tf.data.Dataset.from_tensor_slices((words, tf.cast(words[:, :1], tf.float32) / WORDS))
+        words = np.random.default_rng(1).integers(WORDS, size=(512, 4))
+        dataset = tf.data.Dataset.from_tensor_slices((words, (words[:, :1] / WORDS).astype(np.float32)))
         return dataset.shard(context.num_input_pipelines, context.input_pipeline_id).batch(16)
 
     def eval_dataset(self, context):

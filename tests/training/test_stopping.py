@@ -1,0 +1,93 @@
+"""Stops, crashes and returns: the coordinator goes on at its newest checkpoint, and a lost worker stops nothing."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+from conftest import Process, Runs, is_alive, kill, until
+from counting import counts, own_parts
+
+pytestmark = pytest.mark.timeout(300)
+STEPS = 4000
+# Small calls and blocks, so that there is much to interrupt; the input's sleep makes a step 10 ms.
+OPTIONS = ("--steps-per-call", "20", "--checkpoint-steps", "200", "--checkpoints-kept", "30", "--log-seconds", "0.5")
+
+
+def trained_steps(process: Process) -> list[int]:
+    return [int(step) for step in re.findall(r"step (\d+) of \d+, \S+ steps/s", process.output)]
+
+
+@pytest.fixture(scope="module")
+def stopped(runs: Runs) -> tuple[Process, dict]:
+    """A run that was stopped by SIGTERM in the middle."""
+    process = runs.local("ids:Ids", "stops", STEPS, *OPTIONS, "--no-evaluator")
+    until(lambda: 200 in runs.checkpoints("stops"), "a checkpoint", say=lambda: process.output)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143, process.output
+    return process, runs.status("stops")
+
+
+@pytest.fixture(scope="module")
+def resumed(runs: Runs, stopped: tuple[Process, dict]) -> tuple[Process, float]:
+    """The same run, started again; its coordinator is killed, and later a worker; it ends by itself.
+
+    Returns how many examples the killed worker had seen when it was back, too.
+    """
+    process = runs.local("ids:Ids", "stops", STEPS, *OPTIONS, "--no-evaluator")
+    before = runs.checkpoints("stops")[-1]
+    until(lambda: runs.checkpoints("stops")[-1] > before, "a new checkpoint", say=lambda: process.output)
+    kill(process.pids("chief-0")[0])
+    process.search("chief-0 .* ended with 137; starting it again")
+    killed_at = runs.checkpoints("stops")[-1]
+    until(lambda: runs.checkpoints("stops")[-1] > killed_at, "a newer checkpoint", say=lambda: process.output)
+    kill(process.pids("worker-0")[0])
+    process.search(r"(worker-0 +\| \S+ worker-0 serves at[\s\S]*){2}")
+    seen = float(counts(runs, "stops")[0].sum())
+    assert process.wait() == 0, process.output
+    return process, seen
+
+
+def test_sigterm_saves_the_step_it_stopped_at(runs: Runs, stopped: tuple[Process, dict]) -> None:
+    process, status = stopped
+    assert status["state"] == "stopped"
+    assert 200 <= status["step"] < STEPS
+    assert status["checkpoint"].endswith(f"/ckpt-{status['step']}")
+    assert status["step"] in runs.checkpoints("stops")
+    assert not any(is_alive(pid) for task in ("chief-0", "worker-0", "ps-0") for pid in process.pids(task))
+
+
+def test_resumes_at_the_stopped_step(stopped: tuple[Process, dict], resumed: tuple[Process, float]) -> None:
+    assert f"going on at step {stopped[1]['step']} of {STEPS}" in resumed[0].output
+
+
+def test_killed_coordinator_resumes_at_its_newest_checkpoint(resumed: tuple[Process, float]) -> None:
+    first, second = resumed[0].output.split("chief-0     | ended with 137; starting it again")
+    saved = [int(step) for step in re.findall(r"saved \S+/ckpt-(\d+)", first)]
+    [restored] = re.findall(r"restored \S+/ckpt-(\d+)", second)
+    # A save may have become complete without having been logged.
+    assert int(restored) >= saved[-1]
+    assert f"going on at step {restored} of {STEPS}" in second
+    steps = [int(step) for step in re.findall(r"step (\d+) of \d+, \S+ steps/s", second)]
+    assert min(steps) > int(restored)
+    assert steps == sorted(steps)
+
+
+def test_servers_are_not_restarted_with_the_coordinator(resumed: tuple[Process, float]) -> None:
+    assert len(resumed[0].pids("chief-0")) == 2
+    assert len(resumed[0].pids("worker-1")) == 1
+    assert len(resumed[0].pids("ps-0")) == 1
+
+
+def test_killed_worker_does_not_stop_the_training(runs: Runs, resumed: tuple[Process, float]) -> None:
+    assert "worker-0    | ended with 137; starting it again" in resumed[0].output
+    assert runs.status("stops")["state"] == "finished"
+    assert runs.status("stops")["step"] == STEPS
+    assert trained_steps(resumed[0])[-1] == STEPS
+
+
+def test_worker_that_came_back_reads_its_own_part_again(runs: Runs, resumed: tuple[Process, float]) -> None:
+    seen = counts(runs, "stops")
+    assert seen[0].sum() > resumed[1]
+    assert own_parts(seen)

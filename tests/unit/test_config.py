@@ -1,0 +1,112 @@
+"""The run settings: what is refused, and in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.config import Config, ConfigError
+
+PROGRAM = "trainer.examples.digits:Digits"
+
+
+def refused(**settings: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_dict({"program": PROGRAM, **settings})
+    return str(caught.value)
+
+
+def test_only_the_program_is_required() -> None:
+    assert Config.from_dict({"program": PROGRAM}) == Config(program=PROGRAM)
+    with pytest.raises(ConfigError, match=r"program is missing: name what to train as package\.module:Name"):
+        Config.from_dict({})
+
+
+def test_unknown_key_names_the_one_that_was_meant() -> None:
+    assert "unknown key 'chekpoint_steps' in the run settings: did you mean 'checkpoint_steps'?" in refused(
+        chekpoint_steps=3
+    )
+
+
+def test_unknown_key_unlike_any_lists_the_keys() -> None:
+    message = refused(zzz=1)
+    assert all(field.name in message for field in dataclasses.fields(Config))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("steps", "3000", "steps: expected a whole number, not '3000'; write it without quotes"),
+        ("steps", True, "steps: expected a whole number, not True"),
+        ("steps", 1.5, "steps: expected a whole number, not 1.5"),
+        ("steps", 0, "steps: must be at least 1, not 0"),
+        ("steps_per_call", "many", "steps_per_call: must be a whole number of at least 1, or \"auto\", not 'many'"),
+        ("steps_per_call", 0, "steps_per_call: must be a whole number"),
+        ("steps_per_call", None, "steps_per_call: expected a whole number or a text, not None"),
+        ("checkpoint_seconds", "soon", "checkpoint_seconds: expected a number, not 'soon'"),
+        ("checkpoint_seconds", -1, "checkpoint_seconds: must be 0 (not by time) or more, not -1"),
+        ("checkpoints_kept", 2, "checkpoints_kept: must be at least 3"),
+        ("run", "a/b", "run: is the name of a directory"),
+        ("run", "..", "run: is the name of a directory"),
+        ("run", "", "run: is the name of a directory"),
+        ("run", "x\n", "run: is the name of a directory"),
+        ("program", "digits", "program: must look like package.module:Name"),
+        ("shared_dir", "runs", "shared_dir: must be an absolute path"),
+        (
+            "strategy",
+            "mirrored",
+            "strategy: must be one of parameter_server (others are not yet there), not 'mirrored'",
+        ),
+        ("api", "fit", "api: must be one of custom_loop (others are not yet there), not 'fit'"),
+        ("partitioner", "min", "partitioner: must be one of min_size, max_size, fixed_shards, none, not 'min'"),
+        ("seed", -1, "seed: must be null or between 0 and 2147483647"),
+    ],
+)
+def test_wrong_value_is_refused(key: str, value: object, expected: str) -> None:
+    assert expected in refused(**{key: value})
+
+
+def test_whole_number_is_a_number() -> None:
+    assert Config.from_dict({"program": PROGRAM, "checkpoint_seconds": 60}).checkpoint_seconds == 60
+
+
+def test_a_run_without_any_checkpoint_is_refused() -> None:
+    assert "a crash would lose the whole run" in refused(checkpoint_steps=0, checkpoint_seconds=0)
+
+
+def test_settings_that_are_no_mapping_are_refused() -> None:
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        Config.from_dict(["steps"])  # type: ignore[arg-type]
+
+
+def test_file_survives_a_round_trip(tmp_path: Path) -> None:
+    config = Config(program=PROGRAM, steps=7, seed=3)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(config.as_dict()))
+    assert Config.from_file(path) == config
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, "cannot read"), ("{", "are not JSON"), ('{"x": 1}', "'x'")])
+def test_bad_file_is_named(tmp_path: Path, text: str | None, expected: str) -> None:
+    path = tmp_path / "run.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        Config.from_file(path)
+    assert str(path) in str(caught.value)
+
+
+def test_module_needs_nothing_but_python() -> None:
+    """The control machine's preflight imports it."""
+    script = (
+        "import sys; before = set(sys.modules); import trainer.config; "
+        "print([name for name in set(sys.modules) - before if name.split('.')[0] not in sys.stdlib_module_names])"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-S", "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    assert set(eval(done.stdout)) == {"trainer", "trainer.config"}

@@ -1,0 +1,51 @@
+"""What the operator chose last is laid over the settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer.config import Config, ConfigError
+from trainer.selection import apply_selection
+
+
+def config(shared: Path) -> Config:
+    return Config(program="mine:One", run="first", shared_dir=str(shared))
+
+
+def select(shared: Path, value: object) -> None:
+    (shared / "selection.json").write_text(json.dumps(value))
+
+
+def test_without_a_selection_the_settings_count(tmp_path: Path) -> None:
+    assert apply_selection(config(tmp_path)) == config(tmp_path)
+
+
+def test_selection_overrides_run_and_program(tmp_path: Path) -> None:
+    select(tmp_path, {"run": "second", "program": "mine:Two"})
+    chosen = apply_selection(config(tmp_path))
+    assert (chosen.run, chosen.program) == ("second", "mine:Two")
+
+
+def test_selection_may_choose_the_run_alone(tmp_path: Path) -> None:
+    select(tmp_path, {"run": "second"})
+    assert apply_selection(config(tmp_path)).program == "mine:One"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"run": "../up"}, "run: is the name of a directory"),
+        ({"runs": "a"}, "did you mean 'run'"),
+        ({"program": 3}, "program: expected a text, not 3"),
+        (["run"], "holds no JSON object"),
+    ],
+)
+def test_bad_selection_is_refused_with_its_file(tmp_path: Path, value: object, expected: str) -> None:
+    select(tmp_path, value)
+    with pytest.raises(ConfigError) as caught:
+        apply_selection(config(tmp_path))
+    assert expected in str(caught.value)
+    assert str(tmp_path / "selection.json") in str(caught.value)
