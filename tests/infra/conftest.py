@@ -106,7 +106,7 @@ def play(*arguments: str, inventory: Path | None = None) -> Play:
         pytest.fail(f"{' '.join(command)} exited {done.returncode}:\n{done.stdout}\n{done.stderr}")
     output = json.loads(done.stdout[start:])
     results = [
-        (host, task["task"]["name"], result)
+        (host, task["task"]["name"].rpartition(" : ")[2], result)
         for one in output["plays"]
         for task in one["tasks"]
         for host, result in task["hosts"].items()
