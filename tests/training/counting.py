@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
-from conftest import Runs
+from processes import Runs
 
 
 def counts(runs: Runs, run: str) -> np.ndarray:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 
 import pytest
-from conftest import DIGITS, MINUTE, PROGRAMS, Process, Runs, environment, is_alive
+from processes import DIGITS, MINUTE, PROGRAMS, Process, Runs, environment, is_alive
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -117,4 +116,4 @@ def test_a_run_keeps_its_program(digits: Process, runs: Runs) -> None:
     assert other.wait(MINUTE) == 78
     assert f"run digits belongs to the program {DIGITS}, not to table:Table" in other.output
     assert "--run NAME" in other.output
-    assert os.path.exists(runs.directory("digits") / "export")
+    assert (runs.directory("digits") / "export").exists()

@@ -6,7 +6,7 @@ import json
 import signal
 
 import pytest
-from conftest import MINUTE, PROGRAMS, Process, Runs, until
+from processes import MINUTE, PROGRAMS, Process, Runs, until
 
 from trainer.local import local_cluster
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import Runs
 from counting import counts, own_parts
+from processes import Runs
 
 pytestmark = pytest.mark.timeout(300)
 EXAMPLES = 320

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MINUTE, PROGRAMS, ROOT, Process, Runs, environment
+from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, environment
 
 from trainer.local import local_cluster
 

@@ -6,8 +6,8 @@ import re
 import signal
 
 import pytest
-from conftest import Process, Runs, is_alive, kill, until
 from counting import counts, own_parts
+from processes import Process, Runs, is_alive, kill, until
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 4000

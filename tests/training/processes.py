@@ -1,0 +1,135 @@
+"""Real trainer processes on the loopback interface, watched through what an operator sees: output and status."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+DIGITS = "trainer.examples.digits:Digits"
+MINUTE = 60.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("TF_", "TRAINER_"))}
+    return {**kept, "PYTHONPATH": str(ROOT), "TF_USE_LEGACY_KERAS": "1", **more}
+
+
+def until(holds: Callable[[], Any], what: str, deadline: float = 2 * MINUTE, say: Callable[[], str] = str) -> Any:
+    """Poll until the condition holds, and return what it returned."""
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        if found := holds():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {deadline:.0f} s: {what}\n{say()}")
+
+
+class Process:
+    """A trainer process, its output so far, and its exit code."""
+
+    def __init__(self, arguments: list[str], **more: str) -> None:
+        self._lines: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", *arguments],
+            cwd=PROGRAMS,
+            env=environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self._lines.extend(iter(self._process.stdout.readline, ""))
+
+    @property
+    def output(self) -> str:
+        return "".join(self._lines)
+
+    def search(self, pattern: str, deadline: float = 2 * MINUTE) -> re.Match[str]:
+        """Wait until a line of the output matches."""
+
+        def found() -> re.Match[str] | None:
+            match = re.search(pattern, self.output, re.MULTILINE)
+            if match is None and self._process.poll() is not None and not self._reader.is_alive():
+                pytest.fail(f"ended with {self._process.returncode} without {pattern!r}:\n{self.output}")
+            return match
+
+        return until(found, pattern, deadline, lambda: self.output)
+
+    def wait(self, deadline: float = 3 * MINUTE) -> int:
+        until(lambda: self._process.poll() is not None, "the end of the process", deadline, lambda: self.output)
+        self._reader.join(timeout=5)
+        return self._process.returncode
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    def pids(self, task: str) -> list[int]:
+        """Return the pids that a local cluster's task has had, oldest first."""
+        return [int(pid) for pid in re.findall(rf"^{task} *\| started, pid (\d+)$", self.output, re.MULTILINE)]
+
+
+class Runs:
+    """Starts trainers on one shared path and ends what is left of them."""
+
+    def __init__(self, shared: Path) -> None:
+        self.shared = shared
+        self._started: list[Process] = []
+
+    def local(self, program: str, run: str, steps: int, *more: str) -> Process:
+        arguments = ["-m", "trainer", "local", "--program", program, "--run", run, "--steps", str(steps)]
+        return self.start([*arguments, "--shared-dir", str(self.shared), "--ps", "2", *more])
+
+    def start(self, arguments: list[str], **more: str) -> Process:
+        process = Process(arguments, **more)
+        self._started.append(process)
+        return process
+
+    def directory(self, run: str) -> Path:
+        return self.shared / "runs" / run
+
+    def status(self, run: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "trainer", "status", "--json", "--run", run, "--shared-dir", str(self.shared)]
+        done = subprocess.run(command, cwd=PROGRAMS, env=environment(), capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    def checkpoints(self, run: str) -> list[int]:
+        return sorted(int(path.stem.split("-")[1]) for path in self.directory(run).glob("checkpoints/ckpt-*.index"))
+
+    def end(self) -> None:
+        for process in self._started:
+            process.end()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    os.kill(pid, number)

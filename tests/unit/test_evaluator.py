@@ -1,0 +1,69 @@
+"""When the side-car evaluator waits, ends or starts anew; none of it needs TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.checkpoints import RunDirectory
+from trainer.config import Config
+from trainer.evaluator import run_evaluator
+from trainer.notify import Notifier
+from trainer.records import write_record
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Heard(Notifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_ready = False
+
+    def ready(self, status: str) -> None:
+        self.was_ready = True
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(program="mine:One", run="a", steps=10, shared_dir=str(tmp_path), evaluate_poll_seconds=0.01)
+
+
+def write_checkpoint(directory: RunDirectory, step: int) -> None:
+    directory.checkpoints.mkdir(parents=True, exist_ok=True)
+    for ending in ("index", "data-00000-of-00001"):
+        (directory.checkpoints / f"ckpt-{step}.{ending}").touch()
+
+
+def test_is_ready_before_there_is_a_run_and_follows_the_selection(config: Config) -> None:
+    heard = Heard()
+    chosen = iter([config, config, config.replace(run="b")])
+    assert run_evaluator(config, heard, lambda: next(chosen)) == 75
+    assert heard.was_ready
+    assert next(chosen, None) is None
+
+
+def test_ends_when_the_finished_run_is_evaluated(config: Config, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    write_checkpoint(directory, 10)
+    write_record(directory.evaluation, {"step": 10, "metrics": {}})
+    directory.set_state("finished", 10)
+    assert run_evaluator(config, Heard(), lambda: config) == 0
+
+
+def test_goes_on_when_the_run_is_to_be_longer(config: Config, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    write_checkpoint(directory, 10)
+    write_record(directory.evaluation, {"step": 10, "metrics": {}})
+    directory.set_state("finished", 10)
+    longer = config.replace(steps=20)
+    assert run_evaluator(longer, Heard(), lambda: longer.replace(run="b")) == 75
+
+
+def test_a_program_that_cannot_be_loaded_is_the_users_error(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", object())
+    write_checkpoint(RunDirectory(tmp_path, "a"), 10)
+    assert run_evaluator(config.replace(program="nowhere_at_all:One"), Heard(), lambda: config) == 78

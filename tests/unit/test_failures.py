@@ -1,0 +1,67 @@
+"""Whose error it is, and which line of the user's."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.failures import Infrastructure, UserError, explain, is_infrastructure
+
+
+def raised(path: Path, source: str) -> BaseException:
+    """Run a user's source and return what it raises."""
+    path.write_text(textwrap.dedent(source))
+    scope: dict[str, Any] = {}
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        exec(compile(path.read_text(), str(path), "exec"), scope)
+    return caught.value
+
+
+def test_line_is_the_users_and_not_the_librarys(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    error = raised(path, "import json\n\njson.loads('{')\n")
+    assert isinstance(error, json.JSONDecodeError)
+    assert explain(error).startswith(f"{path}:3: JSONDecodeError: ")
+
+
+def test_trainers_own_line_is_not_shown_as_the_users() -> None:
+    with pytest.raises(ValueError, match="steps") as caught:
+        __import__("trainer.config").config.Config(program="a:b", steps=0)
+    assert "config.py" not in explain(caught.value)
+
+
+def test_autograph_message_is_cut_to_the_error_and_its_line() -> None:
+    error = TypeError(
+        'in user code:\n\n    File "/home/me/mine.py", line 12, in train_step  *\n        x = 1 + "a"\n\n'
+        "    TypeError: unsupported operand\n"
+    )
+    assert explain(error) == "/home/me/mine.py:12: TypeError: unsupported operand"
+
+
+def test_missing_data_of_the_user_is_the_users_error(tmp_path: Path) -> None:
+    error = raised(tmp_path / "mine.py", "open('/nowhere/data')\n")
+    assert not is_infrastructure(error)
+
+
+def test_storage_trouble_of_the_trainer_is_not() -> None:
+    assert is_infrastructure(OSError(28, "No space left on device"))
+
+
+@pytest.mark.parametrize(("error", "expected"), [(Infrastructure("x"), True), (UserError("x"), False)])
+def test_own_errors_say_whose_they_are(error: Exception, expected: bool) -> None:
+    assert is_infrastructure(error) is expected
+
+
+def test_wrapped_error_is_looked_into() -> None:
+    wrapper = RuntimeError("Input has an error")
+    wrapper.original_exception = Infrastructure("a member went away")  # type: ignore[attr-defined]
+    assert is_infrastructure(wrapper)
+    assert explain(wrapper) == "Infrastructure: a member went away"
+
+
+def test_error_without_a_message_is_named() -> None:
+    assert explain(KeyError()) == "KeyError: no message"

@@ -1,0 +1,190 @@
+"""The supervisor of local tasks, with small programs in place of the trainer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer import local
+from trainer.config import Config
+from trainer.local import Supervisor, Task, add_local_options, final, local_cluster, make_tasks, setting
+
+pytestmark = pytest.mark.timeout(60)
+FOREVER = "import time\nwhile True: time.sleep(0.05)"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "RESTART_SECONDS", 0.05)
+    monkeypatch.setattr(local, "POLL_SECONDS", 0.01)
+
+
+def task(name: str, script: str) -> Task:
+    return Task(name, [sys.executable, "-u", "-c", script], dict(os.environ))
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def pids(output: str) -> list[int]:
+    return [int(line.rpartition(" ")[2]) for line in output.splitlines() if "started, pid" in line]
+
+
+@pytest.mark.parametrize("code", [0, 78])
+def test_coordinators_end_ends_all(capfd: pytest.CaptureFixture[str], code: int) -> None:
+    tasks = [task("ps-0", FOREVER), task("worker-0", FOREVER), task("chief-0", f"raise SystemExit({code})")]
+    assert Supervisor(tasks).run() == code
+    started = pids(capfd.readouterr().out)
+    assert len(started) == 3
+    assert all(map(gone, started))
+
+
+def test_output_is_prefixed_with_the_task(capfd: pytest.CaptureFixture[str]) -> None:
+    Supervisor([task("chief-0", "import sys; print('hello'); print('trouble', file=sys.stderr)")]).run()
+    out = capfd.readouterr().out
+    assert "chief-0     | hello\n" in out
+    assert "chief-0     | trouble\n" in out
+
+
+@pytest.mark.parametrize("code", [75, 1, 143, 139])
+def test_coordinator_that_may_try_again_is_started_again(tmp_path: Path, code: int) -> None:
+    flag = tmp_path / "flag"
+    script = f"import pathlib\np = pathlib.Path({str(flag)!r})\nif p.exists(): raise SystemExit(0)\np.touch()\n"
+    assert Supervisor([task("chief-0", script + f"raise SystemExit({code})")]).run() == 0
+
+
+def test_killed_server_is_started_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    starts = tmp_path / "starts"
+    server = f"open({str(starts)!r}, 'a').write('x')\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+    chief = f"import os, time\nwhile not os.path.exists({str(starts)!r}) or os.path.getsize({str(starts)!r}) < 3: "
+    assert Supervisor([task("worker-0", server), task("chief-0", chief + "time.sleep(0.01)")]).run() == 0
+    assert "worker-0    | ended with 137; starting it again" in capfd.readouterr().out
+
+
+def test_evaluator_that_finished_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    chief = "import time; time.sleep(0.5)"
+    assert Supervisor([task("evaluator-0", "pass"), task("chief-0", chief)]).run() == 0
+    assert len(pids(capfd.readouterr().out)) == 2
+
+
+def test_evaluator_may_finish_after_the_coordinator(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    evaluator = f"import time; time.sleep(0.5); open({str(done)!r}, 'w')"
+    assert Supervisor([task("evaluator-0", evaluator), task("chief-0", "pass")]).run() == 0
+    assert done.exists()
+
+
+def supervise(tmp_path: Path, chief: str) -> subprocess.Popen[str]:
+    """Run a supervisor as its own process."""
+    script = (
+        "import os, sys\nfrom trainer.local import Supervisor, Task\n"
+        "def task(name, script):\n"
+        "    return Task(name, [sys.executable, '-u', '-c', script], dict(os.environ))\n"
+        f"code = Supervisor([task('worker-0', {FOREVER!r}), task('chief-0', {chief!r})]).run()\nsys.exit(code)\n"
+    )
+    return subprocess.Popen([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def ended() -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_lets_the_coordinator_save(tmp_path: Path, ended: list[subprocess.Popen[str]], number: int) -> None:
+    saves = (
+        "import signal, sys, time\n"
+        "def stop(*a):\n    time.sleep(0.3); print('saved'); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop)\nprint('trains')\n" + FOREVER
+    )
+    process = supervise(tmp_path, saves)
+    ended.append(process)
+    assert process.stdout is not None
+    output = []
+    for line in process.stdout:
+        output.append(line)
+        if "trains" in line:
+            process.send_signal(number)
+    assert process.wait() == 143
+    text = "".join(output)
+    assert "chief-0     | saved" in text
+    assert all(map(gone, pids(text)))
+
+
+def test_tasks_die_with_a_killed_supervisor(ended: list[subprocess.Popen[str]]) -> None:
+    child = (
+        "import os, sys\nfrom trainer.local import die_with_parent\ndie_with_parent(os.getppid())\nprint('ready')\n"
+        + FOREVER
+    )
+    script = (
+        "import subprocess, sys, time\n"
+        f"p = subprocess.Popen([sys.executable, '-u', '-c', {child!r}], stdout=subprocess.PIPE, text=True)\n"
+        "p.stdout.readline()\nprint(p.pid)\ntime.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True)
+    ended.append(parent)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while not gone(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert gone(pid)
+
+
+def test_final_codes_are_those_that_systemd_leaves_alone() -> None:
+    assert [code for code in (0, 1, 75, 78, 137, 143) if final(code)] == [0, 78]
+
+
+def test_cluster_has_free_ports_of_its_own() -> None:
+    cluster = local_cluster(3, 2)
+    addresses = [address for job in cluster.values() for address in job]
+    assert [len(cluster[job]) for job in ("chief", "worker", "ps")] == [1, 3, 2]
+    assert len(set(addresses)) == 6
+    assert all(address.startswith("127.0.0.1:") for address in addresses)
+
+
+def test_every_setting_has_an_option() -> None:
+    parser = argparse.ArgumentParser()
+    add_local_options(parser)
+    options = parser.parse_args(
+        ["--program", "a:b", "--checkpoint-steps", "7", "--steps-per-call", "auto", "--seed", "3"]
+    )
+    assert (options.checkpoint_steps, options.steps_per_call, options.seed) == (7, "auto", 3)
+    assert not hasattr(options, "steps")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [("steps", "3", 3), ("steps_per_call", "auto", "auto"), ("checkpoint_seconds", "1.5", 1.5), ("run", "3", "3")],
+)
+def test_option_text_becomes_the_settings_type(key: str, text: str, value: object) -> None:
+    assert setting(key, text) == value
+
+
+def test_tasks_get_what_hosts_get_and_none_of_our_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    config = Config(program="a:b", run="r")
+    tasks = make_tasks(config, Path("/tmp/run.json"), local_cluster(2, 1), evaluator=True)
+    assert [item.name for item in tasks] == ["ps-0", "worker-0", "worker-1", "evaluator-0", "chief-0"]
+    environment = tasks[0]._environment
+    assert environment["TRAINER_SETTINGS"] == "/tmp/run.json"
+    assert "NOTIFY_SOCKET" not in environment

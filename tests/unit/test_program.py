@@ -1,0 +1,77 @@
+"""Loading a user's program: each mistake has its message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer.failures import UserError
+from trainer.program import load_program, program_file
+
+GOOD = """
+class Good:
+    def build_model(self): ...
+    def train_dataset(self, context): ...
+    def eval_dataset(self, context): ...
+class NoEval:
+    def build_model(self): ...
+    def train_dataset(self, context): ...
+class Arguments(Good):
+    def __init__(self, needed): ...
+ready = Good()
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def write(programs: Path, name: str, text: str = GOOD) -> str:
+    (programs / f"{name}.py").write_text(text)
+    return name
+
+
+def test_class_is_built_and_object_is_taken(programs: Path) -> None:
+    name = write(programs, "good_program")
+    assert type(load_program(f"{name}:Good")).__name__ == "Good"
+    program = load_program(f"{name}:ready")
+    assert program_file(program) == (programs / f"{name}.py").resolve()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("Goood", "has no 'Goood': did you mean 'Good'?"),
+        ("NoEval", "has no method eval_dataset"),
+        ("Arguments", "building it without arguments failed: TypeError"),
+    ],
+)
+def test_object_that_will_not_do(programs: Path, wanted: str, expected: str) -> None:
+    name = write(programs, "bad_objects")
+    with pytest.raises(UserError) as caught:
+        load_program(f"{name}:{wanted}")
+    assert expected in str(caught.value)
+
+
+def test_missing_module_says_where_it_was_looked_for(programs: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_program("not_there.at_all:Good")
+    assert "there is no module 'not_there'" in str(caught.value)
+    assert str(programs) in str(caught.value)
+
+
+def test_module_that_lacks_a_library_names_the_line(programs: Path) -> None:
+    name = write(programs, "needs_library", "import sys\nimport no_such_library\n")
+    with pytest.raises(UserError) as caught:
+        load_program(f"{name}:Good")
+    assert f"{programs}/needs_library.py:2: ModuleNotFoundError: No module named 'no_such_library'" in str(caught.value)
+
+
+def test_module_that_fails_names_the_line(programs: Path) -> None:
+    name = write(programs, "divides", "\n\n1 / 0\n")
+    with pytest.raises(UserError) as caught:
+        load_program(f"{name}:Good")
+    assert f"{programs}/divides.py:3: ZeroDivisionError: division by zero" in str(caught.value)
