@@ -49,8 +49,8 @@ class Stopped(Exception):
 def is_infrastructure(error: BaseException, program_file: Path | None = None) -> bool:
     """Return whether trying again could help. TensorFlow is consulted only if it is loaded already."""
     error = getattr(error, "original_exception", None) or error
-    if isinstance(error, Infrastructure):
-        return True
+    if isinstance(error, Infrastructure | UserError):
+        return isinstance(error, Infrastructure)
     if isinstance(error, OSError):
         return not user_line(error, program_file)
     if "tensorflow" not in sys.modules:
