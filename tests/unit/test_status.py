@@ -19,15 +19,10 @@ from trainer.records import write_record
 from trainer.status import Status, describe, describe_all, read_all, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS = ["run", "run_dir", "program", "state", "message", "step", "steps", "steps_per_second", "eta_seconds", "loss"] + [
-    "metrics",
-    "evaluation",
-    "checkpoint",
-    "export",
-    "updated",
-    "host",
-    "pid",
-]
+KEYS = (
+    "run,run_dir,program,state,message,step,steps,steps_per_second,eta_seconds,loss,"
+    "metrics,evaluation,checkpoint,export,updated,host,pid"
+).split(",")
 
 
 def trainer(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
