@@ -24,6 +24,7 @@ LIBRARIES = tuple(
     if Path(path).resolve() != Path(sys.prefix).resolve()
 )
 LINE_IN_MESSAGE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+NODE_IN_MESSAGE = re.compile(r"\{\{node ([^}]+)\}\}")
 
 # What TensorFlow says when a server was replaced by a new process while nobody talked to it.
 REPLACED_SERVER = re.compile(
@@ -68,7 +69,11 @@ def explain(error: BaseException, program_file: Path | None = None) -> str:
     error = getattr(error, "original_exception", None) or error
     summary = f"{type(error).__name__}: {first_line(error)}"
     where = user_line(error, program_file)
-    return f"{where}: {summary}" if where else summary
+    if where:
+        return f"{where}: {summary}"
+    # What fails on a worker knows the name of its operation, but no line.
+    node = NODE_IN_MESSAGE.search(str(error))
+    return f"{summary} (in the operation {node[1]})" if node and node[1] not in summary else summary
 
 
 def first_line(error: BaseException) -> str:

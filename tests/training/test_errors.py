@@ -47,7 +47,7 @@ def servers(runs: Runs) -> Servers:
     [
         ("Raises", f"broken.py:{line_of('raises')}: ValueError: the data is not where it should be"),
         ("NotCompiled", "NotCompiled.build_model returned a model that is not compiled: call model.compile"),
-        ("WrongShape", f"broken.py:{line_of('shape')}: InvalidArgumentError: "),
+        ("OutOfRange", "InvalidArgumentError: indices[0] = 99 is not in [0, 8) (in the operation GatherV2)"),
         ("PythonNumber", f"broken.py:{line_of('number')}: TypeError: "),
         ("Empty", "a worker's part of the training data is empty"),
     ],

@@ -42,6 +42,11 @@ def test_autograph_message_is_cut_to_the_error_and_its_line() -> None:
     assert explain(error) == "/home/me/mine.py:12: TypeError: unsupported operand"
 
 
+def test_operation_is_named_where_there_is_no_line() -> None:
+    error = RuntimeError("indices[0] = 99 is not in [0, 8)\n\t [[{{node GatherV2}}]]\n\t [[IteratorGetNext]]")
+    assert explain(error) == "RuntimeError: indices[0] = 99 is not in [0, 8) (in the operation GatherV2)"
+
+
 def test_missing_data_of_the_user_is_the_users_error(tmp_path: Path) -> None:
     error = raised(tmp_path / "mine.py", "open('/nowhere/data')\n")
     assert not is_infrastructure(error)

@@ -19,10 +19,8 @@ from trainer.records import write_record
 from trainer.status import Status, describe, describe_all, read_all, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS = (
-    "run,run_dir,program,state,message,step,steps,steps_per_second,eta_seconds,loss,"
-    "metrics,evaluation,checkpoint,export,updated,host,pid"
-).split(",")
+PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]
+KEYS = ["run", "run_dir", "program", "state", "message", *PROGRESS, "checkpoint", "export", "updated", "host", "pid"]
 
 
 def trainer(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
