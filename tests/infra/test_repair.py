@@ -6,6 +6,9 @@ import pytest
 
 from .conftest import environment_of, play, units, wait_for_progress, wait_until
 
+# Both are narrower than the default route, and wider than the lab's own network.
+WAY_OUT = ("0.0.0.0/1", "128.0.0.0/1")
+
 
 @pytest.mark.parametrize(
     ("name", "file", "task", "restarted"),
@@ -21,6 +24,7 @@ def test_one_damaged_file_is_found_mended_and_its_tasks_restarted(lab, long_run,
     host = lab[name]
     before = units(lab)
     with host.sudo():
+        file = host.check_output(f"ls {file}")  # the Python version is a pattern
         right = host.check_output(f"cat {file}")
         host.run_expect([0], f"sh -c 'echo \"# damaged\" >> {file}'")
     repaired = play("site.yml", inventory=long_run)
@@ -31,7 +35,9 @@ def test_one_damaged_file_is_found_mended_and_its_tasks_restarted(lab, long_run,
     with host.sudo():
         assert host.check_output(f"cat {file}") == right
     after = units(lab)
-    assert {unit for unit in before if before[unit] != after[unit]} == restarted
+    # A coordinator that loses a parameter server starts anew by itself.
+    own = {"chief-0"} if name.startswith("ps-") else set()
+    assert {unit for unit in before if before[unit] != after[unit]} - own == restarted
     wait_for_progress(lab)
 
 
@@ -54,11 +60,11 @@ def test_an_emptied_host_is_installed_without_a_way_out(lab, long_run):
     with host.sudo():
         host.run_expect([0], "systemctl stop trainer@worker-1")
         host.run_expect([0], "rm -rf /opt/trainer /etc/trainer /etc/systemd/system/trainer@.service")
-        host.run_expect([0], "ip route add unreachable default metric 1")
+        for half in WAY_OUT:
+            host.run_expect([0], f"ip route add unreachable {half}")
     try:
-        # The fault is real: no address but the lab's own network can be reached.
-        reach = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=5)"
-        assert "No route to host" in host.run(f'python3 -c "{reach}"').stderr
+        # The fault is real: no address but those of the lab's own network has a way.
+        assert host.run("ip route get 198.51.100.1").rc != 0
         checked = play("site.yml", "--limit", "worker-1", "--check", "--diff", inventory=long_run)
         assert checked.code == 0, checked.failed
         installed = play("site.yml", "--limit", "worker-1", inventory=long_run)
@@ -72,5 +78,6 @@ def test_an_emptied_host_is_installed_without_a_way_out(lab, long_run):
             assert host.service("trainer@worker-1").is_running
     finally:
         with host.sudo():
-            host.run_expect([0], "ip route del unreachable default metric 1")
+            for half in WAY_OUT:
+                host.run_expect([0], f"ip route del unreachable {half}")
     wait_for_progress(lab)
