@@ -149,10 +149,7 @@ class Checkpoints:
             try:
                 self._checkpoint.read(prefix).assert_consumed()
             except (AssertionError, ValueError) as error:
-                raise UserError(
-                    f"the checkpoint {prefix} does not fit the model: {str(error).strip().splitlines()[0]}. "
-                    "A changed model needs a new run: start it with another --run NAME"
-                ) from error
+                raise misfit(prefix, error) from error
             except (self._tf.errors.OpError, IndexError) as error:
                 if is_infrastructure(error):
                     raise
@@ -175,5 +172,15 @@ def read_model(directory: RunDirectory, model: Any, step: int) -> None:
     """
     import tensorflow as tf
 
-    status = tf.train.Checkpoint(model=model).read(directory.prefix(step))
-    status.assert_existing_objects_matched().expect_partial()
+    prefix = directory.prefix(step)
+    try:
+        tf.train.Checkpoint(model=model).read(prefix).assert_existing_objects_matched().expect_partial()
+    except (AssertionError, ValueError) as error:
+        raise misfit(prefix, error) from error
+
+
+def misfit(prefix: str, error: Exception) -> UserError:
+    return UserError(
+        f"the checkpoint {prefix} does not fit the model: {str(error).strip().splitlines()[0]}. "
+        "A changed model needs a new run: start it with another --run NAME"
+    )

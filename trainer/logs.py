@@ -24,6 +24,7 @@ def set_up_logging(journal: bool) -> None:
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(shorten_level)
+    logging.getLogger("tensorflow").addFilter(expected_retracing)
     for noisy in ("absl", "tensorflow", "h5py"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
@@ -32,6 +33,11 @@ def shorten_level(record: logging.LogRecord) -> bool:
     """Show the level only where it is news."""
     record.levelshort = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
     return True
+
+
+def expected_retracing(record: logging.LogRecord) -> bool:
+    """Drop TensorFlow's warning that it traces its own function anew for every checkpoint, as it always does."""
+    return "MultiDeviceSaver.save" not in record.getMessage()
 
 
 @contextlib.contextmanager
