@@ -46,13 +46,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     if report.failed and hasattr(item, "funcargs"):
         host = item.funcargs.get("host")
-        for name, one in {"host": host}.items() if host else hosts_of("all").items():
-            with one.sudo():
-                journal = one.run(
-                    "journalctl --no-pager --lines=25 -o short --unit='trainer@*' --unit=tensorboard"
-                ).stdout
-            report.sections.append((f"journal of {name}", journal))
+        for name, one in ({name_of(host): host} if host else hosts_of("all")).items():
+            report.sections.append((f"journal of {name}", journal(one)))
     return report
+
+
+def journal(host: Host) -> str:
+    try:
+        with host.sudo():
+            return host.run("journalctl --no-pager --lines=25 --unit='trainer@*' --unit=tensorboard").stdout
+    except RuntimeError as error:  # testinfra's word for a host that can't be reached
+        return str(error)
 
 
 def hosts_of(group: str) -> dict[str, Host]:
