@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.checkpoints import RunDirectory, read_model
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure
 from trainer.logs import without_chatter
 from trainer.metrics import EventWriter
@@ -50,8 +50,8 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
             if finished is not None:
                 log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
                 return FINISHED
-            chosen = selected()
-            if (chosen.run, chosen.program) != (config.run, config.program):
+            chosen = config_or_none(selected)
+            if chosen and (chosen.run, chosen.program) != (config.run, config.program):
                 log.info("run %s is chosen instead of %s: starting anew", chosen.run, config.run)
                 return TRY_AGAIN
             time.sleep(config.evaluate_poll_seconds)
@@ -63,6 +63,15 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
         message = str(error) if isinstance(error, UserError) else explain(error, file)
         log.error("evaluating %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
         return USER_ERROR
+
+
+def config_or_none(selected: Callable[[], Config]) -> Config | None:
+    """Read the settings again; what can't be read now (somebody edits them) chooses no other run."""
+    try:
+        return selected()
+    except ConfigError as error:
+        log.warning("the settings can't be read, going on with those at the start: %s", error)
+        return None
 
 
 class Evaluator:

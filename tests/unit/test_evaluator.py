@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.checkpoints import RunDirectory
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.evaluator import run_evaluator
 from trainer.notify import Notifier
 from trainer.records import write_record
@@ -42,6 +42,19 @@ def test_is_ready_before_there_is_a_run_and_follows_the_selection(config: Config
     assert run_evaluator(config, heard, lambda: next(chosen)) == 75
     assert heard.was_ready
     assert next(chosen, None) is None
+
+
+def test_settings_that_cannot_be_read_meanwhile_are_no_choice(config: Config) -> None:
+    answers = iter([ConfigError("run.json is not JSON"), config.replace(run="b")])
+
+    def selected() -> Config:
+        answer = next(answers)
+        if isinstance(answer, ConfigError):
+            raise answer
+        return answer
+
+    assert run_evaluator(config, Heard(), selected) == 75
+    assert next(answers, None) is None
 
 
 def test_ends_when_the_finished_run_is_evaluated(config: Config, tmp_path: Path) -> None:
