@@ -1,10 +1,12 @@
 """A host that is damaged by hand, or emptied: the next run finds exactly that, and mends it while training goes on."""
 
 import json
+import shutil
 
 import pytest
+import yaml
 
-from .conftest import environment_of, play, units, wait_for_progress, wait_until
+from .conftest import environment_of, fab, play, units, wait_for_progress, wait_until
 
 # Both are narrower than the default route, and wider than the lab's own network.
 WAY_OUT = ("0.0.0.0/1", "128.0.0.0/1")
@@ -81,3 +83,32 @@ def test_an_emptied_host_is_installed_without_a_way_out(lab, long_run):
             for half in WAY_OUT:
                 host.run_expect([0], f"ip route del unreachable {half}")
     wait_for_progress(lab)
+
+
+def test_a_second_task_on_a_host_runs_and_a_moved_task_is_retired(lab, long_run, tmp_path):
+    two = tmp_path / "two"
+    shutil.copytree(long_run, two)
+    hosts = yaml.safe_load((two / "hosts.yml").read_text())
+    hosts["worker"]["hosts"]["worker-0"]["worker_tasks"] = 2
+    (two / "hosts.yml").write_text(yaml.safe_dump(hosts, sort_keys=False))
+    try:
+        converged = play("site.yml", inventory=two)
+        assert converged.code == 0, converged.failed
+        with lab["worker-1"].sudo():
+            assert lab["worker-1"].check_output("ls /etc/trainer").split() == ["run.json", "worker-2.env"]
+            assert not lab["worker-1"].service("trainer@worker-1").is_running
+            assert not lab["worker-1"].service("trainer@worker-1").is_enabled
+        started = fab("start-cluster", "--detach", inventory=two)
+        assert started.returncode == 0, started.stdout + started.stderr
+        with lab["worker-0"].sudo():
+            for index, port in enumerate((2400, 2401)):
+                config = json.loads(environment_of(lab["worker-0"], f"trainer@worker-{index}")["TF_CONFIG"])
+                assert config["task"] == {"type": "worker", "index": index}
+                assert len(config["cluster"]["worker"]) == 3
+                assert lab["worker-0"].socket(f"tcp://{port}").is_listening
+    finally:
+        assert play("site.yml", inventory=long_run).code == 0
+        back = fab("start-cluster", "--detach", inventory=long_run)
+    assert back.returncode == 0, back.stdout + back.stderr
+    with lab["worker-0"].sudo():
+        assert lab["worker-0"].check_output("ls /etc/trainer").split() == ["run.json", "worker-0.env"]

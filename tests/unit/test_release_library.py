@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import python_environment
 import release_archive
+import release_prune
 import wheelhouse
 
 LOCK = """\
@@ -152,3 +154,17 @@ def test_a_wrong_version_a_missing_and_an_extra_distribution_are_found(environme
 
 def test_no_environment_is_a_problem(tmp_path):
     assert "" in problems(tmp_path / "env")
+
+
+def test_recent_current_and_used_releases_stay(tmp_path):
+    for age, name in enumerate(["newest", "newer", "used", "current", "oldest"]):
+        release = tmp_path / "releases" / name
+        release.mkdir(parents=True)
+        environment = tmp_path / "envs" / ("shared" if name != "oldest" else "lonely")
+        environment.mkdir(parents=True, exist_ok=True)
+        (release / "env").symlink_to(f"../../envs/{environment.name}")
+        os.utime(release, (1e9 - age, 1e9 - age))
+    (tmp_path / "envs" / ".shared.cache").mkdir()
+    (tmp_path / "current").symlink_to("releases/current")
+    found = release_prune.superfluous(tmp_path, 2, {tmp_path / "releases" / "used"})
+    assert [path.name for path in found] == ["oldest", ".shared.cache", "lonely"]

@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -153,7 +154,7 @@ def read_locks(lock: str) -> dict[str, bytes]:
     return dict(sorted(locks.items()))
 
 
-def build(kit: str, program: str, lock: str) -> tuple[dict[str, object], bytes]:
+def build(kit: str, program: str, lock: str) -> tuple[dict[str, Any], bytes]:
     """Put a release together.
 
     Returns:

@@ -1,0 +1,77 @@
+#!/usr/bin/python
+"""Remove releases that are neither recent nor in use, and the environments that no release is left for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: release_prune
+short_description: Keep the last few releases and their environments
+description:
+  - Keeps the current release, the newest ones, and every one in which a process still works.
+options:
+  root:
+    description: Directory with C(releases), C(envs) and the link C(current).
+    type: path
+    required: true
+  keep:
+    description: How many of the newest releases to keep.
+    type: int
+    required: true
+author:
+  - psfleet
+"""
+EXAMPLES = r"""
+- name: Keep the last few releases
+  release_prune:
+    root: /opt/trainer
+    keep: 5
+"""
+RETURN = r"""
+removed:
+  description: Directories that were removed.
+  type: list
+  elements: str
+  returned: success
+"""
+
+
+def superfluous(root: Path, keep: int, in_use: set[Path]) -> list[Path]:
+    """List the releases and environments that can go; `in_use` are directories of running processes."""
+    releases = sorted((root / "releases").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    needed = {*releases[:keep], (root / "current").resolve(), *in_use}
+    kept = [path for path in releases if path in needed]
+    environments = {(path / "env").resolve() for path in kept}
+    # A hidden one is what an interrupted installation left.
+    spare = [path for path in sorted((root / "envs").iterdir()) if path.resolve() not in environments]
+    return [path for path in releases if path not in needed] + spare
+
+
+def working_directories() -> Iterator[Path]:
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            yield link.readlink()
+        except OSError:  # the process has ended
+            continue
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={"root": {"type": "path", "required": True}, "keep": {"type": "int", "required": True}},
+        supports_check_mode=True,
+    )
+    root = Path(module.params["root"]).resolve()
+    removed = superfluous(root, module.params["keep"], set(working_directories()))
+    if not module.check_mode:
+        for path in removed:
+            shutil.rmtree(path)
+    module.exit_json(changed=bool(removed), removed=[str(path) for path in removed])
+
+
+if __name__ == "__main__":
+    main()
