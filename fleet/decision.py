@@ -29,7 +29,10 @@ class Choice:
 
 
 def choose(run_name: str | None, program: str | None, selection: Mapping[str, str], present: Run | None) -> Choice:
-    """Lay what the operator gave over what was selected before; what isn't given stays.
+    """Lay what the operator gave over what was selected before.
+
+    A run that is named without a program drops the program selected for another: the trainer takes the one that the
+    run remembers, and for a new run the inventory's.
 
     Raises OperatorMistake for a name that can't be a run's or a program's.
     """
@@ -44,7 +47,7 @@ def choose(run_name: str | None, program: str | None, selection: Mapping[str, st
             "--program trainer.examples.digits:Digits"
         )
     given = {key: value for key, value in (("run", run_name), ("program", program)) if value is not None}
-    wanted = {**selection, **given}
+    wanted = given if run_name is not None else {**selection, **given}
     now = {"run": present.run, "program": present.program} if present else dict(selection)
     new = any(now.get(key) is not None and now[key] != value for key, value in given.items())
     return Choice(wanted, write=wanted != dict(selection), new=new)

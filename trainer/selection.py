@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainer.checkpoints import RunDirectory
 from trainer.config import Config, ConfigError, unknown_key
 from trainer.records import read_record
 
@@ -15,7 +16,10 @@ def selection_path(config: Config) -> Path:
 
 
 def apply_selection(config: Config) -> Config:
-    """Return the settings with the selected run and program; raises ConfigError, naming the file."""
+    """Return the settings with the selected run and program; raises ConfigError, naming the file.
+
+    A run that is selected without a program keeps the program that it remembers; a new one takes the settings'.
+    """
     path = selection_path(config)
     try:
         selection = read_record(path) or {}
@@ -25,6 +29,10 @@ def apply_selection(config: Config) -> Config:
         if key not in KEYS:
             raise ConfigError(f"{path}: {unknown_key(key, KEYS)}")
     try:
-        return config.replace(**selection)
+        chosen = config.replace(**selection)
+        if "run" in selection and "program" not in selection:
+            record = read_record(RunDirectory(chosen.shared_dir, chosen.run).settings) or {}
+            return chosen.replace(program=record.get("program", chosen.program))
+        return chosen
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

@@ -37,10 +37,11 @@ def test_starting_again_restarts_nothing(lab, long_run):
     assert units(lab) == before
 
 
-def test_logs_name_their_task(long_run):
-    shown = fab("logs", "--task", "chief-0", "--lines", "5", inventory=long_run)
+def test_logs_name_each_lines_task(long_run):
+    shown = fab("logs", "--lines", "5", inventory=long_run)
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert all(line.startswith("chief-0") for line in shown.stdout.splitlines())
+    named = {line.split()[0].rstrip(":|") for line in shown.stdout.splitlines()}
+    assert named == {"chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "evaluator-0"}
 
 
 def test_runs_lists_the_run(long_run):

@@ -253,7 +253,7 @@ def test_new_run_restarts_coordinator_evaluator_and_parameter_servers(hosts: Pre
     stops = ["stop chief-0", "stop evaluator-0", "stop ps-0"]
     assert shipped == [stops]
     assert hosts.done == [*stops, "select", "start chief-0", "start evaluator-0", "start ps-0"]
-    assert json.loads(hosts.selection) == {"run": "digits-2", "program": "p:P"}
+    assert json.loads(hosts.selection) == {"run": "digits-2"}
 
 
 def test_finished_run_is_not_started_again(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -528,10 +528,13 @@ def test_program_that_names_no_object_is_refused(program: str) -> None:
         choose(None, program, {}, None)
 
 
-def test_choice_keeps_what_is_not_given() -> None:
+def test_choice_of_a_run_drops_the_program_that_was_chosen_for_another() -> None:
+    choice = choose("b", None, {"run": "a", "program": "p:P"}, Run("a", program="p:P"))
+    assert (choice.selection, choice.write, choice.new) == ({"run": "b"}, True, True)
+
+
+def test_choice_of_a_program_keeps_the_run() -> None:
     present = Run("a", program="p:P")
-    choice = choose("b", None, {"run": "a", "program": "p:P"}, present)
-    assert (choice.selection, choice.write, choice.new) == ({"run": "b", "program": "p:P"}, True, True)
     choice = choose(None, "q:Q", {"run": "a"}, present)
     assert (choice.selection, choice.write, choice.new) == ({"run": "a", "program": "q:Q"}, True, True)
 

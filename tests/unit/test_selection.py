@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.checkpoints import RunDirectory
 from trainer.config import Config, ConfigError
 from trainer.selection import apply_selection
 
@@ -29,9 +30,11 @@ def test_selection_overrides_run_and_program(tmp_path: Path) -> None:
     assert (chosen.run, chosen.program) == ("second", "mine:Two")
 
 
-def test_selection_may_choose_the_run_alone(tmp_path: Path) -> None:
+def test_a_new_run_takes_the_settings_program_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
     select(tmp_path, {"run": "second"})
     assert apply_selection(config(tmp_path)).program == "mine:One"
+    RunDirectory(tmp_path, "second").claim(config(tmp_path).replace(run="second", program="mine:Two"))
+    assert apply_selection(config(tmp_path)).program == "mine:Two"
 
 
 @pytest.mark.parametrize(
