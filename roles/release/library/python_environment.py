@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import io
 import json
 import os
 import re
@@ -153,12 +154,12 @@ def main() -> None:
 
 def _mend(module: AnsibleModule, environment: Path, lock_text: str, problems: dict[str, list[str]]) -> None:
     wheels = Path(module.params["wheels"])
-    uv = _unpack_uv(module, wheels, lock_text)
     # The cache lies beside the environment, so that files are linked rather than copied; it goes when all is installed.
     cache = environment.with_name(f".{environment.name}.cache")
+    cache.mkdir(parents=True, exist_ok=True)
+    uv = _unpack_uv(module, wheels, lock_text, cache / "uv")
     run = {"environ_update": {"UV_CACHE_DIR": str(cache), "UV_OFFLINE": "1", "UV_NO_CONFIG": "1"}}
     if "" in problems:
-        environment.parent.mkdir(parents=True, exist_ok=True)
         module.run_command(
             [uv, "venv", "--quiet", "--allow-existing", "--python", module.params["python"], str(environment)],
             check_rc=True,
@@ -175,7 +176,7 @@ def _mend(module: AnsibleModule, environment: Path, lock_text: str, problems: di
         )
 
 
-def _unpack_uv(module: AnsibleModule, wheels: Path, lock_text: str) -> str:
+def _unpack_uv(module: AnsibleModule, wheels: Path, lock_text: str, target: Path) -> str:
     """Unpack the locked uv for this run; its wheel's hash is proven first, since root is going to run it."""
     found = sorted(wheels.glob("uv-*.whl"))
     if not found:
@@ -185,8 +186,7 @@ def _unpack_uv(module: AnsibleModule, wheels: Path, lock_text: str) -> str:
     data = found[0].read_bytes()
     if hashlib.sha256(data).hexdigest() not in lock_text:
         module.fail_json(msg=f"{found[0]} is not the wheel that the lock names. Remove it and run the playbook again")
-    target = Path(module.tmpdir) / "uv"
-    with zipfile.ZipFile(found[0]) as wheel:
+    with zipfile.ZipFile(io.BytesIO(data)) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(".data/scripts/uv"))
         target.write_bytes(wheel.read(member))
     target.chmod(0o700)

@@ -210,14 +210,10 @@ def main() -> None:
     archive = Path(module.params["dest"]) / f"{release['id']}.tar.gz"
     archive.parent.mkdir(parents=True, exist_ok=True)
     if not archive.exists() or archive.read_bytes() != data:
-        module.atomic_move(_temporary(module, data), str(archive))
+        partial = archive.with_suffix(".partial")
+        partial.write_bytes(data)
+        partial.replace(archive)
     module.exit_json(changed=False, archive=str(archive.resolve()), **release)
-
-
-def _temporary(module: AnsibleModule, data: bytes) -> str:
-    path = Path(module.tmpdir) / "release.tar.gz"
-    path.write_bytes(data)
-    return str(path)
 
 
 if __name__ == "__main__":
