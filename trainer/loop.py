@@ -74,7 +74,7 @@ class CustomLoop:
         config, progress = self._config, self._progress
         saved = self.checkpoints.restore()
         if saved:
-            progress.checkpointed(saved)
+            progress.checkpointed(saved, self.step)
         step = logged_step = self.step
         saved_at = logged_at = time.monotonic()
         values: dict[str, float] = {}
@@ -88,7 +88,7 @@ class CustomLoop:
             now = time.monotonic()
             done = step >= config.steps or stopping()
             if done or self._save_due(step, now - saved_at):
-                progress.checkpointed(self.checkpoints.save())
+                progress.checkpointed(self.checkpoints.save(), step)
                 saved_at = time.monotonic()
             if done or now - logged_at >= config.log_seconds:
                 values = fetch_numbers(outputs)
@@ -96,7 +96,7 @@ class CustomLoop:
                 self._model.reset_metrics()
                 logged_step, logged_at = step, time.monotonic()
         if not progress.status.checkpoint:
-            progress.checkpointed(self.checkpoints.save())
+            progress.checkpointed(self.checkpoints.save(), step)
         return values
 
     def _train_block(self, remaining: int) -> Any:

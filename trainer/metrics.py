@@ -47,8 +47,9 @@ class Progress:
             self.status.steps_per_second = self.status.eta_seconds = None
         self._show()
 
-    def checkpointed(self, checkpoint: str) -> None:
-        self.status.checkpoint = checkpoint
+    def checkpointed(self, checkpoint: str, step: int) -> None:
+        self.status.checkpoint, self.status.step = checkpoint, step
+        self._show()
 
     def exported(self, export: str) -> None:
         self.status.export = export
