@@ -36,8 +36,7 @@ def resumed(runs: Runs, stopped: tuple[Process, dict]) -> tuple[Process, float]:
     Returns how many examples the killed worker had seen when it was back, too.
     """
     process = runs.local("ids:Ids", "stops", STEPS, *OPTIONS, "--no-evaluator")
-    before = runs.checkpoints("stops")[-1]
-    until(lambda: runs.checkpoints("stops")[-1] > before, "a new checkpoint", say=lambda: process.output)
+    process.search(r"chief-0 .* saved \S+/ckpt-\d+ in")
     kill(process.pids("chief-0")[0])
     process.search("chief-0 .* ended with 137; starting it again")
     killed_at = runs.checkpoints("stops")[-1]
