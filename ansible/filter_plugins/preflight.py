@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 import shutil
 import sys
 from collections import Counter
@@ -62,10 +63,10 @@ def _control_problems(ansible_version: str) -> Iterator[str]:
 
 def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
     shared_dir, uid = site.get("cluster_shared_dir"), site.get("cluster_uid")
-    if not isinstance(shared_dir, str) or not shared_dir.startswith("/") or shared_dir.rstrip("/") == "":
+    if not isinstance(shared_dir, str) or not re.fullmatch(r"(/[\w.-]+)+", shared_dir):
         yield (
-            f"cluster_shared_dir is {shared_dir!r}; expected the absolute path that all hosts share, "
-            "such as /srv/trainer, in group_vars/all.yml"
+            f"cluster_shared_dir is {shared_dir!r}; expected the absolute path that all hosts share, of letters, "
+            "digits, dots and dashes, such as /srv/trainer, in group_vars/all.yml"
         )
         shared_dir = "/srv/trainer"
     if not isinstance(uid, int) or isinstance(uid, bool) or not 100 <= uid < 65534:
@@ -77,6 +78,8 @@ def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(run, Mapping):
         yield f"trainer_run is {run!r}; expected the run settings, at least program: package.module:Name"
         return
+    if "shared_dir" in run:
+        yield "trainer_run has shared_dir; the shared path of all roles is cluster_shared_dir. Leave it out of trainer_run"
     try:
         Config.from_dict({"shared_dir": shared_dir, **run})
     except ConfigError as error:
@@ -90,6 +93,12 @@ def _group_problems(
     if len(chiefs) != 1:
         named = f"has {len(chiefs)} ({', '.join(chiefs)})" if chiefs else "is empty"
         yield f"group chief {named}; expected exactly one host: the one that runs the coordinator"
+    served = groups.get("nfs_server", ())
+    if served:
+        yield (
+            f"group nfs_server has {', '.join(served)}; psfleet can't serve NFS yet. Leave the group empty and mount "
+            "the shared path on every host yourself"
+        )
     evaluators = _tasks_of(groups, hostvars, "evaluator")
     if len(evaluators) > 1:
         yield f"group evaluator has {len(evaluators)} ({', '.join(evaluators)}); expected one host, or none"

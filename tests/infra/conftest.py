@@ -217,13 +217,13 @@ def expected_cluster(truth: dict[str, Any]) -> dict[str, list[str]]:
     return {job: [f"{address[name]}:{port}" for name in truth[job]["hosts"]] for job, port in ports.items()}
 
 
-def check_task(host: Host, truth: dict[str, Any], job: str, as_enabled: bool = True) -> None:
+def check_task(host: Host, truth: dict[str, Any], job: str) -> None:
     """Assert what every training task's unit must be while the cluster runs."""
     index = truth[job]["hosts"].index(name_of(host))
     unit = f"trainer@{job}-{index}"
     service = host.service(unit)
     assert service.is_running
-    assert service.is_enabled is as_enabled
+    assert service.is_enabled
     environment = environment_of(host, unit)
     assert json.loads(environment["TF_CONFIG"]) == {
         "cluster": expected_cluster(truth),

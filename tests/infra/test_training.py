@@ -19,8 +19,8 @@ def trained(lab):
     assert done.returncode == 0, done.stdout + done.stderr
     yield done.stdout
     fab("stop-cluster")
-    with lab["head"].sudo():
-        lab["head"].run_expect([0], f"rm -rf /srv/trainer/runs/{RUN}")
+    with lab["head"].sudo():  # else the next start would go on with this run
+        lab["head"].run_expect([0], f"rm -rf /srv/trainer/runs/{RUN} /srv/trainer/selection.json")
 
 
 def test_the_summary_says_what_how_well_and_where(trained):

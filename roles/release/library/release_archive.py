@@ -84,7 +84,7 @@ def read_program(source: str) -> dict[str, bytes]:
     """
     if not source:
         return {}
-    path = Path(source).expanduser()
+    path = Path(source)
     if path.is_dir():
         files = dict(_read_directory(path))
     elif path.suffix == ".whl" and path.is_file():

@@ -1,0 +1,121 @@
+#!/usr/bin/python
+"""Find the training tasks of a host that run on other files than those that are there now."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: stale_tasks
+short_description: Find running training tasks that started before their files changed
+description:
+  - Looks at the processes themselves, so that a restart that an interrupted run still owes is found by the next one.
+  - A task that is stopped is never stale.
+options:
+  root:
+    description: Directory with the link C(current) to the release.
+    type: path
+    required: true
+  config_dir:
+    description: Directory with C(run.json) and the tasks' environment files.
+    type: path
+    required: true
+  unit:
+    description: The tasks' unit file.
+    type: path
+    required: true
+author:
+  - psfleet
+"""
+EXAMPLES = r"""
+- name: Find running tasks that started before their files changed
+  stale_tasks:
+    root: /opt/trainer
+    config_dir: /etc/trainer
+    unit: /etc/systemd/system/trainer@.service
+"""
+RETURN = r"""
+tasks:
+  description: Names of the stale tasks, each with the file that is newer.
+  type: dict
+  returned: success
+"""
+
+JOBS_THAT_READ_THE_SETTINGS = ("chief", "evaluator")
+
+
+def newer_file(started: float, paths: Iterable[Path]) -> str | None:
+    """Name the first path that changed (content, owner or mode) after a time in seconds since the epoch."""
+    for path in paths:
+        try:
+            if path.lstat().st_ctime > started:
+                return str(path)
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def inputs(task: str, release: Path, config_dir: Path, unit: Path) -> Iterator[Path]:
+    """List what a task reads when it starts."""
+    yield unit
+    yield config_dir / f"{task}.env"
+    if task.partition("-")[0] in JOBS_THAT_READ_THE_SETTINGS:
+        yield config_dir / "run.json"
+    yield from sorted(release.rglob("*"))
+    # A distribution that is installed anew leaves its mark on the directory.
+    yield from release.glob("env/lib/python3.*/site-packages")
+
+
+def start_time(pid: str) -> float | None:
+    """When a process started, in seconds since the epoch; None when it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return None
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+def running_tasks(listing: str) -> Iterator[tuple[str, str]]:
+    """Read `systemctl show --property=Id,MainPID trainer@*` as (task, process id) of those that run."""
+    for block in filter(None, listing.split("\n\n")):
+        values = dict(line.split("=", 1) for line in block.splitlines())
+        if values["MainPID"] != "0":
+            yield values["Id"].removeprefix("trainer@").removesuffix(".service"), values["MainPID"]
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "path", "required": True},
+            "config_dir": {"type": "path", "required": True},
+            "unit": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    release = (Path(module.params["root"]) / "current").resolve()
+    config_dir, unit = Path(module.params["config_dir"]), Path(module.params["unit"])
+    command = ["systemctl", "show", "--property=Id,MainPID", "trainer@*.service"]
+    _code, listing, _error = module.run_command(command, check_rc=True)
+    stale = {}
+    for task, pid in running_tasks(listing):
+        started = start_time(pid)
+        if started is None:
+            continue
+        if Path(f"/proc/{pid}/cwd").resolve() != release:
+            stale[task] = str(release)
+        else:
+            newer = newer_file(started, inputs(task, release, config_dir, unit))
+            if newer:
+                stale[task] = newer
+    diff = {"before": "".join(f"{task} started before {path} changed\n" for task, path in stale.items()), "after": ""}
+    module.exit_json(changed=bool(stale), tasks=stale, diff=diff)
+
+
+if __name__ == "__main__":
+    main()
