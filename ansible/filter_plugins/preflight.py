@@ -79,7 +79,7 @@ def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
         yield f"trainer_run is {run!r}; expected the run settings, at least program: package.module:Name"
         return
     if "shared_dir" in run:
-        yield "trainer_run has shared_dir; the shared path of all roles is cluster_shared_dir. Leave it out of trainer_run"
+        yield "trainer_run has shared_dir; the shared path is cluster_shared_dir. Leave it out of trainer_run"
     try:
         Config.from_dict({"shared_dir": shared_dir, **run})
     except ConfigError as error:
