@@ -5,6 +5,7 @@ PSFLEET_INVENTORY ?= inventory/lab
 export PSFLEET_INVENTORY
 export ANSIBLE_INVENTORY := $(PSFLEET_INVENTORY)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+LOCK ?= locks/cpu
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
 .PHONY: help demo venv venv-tf packages lab site test lint unit training infra lock clean distclean
@@ -64,10 +65,10 @@ infra: venv lab  ## tests of the hosts, over SSH
 	ansible-playbook site.yml
 	python -m pytest tests/infra
 
-lock: venv  ## resolve locks/*.in anew
+lock: venv  ## resolve locks/cpu.in and locks/control.in anew (LOCK=locks/mine: your own)
 	for minor in 3.10 3.11 3.12 3.13; do \
 	  uv pip compile -q --generate-hashes --python-version $$minor --python-platform x86_64-manylinux_2_28 --no-emit-index-url \
-	    --no-annotate --custom-compile-command "make lock" locks/cpu.in -o locks/cpu-$$minor.txt || exit 1; done
+	    --no-annotate --custom-compile-command "make lock" $(LOCK).in -o $(LOCK)-$$minor.txt || exit 1; done
 	uv pip compile -q --generate-hashes --python-version 3.11 --universal --no-annotate \
 	  --custom-compile-command "make lock" locks/control.in -c locks/cpu-3.11.txt -o locks/control.txt
 
