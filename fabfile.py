@@ -64,7 +64,7 @@ def start_cluster(
     timeout: int = 300,
     inventory: str | None = None,
 ) -> None:
-    """Ship changed code, start every task, and follow the training to its end."""
+    """Ship changed code and settings, start every task, and follow the training to its end."""
     with _cluster(context, inventory, check=True) as cluster, _leaving(_LEFT):
         verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, timeout)
 

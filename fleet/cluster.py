@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ CURRENT = "/opt/trainer/current"
 # The coordinator saves a checkpoint before it ends; its unit's TimeoutStopSec bounds that, not this.
 STOP_SECONDS = 900
 JOURNAL_LINES = 15
+# A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
+_RELEASE = re.compile(r"/releases/([^/ ]+)")
 
 _TRAINER = (
     f"cd {CURRENT} && root setpriv --reuid=trainer --regid=trainer --init-groups -- env/bin/python -m trainer "
@@ -33,6 +36,8 @@ class Observation:
     listening: dict[str, bool] = field(default_factory=dict)  # by task name, of the tasks that have a port
     configured: dict[str, bool] = field(default_factory=dict)  # by task name: has it an environment file?
     releases: dict[str, str | None] = field(default_factory=dict)  # by host
+    running: dict[str, str] = field(default_factory=dict)  # by task name: its process's release, where it was asked for
+    settings: dict[str, str] = field(default_factory=dict)  # by host: a digest of what the tasks are configured with
     clocks: dict[str, float] = field(default_factory=dict)  # by host: seconds since 1970
     unreachable: dict[str, str] = field(default_factory=dict)  # by host: why
     run: Run | None = None
@@ -53,10 +58,13 @@ class Cluster:
         self.inventory = inventory
         self._hosts = hosts
 
-    def observe(self, only: Iterable[str] | None = None) -> Observation:
-        """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run."""
+    def observe(self, only: Iterable[str] | None = None, running: bool = False) -> Observation:
+        """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run.
+
+        `running` asks for the release of each task's process too, which only root may see.
+        """
         asked = list(self.inventory.hosts if only is None else only)
-        answers = self._hosts.run({host: self._observe_script(host) for host in asked})
+        answers = self._hosts.run({host: self._observe_script(host, running) for host in asked})
         observation = Observation()
         for host, answer in answers.items():
             if answer.unreachable:
@@ -163,16 +171,22 @@ class Cluster:
                     "missing). Run `ansible-playbook site.yml` first"
                 )
 
-    def _observe_script(self, host: str) -> str:
+    def _observe_script(self, host: str, running: bool) -> str:
         tasks = self.inventory.tasks_on(host)
         names = " ".join(task.unit for task in tasks)
         script = [
             "echo '@now'; date +%s.%N",
             f"echo '@release'; readlink {CURRENT}",
             "echo '@environments'; ls /etc/trainer 2>/dev/null",
+            "echo '@settings'; cat /etc/systemd/system/trainer@.service /etc/trainer/* 2>/dev/null | sha256sum",
             "echo '@ports'; ss -Hltn",
             f"echo '@units'; systemctl show --property={','.join(PROPERTIES)} {names}",
         ]
+        if running:
+            script.append(
+                "echo '@directories'; root sh -c 'for pid; do echo \"$pid $(readlink /proc/$pid/cwd)\"; done' sh "
+                f"$(systemctl show --property=MainPID --value {names})"
+            )
         if host == self.inventory.chief.host:
             selection = shlex.quote(f"{self.inventory.shared_dir}/selection.json")
             script += [
@@ -189,6 +203,8 @@ class Cluster:
         units = parse_units(parts.get("units", ""))
         ports = {line.split()[3].rpartition(":")[2] for line in parts.get("ports", "").splitlines() if line.strip()}
         environments = parts.get("environments", "").split()
+        observation.settings[host] = parts.get("settings", "")
+        directories = dict(line.split(" ", 1) for line in parts.get("directories", "").splitlines() if " " in line)
         for task in self.inventory.tasks_on(host):
             if task.unit not in units:
                 observation.unreachable[host] = f"systemd says nothing about {task.unit}: {_last_line(answer)}"
@@ -197,6 +213,9 @@ class Cluster:
             observation.configured[task.name] = f"{task.name}.env" in environments
             if task.port is not None:
                 observation.listening[task.name] = str(task.port) in ports
+            release = _RELEASE.search(directories.get(str(units[task.unit].pid), ""))
+            if release:
+                observation.running[task.name] = release[1]
         if host == self.inventory.chief.host:
             self._read_run(host, parts, answer, observation)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,12 +10,10 @@ from fleet.errors import OperatorMistake
 from fleet.inventory import Inventory, Task
 from fleet.run import Run
 from fleet.units import Health, Unit, find_trouble
+from trainer.config import PROGRAM_NAME, RUN_NAME
 
 # A server that systemd calls running has its port within this time.
 PORT_SECONDS = 30
-
-_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_PROGRAM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -28,20 +25,26 @@ class Choice:
     new: bool
 
 
-def choose(run_name: str | None, program: str | None, selection: Mapping[str, str], present: Run | None) -> Choice:
+def choose(
+    run_name: str | None,
+    program: str | None,
+    selection: Mapping[str, str],
+    present: Run | None,
+    inventory_run: str | None = None,
+) -> Choice:
     """Lay what the operator gave over what was selected before.
 
     A run that is named without a program drops the program selected for another: the trainer takes the one that the
-    run remembers, and for a new run the inventory's.
+    run remembers, and for a new run the inventory's. Where no run was ever selected, `inventory_run` counts.
 
     Raises OperatorMistake for a name that can't be a run's or a program's.
     """
-    if run_name is not None and not _RUN_NAME.fullmatch(run_name):
+    if run_name is not None and not RUN_NAME.fullmatch(run_name):
         raise OperatorMistake(
             f"--run {run_name!r} can't name a run: its directory gets the name. Use letters, digits, dot, dash and "
             "underscore, starting with a letter or digit, such as --run digits-2"
         )
-    if program is not None and not _PROGRAM.fullmatch(program):
+    if program is not None and not PROGRAM_NAME.fullmatch(program):
         raise OperatorMistake(
             f"--program {program!r} names no program; expected package.module:Name, such as "
             "--program trainer.examples.digits:Digits"
@@ -49,7 +52,8 @@ def choose(run_name: str | None, program: str | None, selection: Mapping[str, st
     given = {key: value for key, value in (("run", run_name), ("program", program)) if value is not None}
     wanted = given if run_name is not None else {**selection, **given}
     now = {"run": present.run, "program": present.program} if present else dict(selection)
-    new = any(now.get(key) is not None and now[key] != value for key, value in given.items())
+    coming = {"run": inventory_run, **given} if "run" not in wanted and inventory_run is not None else given
+    new = any(now.get(key) is not None and now[key] != value for key, value in coming.items())
     return Choice(wanted, write=wanted != dict(selection), new=new)
 
 
@@ -57,8 +61,7 @@ def is_finished(run: Run, inventory: Inventory) -> bool:
     """Whether nothing is left to do: no step that the inventory wants by now, no evaluation of the last one."""
     if run.state != "finished" or run.step is None:
         return False
-    more = inventory.steps is not None and inventory.steps > run.step
-    return not more and (inventory.evaluator is None or is_evaluated(run))
+    return inventory.steps <= run.step and (inventory.evaluator is None or is_evaluated(run))
 
 
 def is_evaluated(run: Run) -> bool:

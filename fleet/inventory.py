@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import OperatorMistake
+from trainer.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,11 +85,21 @@ class Inventory:
         return shared
 
     @property
-    def steps(self) -> int | None:
-        """How many steps the run settings want, where they say so."""
+    def steps(self) -> int:
+        """How many steps the run settings want."""
+        steps: int = self._run_settings.get("steps", Config.steps)
+        return steps
+
+    @property
+    def run_name(self) -> str:
+        """The run that the run settings name, which counts until an operator chooses one."""
+        name: str = self._run_settings.get("run", Config.run)
+        return name
+
+    @property
+    def _run_settings(self) -> Mapping[str, Any]:
         settings = self.variables[self.chief.host].get("trainer_run")
-        steps = settings.get("steps") if isinstance(settings, Mapping) else None
-        return steps if isinstance(steps, int) else None
+        return settings if isinstance(settings, Mapping) else {}
 
     def tasks_on(self, host: str) -> list[Task]:
         return [task for task in self.tasks if task.host == host]
@@ -139,7 +150,12 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
     except ClusterSpecError as error:
         raise OperatorMistake(f"{source}: {error}") from error
     tasks = [Task(task["job"], task["index"], task["host"], task["address"], task["port"]) for task in spec["tasks"]]
-    _refuse_missing_jobs(tasks, source)
+    # Every verb asks the chief's host for the run. What else a cluster needs is for preflight to say, before a start.
+    if not any(task.job == "chief" for task in tasks):
+        raise OperatorMistake(
+            f"group 'chief' has no task in {source}; expected one host, which fab asks for the run. "
+            "Put it under `chief:` there and run `ansible-playbook site.yml`"
+        )
     boards = [f"http://{board['address']}:{board['port']}" for board in spec["tensorboard"].values()]
     verify_host_keys = bool(HOST_KEY_CHECKING)
     hosts = {
@@ -181,17 +197,6 @@ def _source(given: str | None, environment: Mapping[str, str], default: Sequence
     raise OperatorMistake(
         f"{origin}: there is no inventory {name!r}. This checkout has: {', '.join(known) or 'none in inventory/'}"
     )
-
-
-def _refuse_missing_jobs(tasks: Sequence[Task], source: str) -> None:
-    for job, least, most in (("chief", 1, 1), ("ps", 1, None), ("worker", 1, None), ("evaluator", 0, 1)):
-        found = [task.host for task in tasks if task.job == job]
-        if len(found) < least or (most is not None and len(found) > most):
-            expected = "exactly one" if least == most else "at least one" if least else "at most one"
-            raise OperatorMistake(
-                f"group '{job}' has {', '.join(found) or 'no task'} in {source}; expected {expected}. "
-                f"Put the right hosts under `{job}:` there and run `ansible-playbook site.yml`"
-            )
 
 
 def _host(name: str, variables: Mapping[str, Any], default_user: str | None, verify_host_keys: bool) -> Host:

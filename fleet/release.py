@@ -1,4 +1,4 @@
-"""Ship the checkout's code to the hosts with the playbook that `site.yml` runs too."""
+"""Ship the checkout's code and the inventory's run settings with the playbooks that `site.yml` runs too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.inventory import ROOT, Inventory
 
-PLAYBOOK = ROOT / "ansible" / "release.yml"
+# In one call, so that what preflight derives from the inventory is there for training.
+PLAYBOOKS = [ROOT / "ansible" / name for name in ("preflight.yml", "release.yml", "training.yml")]
 
 # Bits of ansible-playbook's exit code.
 _HOSTS_FAILED = 2
@@ -38,15 +39,16 @@ class Recap:
 def ship(
     inventory: Inventory, execute: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 ) -> dict[str, Recap]:
-    """Bring the checkout's code to every host; running tasks that it touches are restarted by the playbook.
+    """Bring code and settings to every host; running tasks that a change touches are restarted by the playbooks.
 
     Returns each host's recap. Raises with Ansible's output when a host is unreachable or failed.
     """
-    if not PLAYBOOK.is_file():
-        raise OperatorMistake(f"{PLAYBOOK} is missing: this checkout is incomplete")
+    for playbook in PLAYBOOKS:
+        if not playbook.is_file():
+            raise OperatorMistake(f"{playbook} is missing: this checkout is incomplete")
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     done = execute(
-        [_find_ansible(), str(PLAYBOOK), "--inventory", inventory.source],
+        [_find_ansible(), *map(str, PLAYBOOKS), "--inventory", inventory.source],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -69,7 +71,7 @@ def parse_recap(output: str) -> dict[str, Recap]:
 
 
 def _failure(code: int, output: str, recaps: dict[str, Recap], inventory: Inventory) -> FleetError:
-    message = f"{output.rstrip()}\n\nthe code could not be shipped: ansible-playbook ended with code {code}, see above"
+    message = f"{output.rstrip()}\n\nnot everything was shipped: ansible-playbook ended with code {code}, see above"
     unreachable = {host: "Ansible could not reach it" for host, recap in recaps.items() if recap.unreachable}
     if code & _HOSTS_UNREACHABLE and unreachable:
         return HostsUnreachable(unreachable, message)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet.cluster import Observation
 from fleet.decision import judge_task
-from fleet.inventory import Inventory
+from fleet.inventory import Inventory, Task
 from fleet.run import Run
 from fleet.tables import render_duration, render_metrics, render_number, render_table
 from fleet.units import Health
@@ -71,11 +71,22 @@ def task_rows(inventory: Inventory, observation: Observation) -> list[dict[str, 
             "restarts": unit.restarts,
             "port": task.port,
             "listens": listens,
-            "note": unit.status_text,
+            "note": _note(task, observation),
             "trouble": trouble,
         }
         rows.append(row)
     return rows
+
+
+def _note(task: Task, observation: Observation) -> str:
+    """Say what the task tells systemd, and first, where its process runs other code than its host has, which."""
+    running = observation.running.get(task.name)
+    current = observation.releases[task.host]
+    said = observation.units[task.name].status_text
+    if running is None or running == current:
+        return said
+    old = f"runs release {running}, current is {current}"
+    return f"{old}; {said}" if said else old
 
 
 def render_tasks(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import shlex
 import threading
@@ -26,6 +27,9 @@ from paramiko.ssh_exception import (
 from fleet.inventory import Host
 
 CONNECT_SECONDS = 10
+LOGIN_SECONDS = 20  # for sshd's first line, and again for the key
+# The longest that opening a host takes: knocking twice in vain (see `_open`), then TCP, first line, key, channel.
+OPEN_SECONDS = 2 * 3 + CONNECT_SECONDS + 2 * LOGIN_SECONDS + CONNECT_SECONDS
 ANSWER_SECONDS = 30
 MOST_AT_ONCE = 64
 
@@ -69,20 +73,26 @@ class SshHosts:
         self._config = config or Config()
         self._hosts = hosts
         self._connections: dict[str, Connection] = {}
-        self._pool = ThreadPoolExecutor(max_workers=min(MOST_AT_ONCE, max(1, len(hosts))), thread_name_prefix="ssh")
+        self._threads = min(MOST_AT_ONCE, max(1, len(hosts)))
+        self._pool = ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="ssh")
 
     def run(self, scripts: Mapping[str, str], timeout: float = ANSWER_SECONDS) -> dict[str, Answer]:
         asked = {
             self._pool.submit(self._ask, self._hosts[host], script, timeout): host for host, script in scripts.items()
         }
-        rounds = 1 + (len(asked) - 1) // MOST_AT_ONCE
-        done, late = wait(asked, timeout=rounds * (2 * CONNECT_SECONDS + timeout + 10))
+        rounds = math.ceil(len(asked) / self._threads)
+        # Each host has limits of its own; this one is for what hangs outside them. A jump host is opened first.
+        deadline = rounds * (2 * OPEN_SECONDS + timeout)
+        done, late = wait(asked, timeout=deadline)
         answers = {asked[future]: future.result() for future in done}
         for future in late:
             host = asked[future]
-            answers[host] = Answer(unreachable=f"no answer within {timeout:g} s")
+            answers[host] = Answer(unreachable=f"no answer within {deadline:g} s")
+            future.cancel()
             # Closing wakes the thread that waits for this host, so that it doesn't keep the process alive.
-            self._connections[host].client.close()
+            connection = self._connections.get(host)
+            if connection:
+                connection.client.close()
         return {host: answers[host] for host in scripts}
 
     def follow(self, scripts: Mapping[str, str], line: Callable[[str, str], None]) -> dict[str, Answer]:
@@ -149,8 +159,8 @@ class SshHosts:
 
     def _connection(self, host: Host) -> Connection:
         connect_kwargs = {
-            "banner_timeout": 2 * CONNECT_SECONDS,
-            "auth_timeout": 2 * CONNECT_SECONDS,
+            "banner_timeout": LOGIN_SECONDS,
+            "auth_timeout": LOGIN_SECONDS,
             "channel_timeout": CONNECT_SECONDS,
             **self._config.connect_kwargs,
         }

@@ -18,6 +18,7 @@ PROPERTIES = (
     "NRestarts",
     "StatusText",
     "StateChangeTimestamp",
+    "MainPID",
 )
 
 # Exit code of `python -m trainer` for the user's own error, after which systemd leaves the task down.
@@ -50,6 +51,7 @@ class Unit:
     restarts: int = 0
     status_text: str = ""
     since: float | None = None  # when the state last changed, in seconds since 1970 by the host's clock
+    pid: int = 0  # 0: no process
 
     @property
     def enabled(self) -> bool:
@@ -111,6 +113,7 @@ def _unit(values: Mapping[str, str]) -> Unit:
         restarts=int(values.get("NRestarts") or 0),
         status_text=values.get("StatusText", ""),
         since=_timestamp(values.get("StateChangeTimestamp", "")),
+        pid=int(values.get("MainPID") or 0),
     )
 
 

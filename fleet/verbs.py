@@ -21,6 +21,8 @@ from fleet.units import Health
 # How often the chief's host is asked for the run, and all hosts for their units.
 RUN_SECONDS = 1.0
 UNITS_SECONDS = 3.0
+# Once a step is trained, looking at all hosts takes no more than one part in so many of the time.
+UNITS_SHARE = 20
 # The chief's host may be silent for so long before the watching ends; the training goes on without us.
 SILENCE_SECONDS = 60.0
 # The evaluator gets so long after the last step.
@@ -49,7 +51,7 @@ def start_cluster(
     timeout: float = 300.0,
     restart: bool = False,
 ) -> None:
-    """Ship, select, start, and watch until a step is trained (`detach`) or the run is finished.
+    """Ship code and settings, select, start, and watch until a step is trained (`detach`) or the run is finished.
 
     Raises a FleetError when the cluster doesn't get there.
     """
@@ -57,7 +59,7 @@ def start_cluster(
     decision.choose(run_name, program, {}, None)  # a wrong name is said before any host is asked
     before = _observe_all(cluster, desk)
     cluster.refuse_when_not_installed(before)
-    choice = decision.choose(run_name, program, before.selection, before.run)
+    choice = decision.choose(run_name, program, before.selection, before.run, inventory.run_name)
     if before.run and decision.is_finished(before.run, inventory) and not choice.new:
         desk.say(report.render_summary(inventory, before.run))
         desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
@@ -65,7 +67,7 @@ def start_cluster(
     if restart:
         _stop(cluster, desk, before)
     else:
-        # Before the code is shipped: new code belongs to the new run, and no task of the old one shall restart on it.
+        # Before anything is shipped: it belongs to the new run, and no task of the old one shall restart on it.
         _stop(cluster, desk, before, decision.pick_restarts(inventory, before.units, choice.new))
     _ship(cluster, desk, before)
     if choice.write:
@@ -131,7 +133,7 @@ def stop_cluster(cluster: Cluster, desk: Desk) -> None:
 
 def show_status(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
     """Show each task and the run; raise when a task that should run doesn't."""
-    observation = cluster.observe()
+    observation = cluster.observe(running=True)
     inventory = cluster.inventory
     rows = report.task_rows(inventory, observation)
     if as_json:
@@ -197,13 +199,15 @@ class _Watch:
         self._inventory = cluster.inventory
         self._started = started  # by the clock of the chief's host, which stamps the run's state too
         self._begun = begun
-        self._restarts: dict[str, int] = {}
+        self._restarts: dict[str, tuple[int | None, int]] = {}  # by task: the last step, the restarts before it
         self._first_step: int | None = None
         self._first_step_at = begun
         self._last_step: int | None = None
         self._last_step_at = begun
         self._heard = begun
         self._units_at: float | None = None
+        self._units_took = 0.0
+        self._trained = False
         self._observation = Observation()
         self.run: Run | None = None
         self.progress = ProgressLine(desk.out, clock=desk.clock)
@@ -213,6 +217,7 @@ class _Watch:
         while True:
             run = self._look()
             if run and (run.state == "finished" or self._has_trained(run)):
+                self._trained = True
                 return run
             if self._desk.clock() - self._begun > timeout:
                 raise self._describe_timeout(timeout)
@@ -253,11 +258,13 @@ class _Watch:
     def _look(self) -> Run | None:
         """Ask for the run, now and then for all units; return the run once this start's coordinator has spoken."""
         now = self._desk.clock()
-        whole = self._units_at is None or now - self._units_at >= UNITS_SECONDS
+        pause = max(UNITS_SECONDS, UNITS_SHARE * self._units_took) if self._trained else UNITS_SECONDS
+        whole = self._units_at is None or now - self._units_at >= pause
         chief = self._inventory.chief
         seen = self._cluster.observe(None if whole else [chief.host])
         if whole:
-            self._units_at = now
+            self._units_at = self._desk.clock()
+            self._units_took = self._units_at - now
             self._observation = seen
         if chief.host in seen.unreachable:
             if now - self._heard > SILENCE_SECONDS:
@@ -271,22 +278,26 @@ class _Watch:
         if fresh and fresh.step is not None and fresh.step != self._last_step:
             self._last_step = fresh.step
             self._last_step_at = now
-            self._restarts = {name: unit.restarts for name, unit in self._observation.units.items()}
         # systemd needs a moment from the request to the first sign of life.
         stopped = seen.units[chief.name].health is Health.STOPPED and now - self._begun > 2 * UNITS_SECONDS
         self._refuse_trouble(seen, fresh, stopped)
         if run and run.state == "finished" and stopped:
+            self._refuse_too_short(run)
             fresh = run  # a run that was complete before: its coordinator has nothing to write
         if fresh:
             self.run = fresh
         return fresh
 
     def _refuse_trouble(self, seen: Observation, run: Run | None, stopped: bool) -> None:
+        before: dict[str, int] = {}
         for name, unit in seen.units.items():
-            # A counter that went back was reset: systemd counts from the last start by hand.
-            self._restarts[name] = min(self._restarts.get(name, unit.restarts), unit.restarts)
+            step, restarts = self._restarts.get(name, (None, unit.restarts))
+            # Restarts between steps are recovery. A counter that went back was reset: systemd counts from the last
+            # start by hand.
+            before[name] = unit.restarts if step != self._last_step else min(restarts, unit.restarts)
+            self._restarts[name] = self._last_step, before[name]
         tasks = [task for task in self._inventory.tasks if task.name in seen.units]
-        found = decision.find_troubles(tasks, seen.units, self._restarts, run)
+        found = decision.find_troubles(tasks, seen.units, before, run)
         chief = self._inventory.chief
         if run and run.state == "failed":
             found.setdefault(chief, run.message or "the run failed")
@@ -295,6 +306,15 @@ class _Watch:
         if stopped and not (seen.run and seen.run.state == "finished"):
             where = f" at step {seen.run.step}" if seen.run and seen.run.step is not None else ""
             raise ClusterTrouble(f"{chief.name} on {chief.host} was stopped{where} while fab was watching")
+
+    def _refuse_too_short(self, run: Run) -> None:
+        """Raise when the coordinator leaves a run that ended before the inventory's last step."""
+        if run.step is not None and run.step < self._inventory.steps:
+            what = (
+                f"ended without training: it finds run {run.run} finished at step {run.step}, but the inventory wants "
+                f"{self._inventory.steps} steps. Compare trainer_run with /etc/trainer/run.json there"
+            )
+            raise ClusterTrouble("", self._cluster.trouble({self._inventory.chief: what}))
 
     def _has_trained(self, run: Run) -> bool:
         if run.state != "training" or run.step is None:
@@ -335,12 +355,14 @@ def _ship(cluster: Cluster, desk: Desk, before: Observation) -> None:
     recaps = desk.ship(cluster.inventory)
     changed = [host for host, recap in recaps.items() if recap.changed and host in cluster.inventory.hosts]
     after = _observe_all(cluster, desk)
-    moved = [host for host, release in after.releases.items() if release != before.releases[host]]
-    shipped = sorted({*changed, *moved})
+    moved = {host for host, release in after.releases.items() if release != before.releases[host]}
+    configured = {host for host, settings in after.settings.items() if settings != before.settings[host]}
+    shipped = {*changed, *moved, *configured}
     if not after.release:
         raise ClusterTrouble(f"after shipping, the hosts' code differs: {report.render_release(after)}")
-    hosts = len(after.releases)
-    desk.say(f"release {after.release}: " + (f"shipped to {len(shipped)} of {hosts} hosts" if shipped else "unchanged"))
+    what = " and ".join(name for name, hosts in (("code", moved), ("settings", configured)) if hosts)
+    said = f"shipped to {len(shipped)} of {len(after.releases)} hosts" + (f" ({what})" if what else "")
+    desk.say(f"release {after.release}: {said if shipped else 'unchanged'}")
 
 
 def _stop(cluster: Cluster, desk: Desk, seen: Observation, tasks: list[Task] | None = None) -> None:

@@ -7,6 +7,7 @@ import pytest
 from fleet import inventory as module
 from fleet.errors import OperatorMistake
 from fleet.inventory import Inventory, load_inventory, refuse_problems
+from trainer.config import Config
 
 SMALL = """
 chief:
@@ -74,14 +75,6 @@ def test_host_without_a_task_is_not_asked(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (SMALL.replace("chief:\n", "chiefs:\n"), "group 'chief' has no task"),
-        (SMALL.replace("chief:\n  hosts:", "chief:\n  hosts:\n    alpha:"), "exactly one"),
-        (SMALL.replace("evaluator:\n  hosts:", "evaluator:\n  hosts:\n    alpha:"), "at most one"),
-        (SMALL.replace("ps:\n", "servers:\n"), "group 'ps' has no task"),
-        (SMALL.replace("worker:\n", "workers:\n"), "group 'worker' has no task"),
-        (
-            SMALL.replace("192.0.2.21}", "192.0.2.21, ps_tasks: 0}").replace("192.0.2.20}", "192.0.2.20, ps_tasks: 0}"),
-            "group 'ps' has no task",
-        ),
         (SMALL.replace("{ansible_host: 192.0.2.30}", "{}"), "host 'alpha' has no address"),
         (SMALL.replace("worker_tasks: 2", "worker_tasks: two"), "worker_tasks"),
         ("chief: [", "can't be read"),
@@ -91,6 +84,20 @@ def test_wrong_inventory_is_the_operators_mistake(tmp_path: Path, text: str, sai
     with pytest.raises(OperatorMistake, match=said) as caught:
         load(tmp_path, text)
     assert caught.value.code == 2
+
+
+def test_cluster_without_servers_can_be_looked_at_but_not_started(tmp_path: Path) -> None:
+    found = load(tmp_path, SMALL.replace("ps:\n", "stores:\n"))
+    assert "ps" not in {task.job for task in found.tasks}
+    with pytest.raises(OperatorMistake, match="group ps is empty"):
+        refuse_problems(found)
+
+
+def test_run_and_steps_are_the_run_settings_or_their_defaults(tmp_path: Path) -> None:
+    found = load(tmp_path, SMALL + "    trainer_run: {program: 'a.b:C', run: digits, steps: 7}\n")
+    assert (found.run_name, found.steps) == ("digits", 7)
+    found = load(tmp_path, SMALL + "    trainer_run: {program: 'a.b:C'}\n")
+    assert (found.run_name, found.steps) == (Config.run, Config.steps)
 
 
 def test_missing_path_is_named_with_what_there_is() -> None:

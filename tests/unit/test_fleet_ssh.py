@@ -168,6 +168,30 @@ def test_silent_host_is_unreachable_after_the_timeout(server: Server) -> None:
     hosts.close()
 
 
+def test_host_that_is_late_costs_neither_the_round_nor_those_behind_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.ssh.MOST_AT_ONCE", 1)
+    monkeypatch.setattr("fleet.ssh.OPEN_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes the call and says nothing
+        late = Host("late", "127.0.0.1", "admin", mute.getsockname()[1], server.key_file, ACCEPT)
+        hosts = ssh(late, server.host(**ACCEPT))
+        answers = hosts.run({"late": "true", "here": "true"}, timeout=0.1)
+        hosts.close()
+    assert {name: answer.unreachable for name, answer in answers.items()} == dict.fromkeys(
+        ("late", "here"), "no answer within 0.6 s"
+    )
+
+
+def test_hosts_that_wait_for_a_thread_have_time_of_their_own(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.ssh.MOST_AT_ONCE", 1)
+    monkeypatch.setattr("fleet.ssh.OPEN_SECONDS", 0.3)
+    hosts = ssh(*(server.host(name, **ACCEPT) for name in ("a", "b", "c")))
+    answers = hosts.run(dict.fromkeys("abc", "sleep 0.5"), timeout=0.8)
+    assert [answer.unreachable for answer in answers.values()] == [None, None, None]
+    hosts.close()
+
+
 def test_unknown_host_key_is_refused_and_known_one_taken(server: Server, home: Path) -> None:
     hosts = ssh(server.host())
     assert "is not in known_hosts" in (hosts.run({"here": "true"})["here"].unreachable or "")

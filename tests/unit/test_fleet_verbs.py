@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from fleet.cluster import Cluster
 from fleet.decision import choose, pick_restarts
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.inventory import Host, Inventory, Task
-from fleet.release import Recap, parse_recap
+from fleet.release import Recap, parse_recap, ship
 from fleet.run import Run
 from fleet.ssh import Answer
 from fleet.units import Unit
@@ -46,6 +47,9 @@ class Pretence:
     tick: Callable[[Pretence], None] = lambda _: None
     done: list[str] = field(default_factory=list)
     runs: str = "[]"
+    settings: str = "5e77 -"
+    running: dict[str, str] = field(default_factory=dict)  # by task name: the directory that its process runs in
+    asked: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for task in self.inventory.tasks:
@@ -56,6 +60,7 @@ class Pretence:
 
     def run(self, scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
         if any("@units" in script for script in scripts.values()):
+            self.asked.append(list(scripts))
             self.tick(self)
         return {
             host: Answer(unreachable=self.unreachable[host]) if host in self.unreachable else self._answer(host, script)
@@ -74,7 +79,7 @@ class Pretence:
 
     def _answer(self, host: str, script: str) -> Answer:
         if "@units" in script:
-            return Answer(self._observe(host))
+            return Answer(self._observe(host, "@directories" in script))
         if "selection.json" in script:
             self.selection = re.findall(r"\{.*?\}", script)[0]
             self.done.append("select")
@@ -107,11 +112,12 @@ class Pretence:
     def _journal(self, task: Task) -> str:
         return json.dumps({"__REALTIME_TIMESTAMP": "1", "_SYSTEMD_UNIT": task.unit, "MESSAGE": f"{task.name} says"})
 
-    def _observe(self, host: str) -> str:
+    def _observe(self, host: str, directories: bool) -> str:
         tasks = self.inventory.tasks_on(host)
         lines = ["@now", str(self.now), "@release"]
         lines += [f"/opt/trainer/releases/{self.release}"] if self.release else []
-        lines += ["@environments", *(f"{task.name}.env" for task in tasks if self.environments), "@ports"]
+        lines += ["@environments", *(f"{task.name}.env" for task in tasks if self.environments)]
+        lines += ["@settings", self.settings, "@ports"]
         lines += [f"LISTEN 0 128 *:{task.port} *:*" for task in tasks if self.units[task.name].active == "active"]
         lines += ["@units"]
         for task in tasks:
@@ -125,7 +131,13 @@ class Pretence:
                 f"Result={unit.result}",
                 f"ExecMainStatus={unit.exit_status}",
                 f"NRestarts={unit.restarts}",
+                f"MainPID={unit.pid}",
                 "",
+            ]
+        if directories:
+            lines += [
+                "@directories",
+                *(f"{self.units[task.name].pid} {self.running.get(task.name, '')}" for task in tasks),
             ]
         if host == self.inventory.chief.host:
             lines += ["@selection", self.selection, "@run", json.dumps(self.run_status) if self.run_status else ""]
@@ -146,8 +158,8 @@ class Clock:
             self.hosts.now += seconds
 
 
-def make_inventory(tasks: Sequence[Task] = TASKS, steps: int | None = None) -> Inventory:
-    shared = {"cluster_shared_dir": "/srv/trainer", "trainer_run": {"steps": steps}}
+def make_inventory(tasks: Sequence[Task] = TASKS, steps: int = 30, run: str = "digits") -> Inventory:
+    shared = {"cluster_shared_dir": "/srv/trainer", "trainer_run": {"run": run, "steps": steps}}
     variables = {task.host: {"ansible_host": task.address, **shared} for task in tasks}
     hosts = {task.host: Host(task.host, task.address) for task in tasks}
     return Inventory("inventory/pretended", {}, hosts, tasks, variables, "http://192.0.2.10:6006")
@@ -182,7 +194,7 @@ def status(state: str, step: int | None, updated: float = 0.0, **more: Any) -> d
     }
 
 
-def train(per_second: int = 5) -> Callable[[Pretence], None]:
+def train(per_second: float = 5) -> Callable[[Pretence], None]:
     """A training that begins when the chief runs, and ends at step 30 with the chief and its evaluator down."""
 
     def tick(hosts: Pretence) -> None:
@@ -256,6 +268,29 @@ def test_new_run_restarts_coordinator_evaluator_and_parameter_servers(hosts: Pre
     assert json.loads(hosts.selection) == {"run": "digits-2"}
 
 
+def test_new_run_of_the_inventory_stops_the_old_one_before_shipping(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, **UP)
+    hosts.run_status = status("training", 12, 999.0)
+    hosts.inventory = make_inventory(run="digits-2")
+    shipped: list[list[str]] = []
+    desk.ship = lambda _: shipped.append(list(hosts.done)) or {}  # type: ignore[func-returns-value]
+    hosts.tick = lambda hosts: train_new(hosts) if shipped else None
+    train_new = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    assert shipped == [["stop chief-0", "stop evaluator-0", "stop ps-0"]]
+
+
+def test_run_that_was_selected_counts_more_than_the_inventorys(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **UP)
+    hosts.selection = '{"run": "digits"}'
+    hosts.inventory = make_inventory(run="digits-2")
+    hosts.tick = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    assert hosts.done == []
+
+
 def test_finished_run_is_not_started_again(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
@@ -264,11 +299,11 @@ def test_finished_run_is_not_started_again(hosts: Pretence, desk: verbs.Desk) ->
 
 
 def test_finished_run_is_started_when_the_inventory_wants_more_steps(hosts: Pretence, desk: verbs.Desk) -> None:
-    hosts.inventory = make_inventory(steps=30)
-    hosts.run_status = status("finished", 20)
+    hosts.run_status = status("finished", 20, evaluation={"step": 20, "metrics": {}})
     hosts.tick = train()
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
     assert "start chief-0" in hosts.done
+    assert "trained      30 steps" in printed(desk)
 
 
 def test_finished_run_without_its_last_evaluation_is_started(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -279,10 +314,24 @@ def test_finished_run_without_its_last_evaluation_is_started(hosts: Pretence, de
     assert "run digits finished" in printed(desk)
 
 
-def test_trainer_that_finds_a_run_finished_ends_the_watching(hosts: Pretence, desk: verbs.Desk) -> None:
+def test_trainer_that_leaves_out_the_inventorys_further_steps_is_trouble(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.inventory = make_inventory(steps=40)
     hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
     hosts.tick = lambda hosts: hosts.set("chief-0", active="inactive", sub="dead")
+    with pytest.raises(ClusterTrouble, match="finds run digits finished at step 30, but the inventory wants 40 steps"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert "run digits finished" not in printed(desk)
+
+
+def test_trainer_that_finds_a_run_finished_ends_the_watching(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.run_status = status("finished", 30, evaluation={"step": 20, "metrics": {}})
+
+    def tick(hosts: Pretence) -> None:
+        if hosts.units["chief-0"].up:
+            hosts.set("chief-0", active="inactive", sub="dead")
+            hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
+
+    hosts.tick = tick
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
     assert "run digits finished" in printed(desk)
 
@@ -335,6 +384,34 @@ def test_restarts_between_steps_are_recovery(hosts: Pretence, desk: verbs.Desk) 
     hosts.tick = tick
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
     assert hosts.units["worker-1"].restarts > 3
+
+
+def test_restarts_of_a_coordinator_between_steps_are_recovery(hosts: Pretence, desk: verbs.Desk) -> None:
+    steps = train(per_second=0.5)
+
+    def tick(hosts: Pretence) -> None:
+        steps(hosts)
+        if hosts.units["chief-0"].up:
+            hosts.set("chief-0", restarts=int(hosts.now) // 2)
+
+    hosts.tick = tick
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_all_hosts_are_asked_seldom_once_a_step_is_trained(hosts: Pretence, desk: verbs.Desk) -> None:
+    steps = train(per_second=0.1)
+
+    def tick(hosts: Pretence) -> None:
+        steps(hosts)
+        if len(hosts.asked[-1]) > 1:
+            desk.sleep(2)  # so long does it take to ask them all
+
+    hosts.tick = tick
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    step = next(number for number, asked in enumerate(hosts.asked) if asked == ["head"])
+    later = [len(asked) for asked in hosts.asked[step + 20 :]]
+    assert later.count(3) == pytest.approx(300 / 42, abs=2)
+    assert set(later) == {1, 3}
 
 
 def test_start_cluster_ends_when_another_operator_stops_the_chief(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -408,7 +485,29 @@ def test_start_cluster_says_how_many_hosts_got_new_code(hosts: Pretence, desk: v
 
     desk.ship = ship
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
-    assert "release def456: shipped to 3 of 3 hosts" in printed(desk)
+    assert "release def456: shipped to 3 of 3 hosts (code)\n" in printed(desk)
+
+
+@pytest.mark.parametrize(
+    ("release", "settings", "said"),
+    [
+        ("abc123", "6a88 -", "shipped to 3 of 3 hosts (settings)"),
+        ("def456", "6a88 -", "shipped to 3 of 3 hosts (code and settings)"),
+        ("abc123", "5e77 -", "shipped to 1 of 3 hosts"),
+    ],
+)
+def test_start_cluster_says_what_was_shipped(
+    hosts: Pretence, desk: verbs.Desk, release: str, settings: str, said: str
+) -> None:
+    hosts.tick = train()
+
+    def ship(_: Inventory) -> dict[str, Recap]:
+        hosts.release, hosts.settings = release, settings
+        return {"head": Recap(2, 0, 0)}
+
+    desk.ship = ship
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    assert f"release {release}: {said}\n" in printed(desk)
 
 
 def test_restart_cluster_stops_everything_but_keeps_it_enabled(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -475,6 +574,21 @@ def test_status_names_the_task_that_should_run(hosts: Pretence, desk: verbs.Desk
         verbs.show_status(Cluster(hosts.inventory, hosts), desk)
 
 
+def test_status_names_the_release_of_a_process_that_is_not_current(hosts: Pretence, desk: verbs.Desk) -> None:
+    for number, name in enumerate(hosts.units):
+        hosts.set(name, file_state="enabled", pid=100 + number, **UP)
+    hosts.running = {
+        "chief-0": "/opt/trainer/releases/abc123",
+        "ps-0": "/opt/trainer/releases/0ld (deleted)",
+        "worker-0": "/",
+    }
+    hosts.run_status = status("training", 12)
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    noted = [line for line in printed(desk).splitlines() if "runs release" in line]
+    assert len(noted) == 1
+    assert re.match(r"ps-0 .* runs release 0ld, current is abc123$", noted[0])
+
+
 def test_status_shows_a_failed_task_with_systemds_words(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.set("ps-0", active="failed", sub="failed", result="exit-code", exit_status=78)
     with pytest.raises(ClusterTrouble, match="ps-0 on store"):
@@ -516,7 +630,7 @@ def test_runs_are_listed(hosts: Pretence, desk: verbs.Desk) -> None:
     assert "digits" in printed(desk)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", ".hidden"])
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", ".hidden", "a" * 150])
 def test_name_that_can_be_no_directory_is_refused(name: str) -> None:
     with pytest.raises(OperatorMistake, match="--run"):
         choose(name, None, {}, None)
@@ -526,6 +640,10 @@ def test_name_that_can_be_no_directory_is_refused(name: str) -> None:
 def test_program_that_names_no_object_is_refused(program: str) -> None:
     with pytest.raises(OperatorMistake, match="--program"):
         choose(None, program, {}, None)
+
+
+def test_program_inside_a_class_is_taken() -> None:
+    assert choose(None, "m:Outer.Inner", {}, None).selection == {"program": "m:Outer.Inner"}
 
 
 def test_choice_of_a_run_drops_the_program_that_was_chosen_for_another() -> None:
@@ -560,6 +678,19 @@ def test_parameter_servers_serve_one_coordinator_only(up: list[str], new: bool, 
     inventory = make_inventory()
     units = {task.name: Unit(task.unit, **(UP if task.name in up else {})) for task in TASKS}
     assert [task.name for task in pick_restarts(inventory, units, new)] == stopped
+
+
+def test_code_and_settings_are_shipped_in_one_call() -> None:
+    commands: list[list[str]] = []
+
+    def execute(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "head  : ok=5    changed=2    unreachable=0    failed=0\n")
+
+    assert ship(make_inventory(), execute) == {"head": Recap(2, 0, 0)}
+    (command,) = commands
+    assert [word.rpartition("/")[2] for word in command[1:4]] == ["preflight.yml", "release.yml", "training.yml"]
+    assert command[4:] == ["--inventory", "inventory/pretended"]
 
 
 def test_recap_is_read_from_ansibles_output() -> None:
