@@ -4,13 +4,16 @@
                         export/
 
 A checkpoint holds the model with its optimizer, and the step. Its number is its step. The newest one that is complete
-counts, whatever the `checkpoint` state file says.
+counts, whatever the `checkpoint` state file says. A damaged one counts no more: its index is renamed to
+ckpt-<step>.index.bad.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import re
 import time
 from pathlib import Path
@@ -23,6 +26,9 @@ from trainer.records import read_record, write_record, write_text
 log = logging.getLogger(__name__)
 INDEX = re.compile(r"ckpt-(\d+)\.index")
 DATA = re.compile(r"\.data-\d{5}-of-(\d{5})")
+SET_ASIDE = ".bad"
+# TensorFlow's file system says "<path>; <what the system says>", often as an error of no particular kind.
+STORAGE = tuple(f"; {os.strerror(number)}" for number in errno.errorcode)
 
 
 class RunDirectory:
@@ -87,6 +93,15 @@ class RunDirectory:
             for path in sorted(self.checkpoints.glob(f"ckpt-{step}.*"), key=lambda path: path.suffix != ".index"):
                 path.unlink(missing_ok=True)
 
+    def set_aside(self, step: int) -> Path:
+        """Rename a damaged checkpoint's index, so that it counts no more; returns the new name."""
+        index = self.checkpoints / f"ckpt-{step}.index"
+        return index.replace(index.with_name(index.name + SET_ASIDE))
+
+    def set_aside_files(self) -> list[Path]:
+        """Return what was set aside and not removed since."""
+        return sorted(self.checkpoints.glob(f"ckpt-*.index{SET_ASIDE}"))
+
     def list_for_tensorflow(self) -> None:
         """Write the `checkpoint` file that tf.train.latest_checkpoint reads; nothing here reads it."""
         names = [f"ckpt-{step}" for step in self.steps()]
@@ -104,8 +119,10 @@ def run_directories(shared_dir: Path) -> list[RunDirectory]:
 
 def complete(name: str, names: set[str]) -> bool:
     """Return whether a checkpoint's index has all its data files; TensorFlow writes the index last."""
-    data = [match for entry in names if entry.startswith(name + ".") and (match := DATA.fullmatch(entry[len(name) :]))]
-    return bool(data) and len(data) == int(data[0][1])
+    rests = [entry[len(name) :] for entry in names if entry.startswith(name + ".")]
+    of = [int(match[1]) for rest in rests if (match := DATA.fullmatch(rest))]
+    # A save that was interrupted, or set aside, may have left files of another number of ps.
+    return any(of.count(shards) == shards for shards in of)
 
 
 class Checkpoints:
@@ -141,10 +158,11 @@ class Checkpoints:
         """Restore the newest checkpoint that can be read; returns its name, or None when there is none.
 
         Every variable, optimizer slots included, must exist already: nothing may be left for later, and nothing may
-        be left over. Raises UserError when the model does not fit the checkpoint, or none can be read.
+        be left over. A damaged checkpoint is set aside: it may neither stand in the way of a new one of the same step
+        nor be kept instead of a good one. Raises UserError when the model does not fit the checkpoint, or all are
+        damaged; Infrastructure when the storage fails.
         """
-        steps = self._directory.steps()
-        for step in reversed(steps):
+        for step in reversed(self._directory.steps()):
             prefix = self._directory.prefix(step)
             try:
                 self._checkpoint.read(prefix).assert_consumed()
@@ -153,16 +171,31 @@ class Checkpoints:
             except (self._tf.errors.OpError, IndexError) as error:
                 if is_infrastructure(error):
                     raise
-                log.warning("cannot read the checkpoint %s: %s", prefix, error)
+                if isinstance(error, self._tf.errors.InvalidArgumentError):
+                    raise misfit(prefix, error) from error
+                if not self._is_damage(error):
+                    raise Infrastructure(f"cannot read {prefix}: {error}") from error
+                aside = self._directory.set_aside(step)
+                log.warning("the checkpoint %s is damaged, its index is set aside as %s: %s", prefix, aside.name, error)
                 continue
             log.info("restored %s", prefix)
             return prefix
-        if steps:
+        # Also at the next start: a run that has lost its training must not begin again as if it were new.
+        if damaged := self._directory.set_aside_files():
             raise UserError(
-                f"none of the checkpoints in {self._directory.checkpoints} can be read: put a good one there, "
+                f"none of the checkpoints in {self._directory.checkpoints} can be read "
+                f"(set aside: {', '.join(path.name for path in damaged)}): put a good one there, "
                 "or start anew with another --run NAME"
             )
         return None
+
+    def _is_damage(self, error: Exception) -> bool:
+        """Return whether a checkpoint's files were read and are wrong, rather than could not be read."""
+        errors = self._tf.errors
+        if isinstance(error, (IndexError, errors.DataLossError, errors.OutOfRangeError)):
+            return True
+        # What TensorFlow's reader of the index raises is of no particular kind.
+        return type(error) is errors.OpError and not str(error).rstrip().endswith(STORAGE)
 
 
 def read_model(directory: RunDirectory, model: Any, step: int) -> None:

@@ -73,6 +73,45 @@ def test_prune_keeps_the_newest_and_every_file_of_them(directory: RunDirectory) 
     assert {path.name.split(".")[0] for path in directory.checkpoints.iterdir()} == {"ckpt-3", "ckpt-10", "ckpt-11"}
 
 
+def test_what_is_set_aside_counts_no_more_and_is_still_there(directory: RunDirectory) -> None:
+    for step in (100, 200):
+        write(directory, step)
+    assert directory.set_aside(200) == directory.checkpoints / "ckpt-200.index.bad"
+    assert directory.steps() == [100]
+    assert directory.set_aside_files() == [directory.checkpoints / "ckpt-200.index.bad"]
+    assert (directory.checkpoints / "ckpt-200.data-00000-of-00002").exists()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_a_step_that_was_set_aside_can_be_saved_again(directory: RunDirectory, shards: int) -> None:
+    write(directory, 100)
+    directory.set_aside(100)
+    write(directory, 100, shards, without=".index")
+    assert directory.steps() == []
+    write(directory, 100, shards)
+    assert directory.steps() == [100]
+    assert len(directory.set_aside_files()) == 1
+
+
+def test_prune_does_not_keep_what_is_set_aside_instead_of_good_ones(directory: RunDirectory) -> None:
+    for step in (1, 2, 3, 100, 200, 300):
+        write(directory, step)
+    for step in (100, 200, 300):
+        directory.set_aside(step)
+    write(directory, 4)
+    directory.prune(3)
+    assert directory.steps() == [2, 3, 4]
+
+
+def test_prune_takes_along_what_was_set_aside_at_the_same_step(directory: RunDirectory) -> None:
+    write(directory, 1)
+    directory.set_aside(1)
+    for step in (1, 2, 3):
+        write(directory, step)
+    directory.prune(2)
+    assert directory.set_aside_files() == []
+
+
 def test_a_run_remembers_its_program(tmp_path: Path) -> None:
     config = Config(program="mine:One", run="r", shared_dir=str(tmp_path))
     RunDirectory(tmp_path, "r").claim(config)
