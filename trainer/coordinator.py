@@ -120,6 +120,7 @@ def train(config: Config, cluster: Cluster, program: Any, directory: RunDirector
         log.info("the custom loop has no epochs: the program's callbacks are not called")
     progress.enter("waiting", "building the model")
     loop = CustomLoop(config, program, strategy, cluster.workers, directory, progress)
+    loop.restore()
     directory.set_state("training", loop.step)
     first, begun = loop.step, time.monotonic()
     values = loop.train(stopping)

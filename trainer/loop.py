@@ -69,19 +69,21 @@ class CustomLoop:
         with strategy.scope(), quiet_tracing():
             return train_call.get_concrete_function(element, tf.TensorSpec([], tf.int64))
 
+    def restore(self) -> None:
+        """Go back to the newest checkpoint; a new run has none and stays at step 0."""
+        saved = self.checkpoints.restore()
+        if saved:
+            self._progress.checkpointed(saved, self.step)
+            log.info("going on at step %d of %d", self.step, self._config.steps)
+
     def train(self, stopping: Callable[[], bool]) -> dict[str, float]:
         """Train to the last step, or until `stopping`; leaves a checkpoint and returns the last loss and metrics."""
         config, progress = self._config, self._progress
-        saved = self.checkpoints.restore()
-        if saved:
-            progress.checkpointed(saved, self.step)
         step = logged_step = self.step
         saved_at = logged_at = time.monotonic()
         values: dict[str, float] = {}
         progress.status.step = step
         progress.enter("training")
-        if step:
-            log.info("going on at step %d of %d", step, config.steps)
         while step < config.steps and not stopping():
             outputs = self._train_block(min(config.steps, self._next_save(step)) - step)
             step = self.step

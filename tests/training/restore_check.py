@@ -35,7 +35,7 @@ def main(mode: str, shared: str, values_file: str) -> None:
     if mode == "train":
         loop.train(lambda: False)
     else:
-        loop.checkpoints.restore()
+        loop.restore()
     shards = loop._model.table.embeddings.variables
     values = {"step": loop.step}
     values["table"] = np.concatenate([shard.numpy() for shard in shards])

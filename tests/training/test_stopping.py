@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 
@@ -30,13 +31,15 @@ def stopped(runs: Runs) -> tuple[Process, dict]:
 
 
 @pytest.fixture(scope="module")
-def resumed(runs: Runs, stopped: tuple[Process, dict]) -> tuple[Process, float]:
+def resumed(runs: Runs, stopped: tuple[Process, dict]) -> tuple[Process, float, int]:
     """The same run, started again; its coordinator is killed, and later a worker; it ends by itself.
 
-    Returns how many examples the killed worker had seen when it was back, too.
+    Returns how many examples the killed worker had seen when it was back, too, and the step that the run's state named
+    while it trained.
     """
     process = runs.local("ids:Ids", "stops", STEPS, *OPTIONS, "--no-evaluator")
     process.search(r"chief-0 .* saved \S+/ckpt-\d+ in")
+    state = json.loads((runs.directory("stops") / "state.json").read_text())
     kill(process.pids("chief-0")[0])
     process.search("chief-0 .* ended with 137; starting it again")
     killed_at = runs.checkpoints("stops")[-1]
@@ -45,7 +48,7 @@ def resumed(runs: Runs, stopped: tuple[Process, dict]) -> tuple[Process, float]:
     process.search(r"(worker-0 +\| \S+ worker-0 serves at[\s\S]*){2}")
     seen = float(counts(runs, "stops")[0].sum())
     assert process.wait() == 0, process.output
-    return process, seen
+    return process, seen, state["step"]
 
 
 def test_sigterm_saves_the_step_it_stopped_at(runs: Runs, stopped: tuple[Process, dict]) -> None:
@@ -57,11 +60,24 @@ def test_sigterm_saves_the_step_it_stopped_at(runs: Runs, stopped: tuple[Process
     assert not any(is_alive(pid) for task in ("chief-0", "worker-0", "ps-0") for pid in process.pids(task))
 
 
-def test_resumes_at_the_stopped_step(stopped: tuple[Process, dict], resumed: tuple[Process, float]) -> None:
+def test_resumes_at_the_stopped_step(stopped: tuple[Process, dict], resumed: tuple[Process, float, int]) -> None:
     assert f"going on at step {stopped[1]['step']} of {STEPS}" in resumed[0].output
 
 
-def test_killed_coordinator_resumes_at_its_newest_checkpoint(resumed: tuple[Process, float]) -> None:
+def test_state_names_the_step_it_resumed_at(stopped: tuple[Process, dict], resumed: tuple[Process, float, int]) -> None:
+    assert resumed[2] == stopped[1]["step"]
+
+
+def test_last_line_counts_what_was_trained_since_the_restore(resumed: tuple[Process, float, int]) -> None:
+    *_, restored = re.findall(r"restored \S+/ckpt-(\d+)", resumed[0].output)
+    said = re.search(r"trained to step (\d+); (\d+) steps in ([\d.]+) s \(([\d.]+) steps/s\)", resumed[0].output)
+    assert said is not None
+    reached, steps = int(said[1]), int(said[2])
+    assert (reached, steps) == (STEPS, STEPS - int(restored))
+    assert float(said[4]) == pytest.approx(steps / float(said[3]), rel=0.05)
+
+
+def test_killed_coordinator_resumes_at_its_newest_checkpoint(resumed: tuple[Process, float, int]) -> None:
     first, second = resumed[0].output.split("chief-0     | ended with 137; starting it again")
     saved = [int(step) for step in re.findall(r"saved \S+/ckpt-(\d+)", first)]
     [restored] = re.findall(r"restored \S+/ckpt-(\d+)", second)
@@ -73,20 +89,20 @@ def test_killed_coordinator_resumes_at_its_newest_checkpoint(resumed: tuple[Proc
     assert steps == sorted(steps)
 
 
-def test_servers_are_not_restarted_with_the_coordinator(resumed: tuple[Process, float]) -> None:
+def test_servers_are_not_restarted_with_the_coordinator(resumed: tuple[Process, float, int]) -> None:
     assert len(resumed[0].pids("chief-0")) == 2
     assert len(resumed[0].pids("worker-1")) == 1
     assert len(resumed[0].pids("ps-0")) == 1
 
 
-def test_killed_worker_does_not_stop_the_training(runs: Runs, resumed: tuple[Process, float]) -> None:
+def test_killed_worker_does_not_stop_the_training(runs: Runs, resumed: tuple[Process, float, int]) -> None:
     assert "worker-0    | ended with 137; starting it again" in resumed[0].output
     assert runs.status("stops")["state"] == "finished"
     assert runs.status("stops")["step"] == STEPS
     assert trained_steps(resumed[0])[-1] == STEPS
 
 
-def test_worker_that_came_back_reads_its_own_part_again(runs: Runs, resumed: tuple[Process, float]) -> None:
+def test_worker_that_came_back_reads_its_own_part_again(runs: Runs, resumed: tuple[Process, float, int]) -> None:
     seen = counts(runs, "stops")
     assert seen[0].sum() > resumed[1]
     assert own_parts(seen)
