@@ -12,8 +12,6 @@ from typing import Any
 from trainer.checkpoints import RunDirectory, run_directories
 from trainer.records import read_record, write_record
 
-STATES = ("new", "waiting", "training", "stopped", "finished", "failed")
-
 
 @dataclasses.dataclass
 class Status:
