@@ -122,6 +122,7 @@ class SshHosts:
     def _ask(self, host: Host, script: str, timeout: float) -> Answer:
         try:
             connection = self._connect(host)
+            begun = time.monotonic()
             result = connection.run(
                 f"sh -c {shlex.quote(PREAMBLE + script)}",
                 hide=True,
@@ -134,6 +135,9 @@ class SshHosts:
             return Answer(unreachable=f"no answer within {timeout:g} s")
         except (OSError, EOFError, SSHException, ThreadException) as error:
             return Answer(unreachable=self._reason(host, error))
+        # Invoke's timer closes the channel, and may not have ended yet when Invoke asks it whether the time is over.
+        if result.exited == -1 and time.monotonic() - begun >= timeout:
+            return Answer(unreachable=f"no answer within {timeout:g} s")
         if result.exited == -1:
             return Answer(unreachable="the connection was lost")
         return Answer(result.stdout, result.stderr, result.exited)

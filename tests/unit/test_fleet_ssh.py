@@ -168,6 +168,13 @@ def test_silent_host_is_unreachable_after_the_timeout(server: Server) -> None:
     hosts.close()
 
 
+def test_channel_that_the_timer_closed_is_no_lost_connection(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("invoke.runners.Runner.timed_out", False)  # what it says while the timer's thread still ends
+    hosts = ssh(server.host(**ACCEPT))
+    assert hosts.run({"here": "sleep 5"}, timeout=0.5)["here"].unreachable == "no answer within 0.5 s"
+    hosts.close()
+
+
 def test_host_that_is_late_costs_neither_the_round_nor_those_behind_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
