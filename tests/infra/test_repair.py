@@ -36,7 +36,7 @@ def test_a_restart_that_an_interrupted_run_owes_is_made(lab, long_run):
         lab["worker-1"].run_expect([0], "touch /etc/trainer/worker-1.env")  # as a run leaves it that dies right after
     repaired = play("site.yml", inventory=long_run)
     assert repaired.code == 0, repaired.failed
-    assert {name for name, _ in repaired.changed} == {"worker-1"}
+    assert {name for name, _ in repaired.changed} == {"worker-1"}, repaired.changed
     after = units(lab)
     assert {unit for unit in before if before[unit] != after[unit]} == {"worker-1"}
     wait_for_progress(lab)
@@ -61,7 +61,7 @@ def test_one_damaged_file_is_found_mended_and_its_tasks_restarted(lab, long_run,
         host.run_expect([0], f"sh -c 'echo \"# damaged\" >> {file}'")
     repaired = play("site.yml", inventory=long_run)
     assert repaired.code == 0, repaired.failed
-    assert {host for host, _ in repaired.changed} == {name}
+    assert {host for host, _ in repaired.changed} == {name}, repaired.changed
     assert [what for _, what in repaired.changed if what not in RESTARTING] == [task]
     with host.sudo():
         assert host.check_output(f"cat {file}") == right
