@@ -164,8 +164,16 @@ def bridge() -> IPv4Interface | None:
     return None
 
 
+def resolver_runs(record: Path = Path("/run/lxc/dnsmasq.pid")) -> bool:
+    """Whether the bridge's dnsmasq, which the hosts ask for names, is alive; the bridge itself may outlive it."""
+    try:
+        return Path(f"/proc/{int(record.read_text())}/comm").read_text().strip() == "dnsmasq"
+    except (OSError, ValueError):
+        return False
+
+
 def raise_bridge() -> IPv4Interface:
-    if not bridge():
+    if not bridge() or not resolver_runs():
         if Path("/run/systemd/system").is_dir():
             run("systemctl", "restart", "lxc-net")
         else:

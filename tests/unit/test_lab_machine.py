@@ -102,3 +102,12 @@ def test_cached_system_is_named_by_what_goes_into_it(tmp_path: Path, monkeypatch
 
 def test_box_differs_by_key(tmp_path: Path) -> None:
     assert box.box_id(tmp_path / "system", "key one") != box.box_id(tmp_path / "system", "key two")
+
+
+def test_a_resolver_that_is_gone_or_another_process_is_seen(tmp_path: Path) -> None:
+    record = tmp_path / "dnsmasq.pid"
+    assert not machine.resolver_runs(record)
+    record.write_text("1\n")  # alive, and no dnsmasq
+    assert not machine.resolver_runs(record)
+    record.write_text("")
+    assert not machine.resolver_runs(record)
