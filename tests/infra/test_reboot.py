@@ -54,7 +54,7 @@ def test_a_path_that_nobody_else_sees_is_refused(lab, long_run):
         finally:
             host.run_expect([0], "umount /srv/trainer")
         assert check.rc == 1
-        assert "no marker of another host" in check.stderr
+        assert "no marker of head is there" in check.stderr
         assert host.run("/usr/local/sbin/psfleet-check-shared-path").rc == 0
 
 
