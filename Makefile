@@ -30,7 +30,7 @@ venv-tf: .venv/.tensorflow  ## TensorFlow as well, for the training tests
 	@touch $@
 
 .venv/.tensorflow: .venv/.control $(CPU_LOCK)
-	.venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes -r $(CPU_LOCK)
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --require-hashes -r $(CPU_LOCK)
 	@touch $@
 
 packages:  # Debian packages of the lab machine, where they are missing
