@@ -8,10 +8,11 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 LOCK ?= locks/cpu
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: help demo venv venv-tf packages lab site test lint unit training infra lock clean distclean
+.PHONY: help demo venv venv-tf packages lab site test lint unit training infra lock \
+  bench-throughput bench-memory bench-provision bench-control clean distclean
 
 help:  ## list these targets
-	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo:  ## from nothing to a trained model on five hosts
 	@lab/demo
@@ -71,6 +72,18 @@ lock: venv  ## resolve locks/cpu.in and locks/control.in anew (LOCK=locks/mine: 
 	    --no-annotate --custom-compile-command "make lock" $(LOCK).in -o $(LOCK)-$$minor.txt || exit 1; done
 	uv pip compile -q --generate-hashes --python-version 3.11 --universal --no-annotate \
 	  --custom-compile-command "make lock" locks/control.in -c locks/cpu-3.11.txt -o locks/control.txt
+
+bench-throughput: venv-tf  ## training speed against TensorFlow's guide written plainly, and scaling
+	bench/throughput
+
+bench-memory: venv-tf  ## memory of each role, and over 10,000 steps
+	bench/memory
+
+bench-provision: venv lab  ## the environment step against plain pip: after `make clean`, on fresh hosts
+	bench/provision
+
+bench-control: venv  ## the control machine's own time for up to 1,000 simulated hosts
+	bench/control
 
 clean:  ## take the hosts away, and all that the lab made
 	@$(PYTHON) -m lab clean

@@ -37,7 +37,7 @@ class Observation:
     configured: dict[str, bool] = field(default_factory=dict)  # by task name: has it an environment file?
     releases: dict[str, str | None] = field(default_factory=dict)  # by host
     running: dict[str, str] = field(default_factory=dict)  # by task name: its process's release, where it was asked for
-    settings: dict[str, str] = field(default_factory=dict)  # by host: a digest of what the tasks are configured with
+    settings: dict[str, str] = field(default_factory=dict)  # by host, where asked for: a digest of the configuration
     clocks: dict[str, float] = field(default_factory=dict)  # by host: seconds since 1970
     unreachable: dict[str, str] = field(default_factory=dict)  # by host: why
     run: Run | None = None
@@ -58,13 +58,14 @@ class Cluster:
         self.inventory = inventory
         self._hosts = hosts
 
-    def observe(self, only: Iterable[str] | None = None, running: bool = False) -> Observation:
+    def observe(self, only: Iterable[str] | None = None, running: bool = False, settings: bool = False) -> Observation:
         """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run.
 
-        `running` asks for the release of each task's process too, which only root may see.
+        `running` asks for the release of each task's process too, which only root may see; `settings` for the digest
+        of what the tasks are configured with.
         """
         asked = list(self.inventory.hosts if only is None else only)
-        answers = self._hosts.run({host: self._observe_script(host, running) for host in asked})
+        answers = self._hosts.run({host: self._observe_script(host, running, settings) for host in asked})
         observation = Observation()
         for host, answer in answers.items():
             if answer.unreachable:
@@ -156,7 +157,7 @@ class Cluster:
         return [Trouble(task.name, task.host, what, lines[task.name][-JOURNAL_LINES:]) for task, what in found.items()]
 
     def refuse_when_not_installed(self, observation: Observation) -> None:
-        """Raise OperatorMistake when a host that answered lacks release, unit or task environment."""
+        """Raise OperatorMistake when a host that answered lacks the release or the unit."""
         without = [host for host, release in observation.releases.items() if release is None]
         if without:
             raise OperatorMistake(
@@ -165,23 +166,34 @@ class Cluster:
             )
         for task in self.inventory.tasks:
             unit = observation.units.get(task.name)
-            if unit and (unit.health is Health.ABSENT or not observation.configured[task.name]):
+            if unit and unit.health is Health.ABSENT:
                 raise OperatorMistake(
-                    f"{task.host} isn't set up for {task.name} (trainer@.service or /etc/trainer/{task.name}.env is "
-                    "missing). Run `ansible-playbook site.yml` first"
+                    f"{task.host} isn't set up: there is no trainer@.service. Run `ansible-playbook site.yml` first"
                 )
 
-    def _observe_script(self, host: str, running: bool) -> str:
+    def refuse_when_not_configured(self, observation: Observation) -> None:
+        """Raise OperatorMistake when a host that answered lacks a task's environment; shipping writes it."""
+        for name, configured in observation.configured.items():
+            if not configured:
+                raise OperatorMistake(
+                    f"{self.inventory.task(name).host} isn't set up for {name}: there is no /etc/trainer/{name}.env. "
+                    "`fab start-cluster` writes it, and `ansible-playbook site.yml`"
+                )
+
+    def _observe_script(self, host: str, running: bool, settings: bool) -> str:
         tasks = self.inventory.tasks_on(host)
         names = " ".join(task.unit for task in tasks)
         script = [
             "echo '@now'; date +%s.%N",
             f"echo '@release'; readlink {CURRENT}",
             "echo '@environments'; ls /etc/trainer 2>/dev/null",
-            "echo '@settings'; cat /etc/systemd/system/trainer@.service /etc/trainer/* 2>/dev/null | sha256sum",
             "echo '@ports'; ss -Hltn",
             f"echo '@units'; systemctl show --property={','.join(PROPERTIES)} {names}",
         ]
+        if settings:
+            script.append(
+                "echo '@settings'; cat /etc/systemd/system/trainer@.service /etc/trainer/* 2>/dev/null | sha256sum"
+            )
         if running:
             script.append(
                 "echo '@directories'; root sh -c 'for pid; do echo \"$pid $(readlink /proc/$pid/cwd)\"; done' sh "
@@ -203,7 +215,8 @@ class Cluster:
         units = parse_units(parts.get("units", ""))
         ports = {line.split()[3].rpartition(":")[2] for line in parts.get("ports", "").splitlines() if line.strip()}
         environments = parts.get("environments", "").split()
-        observation.settings[host] = parts.get("settings", "")
+        if "settings" in parts:
+            observation.settings[host] = parts["settings"]
         directories = dict(line.split(" ", 1) for line in parts.get("directories", "").splitlines() if " " in line)
         for task in self.inventory.tasks_on(host):
             if task.unit not in units:

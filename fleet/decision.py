@@ -72,18 +72,16 @@ def is_evaluated(run: Run) -> bool:
 def pick_restarts(inventory: Inventory, units: Mapping[str, Unit], new_run: bool) -> list[Task]:
     """Which tasks must be stopped before the start.
 
-    A new run: coordinator, evaluator and parameter servers, whose memory keeps the variables of each coordinator that
-    they served. The same run with its coordinator down: the parameter servers, for the same reason. Else none: what
-    runs is right.
+    A new run: all that read which run it is, and the parameter servers, whose memory keeps the variables of each
+    coordinator that they served. The same run with its coordinator down: the parameter servers, for the same reason.
+    Else none: what runs is right.
     """
-    chief_up = units[inventory.chief.name].up
-    if new_run:
-        jobs = {"chief", "evaluator", "ps"}
-    elif not chief_up:
-        jobs = {"ps"}
-    else:
-        return []
-    return [task for task in inventory.tasks if task.job in jobs and units[task.name].up]
+    orphaned = not units[inventory.chief.name].up
+    return [
+        task
+        for task in inventory.tasks
+        if units[task.name].up and ((new_run and not task.server) or ((new_run or orphaned) and task.job == "ps"))
+    ]
 
 
 def find_troubles(
@@ -103,7 +101,7 @@ def find_troubles(
 def is_done(task: Task, unit: Unit, run: Run | None) -> bool:
     """Whether a task is down because there is nothing left to do for it."""
     return (
-        task.job in ("chief", "evaluator")
+        not task.server
         and unit.health is Health.STOPPED
         and unit.result == "success"
         and run is not None
@@ -123,7 +121,8 @@ def judge_task(task: Task, observation: Observation) -> tuple[str, bool]:
     state = f"{unit.active} ({unit.sub})"
     if unit.health is Health.RUNNING:
         now = observation.clocks[task.host]
-        deaf = observation.listening.get(task.name) is False and task.job != "chief"
+        # One that trains listens only while its strategy lives.
+        deaf = observation.listening.get(task.name) is False and task.server
         return state, deaf and unit.since is not None and now - unit.since > PORT_SECONDS
     if unit.health is Health.STARTING:
         return state, False

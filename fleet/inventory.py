@@ -35,6 +35,12 @@ class Task:
     host: str
     address: str
     port: int | None
+    server: bool  # it waits for the coordinator's orders; the others train or evaluate, and end with the run
+
+    @property
+    def trains(self) -> bool:
+        """Whether it runs the training program: the coordinator, and without parameter servers each worker."""
+        return not self.server and self.job != "evaluator"
 
     @property
     def name(self) -> str:
@@ -149,7 +155,10 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
         spec = cluster_spec(groups, variables)
     except ClusterSpecError as error:
         raise OperatorMistake(f"{source}: {error}") from error
-    tasks = [Task(task["job"], task["index"], task["host"], task["address"], task["port"]) for task in spec["tasks"]]
+    tasks = [
+        Task(task["job"], task["index"], task["host"], task["address"], task["port"], task["server"])
+        for task in spec["tasks"]
+    ]
     # Every verb asks the chief's host for the run. What else a cluster needs is for preflight to say, before a start.
     if not any(task.job == "chief" for task in tasks):
         raise OperatorMistake(
@@ -173,6 +182,13 @@ def refuse_problems(inventory: Inventory) -> None:
     problems = preflight_problems(inventory.groups, inventory.variables, __version__)
     if problems:
         raise OperatorMistake("\n".join(f"{inventory.source}: {problem}" for problem in problems))
+
+
+def list_notes(inventory: Inventory) -> list[str]:
+    """List what `ansible/preflight.yml` says about a right inventory: which groups stand idle, and the like."""
+    from preflight import preflight_notes
+
+    return preflight_notes(inventory.groups, inventory.variables)
 
 
 @cache

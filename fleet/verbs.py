@@ -12,7 +12,7 @@ from typing import TextIO
 from fleet import decision, report
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.inventory import Inventory, Task
+from fleet.inventory import Inventory, Task, list_notes
 from fleet.release import Recap, ship
 from fleet.run import Run
 from fleet.tables import ProgressLine
@@ -57,7 +57,7 @@ def start_cluster(
     """
     inventory = cluster.inventory
     decision.choose(run_name, program, {}, None)  # a wrong name is said before any host is asked
-    before = _observe_all(cluster, desk)
+    before = _observe_all(cluster, desk, settings=True)
     cluster.refuse_when_not_installed(before)
     choice = decision.choose(run_name, program, before.selection, before.run, inventory.run_name)
     if before.run and decision.is_finished(before.run, inventory) and not choice.new:
@@ -69,10 +69,13 @@ def start_cluster(
     else:
         # Before anything is shipped: it belongs to the new run, and no task of the old one shall restart on it.
         _stop(cluster, desk, before, decision.pick_restarts(inventory, before.units, choice.new))
+    for note in list_notes(inventory):
+        desk.say(note)
     _ship(cluster, desk, before)
     if choice.write:
         cluster.select(choice.selection)
     ready = _observe_all(cluster, desk)
+    cluster.refuse_when_not_configured(ready)
     # Asked only now: new code, or another choice, may be the mend.
     if ready.run_error:
         raise ready.run_error
@@ -103,7 +106,7 @@ def start_cluster(
 
 
 def stop_cluster(cluster: Cluster, desk: Desk) -> None:
-    """Stop and disable every task; the coordinator saves a checkpoint before the servers go.
+    """Stop and disable every task; what trains saves a checkpoint before the servers go.
 
     Raises HostsUnreachable after the others are stopped.
     """
@@ -154,6 +157,7 @@ def show_status(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
     if observation.unreachable:
         raise HostsUnreachable(observation.unreachable, f"and not as they should be: {said}" if said else "")
     cluster.refuse_when_not_installed(observation)
+    cluster.refuse_when_not_configured(observation)
     if observation.run_error:
         raise observation.run_error
     if wrong:
@@ -338,9 +342,9 @@ class _Watch:
         return HostsUnreachable(seen.unreachable, str(trouble)) if seen.unreachable else trouble
 
 
-def _observe_all(cluster: Cluster, desk: Desk) -> Observation:
+def _observe_all(cluster: Cluster, desk: Desk, settings: bool = False) -> Observation:
     """Observe every host; show what is known and raise when one is unreachable."""
-    observation = cluster.observe()
+    observation = cluster.observe(settings=settings)
     if observation.unreachable:
         desk.say(report.render_tasks(report.task_rows(cluster.inventory, observation)))
         raise HostsUnreachable(
@@ -354,7 +358,7 @@ def _observe_all(cluster: Cluster, desk: Desk) -> Observation:
 def _ship(cluster: Cluster, desk: Desk, before: Observation) -> None:
     recaps = desk.ship(cluster.inventory)
     changed = [host for host, recap in recaps.items() if recap.changed and host in cluster.inventory.hosts]
-    after = _observe_all(cluster, desk)
+    after = _observe_all(cluster, desk, settings=True)
     moved = {host for host, release in after.releases.items() if release != before.releases[host]}
     configured = {host for host, settings in after.settings.items() if settings != before.settings[host]}
     shipped = {*changed, *moved, *configured}
@@ -366,7 +370,11 @@ def _ship(cluster: Cluster, desk: Desk, before: Observation) -> None:
 
 
 def _stop(cluster: Cluster, desk: Desk, seen: Observation, tasks: list[Task] | None = None) -> None:
-    """Stop tasks (every one that isn't down when none are given): coordinator, evaluator, then the servers."""
+    """Stop tasks (every one that isn't down when none are given): those that train, the evaluator, then the servers.
+
+    What trains stops at once: each of several members that train in step saves and stops when one of them is asked to,
+    and systemd starts again those that it wasn't told to stop.
+    """
     down = (Health.STOPPED, Health.FAILED, Health.ABSENT)
     candidates = [
         task
@@ -374,11 +382,11 @@ def _stop(cluster: Cluster, desk: Desk, seen: Observation, tasks: list[Task] | N
         if task.name in seen.units and seen.units[task.name].health not in down
     ]
     errors: list[FleetError] = []
-    for jobs in (("chief",), ("evaluator",), ("ps", "worker")):
-        stopping = [task for task in candidates if task.job in jobs]
-        if not stopping:
-            continue
-        saving = " (it saves a checkpoint first)" if "chief" in jobs else ""
+    training = [task for task in candidates if task.trains]
+    evaluating = [task for task in candidates if task.job == "evaluator"]
+    serving = [task for task in candidates if task.server]
+    for stopping in filter(None, (training, evaluating, serving)):
+        saving = " (a checkpoint is saved first)" if stopping is training else ""
         desk.say(f"stopping {', '.join(task.name for task in stopping)}{saving}")
         try:
             cluster.stop(stopping)

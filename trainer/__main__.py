@@ -15,28 +15,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.checkpoints import RunDirectory
-from trainer.cluster import Cluster
 from trainer.config import Config, ConfigError
 from trainer.failures import TRY_AGAIN, USER_ERROR, explain
+from trainer.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
 from trainer.logs import set_up_logging
 from trainer.notify import Notifier
+from trainer.runtime import prepare_tensorflow
 from trainer.selection import apply_selection
 from trainer.status import describe, describe_all, read_all, read_status
 
 log = logging.getLogger("trainer")
-TENSORFLOW = {
-    # Keras 3 has no parameter-server Model.fit and loses optimizer iterations.
-    "TF_USE_LEGACY_KERAS": "1",
-    # "false" makes a call to a dead member hang.
-    "GRPC_FAIL_FAST": "use_caller",
-    "TF_CPP_MIN_LOG_LEVEL": "1",
-}
 
 
 def main(argv: list[str], environment: Mapping[str, str]) -> int:
     """Run one command; returns the exit code."""
     options = parse(argv)
     try:
+        if options.command:
+            refuse_task_flags(options)
         if options.command == "local":
             from trainer.local import run_local
 
@@ -56,20 +52,35 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(
         prog="python -m trainer",
-        description="Without a command: become the task that TF_CONFIG names (worker, ps, chief or evaluator).",
+        formatter_class=wide_help,
+        usage="%(prog)s [--settings FILE] [--run NAME] [--program MODULE:NAME] [a task's flags]\n"
+        "       %(prog)s COMMAND ... (its own help: %(prog)s COMMAND --help)",
+        description="Without a command: become the task that TF_CONFIG names (worker, ps, chief or evaluator). "
+        "Flags can say the same.",
         epilog="Exit codes: 0 finished, 75 try again (infrastructure), 78 your error, 143 stopped after a checkpoint.",
     )
     add_run_options(parser)
+    add_task_flags(parser)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    local = commands.add_parser("local", help="run a whole cluster as processes of this machine")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog=parser.prog)
+    local = commands.add_parser(
+        "local",
+        help="run a whole cluster as processes of this machine",
+        usage="%(prog)s --program MODULE:NAME [--workers N] [--ps N] [any setting, as --steps 1000]",
+        formatter_class=wide_help,
+    )
     add_local_options(local)
     for name, text in (("status", "say what a run is doing"), ("runs", "list the runs on the shared path")):
         command = commands.add_parser(name, help=text)
         add_run_options(command)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("--shared-dir", help="the shared path, instead of the settings'")
-    return parser.parse_args(argv)
+    return parser.parse_args([with_hyphens(argument) for argument in argv])
+
+
+def wide_help(prog: str) -> argparse.HelpFormatter:
+    """Leave room for the longest option, so that each begins its line of help beside it."""
+    return argparse.HelpFormatter(prog, max_help_position=34)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -99,17 +110,16 @@ def read_config(options: argparse.Namespace, environment: Mapping[str, str]) -> 
 def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Become the server, the coordinator or the evaluator."""
     set_up_logging(journal=is_journal(environment))
-    if "TF_CONFIG" not in environment:
-        raise ConfigError("TF_CONFIG is not set: it names the cluster and this process's task (or use: local)")
-    cluster = Cluster.from_tf_config(environment["TF_CONFIG"])
+    cluster = read_cluster(options, environment)
     notifier = Notifier.from_environment(environment)
     if options.parent:
         from trainer.local import die_with_parent
 
         die_with_parent(options.parent)
-    for name, value in TENSORFLOW.items():
-        os.environ.setdefault(name, value)
-    if cluster.job in ("worker", "ps"):
+    prepare_tensorflow()
+    # Also where flags said it: TensorFlow and the user's program may look there.
+    os.environ["TF_CONFIG"] = cluster.as_tf_config()
+    if cluster.job != "evaluator" and not cluster.trains:
         from trainer.server import run_server
 
         try:

@@ -15,12 +15,13 @@ import errno
 import logging
 import os
 import re
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Config
-from trainer.failures import Infrastructure, UserError, is_infrastructure
+from trainer.failures import Infrastructure, UserError, first_line, is_infrastructure
 from trainer.records import read_record, write_record, write_text
 
 log = logging.getLogger(__name__)
@@ -60,15 +61,19 @@ class RunDirectory:
     def finished(self, steps: int) -> int | None:
         """Return the step at which the run finished, or None when there is something left to train."""
         record = read_record(self.state)
-        if record is None or record.get("state") != "finished" or record["step"] < steps:
+        if record is None or record.get("state") != "finished":
             return None
-        return int(record["step"])
+        # A callback may have ended the training before the last step that was asked for.
+        return int(record["step"]) if max(record["step"], record.get("asked", 0)) >= steps else None
 
-    def set_state(self, state: str, step: int) -> None:
-        """Record the run's state for its other tasks; the epoch counts the starts of its coordinator."""
+    def set_state(self, state: str, step: int, asked: int = 0) -> None:
+        """Record the run's state for its other tasks; the epoch counts the starts of its coordinator.
+
+        `asked`, of a finished run, is the number of steps that it was to train.
+        """
         record = read_record(self.state) or {}
         epoch = int(record.get("epoch", 0)) + (state == "training")
-        write_record(self.state, {"state": state, "step": step, "epoch": epoch})
+        write_record(self.state, {"state": state, "step": step, "asked": asked, "epoch": epoch})
 
     def prefix(self, step: int) -> str:
         """Return the checkpoint's name as TensorFlow wants it, without an ending."""
@@ -86,6 +91,13 @@ class RunDirectory:
     def newest(self) -> int | None:
         steps = self.steps()
         return steps[-1] if steps else None
+
+    def saved(self, step: int) -> int | None:
+        """Return when a checkpoint was saved (nanoseconds), or None when it has gone."""
+        try:
+            return (self.checkpoints / f"ckpt-{step}.index").stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
 
     def prune(self, kept: int) -> None:
         """Remove the oldest checkpoints; the index first, so that what is half removed is no longer complete."""
@@ -128,34 +140,59 @@ def complete(name: str, names: set[str]) -> bool:
 class Checkpoints:
     """Saves and restores what is trained."""
 
-    def __init__(self, directory: RunDirectory, model: Any, step: Any, kept: int) -> None:
+    def __init__(self, directory: RunDirectory, model: Any, step: Any, kept: int, leads: bool = True) -> None:
         import tensorflow as tf
 
         self._tf = tf
         self._directory = directory
+        self._leads = leads
         self._checkpoint = tf.train.Checkpoint(model=model, step=step)
         self._step = step
         self._kept = kept
+        self._remote = "/job:ps/" in step.device
+        self._traced: Any = None
+        self._traced_objects: list[int] = []
 
-    def save(self) -> str:
-        """Write ckpt-<step> unless it is there; returns its name. Raises Infrastructure when the storage fails."""
-        step = int(self._step.numpy())
-        prefix = self._directory.prefix(step)
-        if step in self._directory.steps():
-            return prefix
+    def save(self) -> None:
+        """Write ckpt-<step>; raises Infrastructure when the storage fails.
+
+        Under multi_worker_mirrored each member takes part in a save, and only the coordinator's files are kept.
+        """
+        if not self._leads:
+            with tempfile.TemporaryDirectory() as directory:
+                self._checkpoint.write(str(Path(directory) / "ckpt"))
+            return
+        prefix = self._directory.prefix(int(self._step.numpy()))
         started = time.monotonic()
         self._directory.checkpoints.mkdir(parents=True, exist_ok=True)
         try:
-            self._checkpoint.write(prefix)
+            self._write(prefix)
             self._directory.prune(self._kept)
             self._directory.list_for_tensorflow()
         except (self._tf.errors.OpError, OSError) as error:
-            raise Infrastructure(f"cannot save {prefix}: {error}") from error
+            raise Infrastructure(f"cannot save {prefix}: {first_line(error)}") from error
         log.info("saved %s in %.2f s", prefix, time.monotonic() - started)
-        return prefix
 
-    def restore(self) -> str | None:
-        """Restore the newest checkpoint that can be read; returns its name, or None when there is none.
+    def _write(self, prefix: str) -> None:
+        if not self._remote:
+            self._checkpoint.write(prefix)
+            return
+        # Left alone, TensorFlow traces the save anew every time, and every ps keeps every trace: some 200 KiB a save.
+        objects = [id(found) for found in self._tf.train.TrackableView(self._checkpoint).descendants()]
+        if objects != self._traced_objects:
+            self._traced = self._tf.function(self._checkpoint.write, autograph=False)
+            self._traced_objects = objects
+        self._traced(self._tf.constant(prefix)).numpy()
+
+    def read(self, step: int) -> None:
+        """Restore the checkpoint that another member has restored; raises Infrastructure when it can't be read."""
+        try:
+            self._checkpoint.read(self._directory.prefix(step)).assert_consumed()
+        except (self._tf.errors.OpError, OSError, IndexError) as error:
+            raise Infrastructure(f"cannot read {self._directory.prefix(step)}: {error}") from error
+
+    def restore(self) -> int | None:
+        """Restore the newest checkpoint that can be read; returns its step, or None when there is none.
 
         Every variable, optimizer slots included, must exist already: nothing may be left for later, and nothing may
         be left over. A damaged checkpoint is set aside: it may neither stand in the way of a new one of the same step
@@ -179,7 +216,7 @@ class Checkpoints:
                 log.warning("the checkpoint %s is damaged, its index is set aside as %s: %s", prefix, aside.name, error)
                 continue
             log.info("restored %s", prefix)
-            return prefix
+            return step
         # Also at the next start: a run that has lost its training must not begin again as if it were new.
         if damaged := self._directory.set_aside_files():
             raise UserError(

@@ -15,8 +15,17 @@ from typing import Any, get_args, get_type_hints
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PROGRAM_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-STRATEGIES = ("parameter_server",)
-APIS = ("custom_loop",)
+# The jobs that take part in a strategy. An evaluator may stand beside any of them.
+STRATEGY_JOBS = {
+    "parameter_server": ("chief", "ps", "worker"),
+    "multi_worker_mirrored": ("chief", "worker"),
+    "mirrored": ("chief",),
+    "one_device": ("chief",),
+    "central_storage": ("chief",),
+}
+APIS = ("custom_loop", "fit")
+EVALUATIONS = ("sidecar", "inline", "distributed", "exact", "none")
+SHARDINGS = ("program", "auto", "file", "data", "off")
 PARTITIONERS = ("min_size", "max_size", "fixed_shards", "none")
 
 
@@ -35,6 +44,9 @@ class Config:
     api: str = "custom_loop"
     steps: int = 1000
     steps_per_call: int | str = "auto"
+    epoch_steps: int = 0
+    evaluation: str = "sidecar"
+    input_sharding: str = "program"
     checkpoint_steps: int = 0
     checkpoint_seconds: float = 30.0
     checkpoints_kept: int = 5
@@ -57,6 +69,11 @@ class Config:
             raise ConfigError(
                 "checkpoint_steps and checkpoint_seconds are both 0, so that a crash would lose the whole run: "
                 "set at least one of them"
+            )
+        if self.strategy == "parameter_server" and self.input_sharding != "program":
+            raise ConfigError(
+                f"input_sharding: {self.input_sharding!r} does nothing under parameter_server: TensorFlow ignores "
+                "the options of a worker's dataset: leave it out, and shard by the context in train_dataset"
             )
 
     @classmethod
@@ -107,15 +124,19 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "shared_dir": (lambda value: Path(value).is_absolute(), "must be an absolute path that every task host mounts"),
     "strategy": (
-        lambda value: value in STRATEGIES,
-        f"must be one of {', '.join(STRATEGIES)} (others are not yet there)",
+        lambda value: value in STRATEGY_JOBS,
+        f"must be one of {', '.join(STRATEGY_JOBS)} (there is no tpu: a TPU is driven by TPUStrategy from Google's own "
+        "TPU machines, which make their cluster themselves)",
     ),
-    "api": (lambda value: value in APIS, f"must be one of {', '.join(APIS)} (others are not yet there)"),
+    "api": (lambda value: value in APIS, f"must be one of {', '.join(APIS)}"),
     "steps": (lambda value: value >= 1, "must be at least 1"),
     "steps_per_call": (
         lambda value: value == "auto" or (isinstance(value, int) and value >= 1),
         'must be a whole number of at least 1, or "auto"',
     ),
+    "epoch_steps": (lambda value: value >= 0, "must be 0 (the whole run is one epoch) or more"),
+    "evaluation": (lambda value: value in EVALUATIONS, f"must be one of {', '.join(EVALUATIONS)}"),
+    "input_sharding": (lambda value: value in SHARDINGS, f"must be one of {', '.join(SHARDINGS)}"),
     "checkpoint_steps": (lambda value: value >= 0, "must be 0 (not by steps) or more"),
     "checkpoint_seconds": (lambda value: value >= 0, "must be 0 (not by time) or more"),
     "checkpoints_kept": (

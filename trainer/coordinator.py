@@ -1,9 +1,13 @@
-"""The coordinator (TensorFlow's job `chief`): makes the strategy, trains, saves, exports."""
+"""What runs the training program: makes the strategy, trains, saves, exports.
+
+It is the coordinator (TensorFlow's job `chief`), and under multi_worker_mirrored every member.
+"""
 
 from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -28,11 +32,13 @@ from trainer.members import silent
 from trainer.metrics import Progress
 from trainer.notify import Notifier
 from trainer.program import load_program, program_file
+from trainer.rendezvous import gather
 from trainer.status import numbers
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 REMIND_SECONDS = 30.0
+END_SECONDS = 600.0
 
 
 class StopRequest:
@@ -46,28 +52,38 @@ class StopRequest:
 
     def listen(self) -> None:
         """Handle SIGTERM from now on; only after the strategy is made, which would take the handler away."""
-        signal.signal(signal.SIGTERM, self._receive)
+        on_sigterm(self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = True
         log.info("asked to stop: saving after the calls in flight")
 
 
-def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int:
-    """Train the run to its end; returns the exit code."""
-    cluster.check_strategy()
-    directory = RunDirectory(config.shared_dir, config.run)
-    finished = directory.finished(config.steps)
-    if finished is not None:
-        log.info("run %s finished at step %d; start a new one with --run NAME", config.run, finished)
-        notifier.ready(f"run {config.run} finished at step {finished}")
-        return FINISHED
+def on_sigterm(handler: Any) -> None:
+    """Set the handler of SIGTERM; a thread of somebody's test or notebook may not."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
+
+def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int:
+    """Train the run to its end; returns the exit code.
+
+    Under multi_worker_mirrored the workers run this too; only the chief writes to the run directory.
+    """
+    cluster.check_strategy(config.strategy)
+    leads = cluster.job == "chief"
+    directory = RunDirectory(config.shared_dir, config.run)
     progress: Progress | None = None
     file: Path | None = None
     try:
-        directory.claim(config)
-        progress = Progress(config, directory, notifier)
+        finished = directory.finished(config.steps)
+        if finished is not None:
+            log.info("run %s finished at step %d; start a new one with --run NAME", config.run, finished)
+            notifier.ready(f"run {config.run} finished at step {finished}")
+            return FINISHED
+        if leads:
+            directory.claim(config)
+        progress = Progress(config, directory, notifier, leads)
         progress.enter("waiting", "loading TensorFlow and the program")
         notifier.ready(progress.status.line())
         notifier.watch(lambda: True)
@@ -75,7 +91,6 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
             import tensorflow  # noqa: F401
         program = load_program(config.program)
         file = program_file(program)
-        wait_for_members(cluster, progress)
         train(config, cluster, program, directory, progress)
         return FINISHED
     except Stopped:
@@ -99,69 +114,115 @@ def enter(progress: Progress | None, state: str, message: str) -> None:
 
 
 def train(config: Config, cluster: Cluster, program: Any, directory: RunDirectory, progress: Progress) -> None:
-    """Train on the members that wait for it; raises Stopped when asked to stop."""
+    """Wait for the members and train on them to the end; raises Stopped when asked to stop."""
     import tensorflow as tf
 
+    from trainer.course import Course
+    from trainer.evaluation import make_evaluation
     from trainer.export import export_model
-    from trainer.loop import CustomLoop
-    from trainer.partitioners import make_partitioner
+    from trainer.fit import train_with_fit
+    from trainer.loop import train_with_loop
+    from trainer.placement import report_placement
+    from trainer.replicas import OwnReplicas, RemoteReplicas
+    from trainer.strategies import make_strategy
 
     started = time.monotonic()
     if config.seed is not None:
         tf.keras.utils.set_random_seed(config.seed)
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster.jobs), task_type=cluster.job, task_id=cluster.index, rpc_layer="grpc"
-    )
-    partitioner = make_partitioner(config, len(cluster.jobs["ps"]))
-    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+    if cluster.servers:
+        wait_for_members(config, cluster, directory, progress)
+    strategy = make_strategy(config, cluster)
     stopping = StopRequest()
     stopping.listen()
-    if hasattr(program, "callbacks"):
-        log.info("the custom loop has no epochs: the program's callbacks are not called")
     progress.enter("waiting", "building the model")
-    loop = CustomLoop(config, program, strategy, cluster.workers, directory, progress)
-    loop.restore()
-    directory.set_state("training", loop.step)
-    first, begun = loop.step, time.monotonic()
-    values = loop.train(stopping)
-    step = loop.step
-    if step < config.steps:
-        directory.set_state("stopped", step)
-        raise Stopped
+    replicas: Any
+    if config.strategy == "parameter_server":
+        replicas = RemoteReplicas(config, program, strategy, cluster.workers)
+        report_placement(config, replicas.model, len(cluster.jobs["ps"]))
+    else:
+        replicas = OwnReplicas(config, program, strategy)
+    evaluate = make_evaluation(config, program, replicas.model, strategy, cluster.workers)
+    course = Course(config, replicas, directory, progress, stopping, evaluate)
+    course.restore()
+    if progress.leads:
+        directory.set_state("training", course.step)
+    first, begun = course.step, time.monotonic()
+    ended = ""
+    try:
+        if config.api == "fit":
+            if not train_with_fit(config, program, replicas, course):
+                course.save()
+                ended = ", where a callback ended it"
+        else:
+            if hasattr(program, "callbacks"):
+                log.info("the custom loop calls no callbacks: the program's are for api: fit")
+            train_with_loop(replicas, course)
+    except Stopped:
+        if progress.leads:
+            directory.set_state("stopped", course.step)
+        raise
+    course.evaluate()
+    if not progress.leads:
+        wait_for_the_end(directory, config, course.step, stopping)
+        progress.enter("finished")
+        return
     seconds = time.monotonic() - begun
     progress.enter("training", "exporting the model")
-    export = export_model(program, directory, step, loop.element_spec)
+    export = export_model(program, directory, course.step, replicas.element_spec)
     progress.exported(export)
-    directory.set_state("finished", step)
-    progress.enter("finished")
+    directory.set_state("finished", course.step, config.steps)
+    progress.enter("finished", ended.lstrip(", "))
+    if config.strategy == "multi_worker_mirrored":
+        # The others look for this; one that still looks when the chief is gone would report its loss as an error.
+        time.sleep(2 * POLL_SECONDS)
     log.info(
-        "run %s finished: %s trained to step %d; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "
+        "run %s finished: %s trained to step %d%s; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "
         "%s; checkpoint %s; model %s",
-        config.run, config.program, step, step - first, seconds, (step - first) / seconds,
-        time.monotonic() - started, numbers(values), progress.status.checkpoint, export,
+        config.run, config.program, course.step, ended, course.step - first, seconds, (course.step - first) / seconds,
+        time.monotonic() - started, numbers(course.values), progress.status.checkpoint, export,
     )  # fmt: skip
 
 
-def wait_for_members(cluster: Cluster, progress: Progress) -> None:
-    """Wait until every worker and ps answers, naming those that don't.
+def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, progress: Progress) -> None:
+    """Wait until every other member is there, naming those that aren't.
 
-    The strategy's constructor would wait as well, but for ever and without a word.
+    The constructors of strategies would wait as well, but for ever and without a word.
     """
+    named: dict[str, str] = {}
+    told = 0.0
+
+    def tell(missing: dict[str, str]) -> None:
+        nonlocal named, told
+        if not progress.leads and directory.finished(config.steps) is not None:
+            raise Infrastructure("the run has finished meanwhile")  # which this member finds at its next start
+        if missing != named or time.monotonic() - told >= REMIND_SECONDS:
+            message = "no answer from " + ", ".join(f"{task} ({address})" for task, address in missing.items())
+            log.info("waiting for members: %s", message)
+            progress.enter("waiting", message)
+            named, told = missing, time.monotonic()
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped
 
-    signal.signal(signal.SIGTERM, stop)
-    named: dict[str, str] = {}
-    told = 0.0
-    while missing := silent(cluster.servers):
-        if missing != named or time.monotonic() - told >= REMIND_SECONDS:
-            listed = ", ".join(f"{task} ({address})" for task, address in missing.items())
-            message = f"no answer from {listed}"
-            log.info("waiting for members: %s", message)
-            progress.enter("waiting", message)
-            named, told = missing, time.monotonic()
-        time.sleep(POLL_SECONDS)
-    log.info("all %d members answer", len(cluster.servers))
+    on_sigterm(stop)
+    if config.strategy == "multi_worker_mirrored":
+        gather(cluster, config.as_dict(), tell)
+    else:
+        while missing := silent(cluster.servers):
+            tell(missing)
+            time.sleep(POLL_SECONDS)
+    log.info("all %d other members are there", len(cluster.servers))
     # While the constructor waits, no Python handler could run.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    on_sigterm(signal.SIG_DFL)
+
+
+def wait_for_the_end(directory: RunDirectory, config: Config, step: int, stopping: StopRequest) -> None:
+    """Wait until the chief has finished the run: it would take a member's end for a death."""
+    deadline = time.monotonic() + END_SECONDS
+    while directory.finished(config.steps) is None:
+        if stopping():
+            raise Stopped
+        if time.monotonic() > deadline:  # ending as if finished, the chief's next start would wait for this member
+            raise Infrastructure(f"the chief has not finished the run {END_SECONDS:.0f} s after its last step")
+        time.sleep(POLL_SECONDS)
+    log.info("run %s: trained to step %d", config.run, step)

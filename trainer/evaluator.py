@@ -11,11 +11,9 @@ from trainer.checkpoints import RunDirectory, read_model
 from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure
 from trainer.logs import without_chatter
-from trainer.metrics import EventWriter
 from trainer.notify import Notifier
 from trainer.program import build_model, load_program, program_file
-from trainer.records import read_record, write_record
-from trainer.status import numbers
+from trainer.records import read_record
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +24,25 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
     `selected` reads the settings again: when another run is chosen, this process ends (75) so that the next one
     evaluates that.
     """
+    if config.evaluation != "sidecar":
+        who = "nobody evaluates" if config.evaluation == "none" else "the coordinator evaluates"
+        log.info("nothing to do: %s, evaluation is %s", who, config.evaluation)
+        notifier.ready(f"{who}: evaluation is {config.evaluation}")
+        return FINISHED
     directory = RunDirectory(config.shared_dir, config.run)
     notifier.ready(f"waiting for a checkpoint of {config.run}")
     notifier.watch(lambda: True)
     evaluator: Evaluator | None = None
     program: Any = None
     last = int((read_record(directory.evaluation) or {}).get("step", -1))
+    last_saved: int | None = None
     try:
         while True:
             finished = directory.finished(config.steps)
             newest = directory.newest()
-            if newest is not None and newest != last:
+            # A checkpoint that was damaged may be saved again under the same step.
+            saved = directory.saved(newest) if newest is not None else None
+            if newest is not None and (newest != last or (last_saved is not None and saved != last_saved)):
                 if evaluator is None:
                     with without_chatter():
                         import tensorflow  # noqa: F401
@@ -45,7 +51,7 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
                 notifier.status(f"evaluating {config.run}: step {newest}")
                 done = evaluator.evaluate(newest)
                 notifier.status(f"{'evaluated' if done else 'skipped'} {config.run}: step {newest}")
-                last = newest
+                last, last_saved = newest, saved
                 continue
             if finished is not None:
                 log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
@@ -78,18 +84,21 @@ class Evaluator:
     """A whole model in this process, and the data to evaluate it on."""
 
     def __init__(self, program: Any, directory: RunDirectory) -> None:
+        from trainer.evaluation import Results
         from trainer.export import ensure_built
         from trainer.input import eval_dataset
 
         self._directory = directory
-        self._dataset = eval_dataset(program)
         self._model = build_model(program)
+        self._dataset = eval_dataset(program)
         ensure_built(self._model, self._dataset.element_spec)
-        self._events = EventWriter(directory.eval_events)
+        self._results = Results(directory)
 
     def evaluate(self, step: int) -> bool:
         """Evaluate one checkpoint and publish the result; returns False when it has gone or can't be read."""
         import tensorflow as tf
+
+        from trainer.replicas import fetch_numbers
 
         started = time.monotonic()
         try:
@@ -99,8 +108,5 @@ class Evaluator:
             log.warning("skipping step %d, %s: %s", step, "removed meanwhile" if gone else "unreadable", error)
             return False
         results = self._model.evaluate(self._dataset, verbose=0, return_dict=True)
-        metrics = {str(name): float(value) for name, value in results.items()}
-        self._events.write(step, metrics)
-        write_record(self._directory.evaluation, {"step": step, "metrics": metrics, "updated": time.time()})
-        log.info("evaluated step %d in %.1f s: %s", step, time.monotonic() - started, numbers(metrics))
+        self._results.publish(step, fetch_numbers(results), time.monotonic() - started)
         return True

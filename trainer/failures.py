@@ -5,6 +5,8 @@ systemd restarts a task whatever it exits with, except FINISHED and USER_ERROR.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import site
 import sys
@@ -35,6 +37,10 @@ REPLACED_SERVER = re.compile(
 )
 
 
+# What a file system says that is full or gone, whoever asked it.
+STORAGE = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ETIMEDOUT, errno.ENOTCONN)
+
+
 class UserError(Exception):
     """An error that only the user can mend: the message says where it is and, if known, what to do."""
 
@@ -53,7 +59,7 @@ def is_infrastructure(error: BaseException, program_file: Path | None = None) ->
     if isinstance(error, Infrastructure | UserError):
         return isinstance(error, Infrastructure)
     if isinstance(error, OSError):
-        return not user_line(error, program_file)
+        return error.errno in STORAGE or not user_line(error, program_file)
     if "tensorflow" not in sys.modules:
         return False
     from tensorflow import errors
@@ -61,7 +67,12 @@ def is_infrastructure(error: BaseException, program_file: Path | None = None) ->
     closed = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
     if isinstance(error, closed):
         return True
-    return isinstance(error, errors.OpError) and REPLACED_SERVER.search(str(error)) is not None
+    if not isinstance(error, errors.OpError):
+        return False
+    # TensorFlow's file system says "<path>; <what the system says>", as an error of some kind or other.
+    message = str(error)
+    storage = any(f"; {os.strerror(number)}" in message for number in STORAGE)
+    return storage or REPLACED_SERVER.search(message) is not None
 
 
 def explain(error: BaseException, program_file: Path | None = None) -> str:

@@ -8,6 +8,7 @@ serves any number of workers (docs/decisions/0001-one-trace-for-all-workers.md).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,39 +17,162 @@ import tensorflow as tf
 # Without this, AutoGraph would convert the program's whole train_dataset, or, switched off, not even `map` functions.
 from tensorflow.python.autograph.core import ag_ctx
 
+from trainer.config import Config
 from trainer.failures import UserError, explain
 from trainer.program import program_file
 
+POLICIES = {
+    "auto": tf.data.experimental.AutoShardPolicy.AUTO,
+    "file": tf.data.experimental.AutoShardPolicy.FILE,
+    "data": tf.data.experimental.AutoShardPolicy.DATA,
+    "off": tf.data.experimental.AutoShardPolicy.OFF,
+}
+# What a program is told that shall give all its data.
+WHOLE = tf.distribute.InputContext(num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1)
+PYTHON_OPERATIONS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+PYTHON_IN_PIPELINE = (
+    "has Python in its pipeline (from_generator, py_function or numpy_function). Under parameter_server the workers' "
+    "servers run no Python: it would run in the coordinator, for all of them, or hang. Read files instead "
+    "(TFRecordDataset, TextLineDataset) and use TensorFlow's own operations in map; or choose a strategy whose "
+    "processes run the program themselves: multi_worker_mirrored, mirrored or one_device"
+)
+DATASET_FROM_OUTSIDE = (
+    "uses a tf.data.Dataset that was made before, which lives in the coordinator: under parameter_server make the "
+    "whole dataset in this method, so that each worker makes its own (arrays and tensors may come from outside)"
+)
+RESOURCE_FROM_OUTSIDE = (
+    "uses a lookup table, a variable or a random generator that lives in the coordinator: workers would ask there for "
+    "every element, or find nothing. Make it in build_model, which is called in the strategy's scope"
+)
 SYMBOLIC = (
     "a worker's number is a tensor, because one trace of train_dataset serves all workers: use it in tf.data, as in "
     "dataset.shard(context.num_input_pipelines, context.input_pipeline_id), not as a Python number"
 )
 
 
-def train_dataset_fn(program: Any, workers: int) -> Callable[[], tf.data.Dataset]:
-    """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data."""
+def train_dataset_fn(program: Any, workers: int, strategy: Any) -> Callable[[], Any]:
+    """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data.
 
-    def dataset_fn() -> tf.data.Dataset:
-        number = tf.distribute.coordinator.experimental_get_current_worker_index()
-        context = tf.distribute.InputContext(
-            num_input_pipelines=workers, input_pipeline_id=number, num_replicas_in_sync=1
-        )
-        with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
-            try:
-                dataset = program.train_dataset(context)
-            except (TypeError, NotImplementedError, tf.errors.OperatorNotAllowedInGraphError) as error:
-                if "ymbolic" in str(error) or "Tensor" in str(error):
-                    raise UserError(f"{explain(error, program_file(program))} ({SYMBOLIC})") from error
-                raise
-        return check_dataset(program, "train_dataset", dataset).repeat()
+    Where a worker has several GPUs, its iterator gives `strategy.run` a batch for each of them.
+    """
+
+    def dataset_fn() -> Any:
+        if strategy.num_replicas_in_sync == 1:
+            return worker_train_dataset(program, workers, strategy)
+        return strategy.distribute_datasets_from_function(lambda _: worker_train_dataset(program, workers, strategy))
 
     return tf.function(dataset_fn, autograph=False)
 
 
+def worker_train_dataset(program: Any, workers: int, strategy: Any) -> tf.data.Dataset:
+    """Return one worker's part of the training data, without end; call it while tracing a dataset function.
+
+    A batch is what one replica gets.
+    """
+    context = tf.distribute.InputContext(
+        num_input_pipelines=workers,
+        input_pipeline_id=tf.distribute.coordinator.experimental_get_current_worker_index(),
+        # Of one worker: workers don't wait for each other.
+        num_replicas_in_sync=strategy.num_replicas_in_sync,
+    )
+    return trace_dataset(program, "train_dataset", context).repeat()
+
+
+def trace_dataset(program: Any, method: str, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Call the program's `train_dataset` or `eval_dataset` while tracing a function that workers will run.
+
+    Raises UserError where the program uses a worker's number in Python, or Python in the pipeline.
+    """
+    with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
+        try:
+            dataset = getattr(program, method)(context)
+        except (TypeError, NotImplementedError, tf.errors.OperatorNotAllowedInGraphError) as error:
+            if "ymbolic" in str(error) or "Tensor" in str(error):
+                raise UserError(f"{explain(error, program_file(program))} ({SYMBOLIC})") from error
+            raise
+    check_dataset(program, method, dataset)
+    problem = find_problem(tf.compat.v1.get_default_graph(), dataset)
+    if problem:
+        raise UserError(f"{type(program).__name__}.{method} {problem}")
+    return dataset
+
+
+def find_problem(graph: Any, dataset: tf.data.Dataset) -> str:
+    """Say what a pipeline, traced in a FuncGraph, needs that a worker's server does not have; nothing if it can run."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    if any(node.op in PYTHON_OPERATIONS for node in nodes):
+        return PYTHON_IN_PIPELINE
+    # What TensorFlow puts in for each worker, such as a table made in the strategy's scope, is not among these.
+    outside = [tensor for tensor, _ in graph.captures if not tf.is_symbolic_tensor(tensor)]
+    outside.append(tf.data.experimental.to_variant(dataset))
+    for tensor in outside:
+        if tensor.dtype == tf.variant and not tf.is_symbolic_tensor(tensor):
+            return DATASET_FROM_OUTSIDE
+        if tensor.dtype == tf.resource and "/job:ps/" not in tensor.device:
+            return RESOURCE_FROM_OUTSIDE
+    return ""
+
+
+def own_train_dataset(config: Config, program: Any, strategy: Any) -> Any:
+    """Return the program's training data, without end, distributed over the replicas of a strategy that trains here.
+
+    With `input_sharding: program` the program divides its data by TensorFlow's own context and its batches go to one
+    replica each. Otherwise it gives the whole data, TensorFlow divides that by the policy, and a batch is the global
+    one: TensorFlow splits it over all replicas. A program that sizes its batches with
+    `context.get_per_replica_batch_size(GLOBAL_BATCH)` takes the same steps either way.
+    """
+
+    def endless(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return check_dataset(program, "train_dataset", program.train_dataset(context)).repeat()
+
+    if config.input_sharding == "program":
+        return strategy.distribute_datasets_from_function(endless)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = POLICIES[config.input_sharding]
+    dataset = endless(WHOLE).with_options(options)
+    if config.strategy != "multi_worker_mirrored" or config.input_sharding not in ("auto", "file"):
+        return strategy.experimental_distribute_dataset(dataset)
+    try:
+        distributed = strategy.experimental_distribute_dataset(dataset)
+        # Too few files show only here, and only where no other member waits for this one. A shuffle fills for it.
+        next(iter(distributed))
+    except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError, StopIteration) as error:
+        raise UserError(
+            f"input_sharding: {config.input_sharding}: {why_not_by_file(error)}. Divide the data into at least as many "
+            "files as there are workers (chief and workers), or set input_sharding to data (each worker reads "
+            "everything and keeps its part) or program"
+        ) from error
+    return distributed
+
+
+def why_not_by_file(error: Exception) -> str:
+    """Say why a dataset could not be divided by files; the member without a file just sees no data."""
+    if isinstance(error, StopIteration):
+        return "there is no file for this worker"
+    if "unshardable" in str(error):
+        return "train_dataset reads no files"
+    found = re.search(r"only has (\d+) file", str(error))
+    if found is None:
+        raise error
+    return f"train_dataset reads fewer files ({found[1]}) than there are workers"
+
+
+def replica_element_spec(dataset: Any) -> Any:
+    """Return what one replica gets from a (distributed) dataset, of several replicas the first."""
+
+    def of_one(spec: Any) -> Any:
+        return spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+
+    return tf.nest.map_structure(of_one, dataset.element_spec)
+
+
 def eval_dataset(program: Any) -> tf.data.Dataset:
     """Return the program's whole evaluation data, read by this process alone."""
-    context = tf.distribute.InputContext(num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1)
-    dataset = check_dataset(program, "eval_dataset", program.eval_dataset(context))
+    return check_finite(program, check_dataset(program, "eval_dataset", program.eval_dataset(WHOLE)))
+
+
+def check_finite(program: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise UserError(f"{type(program).__name__}.eval_dataset never ends: return it without repeat()")
     return dataset

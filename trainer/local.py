@@ -21,33 +21,61 @@ from types import FrameType
 from typing import Any, get_args
 
 from trainer.checkpoints import RunDirectory
-from trainer.config import TYPES, Config, ConfigError
+from trainer.cluster import Cluster
+from trainer.config import (
+    APIS,
+    EVALUATIONS,
+    PARTITIONERS,
+    SHARDINGS,
+    STRATEGY_JOBS,
+    TYPES,
+    Config,
+    ConfigError,
+)
 from trainer.failures import FINISHED, STOPPED, USER_ERROR
 from trainer.status import describe, read_status
 
 RESTART_SECONDS = 1.0
 POLL_SECONDS = 0.1
 STOP_SECONDS = 60.0  # the coordinator's time to save
+LEAVE_SECONDS = 5.0  # the other members' time to end, once the coordinator has stopped
+END_SECONDS = 30.0  # the other members' time to end, once the coordinator has finished
 EVALUATE_SECONDS = 120.0  # the evaluator's time for the last checkpoint
+CHOICES = {
+    "strategy": tuple(STRATEGY_JOBS),
+    "api": APIS,
+    "evaluation": EVALUATIONS,
+    "input_sharding": SHARDINGS,
+    "partitioner": PARTITIONERS,
+}
 
 
 def add_local_options(parser: argparse.ArgumentParser) -> None:
     """Add the size of the cluster and one option for every run setting."""
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="workers (default: 2)")
-    parser.add_argument("--ps", type=int, default=1, metavar="N", help="parameter servers (default: 1)")
+    parser.add_argument("--workers", type=int, metavar="N", help="workers (default: 2)")
+    parser.add_argument("--ps", type=int, metavar="N", help="parameter servers (default: 1)")
     parser.add_argument(
-        "--evaluator", action=argparse.BooleanOptionalAction, default=True, help="evaluate each checkpoint beside it"
+        "--evaluator",
+        action=argparse.BooleanOptionalAction,
+        help="evaluate each checkpoint beside it (default: with --evaluation sidecar)",
     )
+    parser.add_argument(
+        "--in-process",
+        action="store_true",
+        help="serve the workers and ps in the coordinator's own process, for a debugger; evaluate at the end",
+    )
+    settings = parser.add_argument_group("run settings", "docs/run-settings.md says what each of them means.")
     for field in dataclasses.fields(Config):
         default = "./psfleet-runs" if field.name == "shared_dir" else field.default
-        shown = "" if default is dataclasses.MISSING else f" (default: {default})"
-        parser.add_argument(
+        required = default is dataclasses.MISSING
+        one_of = f"{', '.join(CHOICES[field.name])}; " if field.name in CHOICES else ""
+        settings.add_argument(
             "--" + field.name.replace("_", "-"),
-            required=default is dataclasses.MISSING,
+            required=required,
             default=argparse.SUPPRESS if field.name != "shared_dir" else default,
             type=lambda text, key=field.name: setting(key, text),  # type: ignore[misc]
-            metavar=field.name.upper(),
-            help=f"see docs/run-settings.md{shown}",
+            metavar="MODULE:NAME" if required else "VALUE",
+            help="the program to train (required)" if required else f"{one_of}default: {default}",
         )
 
 
@@ -63,36 +91,66 @@ def setting(key: str, text: str) -> Any:
 
 def run_local(options: argparse.Namespace) -> int:
     """Start the tasks, keep them alive and return the coordinator's exit code."""
-    if options.workers < 1 or options.ps < 1:
-        raise ConfigError("--workers and --ps must be at least 1")
     keys = {field.name for field in dataclasses.fields(Config)}
     settings = {key: value for key, value in vars(options).items() if key in keys}
     settings["shared_dir"] = str(Path(settings["shared_dir"]).absolute())
     config = Config.from_dict(settings)
-    with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:
-        path = Path(directory) / "run.json"
-        path.write_text(json.dumps(config.as_dict()), encoding="utf-8")
-        tasks = make_tasks(config, path, local_cluster(options.workers, options.ps), options.evaluator)
-        code = Supervisor(tasks).run()
+    workers, servers = cluster_size(config.strategy, options.workers, options.ps)
+    evaluator = config.evaluation == "sidecar" if options.evaluator is None else options.evaluator
+    if options.in_process:
+        from trainer.in_process import run_in_process
+
+        code = run_in_process(config, workers, servers, evaluator)
+    else:
+        code = run_supervised(config, local_cluster(workers, servers), evaluator)
     print(describe(read_status(RunDirectory(config.shared_dir, config.run), config.program, config.steps)))
     return code
 
 
+def run_supervised(config: Config, jobs: dict[str, list[str]], evaluator: bool) -> int:
+    """Run every task as a process; returns the coordinator's exit code."""
+    with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:
+        path = Path(directory) / "run.json"
+        path.write_text(json.dumps(config.as_dict()), encoding="utf-8")
+        return Supervisor(make_tasks(config, path, jobs, evaluator)).run()
+
+
+def cluster_size(strategy: str, workers: int | None, servers: int | None) -> tuple[int, int]:
+    """Return the number of workers and of ps that the strategy uses; says which of the given ones it does not."""
+    sizes = []
+    for job, given, default in (("worker", workers, 2), ("ps", servers, 1)):
+        option = "--workers" if job == "worker" else "--ps"
+        if given is not None and given < 1:
+            raise ConfigError(f"{option} must be at least 1, not {given}")
+        used = job in STRATEGY_JOBS[strategy]
+        if given is not None and not used:
+            say("local", f"{option} {given} is not used: strategy {strategy} has no {job}")
+        sizes.append((given or default) if used else 0)
+    return sizes[0], sizes[1]
+
+
 def local_cluster(workers: int, servers: int) -> dict[str, list[str]]:
-    """Return a cluster on free ports of the loopback interface."""
+    """Return a cluster on free ports of the loopback interface; a job without members is left out."""
+    addresses = free_addresses(1 + workers + servers)
+    jobs = {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
+    return {job: members for job, members in jobs.items() if members}
+
+
+def free_addresses(number: int) -> list[str]:
+    """Return so many different addresses where nobody listens now."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(1 + workers + servers)]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for bound in sockets:
             bound.bind(("127.0.0.1", 0))
-        addresses = [f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets]
-    return {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
+        return [f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets]
 
 
 class Task:
     """One task's process, started again by the supervisor as systemd would."""
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], trains: bool = False) -> None:
         self.name = name
+        self.trains = trains
         self.process: subprocess.Popen[str] | None = None
         self.code: int | None = None
         self.restart_at: float | None = None
@@ -140,7 +198,7 @@ class Task:
 
 def make_tasks(config: Config, settings: Path, jobs: dict[str, list[str]], evaluator: bool) -> list[Task]:
     """Return the tasks with the same environment that Ansible renders for hosts; the coordinator is the last."""
-    names = [(job, index) for job in ("ps", "worker") for index in range(len(jobs[job]))]
+    names = [(job, index) for job in ("ps", "worker") for index in range(len(jobs.get(job, [])))]
     names += [("evaluator", 0)] if evaluator else []
     names.append(("chief", 0))
     command = [sys.executable, "-u", "-m", "trainer", "--parent", str(os.getpid())]
@@ -148,20 +206,23 @@ def make_tasks(config: Config, settings: Path, jobs: dict[str, list[str]], evalu
     command += ["--run", config.run, "--program", config.program]
     tasks = []
     for job, index in names:
-        tf_config = json.dumps({"cluster": jobs, "task": {"type": job, "index": index}})
-        environment = {**os.environ, "TF_CONFIG": tf_config, "TRAINER_SETTINGS": str(settings)}
+        cluster = Cluster(jobs, job, index)
+        environment = {**os.environ, "TF_CONFIG": cluster.as_tf_config(), "TRAINER_SETTINGS": str(settings)}
+        environment.setdefault("DATA_DIR", f"{config.shared_dir}/data")
         for inherited in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):
             environment.pop(inherited, None)
-        tasks.append(Task(f"{job}-{index}", command, environment))
+        tasks.append(Task(cluster.task, command, environment, cluster.trains))
     return tasks
 
 
 class Supervisor:
-    """Keeps tasks alive until the coordinator is done or someone asks to stop."""
+    """Keeps tasks alive until the training is done or someone asks to stop."""
 
     def __init__(self, tasks: list[Task]) -> None:
+        """Take the tasks, the coordinator as the last; other tasks that train end with it, in their own time."""
         self._tasks = tasks
         self._chief = tasks[-1]
+        self._trainers = [task for task in tasks if task.trains or task is self._chief]
         self._stops = 0
 
     def run(self) -> int:
@@ -170,45 +231,56 @@ class Supervisor:
             try:
                 for task in self._tasks:
                     task.start()
-                self._keep_alive()
-                if self._chief.code == FINISHED:
-                    self._wait_for_evaluator()
-                return self._chief.code if self._chief.code is not None else STOPPED
+                code = self._keep_alive()
+                if code == FINISHED:
+                    self._wait_for(self._trainers, END_SECONDS)
+                    self._wait_for(
+                        [task for task in self._tasks if task.name.startswith("evaluator")], EVALUATE_SECONDS
+                    )
+                return code
             finally:
                 self._end_all()
 
-    def _keep_alive(self) -> None:
-        stop_by = None
+    def _keep_alive(self) -> int:
+        stop_by, left = None, False
         while True:
             now = time.monotonic()
             if self._stops and stop_by is None:
-                say("local", "stopping: the coordinator saves first")
-                self._chief.send(signal.SIGTERM)
+                say("local", f"stopping: {'the coordinator saves' if len(self._trainers) == 1 else 'all save'} first")
+                # One of several members would do: all of them agree to stop after the next block.
+                for task in self._trainers:
+                    task.send(signal.SIGTERM)
                 stop_by = now + STOP_SECONDS
-            if stop_by is not None and (not self._chief.alive or now > stop_by or self._stops > 1):
-                self._chief.poll()
-                return
             for task in self._tasks:
                 if task.restart_at is not None and now >= task.restart_at and stop_by is None:
                     task.start()
                 elif task.alive and (code := task.poll()) is not None:
-                    if task is self._chief and (final(code) or stop_by is not None):
-                        return
-                    say(task.name, f"ended with {code}" + ("" if final(code) else "; starting it again"))
+                    if stop_by is None and self._ends_all(task, code):
+                        return code
+                    say(task.name, f"ended with {code}" + ("" if final(code) or stop_by else "; starting it again"))
                     task.restart_at = None if final(code) else now + RESTART_SECONDS
+            if stop_by is not None and not self._chief.alive and not left:
+                # Who is still there waits for a coordinator that was stopped before the training began.
+                stop_by, left = min(stop_by, now + LEAVE_SECONDS), True
+            stopped = not any(task.alive for task in self._trainers)
+            if stop_by is not None and (stopped or now > stop_by or self._stops > 1):
+                return STOPPED if self._chief.code is None else self._chief.code
             time.sleep(POLL_SECONDS)
 
-    def _wait_for_evaluator(self) -> None:
-        deadline = time.monotonic() + EVALUATE_SECONDS
-        for task in self._tasks:
-            if task.name.startswith("evaluator"):
-                while task.poll() is None and task.alive and time.monotonic() < deadline and not self._stops:
-                    time.sleep(POLL_SECONDS)
+    def _ends_all(self, task: Task, code: int) -> bool:
+        """Return whether the others have nothing left to do: for a member that trains they would wait for ever."""
+        return (task is self._chief and final(code)) or (task in self._trainers and code == USER_ERROR)
+
+    def _wait_for(self, tasks: list[Task], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for task in tasks:
+            while task.poll() is None and task.alive and time.monotonic() < deadline and not self._stops:
+                time.sleep(POLL_SECONDS)
 
     def _end_all(self) -> None:
         for task in self._tasks:
             if task.poll() is None:
-                task.send(signal.SIGTERM if task is not self._chief else signal.SIGKILL)
+                task.send(signal.SIGKILL if task in self._trainers else signal.SIGTERM)
         deadline = time.monotonic() + 5
         for task in self._tasks:
             while task.alive and task.poll() is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainer.checkpoints import RunDirectory
 from trainer.config import Config
+from trainer.failures import first_line
 from trainer.notify import Notifier
 from trainer.status import numbers, read_status
 
@@ -19,20 +20,25 @@ class EventWriter:
     def __init__(self, directory: Path) -> None:
         import tensorflow as tf
 
-        self._summary = tf.summary
+        self._summary, self._errors = tf.summary, tf.errors
         self._writer = tf.summary.create_file_writer(str(directory))
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        with self._writer.as_default(step):
-            for name, value in values.items():
-                self._summary.scalar(name, value)
-        self._writer.flush()
+        """Write the values; what can't be written is lost, with a warning: no training ends for it."""
+        try:
+            with self._writer.as_default(step):
+                for name, value in values.items():
+                    self._summary.scalar(name, value)
+            self._writer.flush()
+        except self._errors.OpError as error:
+            log.warning("cannot write TensorBoard's events of step %d: %s", step, first_line(error))
 
 
 class Progress:
-    """Says how the coordinator is doing, everywhere at once."""
+    """Says how training is doing, everywhere at once; a member that does not lead tells only systemd."""
 
-    def __init__(self, config: Config, directory: RunDirectory, notifier: Notifier) -> None:
+    def __init__(self, config: Config, directory: RunDirectory, notifier: Notifier, leads: bool = True) -> None:
+        self.leads = leads
         self._directory = directory
         self._notifier = notifier
         self._events: EventWriter | None = None
@@ -61,6 +67,8 @@ class Progress:
         status.eta_seconds = round(max(0, (status.steps or 0) - step) / steps_per_second, 1)
         status.loss = values.get("loss")
         status.metrics = {name: value for name, value in values.items() if name != "loss"}
+        if not self.leads:
+            return self._show()
         if self._events is None:
             self._events = EventWriter(self._directory.train_events)
         self._events.write(step, {**values, "steps_per_second": steps_per_second})
@@ -69,6 +77,8 @@ class Progress:
 
     def _show(self) -> None:
         self._notifier.status(self.status.line())
+        if not self.leads:
+            return
         try:
             self.status.write(self._directory)
         except OSError as error:

@@ -24,8 +24,13 @@ class Pacer:
         self._calls_per_worker = 1
 
     @property
-    def steps_per_call(self) -> int:
-        return self._per_call
+    def sizes(self) -> tuple[int, int]:
+        """Steps of a call, and calls of a block for each worker."""
+        return self._per_call, self._calls_per_worker
+
+    @sizes.setter
+    def sizes(self, sizes: tuple[int, int]) -> None:
+        self._per_call, self._calls_per_worker = sizes
 
     def plan(self, remaining: int) -> list[int]:
         """Return the number of steps of each call of the next block: at most `remaining` in all."""

@@ -38,6 +38,11 @@ def load_program(name: str) -> Any:
         program = found() if isinstance(found, type) else found
     except Exception as error:
         raise UserError(f"program {name}: building it without arguments failed: {explain(error)}") from error
+    return check_program(program, name)
+
+
+def check_program(program: Any, name: str) -> Any:
+    """Return the program, or raise UserError that says which method it has not."""
     missing = [method for method in REQUIRED if not callable(getattr(program, method, None))]
     if missing:
         raise UserError(f"program {name} has no method {' and no method '.join(missing)}")

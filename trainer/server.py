@@ -11,6 +11,8 @@ from trainer.members import answers
 from trainer.notify import Notifier
 
 log = logging.getLogger(__name__)
+# Longer than for the others' question: a machine that is busy beyond measure must not have its server killed as well.
+SELF_CHECK_SECONDS = 10.0
 
 
 def run_server(cluster: Cluster, notifier: Notifier) -> None:
@@ -24,5 +26,6 @@ def run_server(cluster: Cluster, notifier: Notifier) -> None:
     )
     log.info("%s serves at %s", cluster.task, cluster.address)
     notifier.ready(f"{cluster.task} serves at {cluster.address}")
-    notifier.watch(partial(answers, f"localhost:{cluster.address.rpartition(':')[2]}"))
+    port = cluster.address.rpartition(":")[2]
+    notifier.watch(partial(answers, f"localhost:{port}", SELF_CHECK_SECONDS))
     server.join()

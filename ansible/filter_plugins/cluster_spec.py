@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from trainer.config import CHECKS, STRATEGY_JOBS, Config
 
 # Jobs in the order in which a host's tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
 JOBS = ("chief", "ps", "worker", "evaluator")
 # The first port of a job on a host; its second task there listens on the next one, and so on.
 DEFAULT_PORTS = {"chief": 2222, "ps": 2300, "worker": 2400, "tensorboard": 6006}
-# Jobs that the coordinator sees. An evaluator among them would be waited for for ever (tensorflow#46169).
-CLUSTER_JOBS = ("chief", "ps", "worker")
-
 # The kernel refuses one environment string of 128 KiB or more (MAX_ARG_STRLEN), its name and `=` included.
 MAX_ENVIRONMENT_STRING = 131_071
 
@@ -26,20 +28,28 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
 
     Args:
         groups: hosts of each group, in the order written. A group's name is a TensorFlow job.
-        hostvars: each host's variables. Read are `cluster_address` (else `ansible_host`), and for each job
-            `<job>_tasks` (default 1) and `<job>_port` (the first task's port).
+        hostvars: each host's variables. Read are `cluster_address` (else `ansible_host`), for each job
+            `<job>_tasks` (default 1) and `<job>_port` (the first task's port), and of `trainer_run` the strategy and
+            the evaluation: they say which of the groups have tasks.
 
     Returns:
-        `{"cluster": {job: ["address:port", ...]}, "tasks": [{"name", "job", "index", "host", "address", "port"}],
-        "tensorboard": {host: {"address", "port"}}}`. `cluster` is what TF_CONFIG carries (chief, ps and worker, a job
-        without tasks left out); `tasks` has the evaluator too, with port None.
+        `{"cluster": {job: ["address:port", ...]}, "cluster_json": "...", "tasks": [{"name", "job", "index", "host",
+        "address", "port", "server"}], "by_host": {host: [task, ...]}, "hosts": [host, ...],
+        "tensorboard": {host: {"address", "port"}}}`.
+        `cluster` is what TF_CONFIG carries: the strategy's jobs, one without tasks left out; `cluster_json` is the same
+        as a line of text. `tasks` has the evaluator too, and `by_host` the same tasks host by host. A task's `port` is
+        None where it listens on nothing; `server` says that it only serves: it reads no run settings and waits for
+        the coordinator's orders. `hosts` are those of all jobs, with or without tasks.
 
     Raises:
-        ClusterSpecError: a host has no literal address, or a number of tasks or a port is no such number.
+        ClusterSpecError: a host has no literal address, a number of tasks or a port is no such number, or the
+            strategy is unknown.
     """
+    member_jobs = STRATEGY_JOBS[strategy_of(groups, hostvars)]
+    jobs = busy_jobs(groups, hostvars)
     cluster: dict[str, list[str]] = {}
     tasks: list[dict[str, Any]] = []
-    for job in JOBS:
+    for job in jobs:
         members: list[str] = []
         for host in groups.get(job, ()):
             variables = hostvars[host]
@@ -56,30 +66,73 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
                         "index": index,
                         "host": host,
                         "address": address,
-                        "port": port,
+                        # A coordinator without other members has an address for TensorFlow and listens on nothing.
+                        "port": port if len(member_jobs) > 1 else None,
+                        # Where there are parameter servers, the workers are servers as well; else they train.
+                        "server": job == "ps" or (job == "worker" and "ps" in jobs),
                     }
                 )
-        if members and job in CLUSTER_JOBS:
+        # An evaluator in the cluster would be waited for for ever (tensorflow#46169).
+        if members and job in member_jobs:
             cluster[job] = members
     tensorboard = {
         host: {"address": _address(host, hostvars[host]), "port": _port(host, "tensorboard", hostvars[host])}
         for host in groups.get("tensorboard", ())
     }
-    return {"cluster": cluster, "tasks": tasks, "tensorboard": tensorboard}
+    by_host: dict[str, list[dict[str, Any]]] = {}
+    for task in tasks:
+        by_host.setdefault(task["host"], []).append(task)
+    return {
+        "cluster": cluster,
+        "cluster_json": _json(cluster),
+        "tasks": tasks,
+        "by_host": by_host,
+        "hosts": list(dict.fromkeys(host for job in JOBS for host in groups.get(job, ()))),
+        "tensorboard": tensorboard,
+    }
+
+
+def busy_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Which jobs have tasks under the run settings: the strategy's, and the evaluator where it evaluates."""
+    members = STRATEGY_JOBS[strategy_of(groups, hostvars)]
+    evaluation = run_settings(groups, hostvars).get("evaluation", Config.evaluation)
+    return tuple(job for job in JOBS if job in members or (job == "evaluator" and evaluation == "sidecar"))
+
+
+def strategy_of(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> str:
+    """The strategy that the run settings name, or the default; raises ClusterSpecError for an unknown one."""
+    strategy = run_settings(groups, hostvars).get("strategy", Config.strategy)
+    if not isinstance(strategy, str) or strategy not in STRATEGY_JOBS:
+        raise ClusterSpecError(f"trainer_run: strategy: {CHECKS['strategy'][1]}, not {strategy!r}")
+    return strategy
+
+
+def run_settings(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The site's `trainer_run` as the coordinator's host has it; empty where it is no mapping."""
+    host = next(iter(groups.get("chief") or groups.get("all") or ()), None)
+    settings = hostvars[host].get("trainer_run") if host is not None else None
+    return settings if isinstance(settings, Mapping) else {}
 
 
 def host_tasks(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
-    """Pick the tasks of one host, each with its TF_CONFIG as one line of JSON under `tf_config`."""
+    """Pick the tasks of one host, each with its TF_CONFIG as one line of JSON under `tf_config`.
+
+    Called for every host, so it takes care not to walk through all tasks: Ansible makes each element that a filter
+    touches anew (0.2 s a call for 1,000 tasks).
+    """
     return [
-        {**task, "tf_config": tf_config(spec["cluster"], task["job"], task["index"])}
-        for task in spec["tasks"]
-        if task["host"] == host
+        {**task, "tf_config": tf_config(spec["cluster_json"], task["job"], task["index"])}
+        for task in spec["by_host"].get(host, ())
     ]
 
 
-def tf_config(cluster: Mapping[str, Sequence[str]], job: str, index: int) -> str:
-    """Serialise one task's TF_CONFIG, as TensorFlow's TFConfigClusterResolver reads it."""
-    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}, separators=(",", ":"))
+def tf_config(cluster_json: str, job: str, index: int) -> str:
+    """Put one task's TF_CONFIG together, as TensorFlow's TFConfigClusterResolver reads it."""
+    return f'{{"cluster":{cluster_json},"task":{_json({"type": job, "index": index})}}}'
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _address(host: str, variables: Mapping[str, Any]) -> str:

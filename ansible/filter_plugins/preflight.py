@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-from cluster_spec import MAX_ENVIRONMENT_STRING, ClusterSpecError, cluster_spec, tf_config  # noqa: E402
+from cluster_spec import (  # noqa: E402
+    JOBS,
+    MAX_ENVIRONMENT_STRING,
+    ClusterSpecError,
+    busy_jobs,
+    cluster_spec,
+    run_settings,
+    strategy_of,
+    tf_config,
+)
 
-from trainer.config import Config, ConfigError  # noqa: E402
+from trainer.config import STRATEGY_JOBS, Config, ConfigError  # noqa: E402
 
-KNOWN_GROUPS = ("chief", "ps", "worker", "evaluator", "tensorboard", "nfs_server", "gpu", "monitoring")
-REQUIRED_JOBS = {"parameter_server": ("ps", "worker")}
+KNOWN_GROUPS = (*JOBS, "tensorboard", "nfs_server", "gpu", "monitoring")
 ANSIBLE = ((2, 19), (2, 20))
 COLLECTIONS = ("ansible.posix",)
 COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-client"}
@@ -37,12 +45,36 @@ def preflight_problems(
         ]
     site = hostvars[groups["all"][0]]
     problems += _site_problems(site)
-    problems += _group_problems(groups, hostvars, site)
+    problems += _group_problems(groups, hostvars)
     try:
+        problems += _missing_jobs(groups, hostvars)
         spec = cluster_spec(groups, hostvars)
     except ClusterSpecError as error:
-        return [*problems, str(error)]
+        # An unknown strategy is among the run settings' problems already.
+        return list(dict.fromkeys([*problems, str(error)]))
     return [*problems, *_port_problems(spec), *_size_problems(spec)]
+
+
+def preflight_notes(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """List what is right and yet may surprise: groups without a task, and a training that nobody evaluates."""
+    strategy, busy = strategy_of(groups, hostvars), busy_jobs(groups, hostvars)
+    evaluation = run_settings(groups, hostvars).get("evaluation", Config.evaluation)
+    notes = [
+        f"group {job} ({', '.join(groups[job])}) stands idle: the strategy {strategy} has no {job}"
+        for job in JOBS
+        if groups.get(job) and job not in busy and job != "evaluator"
+    ]
+    if groups.get("evaluator") and "evaluator" not in busy:
+        notes.append(
+            f"group evaluator ({', '.join(groups['evaluator'])}) stands idle: it evaluates with evaluation: sidecar, "
+            f"and this is {evaluation}"
+        )
+    if evaluation == "sidecar" and not _tasks_of(groups, hostvars, "evaluator"):
+        notes.append(
+            "nobody evaluates: evaluation is sidecar and the group evaluator is empty. Put a host there, or let the "
+            "coordinator do it with trainer_run: {evaluation: inline}"
+        )
+    return notes
 
 
 def _control_problems(ansible_version: str) -> Iterator[str]:
@@ -86,9 +118,7 @@ def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
         yield f"trainer_run: {error}"
 
 
-def _group_problems(
-    groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], site: Mapping[str, Any]
-) -> Iterator[str]:
+def _group_problems(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     chiefs = _tasks_of(groups, hostvars, "chief")
     if len(chiefs) != 1:
         named = f"has {len(chiefs)} ({', '.join(chiefs)})" if chiefs else "is empty"
@@ -102,17 +132,19 @@ def _group_problems(
     evaluators = _tasks_of(groups, hostvars, "evaluator")
     if len(evaluators) > 1:
         yield f"group evaluator has {len(evaluators)} ({', '.join(evaluators)}); expected one host, or none"
-    run = site.get("trainer_run")
-    strategy = run.get("strategy", "parameter_server") if isinstance(run, Mapping) else "parameter_server"
-    for job in REQUIRED_JOBS.get(strategy, ()):
-        if not _tasks_of(groups, hostvars, job):
-            yield f"group {job} is empty; the strategy {strategy} needs at least one {job}"
     placed = {host for group in KNOWN_GROUPS for host in groups.get(group, ())}
     for group, hosts in groups.items():
         meant = difflib.get_close_matches(group, KNOWN_GROUPS, n=1, cutoff=0.75)
         lost = [host for host in hosts if host not in placed]
         if meant and group not in KNOWN_GROUPS and lost:
             yield f"group {group} is no job, so {', '.join(lost)} would do nothing. Did you mean {meant[0]}?"
+
+
+def _missing_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    strategy = strategy_of(groups, hostvars)
+    for job in STRATEGY_JOBS[strategy]:
+        if job != "chief" and not _tasks_of(groups, hostvars, job):
+            yield f"group {job} is empty; the strategy {strategy} needs at least one {job}"
 
 
 def _tasks_of(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], job: str) -> list[str]:
@@ -149,7 +181,7 @@ def _size_problems(spec: Mapping[str, Any]) -> Iterator[str]:
     if not spec["tasks"]:
         return
     longest = max(spec["tasks"], key=lambda task: len(task["name"]))
-    size = len("TF_CONFIG=") + len(tf_config(spec["cluster"], longest["job"], longest["index"]))
+    size = len("TF_CONFIG=") + len(tf_config(spec["cluster_json"], longest["job"], longest["index"]))
     if size > MAX_ENVIRONMENT_STRING:
         yield (
             f"TF_CONFIG for {len(spec['tasks'])} tasks is {size:,} bytes; one environment variable holds at most "
@@ -161,4 +193,4 @@ class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Any]:
-        return {"preflight_problems": preflight_problems}
+        return {"preflight_problems": preflight_problems, "preflight_notes": preflight_notes}

@@ -20,7 +20,8 @@ from testinfra.host import Host
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING_GROUPS = ("chief", "ps", "worker", "evaluator")
 LONG_RUN = "infra-long"
-# From a cluster just made right to one that trains, is damaged, restarted, stopped, and at last trains to the end.
+# From a cluster just made right to one that trains, is damaged, restarted, stopped, changes its strategy, and at last
+# trains to the end as the inventory says.
 ORDER = [
     "test_site",
     "test_chief",
@@ -32,6 +33,7 @@ ORDER = [
     "test_repair",
     "test_reboot",
     "test_fab",
+    "test_strategies",
     "test_training",
 ]
 
@@ -123,17 +125,20 @@ def play(*arguments: str, inventory: Path | None = None) -> Play:
     )
 
 
+def copy_inventory(copy: Path, run: dict[str, Any], release_program: str = "") -> Path:
+    """Copy the lab's inventory to a directory that is not there yet, with other run settings."""
+    shutil.copytree(ROOT / os.environ.get("PSFLEET_INVENTORY", "inventory/lab"), copy)
+    variables = copy / "group_vars" / "all.yml"
+    values = yaml.safe_load(variables.read_text()) | {"trainer_run": run, "release_program": release_program}
+    variables.write_text(yaml.safe_dump(values))
+    return copy
+
+
 @pytest.fixture(scope="session")
 def long_inventory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The lab's inventory with the tests' own program, which trains for hours."""
-    copy = tmp_path_factory.mktemp("inventory") / "lab"
-    shutil.copytree(ROOT / os.environ.get("PSFLEET_INVENTORY", "inventory/lab"), copy)
-    variables = copy / "group_vars" / "all.yml"
-    values = yaml.safe_load(variables.read_text())
-    values["release_program"] = "tests/infra/programs"
-    values["trainer_run"] = {"program": "slow:Slow", "run": LONG_RUN, "steps": 1_000_000, "checkpoint_seconds": 5}
-    variables.write_text(yaml.safe_dump(values))
-    return copy
+    run = {"program": "slow:Slow", "run": LONG_RUN, "steps": 1_000_000, "checkpoint_seconds": 5}
+    return copy_inventory(tmp_path_factory.mktemp("inventory") / "lab", run, "tests/infra/programs")
 
 
 def fab(*arguments: str, inventory: Path | None = None, timeout: int = 400) -> subprocess.CompletedProcess[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from processes import DIGITS, MINUTE, Process, Runs
+from processes import DIGITS, MINUTE, Process, Runs, run_check
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +22,10 @@ def digits(runs: Runs) -> Process:
     process = runs.local(DIGITS, "digits", 3000, "--checkpoint-steps", "1000", "--checkpoints-kept", "3", "--seed", "1")
     assert process.wait(4 * MINUTE) == 0, process.output
     return process
+
+
+@pytest.fixture(scope="session")
+def input_check() -> dict[str, Any]:
+    """What input_check.py found: the input, the variables' places and the learning rate, on servers in its process."""
+    found: dict[str, Any] = run_check("input_check.py", deadline=280)
+    return found

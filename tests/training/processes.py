@@ -91,6 +91,20 @@ class Process:
         return [int(pid) for pid in re.findall(rf"^{task} *\| started, pid (\d+)$", self.output, re.MULTILINE)]
 
 
+def run_check(script: str, *arguments: str, deadline: float = 2 * MINUTE, **variables: str) -> Any:
+    """Run one of the scripts beside the tests as a process of its own, and return the JSON of its last line."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name(script)), *arguments],
+        cwd=PROGRAMS,
+        env=environment(**{"PYTHONPATH": f"{ROOT}:{PROGRAMS}", **variables}),
+        capture_output=True,
+        text=True,
+        timeout=deadline,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 class Runs:
     """Starts trainers on one shared path and ends what is left of them."""
 
@@ -98,9 +112,10 @@ class Runs:
         self.shared = shared
         self._started: list[Process] = []
 
-    def local(self, program: str, run: str, steps: int, *more: str) -> Process:
+    def local(self, program: str, run: str, steps: int, *more: str, **variables: str) -> Process:
         arguments = ["-m", "trainer", "local", "--program", program, "--run", run, "--steps", str(steps)]
-        return self.start([*arguments, "--shared-dir", str(self.shared), "--ps", "2", *more])
+        arguments += [] if "--strategy" in more else ["--ps", "2"]
+        return self.start([*arguments, "--shared-dir", str(self.shared), *more], **variables)
 
     def start(self, arguments: list[str], **more: str) -> Process:
         process = Process(arguments, **more)

@@ -8,16 +8,17 @@ import os
 import sys
 
 import numpy as np
-import tensorflow as tf
 
 from trainer.checkpoints import RunDirectory
 from trainer.cluster import Cluster
 from trainer.config import Config
-from trainer.loop import CustomLoop
+from trainer.course import Course
+from trainer.loop import train_with_loop
 from trainer.metrics import Progress
 from trainer.notify import Notifier
-from trainer.partitioners import make_partitioner
 from trainer.program import load_program
+from trainer.replicas import RemoteReplicas
+from trainer.strategies import make_strategy
 
 
 def main(mode: str, shared: str, values_file: str) -> None:
@@ -25,26 +26,24 @@ def main(mode: str, shared: str, values_file: str) -> None:
     config = Config(
         program="table:Table", run="restore", shared_dir=shared, steps=40, steps_per_call=5, partitioner_min_bytes=1024
     )
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster.jobs), task_type="chief", task_id=0, rpc_layer="grpc"
-    )
-    strategy = tf.distribute.ParameterServerStrategy(resolver, make_partitioner(config, 2))
     directory = RunDirectory(shared, "restore")
     progress = Progress(config, directory, Notifier())
-    loop = CustomLoop(config, load_program(config.program), strategy, cluster.workers, directory, progress)
+    replicas = RemoteReplicas(config, load_program(config.program), make_strategy(config, cluster), cluster.workers)
+    course = Course(config, replicas, directory, progress, lambda: False, None)
     if mode == "train":
-        loop.train(lambda: False)
+        train_with_loop(replicas, course)
     else:
-        loop.restore()
-    shards = loop._model.table.embeddings.variables
-    values = {"step": loop.step}
+        course.restore()
+    model = replicas.model
+    shards = model.table.embeddings.variables
+    values = {"step": int(replicas.step.numpy())}
     values["table"] = np.concatenate([shard.numpy() for shard in shards])
-    for number, variable in enumerate(loop._model.score.weights):
+    for number, variable in enumerate(model.score.weights):
         values[f"score{number}"] = variable.numpy()
-    for number, variable in enumerate(loop._model.optimizer.variables):
+    for number, variable in enumerate(model.optimizer.variables):
         values[f"optimizer{number}"] = variable.numpy()
     np.savez(values_file, **values)
-    slots = [variable for variable in loop._model.optimizer.variables if variable.shape == (256, 16)]
+    slots = [variable for variable in model.optimizer.variables if variable.shape == (256, 16)]
     said = {
         "table": sorted(shard.device for shard in shards),
         "slots": [sorted(shard.device for shard in slot.variables) for slot in slots],

@@ -77,10 +77,10 @@ def test_damaged_ones_do_not_cost_the_good_ones(directory: RunDirectory) -> None
     truncate(directory.checkpoints, "ckpt-20.data-*")
     truncate(directory.checkpoints, "ckpt-30.index")
     trained = Trained(directory)
-    assert trained.checkpoints.restore() == directory.prefix(10)
+    assert trained.checkpoints.restore() == 10
     trained.save(15, 16, 20)
     assert directory.steps() == [15, 16, 20]
-    assert Trained(directory).checkpoints.restore() == directory.prefix(20)
+    assert Trained(directory).checkpoints.restore() == 20
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(directory: RunDirectory) -> None:

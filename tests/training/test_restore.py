@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, environment
+from processes import Process, Runs, run_check
 
 from trainer.local import local_cluster
 
 pytestmark = pytest.mark.timeout(300)
-CHECK = str(Path(__file__).with_name("restore_check.py"))
 
 
 def servers(runs: Runs, cluster: dict[str, list[str]]) -> list[Process]:
@@ -32,16 +29,7 @@ def servers(runs: Runs, cluster: dict[str, list[str]]) -> list[Process]:
 
 def coordinate(mode: str, cluster: dict[str, list[str]], runs: Runs, values: Path) -> dict:
     config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
-    done = subprocess.run(
-        [sys.executable, CHECK, mode, str(runs.shared), str(values)],
-        cwd=PROGRAMS,
-        env=environment(TF_CONFIG=config, PYTHONPATH=f"{ROOT}:{PROGRAMS}"),
-        capture_output=True,
-        text=True,
-        timeout=2 * MINUTE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_check("restore_check.py", mode, str(runs.shared), str(values), TF_CONFIG=config)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from trainer.cluster import Cluster
-from trainer.config import ConfigError
+from trainer.config import STRATEGY_JOBS, ConfigError
 
 JOBS = {"chief": ["h:1"], "worker": ["w0:1", "w1:1"], "ps": ["p:1"]}
 
@@ -36,7 +36,13 @@ def test_evaluator_is_no_member() -> None:
         (tf_config("workers"), "task type 'workers' is none of"),
         (tf_config("worker", 2), "the task is worker 2, and the cluster lists no such member"),
         (tf_config("worker", -1), "the task is worker -1"),
-        (tf_config("chief", ps=["p"]), "job 'ps' must be a list of host:port"),
+        (tf_config("chief", ps=["p"]), "job 'ps' must be a list of host:port, and 'p' is none"),
+        (tf_config("chief", ps=["grpc://p:1"]), "job 'ps' must be a list of host:port, and 'grpc://p:1' is none"),
+        (tf_config("chief", ps=["p:70000"]), "job 'ps' must be a list of host:port, and 'p:70000' is none"),
+        (tf_config("chief", ps="p:1"), "job 'ps' must be a list of host:port, not 'p:1'"),
+        (tf_config("chief", servers=["p:1"]), "the cluster's job 'servers' is none of chief, worker, ps"),
+        (tf_config("chief", chief=["h:1", "h:2"]), "a cluster has one chief, not h:1, h:2"),
+        (tf_config("ps", chief=[]), "TF_CONFIG: the cluster has no chief. In TensorFlow 1 worker 0 was it"),
     ],
 )
 def test_wrong_tf_config_is_refused(text: str, expected: str) -> None:
@@ -44,7 +50,42 @@ def test_wrong_tf_config_is_refused(text: str, expected: str) -> None:
         Cluster.from_tf_config(text)
 
 
-def test_strategy_needs_every_job() -> None:
-    cluster = Cluster({"chief": ["h:1"], "worker": []}, "chief", 0)
-    with pytest.raises(ConfigError, match="needs at least one worker and one ps"):
-        cluster.check_strategy()
+@pytest.mark.parametrize("strategy", list(STRATEGY_JOBS))
+def test_strategy_has_its_jobs(strategy: str) -> None:
+    jobs = {job: JOBS[job] for job in STRATEGY_JOBS[strategy]}
+    Cluster(jobs, "chief", 0).check_strategy(strategy)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "jobs", "expected"),
+    [
+        (
+            "parameter_server",
+            {"chief": ["h:1"], "worker": []},
+            "one ps and one worker in the cluster, which has 1 chief$",
+        ),
+        ("parameter_server", {"worker": ["w:1"], "ps": ["p:1"]}, "needs at least one chief"),
+        ("multi_worker_mirrored", {"chief": ["h:1"]}, "needs at least one worker"),
+        ("multi_worker_mirrored", JOBS, "can't use the ps of the cluster.*wait for them for ever"),
+        ("mirrored", JOBS, "can't use the worker and ps of the cluster.*it trains on chief alone"),
+    ],
+)
+def test_strategy_refuses_another_cluster(strategy: str, jobs: dict[str, list[str]], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        Cluster(jobs, "chief", 0).check_strategy(strategy)
+
+
+@pytest.mark.parametrize(
+    ("job", "without", "trains"),
+    [
+        ("chief", "", True),
+        ("worker", "", False),
+        ("ps", "", False),
+        ("chief", "ps", True),
+        ("worker", "ps", True),
+        ("evaluator", "ps", False),
+    ],
+)
+def test_workers_train_where_no_ps_is(job: str, without: str, trains: bool) -> None:
+    jobs = {name: members for name, members in JOBS.items() if name != without}
+    assert Cluster(jobs, job, 0).trains is trains

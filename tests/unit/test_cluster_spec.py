@@ -12,9 +12,10 @@ LAB = {
 }
 
 
-def addresses(groups, **extra):
+def addresses(groups, **run):
+    """Variables of the groups' hosts: an address each, and the run settings."""
     hosts = sorted({host for group in groups.values() for host in group})
-    return {host: {"ansible_host": f"10.0.3.{10 + i}", **extra.get(host, {})} for i, host in enumerate(hosts)}
+    return {host: {"ansible_host": f"10.0.3.{10 + i}", "trainer_run": run} for i, host in enumerate(hosts)}
 
 
 def test_cluster_has_jobs_in_the_order_written_and_no_evaluator():
@@ -66,6 +67,67 @@ def test_host_tasks_carry_the_whole_cluster():
 
 def test_tensorboard_is_given_its_address():
     assert cluster_spec(LAB, addresses(LAB))["tensorboard"] == {"head": {"address": "10.0.3.10", "port": 6006}}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "members"),
+    [
+        ("parameter_server", ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]),
+        ("multi_worker_mirrored", ["chief-0", "worker-0", "worker-1"]),
+        ("mirrored", ["chief-0"]),
+        ("one_device", ["chief-0"]),
+        ("central_storage", ["chief-0"]),
+    ],
+)
+def test_strategy_decides_which_jobs_have_tasks(strategy, members):
+    spec = cluster_spec(LAB, addresses(LAB, strategy=strategy))
+    assert [task["name"] for task in spec["tasks"]] == [*members, "evaluator-0"]
+    jobs = list(dict.fromkeys(name.partition("-")[0] for name in members))
+    assert list(json.loads(host_tasks(spec, "head")[0]["tf_config"])["cluster"]) == jobs
+    assert host_tasks(spec, "ps-0") == [] or strategy == "parameter_server"
+
+
+def test_workers_serve_parameter_servers_and_train_without_them():
+    serving = {
+        strategy: [
+            task["name"] for task in cluster_spec(LAB, addresses(LAB, strategy=strategy))["tasks"] if task["server"]
+        ]
+        for strategy in ("parameter_server", "multi_worker_mirrored", "one_device")
+    }
+    assert serving == {
+        "parameter_server": ["ps-0", "ps-1", "worker-0", "worker-1"],
+        "multi_worker_mirrored": [],
+        "one_device": [],
+    }
+
+
+def test_a_coordinator_alone_has_an_address_and_no_port():
+    spec = cluster_spec(LAB, addresses(LAB, strategy="mirrored"))
+    assert spec["cluster"] == {"chief": ["10.0.3.10:2222"]}
+    assert spec["tasks"][0]["port"] is None
+
+
+@pytest.mark.parametrize("evaluation", ["inline", "distributed", "exact", "none"])
+def test_the_evaluator_has_a_task_only_where_it_evaluates(evaluation):
+    spec = cluster_spec(LAB, addresses(LAB, evaluation=evaluation))
+    assert "evaluator" not in {task["job"] for task in spec["tasks"]}
+
+
+def test_hosts_of_an_idle_group_need_no_right_values():
+    hostvars = addresses(LAB, strategy="multi_worker_mirrored") | {"ps-0": {"ps_tasks": "two"}}
+    assert len(cluster_spec(LAB, hostvars)["tasks"]) == 4
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "multi_worker_mirrored", "one_device"])
+def test_hosts_are_those_of_all_jobs_under_any_strategy(strategy):
+    spec = cluster_spec(LAB, addresses(LAB, strategy=strategy))
+    assert spec["hosts"] == ["head", "ps-0", "ps-1", "worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize("strategy", ["tpu", None, ["mirrored"]])
+def test_an_unknown_strategy_is_refused(strategy):
+    with pytest.raises(ClusterSpecError, match="trainer_run: strategy: must be one of parameter_server, multi"):
+        cluster_spec(LAB, addresses(LAB, strategy=strategy))
 
 
 @pytest.mark.parametrize(

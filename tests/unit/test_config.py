@@ -59,10 +59,14 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
         ("shared_dir", "runs", "shared_dir: must be an absolute path"),
         (
             "strategy",
-            "mirrored",
-            "strategy: must be one of parameter_server (others are not yet there), not 'mirrored'",
+            "mirorred",
+            "strategy: must be one of parameter_server, multi_worker_mirrored, mirrored, one_device",
         ),
-        ("api", "fit", "api: must be one of custom_loop (others are not yet there), not 'fit'"),
+        ("strategy", "tpu", "there is no tpu: a TPU is driven by TPUStrategy"),
+        ("api", "estimator", "api: must be one of custom_loop, fit, not 'estimator'"),
+        ("epoch_steps", -1, "epoch_steps: must be 0 (the whole run is one epoch) or more, not -1"),
+        ("evaluation", "all", "evaluation: must be one of sidecar, inline, distributed, exact, none, not 'all'"),
+        ("input_sharding", "files", "input_sharding: must be one of program, auto, file, data, off, not 'files'"),
         ("partitioner", "min", "partitioner: must be one of min_size, max_size, fixed_shards, none, not 'min'"),
         ("seed", -1, "seed: must be null or between 0 and 2147483647"),
     ],
@@ -77,6 +81,11 @@ def test_whole_number_is_a_number() -> None:
 
 def test_a_run_without_any_checkpoint_is_refused() -> None:
     assert "a crash would lose the whole run" in refused(checkpoint_steps=0, checkpoint_seconds=0)
+
+
+def test_sharding_policy_under_parameter_server_is_refused() -> None:
+    assert "input_sharding: 'file' does nothing under parameter_server" in refused(input_sharding="file")
+    Config.from_dict({"program": PROGRAM, "input_sharding": "file", "strategy": "multi_worker_mirrored"})
 
 
 def test_settings_that_are_no_mapping_are_refused() -> None:

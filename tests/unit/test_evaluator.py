@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from trainer import evaluator
 from trainer.checkpoints import RunDirectory
 from trainer.config import Config, ConfigError
 from trainer.evaluator import run_evaluator
@@ -63,6 +65,41 @@ def test_ends_when_the_finished_run_is_evaluated(config: Config, tmp_path: Path)
     write_record(directory.evaluation, {"step": 10, "metrics": {}})
     directory.set_state("finished", 10)
     assert run_evaluator(config, Heard(), lambda: config) == 0
+
+
+@pytest.mark.parametrize("evaluation", ["inline", "distributed", "exact", "none"])
+def test_has_nothing_to_do_when_it_is_not_the_one_that_evaluates(config: Config, evaluation: str) -> None:
+    heard = Heard()
+    assert run_evaluator(config.replace(evaluation=evaluation), heard, lambda: config) == 0
+    # systemd takes a task that ends before it was ready for a failed one.
+    assert heard.was_ready
+
+
+def test_a_checkpoint_saved_again_under_its_step_is_evaluated_again(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    write_checkpoint(directory, 5)
+    evaluated = []
+
+    class Fake:
+        def __init__(self, program: object, directory: RunDirectory) -> None: ...
+
+        def evaluate(self, step: int) -> bool:
+            evaluated.append(step)
+            return True
+
+    def selected() -> Config:
+        if len(evaluated) == 1:
+            os.utime(directory.checkpoints / "ckpt-5.index", ns=(1, 1))
+            return config
+        return config.replace(run="b")
+
+    monkeypatch.setitem(sys.modules, "tensorflow", object())
+    monkeypatch.setattr(evaluator, "load_program", lambda name: object())
+    monkeypatch.setattr(evaluator, "Evaluator", Fake)
+    assert run_evaluator(config, Heard(), selected) == 75
+    assert evaluated == [5, 5]
 
 
 def test_goes_on_when_the_run_is_to_be_longer(config: Config, tmp_path: Path) -> None:

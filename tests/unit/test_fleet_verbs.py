@@ -6,6 +6,7 @@ import io
 import json
 import re
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,12 +24,14 @@ from fleet.ssh import Answer
 from fleet.units import Unit
 
 TASKS = [
-    Task("chief", 0, "head", "192.0.2.10", 2222),
-    Task("ps", 0, "store", "192.0.2.20", 2300),
-    Task("worker", 0, "store", "192.0.2.20", 2400),
-    Task("worker", 1, "far", "192.0.2.30", 2400),
-    Task("evaluator", 0, "head", "192.0.2.10", None),
+    Task("chief", 0, "head", "192.0.2.10", 2222, server=False),
+    Task("ps", 0, "store", "192.0.2.20", 2300, server=True),
+    Task("worker", 0, "store", "192.0.2.20", 2400, server=True),
+    Task("worker", 1, "far", "192.0.2.30", 2400, server=True),
+    Task("evaluator", 0, "head", "192.0.2.10", None, server=False),
 ]
+# The same hosts under multi_worker_mirrored: no parameter servers, and workers that train.
+IN_STEP = [replace(task, server=False) for task in TASKS if task.job != "ps"]
 UP = {"active": "active", "sub": "running"}
 
 
@@ -50,6 +53,8 @@ class Pretence:
     settings: str = "5e77 -"
     running: dict[str, str] = field(default_factory=dict)  # by task name: the directory that its process runs in
     asked: list[list[str]] = field(default_factory=list)
+    listens: bool = True
+    digested: int = 0  # how often a host was asked for the digest of its configuration
 
     def __post_init__(self) -> None:
         for task in self.inventory.tasks:
@@ -79,7 +84,8 @@ class Pretence:
 
     def _answer(self, host: str, script: str) -> Answer:
         if "@units" in script:
-            return Answer(self._observe(host, "@directories" in script))
+            self.digested += "@settings" in script
+            return Answer(self._observe(host, "@directories" in script, "@settings" in script))
         if "selection.json" in script:
             self.selection = re.findall(r"\{.*?\}", script)[0]
             self.done.append("select")
@@ -112,13 +118,18 @@ class Pretence:
     def _journal(self, task: Task) -> str:
         return json.dumps({"__REALTIME_TIMESTAMP": "1", "_SYSTEMD_UNIT": task.unit, "MESSAGE": f"{task.name} says"})
 
-    def _observe(self, host: str, directories: bool) -> str:
+    def _observe(self, host: str, directories: bool, settings: bool) -> str:
         tasks = self.inventory.tasks_on(host)
         lines = ["@now", str(self.now), "@release"]
         lines += [f"/opt/trainer/releases/{self.release}"] if self.release else []
         lines += ["@environments", *(f"{task.name}.env" for task in tasks if self.environments)]
-        lines += ["@settings", self.settings, "@ports"]
-        lines += [f"LISTEN 0 128 *:{task.port} *:*" for task in tasks if self.units[task.name].active == "active"]
+        lines += ["@settings", self.settings] if settings else []
+        lines += ["@ports"]
+        lines += [
+            f"LISTEN 0 128 *:{task.port} *:*"
+            for task in tasks
+            if self.listens and self.units[task.name].active == "active"
+        ]
         lines += ["@units"]
         for task in tasks:
             unit = self.units[task.name]
@@ -132,6 +143,7 @@ class Pretence:
                 f"ExecMainStatus={unit.exit_status}",
                 f"NRestarts={unit.restarts}",
                 f"MainPID={unit.pid}",
+                f"StateChangeTimestamp={_timestamp(unit.since)}",
                 "",
             ]
         if directories:
@@ -142,6 +154,10 @@ class Pretence:
         if host == self.inventory.chief.host:
             lines += ["@selection", self.selection, "@run", json.dumps(self.run_status) if self.run_status else ""]
         return "\n".join(lines)
+
+
+def _timestamp(seconds: float | None) -> str:
+    return "" if seconds is None else time.strftime("%a %Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 @dataclass
@@ -159,10 +175,12 @@ class Clock:
 
 
 def make_inventory(tasks: Sequence[Task] = TASKS, steps: int = 30, run: str = "digits") -> Inventory:
-    shared = {"cluster_shared_dir": "/srv/trainer", "trainer_run": {"run": run, "steps": steps}}
+    strategy = "parameter_server" if tasks is TASKS else "multi_worker_mirrored"
+    shared = {"cluster_shared_dir": "/srv/trainer", "trainer_run": {"run": run, "steps": steps, "strategy": strategy}}
     variables = {task.host: {"ansible_host": task.address, **shared} for task in tasks}
     hosts = {task.host: Host(task.host, task.address) for task in tasks}
-    return Inventory("inventory/pretended", {}, hosts, tasks, variables, "http://192.0.2.10:6006")
+    groups = {job: [task.host for task in TASKS if task.job == job] for job in ("chief", "ps", "worker", "evaluator")}
+    return Inventory("inventory/pretended", groups, hosts, tasks, variables, "http://192.0.2.10:6006")
 
 
 @pytest.fixture
@@ -208,8 +226,9 @@ def train(per_second: float = 5) -> Callable[[Pretence], None]:
         evaluation = {"step": 30, "metrics": {"accuracy": 0.97}}
         export = "/srv/trainer/runs/digits/export"
         hosts.run_status = status("finished", 30, hosts.now, evaluation=evaluation, export=export)
-        for name in ("chief-0", "evaluator-0"):
-            hosts.set(name, active="inactive", sub="dead")
+        for task in hosts.inventory.tasks:
+            if not task.server:
+                hosts.set(task.name, active="inactive", sub="dead")
 
     begun: dict[str, float] = {}
     return tick
@@ -470,10 +489,43 @@ def test_start_cluster_asks_for_site_yml_when_nothing_is_installed(hosts: Preten
     assert caught.value.code == 2
 
 
-def test_start_cluster_asks_for_site_yml_when_a_task_has_no_environment(hosts: Pretence, desk: verbs.Desk) -> None:
+def test_task_that_has_no_environment_after_shipping_is_not_started(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.environments = False
     with pytest.raises(OperatorMistake, match="head isn't set up for chief-0"):
         verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert hosts.done == []
+
+
+def test_task_of_a_new_strategy_gets_its_environment_by_shipping(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.environments = False
+    hosts.tick = train()
+
+    def ship(_: Inventory) -> dict[str, Recap]:
+        hosts.environments, hosts.settings = True, "6a88 -"
+        return {}
+
+    desk.ship = ship
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert "run digits finished" in printed(desk)
+
+
+def test_start_cluster_asks_for_site_yml_when_a_host_has_no_unit(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.set("worker-1", load="not-found")
+    with pytest.raises(OperatorMistake, match=r"far isn't set up: there is no trainer@\.service"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_start_cluster_says_which_groups_stand_idle(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.inventory = make_inventory(IN_STEP)
+    hosts.tick = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    assert "group ps (store) stands idle: the strategy multi_worker_mirrored has no ps\n" in printed(desk)
+
+
+def test_settings_are_digested_around_the_shipping_alone(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.tick = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert hosts.digested == 2 * len(hosts.inventory.hosts)
 
 
 def test_start_cluster_says_how_many_hosts_got_new_code(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -532,6 +584,17 @@ def test_stop_cluster_stops_the_coordinator_first_and_is_idempotent(hosts: Prete
     assert "run digits: stopped, step 17/30" in printed(desk)
 
 
+def test_members_that_train_in_step_are_told_to_stop_at_once(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.inventory = make_inventory(IN_STEP)
+    for task in IN_STEP:
+        hosts.set(task.name, file_state="enabled", **UP)
+    hosts.run_status = status("stopped", 17)
+    verbs.stop_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert "stopping chief-0, worker-0, worker-1 (a checkpoint is saved first)\nstopping evaluator-0\n" in printed(desk)
+    assert sorted(hosts.done) == ["stop chief-0", "stop evaluator-0", "stop worker-0", "stop worker-1"]
+    assert hosts.done[-1] == "stop evaluator-0"
+
+
 def test_stop_cluster_stops_the_others_when_a_host_is_unreachable(hosts: Pretence, desk: verbs.Desk) -> None:
     for name in hosts.units:
         hosts.set(name, **UP)
@@ -563,6 +626,40 @@ def test_status_of_a_finished_run_is_fine_with_its_coordinator_down(hosts: Prete
     hosts.run_status = status("finished", 30)
     verbs.show_status(Cluster(hosts.inventory, hosts), desk)
     assert re.search(r"chief-0 +head +finished", printed(desk))
+
+
+def test_status_of_workers_that_ended_with_their_run_is_finished(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.inventory = make_inventory(IN_STEP)
+    for task in IN_STEP:
+        hosts.set(task.name, file_state="enabled")
+    hosts.run_status = status("finished", 30)
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    assert re.search(r"worker-1 +far +finished", printed(desk))
+
+
+def test_status_of_a_worker_that_failed_in_a_finished_run_is_trouble(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.inventory = make_inventory(IN_STEP)
+    for task in IN_STEP:
+        hosts.set(task.name, file_state="enabled")
+    hosts.set("worker-1", active="failed", sub="failed", result="exit-code", exit_status=78)
+    hosts.run_status = status("finished", 30)
+    with pytest.raises(ClusterTrouble, match="worker-1 on far"):
+        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_status_names_the_server_that_has_no_port_and_no_member_that_trains(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.listens = False
+    hosts.run_status = status("waiting", None)
+    for tasks, said in ((TASKS, "ps-0 on store, worker-0 on store, worker-1 on far"), (IN_STEP, None)):
+        hosts.inventory = make_inventory(tasks)
+        for task in tasks:
+            hosts.set(task.name, file_state="enabled", since=hosts.now - 60, **UP)
+        cluster = Cluster(hosts.inventory, hosts)
+        if said:
+            with pytest.raises(ClusterTrouble, match=said):
+                verbs.show_status(cluster, desk)
+        else:
+            verbs.show_status(cluster, desk)
 
 
 def test_status_names_the_task_that_should_run(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -677,6 +774,20 @@ def test_choice_of_what_runs_already_is_no_new_run() -> None:
 def test_parameter_servers_serve_one_coordinator_only(up: list[str], new: bool, stopped: list[str]) -> None:
     inventory = make_inventory()
     units = {task.name: Unit(task.unit, **(UP if task.name in up else {})) for task in TASKS}
+    assert [task.name for task in pick_restarts(inventory, units, new)] == stopped
+
+
+@pytest.mark.parametrize(
+    ("up", "new", "stopped"),
+    [
+        (["chief-0", "worker-0", "worker-1"], True, ["chief-0", "worker-0", "worker-1"]),
+        (["worker-0", "worker-1", "evaluator-0"], True, ["worker-0", "worker-1", "evaluator-0"]),
+        (["worker-0", "worker-1"], False, []),
+    ],
+)
+def test_members_that_train_in_step_read_one_run_only(up: list[str], new: bool, stopped: list[str]) -> None:
+    inventory = make_inventory(IN_STEP)
+    units = {task.name: Unit(task.unit, **(UP if task.name in up else {})) for task in IN_STEP}
     assert [task.name for task in pick_restarts(inventory, units, new)] == stopped
 
 

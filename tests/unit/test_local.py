@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from trainer import local
-from trainer.config import Config
-from trainer.local import Supervisor, Task, add_local_options, final, local_cluster, make_tasks, setting
+from trainer.config import STRATEGY_JOBS, Config, ConfigError
+from trainer.local import Supervisor, Task, add_local_options, cluster_size, final, local_cluster, make_tasks, setting
 
 pytestmark = pytest.mark.timeout(60)
 FOREVER = "import time\nwhile True: time.sleep(0.05)"
@@ -27,8 +27,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "POLL_SECONDS", 0.01)
 
 
-def task(name: str, script: str) -> Task:
-    return Task(name, [sys.executable, "-u", "-c", script], dict(os.environ))
+def task(name: str, script: str, trains: bool = False) -> Task:
+    return Task(name, [sys.executable, "-u", "-c", script], dict(os.environ), trains)
 
 
 def gone(pid: int) -> bool:
@@ -87,13 +87,37 @@ def test_evaluator_may_finish_after_the_coordinator(tmp_path: Path) -> None:
     assert done.exists()
 
 
-def supervise(tmp_path: Path, chief: str) -> subprocess.Popen[str]:
+def test_training_worker_may_finish_after_the_coordinator(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    worker = f"import time; time.sleep(0.5); open({str(done)!r}, 'w')"
+    assert Supervisor([task("worker-0", worker, trains=True), task("chief-0", "pass")]).run() == 0
+    assert done.exists()
+
+
+def test_training_workers_error_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
+    tasks = [task("worker-0", "raise SystemExit(78)", trains=True), task("chief-0", FOREVER)]
+    assert Supervisor(tasks).run() == 78
+    assert all(map(gone, pids(capfd.readouterr().out)))
+
+
+def test_training_worker_is_started_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flag = tmp_path / "flag"
+    worker = f"import pathlib\np = pathlib.Path({str(flag)!r})\nif p.exists(): raise SystemExit(0)\np.touch()\n"
+    chief = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\ntime.sleep(0.5)"
+    tasks = [task("worker-0", worker + "raise SystemExit(75)", trains=True), task("chief-0", chief)]
+    assert Supervisor(tasks).run() == 0
+    assert len(pids(capfd.readouterr().out)) == 3
+
+
+def supervise(tmp_path: Path, chief: str, worker: str = FOREVER, trains: bool = False) -> subprocess.Popen[str]:
     """Run a supervisor as its own process."""
     script = (
-        "import os, sys\nfrom trainer.local import Supervisor, Task\n"
-        "def task(name, script):\n"
-        "    return Task(name, [sys.executable, '-u', '-c', script], dict(os.environ))\n"
-        f"code = Supervisor([task('worker-0', {FOREVER!r}), task('chief-0', {chief!r})]).run()\nsys.exit(code)\n"
+        "import os, sys\nfrom trainer import local\nfrom trainer.local import Supervisor, Task\n"
+        "local.LEAVE_SECONDS = 5\n"
+        "def task(name, script, trains=False):\n"
+        "    return Task(name, [sys.executable, '-u', '-c', script], dict(os.environ), trains)\n"
+        f"tasks = [task('worker-0', {worker!r}, {trains}), task('chief-0', {chief!r})]\n"
+        "code = Supervisor(tasks).run()\nsys.exit(code)\n"
     )
     return subprocess.Popen([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True)
 
@@ -107,24 +131,43 @@ def ended() -> Iterator[list[subprocess.Popen[str]]]:
         process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stop_lets_the_coordinator_save(tmp_path: Path, ended: list[subprocess.Popen[str]], number: int) -> None:
-    saves = (
-        "import signal, sys, time\n"
-        "def stop(*a):\n    time.sleep(0.3); print('saved'); sys.exit(143)\n"
-        "signal.signal(signal.SIGTERM, stop)\nprint('trains')\n" + FOREVER
-    )
-    process = supervise(tmp_path, saves)
-    ended.append(process)
+SAVES = (
+    "import signal, sys, time\n"
+    "def stop(*a):\n    time.sleep(0.3); print('saved'); sys.exit(143)\n"
+    "signal.signal(signal.SIGTERM, stop)\nprint('trains')\n" + FOREVER
+)
+
+
+def stop_when_all_train(process: subprocess.Popen[str], number: int, trainers: int) -> str:
+    """Send the signal when all train, and return the whole output."""
     assert process.stdout is not None
     output = []
     for line in process.stdout:
         output.append(line)
         if "trains" in line:
-            process.send_signal(number)
+            trainers -= 1
+            if trainers == 0:
+                process.send_signal(number)
+    return "".join(output)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_lets_the_coordinator_save(tmp_path: Path, ended: list[subprocess.Popen[str]], number: int) -> None:
+    process = supervise(tmp_path, SAVES)
+    ended.append(process)
+    text = stop_when_all_train(process, number, trainers=1)
     assert process.wait() == 143
-    text = "".join(output)
     assert "chief-0     | saved" in text
+    assert all(map(gone, pids(text)))
+
+
+def test_stop_lets_every_member_that_trains_save(tmp_path: Path, ended: list[subprocess.Popen[str]]) -> None:
+    process = supervise(tmp_path, SAVES, SAVES.replace("0.3", "1"), trains=True)
+    ended.append(process)
+    text = stop_when_all_train(process, signal.SIGTERM, trainers=2)
+    assert process.wait() == 143
+    assert "chief-0     | saved" in text
+    assert "worker-0    | saved" in text
     assert all(map(gone, pids(text)))
 
 
@@ -162,6 +205,59 @@ def test_cluster_has_free_ports_of_its_own() -> None:
     assert all(address.startswith("127.0.0.1:") for address in addresses)
 
 
+def test_member_that_waits_for_a_stopped_coordinator_is_ended(
+    tmp_path: Path, ended: list[subprocess.Popen[str]]
+) -> None:
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('trains')\n" + FOREVER
+    process = supervise(tmp_path, SAVES, deaf, trains=True)
+    ended.append(process)
+    text = stop_when_all_train(process, signal.SIGTERM, trainers=2)
+    assert process.wait() == 143
+    assert all(map(gone, pids(text)))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "sizes", "said"),
+    [
+        ("parameter_server", (None, None), (2, 1), ""),
+        ("parameter_server", (3, 2), (3, 2), ""),
+        ("multi_worker_mirrored", (3, None), (3, 0), ""),
+        ("multi_worker_mirrored", (None, 2), (2, 0), "--ps 2 is not used: strategy multi_worker_mirrored has no ps"),
+        ("mirrored", (None, None), (0, 0), ""),
+        ("one_device", (4, None), (0, 0), "--workers 4 is not used: strategy one_device has no worker"),
+    ],
+)
+def test_strategy_decides_the_jobs(
+    capsys: pytest.CaptureFixture[str],
+    strategy: str,
+    given: tuple[int | None, int | None],
+    sizes: tuple[int, int],
+    said: str,
+) -> None:
+    assert cluster_size(strategy, *given) == sizes
+    out = capsys.readouterr().out
+    assert said in out
+    assert bool(out) == bool(said)
+    assert sorted(local_cluster(*sizes)) == sorted(STRATEGY_JOBS[strategy])
+
+
+def test_every_member_of_a_cluster_without_ps_trains() -> None:
+    config = Config(program="a:b", strategy="multi_worker_mirrored")
+    tasks = make_tasks(config, Path("/tmp/run.json"), local_cluster(2, 0), evaluator=True)
+    assert [(item.name, item.trains) for item in tasks] == [
+        ("worker-0", True),
+        ("worker-1", True),
+        ("evaluator-0", False),
+        ("chief-0", True),
+    ]
+
+
+@pytest.mark.parametrize(("workers", "servers", "named"), [(0, 1, "--workers"), (1, 0, "--ps")])
+def test_cluster_without_members_is_refused(workers: int, servers: int, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"{named} must be at least 1, not 0"):
+        cluster_size("parameter_server", workers, servers)
+
+
 def test_every_setting_has_an_option() -> None:
     parser = argparse.ArgumentParser()
     add_local_options(parser)
@@ -182,9 +278,11 @@ def test_option_text_becomes_the_settings_type(key: str, text: str, value: objec
 
 def test_tasks_get_what_hosts_get_and_none_of_our_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    monkeypatch.delenv("DATA_DIR", raising=False)
     config = Config(program="a:b", run="r")
     tasks = make_tasks(config, Path("/tmp/run.json"), local_cluster(2, 1), evaluator=True)
     assert [item.name for item in tasks] == ["ps-0", "worker-0", "worker-1", "evaluator-0", "chief-0"]
     environment = tasks[0]._environment
     assert environment["TRAINER_SETTINGS"] == "/tmp/run.json"
+    assert environment["DATA_DIR"] == "/srv/trainer/data"
     assert "NOTIFY_SOCKET" not in environment

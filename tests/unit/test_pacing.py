@@ -62,7 +62,7 @@ def test_a_fixed_size_is_never_exceeded() -> None:
     pacer = Pacer(64, 2)
     blocks = train(pacer, 1000, 2, lambda size: 0.001 * size)
     assert {size for calls in blocks for size in calls} <= {64, 1000 % 64}
-    assert pacer.steps_per_call == 64
+    assert pacer.sizes[0] == 64
 
 
 def test_a_block_lasts_no_longer_than_the_log_interval_asks() -> None:

@@ -3,7 +3,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from preflight import preflight_problems
+from preflight import preflight_notes, preflight_problems
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = "2.19.4"
@@ -64,11 +64,59 @@ def test_an_empty_inventory_is_refused():
         ({}, everywhere(trainer_run=None), "trainer_run is None; expected the run settings"),
         ({}, everywhere(trainer_run=RUN | {"step": 10}), "did you mean 'steps'"),
         ({}, everywhere(trainer_run=RUN | {"steps": "many"}), "steps"),
+        (
+            {"worker": []},
+            everywhere(trainer_run=RUN | {"strategy": "multi_worker_mirrored"}),
+            "group worker is empty; the strategy multi_worker_mirrored needs",
+        ),
     ],
 )
 def test_a_wrong_inventory_is_refused_by_value(groups, hosts, said):
     found = problems(groups, **hosts)
     assert any(said.lower() in problem.lower() for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "idle"),
+    [
+        ("multi_worker_mirrored", {"ps": []}),
+        ("mirrored", {"ps": [], "worker": []}),
+        ("one_device", {"ps": [], "worker": []}),
+        ("central_storage", {"ps": [], "worker": []}),
+    ],
+)
+def test_jobs_that_a_strategy_lacks_are_not_required(strategy, idle):
+    assert problems(idle, **everywhere(trainer_run=RUN | {"strategy": strategy})) == []
+
+
+def test_an_unknown_strategy_is_told_once():
+    (problem,) = problems(**everywhere(trainer_run=RUN | {"strategy": "tpu"}))
+    assert problem.startswith("trainer_run: strategy: must be one of parameter_server")
+
+
+def notes(groups=None, **run):
+    return preflight_notes(*inventory(groups, **everywhere(trainer_run=RUN | run)))
+
+
+def test_a_group_that_the_strategy_has_no_use_for_is_noted():
+    evaluator = {"evaluator": ["head"]}
+    assert notes(evaluator) == []
+    assert notes(evaluator, strategy="multi_worker_mirrored") == [
+        "group ps (ps-0) stands idle: the strategy multi_worker_mirrored has no ps"
+    ]
+    assert [note.split()[1] for note in notes(evaluator, strategy="one_device")] == ["ps", "worker"]
+
+
+def test_an_evaluator_that_evaluates_nothing_is_noted():
+    (note,) = notes({"evaluator": ["head"]}, evaluation="inline")
+    assert note == "group evaluator (head) stands idle: it evaluates with evaluation: sidecar, and this is inline"
+    assert notes(evaluation="inline") == []
+
+
+def test_a_training_that_nobody_evaluates_is_noted():
+    (note,) = notes()
+    assert "nobody evaluates: evaluation is sidecar and the group evaluator is empty" in note
+    assert notes(evaluation="none") == []
 
 
 def test_all_problems_are_named_at_once():

@@ -33,7 +33,7 @@ def newer(files, task):
     root, started = files
     time.sleep(0.05)
     return lambda: stale_tasks.newer_file(
-        started, stale_tasks.inputs(task, root / "release", root / "etc", root / "unit")
+        started, stale_tasks.inputs(task, task == "chief-0", root / "release", root / "etc", root / "unit")
     )
 
 

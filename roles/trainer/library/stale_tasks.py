@@ -29,6 +29,11 @@ options:
     description: The tasks' unit file.
     type: path
     required: true
+  settings_readers:
+    description: Names of the tasks that read C(run.json). The others only serve.
+    type: list
+    elements: str
+    required: true
 author:
   - psfleet
 """
@@ -38,6 +43,7 @@ EXAMPLES = r"""
     root: /opt/trainer
     config_dir: /etc/trainer
     unit: /etc/systemd/system/trainer@.service
+    settings_readers: [chief-0]
 """
 RETURN = r"""
 tasks:
@@ -45,8 +51,6 @@ tasks:
   type: dict
   returned: success
 """
-
-JOBS_THAT_READ_THE_SETTINGS = ("chief", "evaluator")
 
 
 def newer_file(started: float, paths: Iterable[Path]) -> str | None:
@@ -60,11 +64,11 @@ def newer_file(started: float, paths: Iterable[Path]) -> str | None:
     return None
 
 
-def inputs(task: str, release: Path, config_dir: Path, unit: Path) -> Iterator[Path]:
+def inputs(task: str, reads_settings: bool, release: Path, config_dir: Path, unit: Path) -> Iterator[Path]:
     """List what a task reads when it starts."""
     yield unit
     yield config_dir / f"{task}.env"
-    if task.partition("-")[0] in JOBS_THAT_READ_THE_SETTINGS:
+    if reads_settings:
         yield config_dir / "run.json"
     yield from sorted(release.rglob("*"))
     # A distribution that is installed anew leaves its mark on the directory.
@@ -95,11 +99,13 @@ def main() -> None:
             "root": {"type": "path", "required": True},
             "config_dir": {"type": "path", "required": True},
             "unit": {"type": "path", "required": True},
+            "settings_readers": {"type": "list", "elements": "str", "required": True},
         },
         supports_check_mode=True,
     )
     release = (Path(module.params["root"]) / "current").resolve()
     config_dir, unit = Path(module.params["config_dir"]), Path(module.params["unit"])
+    readers = module.params["settings_readers"]
     command = ["systemctl", "show", "--property=Id,MainPID", "trainer@*.service"]
     _code, listing, _error = module.run_command(command, check_rc=True)
     stale = {}
@@ -110,7 +116,7 @@ def main() -> None:
         if Path(f"/proc/{pid}/cwd").resolve() != release:
             stale[task] = str(release)
         else:
-            newer = newer_file(started, inputs(task, release, config_dir, unit))
+            newer = newer_file(started, inputs(task, task in readers, release, config_dir, unit))
             if newer:
                 stale[task] = newer
     diff = {"before": "".join(f"{task} started before {path} changed\n" for task, path in stale.items()), "after": ""}

@@ -1,0 +1,1 @@
+"""Measurements of psfleet, each a command that prints tables."""

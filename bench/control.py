@@ -1,0 +1,159 @@
+"""Measure the control machine's own work for simulated hosts: the spec, the files, the preflight. Nothing uses SSH.
+
+Three things in turn for each number of hosts: psfleet's functions alone, in this process; the same through Ansible
+(ansible/preflight.yml, then the role's templates rendered for every host); and as many empty tasks, which is Ansible
+alone. Times are processor seconds of all processes, so that a busy machine does not count as a slow one. Linear means
+that a host costs the same in a large cluster as in a small one: the time of a host at the largest number of hosts,
+divided by that at the smallest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from cluster_spec import cluster_spec, host_tasks
+from preflight import preflight_problems
+
+ROOT = Path(__file__).resolve().parent.parent
+TEMPLATE = ROOT / "roles" / "trainer" / "templates" / "task.env.j2"
+SITE = {
+    "ansible_connection": "local",
+    "cluster_shared_dir": "/srv/trainer",
+    "cluster_uid": 6006,
+    "trainer_run": {"program": "trainer.examples.digits:Digits"},
+}
+ANSIBLE = "2.19.0"  # what the functions alone are told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench/control", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hosts", type=int, nargs="+", default=[100, 300, 1000], help="sizes of the cluster")
+    parser.add_argument("--rounds", type=int, default=2, help="repetitions; the least time counts")
+    parser.add_argument("--functions-only", action="store_true", help="without Ansible: seconds, not minutes")
+    args = parser.parse_args()
+    os.chdir(ROOT)
+    columns: dict[str, list[float]] = {}
+    for number in args.hosts:
+        for name, seconds in measure(number, args.rounds, with_ansible=not args.functions_only).items():
+            columns.setdefault(name, []).append(seconds)
+    print(table(args.hosts, columns))
+
+
+def measure(number: int, rounds: int, *, with_ansible: bool) -> dict[str, float]:
+    """Measure a cluster of so many hosts: {what: processor seconds}."""
+    groups = groups_of(number)
+    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as scratch:
+        inventory = Path(scratch) / "hosts.yml"
+        inventory.write_text(yaml.safe_dump(inventory_of(groups)))
+        work: dict[str, Callable[[], None]] = {
+            "psfleet's functions alone": lambda: render_all(groups, Path(scratch) / "files"),
+        }
+        if with_ansible:
+            work |= {
+                "preflight and files through Ansible": lambda: play(
+                    inventory, "ansible/preflight.yml", "bench/control.yml"
+                ),
+                "as many empty tasks (Ansible alone)": lambda: play(inventory, "bench/control_empty.yml"),
+            }
+        least = dict.fromkeys(work, float("inf"))
+        for _ in range(rounds):
+            for name, each in work.items():
+                before = processor_seconds()
+                each()
+                least[name] = min(least[name], processor_seconds() - before)
+                print(f"{number} hosts, {name}: {least[name]:.2f} s", file=sys.stderr, flush=True)
+    return least
+
+
+# Simulated clusters
+
+
+def groups_of(number: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Divide hosts among the jobs: one head, a tenth parameter servers, the rest workers; each with its address."""
+    if not 3 <= number <= 60_000:
+        raise ValueError(f"{number} hosts; expected 3 to 60,000: a head, a parameter server, a worker or more of them")
+    addresses = ({"ansible_host": f"10.{16 + i // 250}.{i % 250 // 25}.{i % 25 + 1}"} for i in range(number))
+    servers = max(1, number // 10)
+    head = {"head": next(addresses)}
+    return {
+        "chief": head,
+        "evaluator": {"head": {}},
+        "tensorboard": {"head": {}},
+        "ps": {f"ps-{i}": next(addresses) for i in range(servers)},
+        "worker": {f"worker-{i}": next(addresses) for i in range(number - servers - 1)},
+    }
+
+
+def inventory_of(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Write the groups as Ansible's YAML inventory, with the site's variables."""
+    return {"all": {"vars": SITE, "children": {job: {"hosts": dict(hosts)} for job, hosts in groups.items()}}}
+
+
+# The work
+
+
+def render_all(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], directory: Path) -> None:
+    """Do with psfleet's functions what the playbooks do with them: check, derive, and write each task's file."""
+    hostvars: dict[str, dict[str, Any]] = {}
+    for hosts in groups.values():
+        for host, variables in hosts.items():
+            hostvars.setdefault(host, dict(SITE)).update(variables)
+    members = {"all": list(hostvars)} | {job: list(hosts) for job, hosts in groups.items()}
+    problems = preflight_problems(members, hostvars, ANSIBLE)
+    if problems:
+        sys.exit("bench/control: " + "\n".join(problems))
+    spec = cluster_spec(members, hostvars)
+    template = jinja2.Environment(autoescape=False).from_string(TEMPLATE.read_text())
+    for host in members["all"]:
+        (directory / host).mkdir(parents=True, exist_ok=True)
+        for task in host_tasks(spec, host):
+            text = template.render(item=task, trainer_settings={"shared_dir": "/srv/trainer"}, ansible_managed="")
+            (directory / host / f"{task['name']}.env").write_text(text)
+
+
+def play(inventory: Path, *playbooks: str) -> None:
+    environment = {**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal", "ANSIBLE_DISPLAY_OK_HOSTS": "0"}
+    command = ["ansible-playbook", "-i", str(inventory), *playbooks]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True)
+    if done.returncode:
+        sys.exit(f"bench/control: {' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
+
+
+def processor_seconds() -> float:
+    """Processor time of this process, and of its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+# The table
+
+
+def table(numbers: list[int], columns: Mapping[str, list[float]]) -> str:
+    head = "".join(f" {number:,} hosts, s |" for number in numbers)
+    lines = [f"| processor time |{head} a host, largest / smallest |", "|---" * (len(numbers) + 2) + "|"]
+    for name, seconds in columns.items():
+        cells = "".join(f" {each:.2f} |" for each in seconds)
+        lines.append(f"| {name} |{cells} {growth(numbers, seconds):.2f} |")
+    return "\n".join(lines)
+
+
+def growth(numbers: list[int], seconds: list[float]) -> float:
+    """How much more a host costs in the largest cluster than in the smallest: 1 when the time is linear."""
+    return (seconds[-1] / numbers[-1]) / (seconds[0] / numbers[0])
+
+
+if __name__ == "__main__":
+    main()

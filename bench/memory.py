@@ -1,0 +1,133 @@
+"""Memory of psfleet's tasks: each role while it waits, and all of them over 10,000 steps.
+
+RSS is what is resident in memory, PSS the same with each page that several processes share divided among them
+(/proc/<pid>/smaps_rollup). On a host of its own a task's share is between the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.points import Point
+from bench.tables import print_row
+from bench.tasks import LocalCluster, Task
+
+PROGRAM = "bench.programs:Tiny"
+SETTLED_SECONDS = 3.0
+SAMPLE_SECONDS = 0.5
+# By then the packed calls have their size, and a first checkpoint and a first event are written.
+WARM = 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Resident memory of a process, MiB."""
+
+    rss: float
+    pss: float
+
+
+def read_memory(pid: int) -> Memory:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
+    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return Memory(kibibytes["Rss"] / 1024, kibibytes["Pss"] / 1024)
+
+
+def settle(task: Task) -> Memory:
+    """Wait until the task's memory changes no more, by less than 1 %, and return it."""
+    memory, since = read_memory(task.pid), time.monotonic()
+    while time.monotonic() - since < SETTLED_SECONDS:
+        time.sleep(SAMPLE_SECONDS)
+        now = read_memory(task.pid)
+        if abs(now.rss - memory.rss) > 0.01 * memory.rss:
+            memory, since = now, time.monotonic()
+    return memory
+
+
+def print_idle(directory: Path) -> None:
+    print("\nWaiting tasks, MiB\n")
+    settings = write_settings(directory, "idle", steps=1000)
+    silent = LocalCluster(workers=1, servers=1, directory=directory / "silent")
+    try:
+        chief = silent.start("chief", 0, settings=settings)
+        evaluator = silent.start("evaluator", 0, settings=settings)
+        with LocalCluster(workers=1, servers=1, directory=directory / "idle").serving() as cluster:
+            chief.until(lambda: chief.says("no answer from"), "it waited for members")
+            roles = dict(zip(("ps", "worker"), cluster.tasks, strict=True))
+            roles |= {"chief, no member answers": chief, "evaluator, no checkpoint": evaluator}
+            print_row("role", "RSS", "PSS", head=True)
+            for role, memory in [(role, settle(task)) for role, task in roles.items()]:
+                print_row(role, f"{memory.rss:.0f}", f"{memory.pss:.0f}")
+    finally:
+        for task in silent.tasks:
+            task.end()
+
+
+def print_training(directory: Path, steps: int, checkpoint_steps: int) -> None:
+    every = f"a checkpoint every {checkpoint_steps} steps" if checkpoint_steps else "default settings"
+    print(f"\nRSS while a tiny model is trained for {steps:,} steps, 2 workers, 1 ps, {every}, MiB\n")
+    run = f"every-{checkpoint_steps}"
+    settings = write_settings(directory, run, steps=steps, checkpoint_steps=checkpoint_steps)
+    status = directory / "runs" / run / "status.json"
+    points: list[Point] = []
+    times: list[float] = []
+    samples: list[list[float]] = []
+    with LocalCluster(workers=2, servers=1, directory=directory / run).serving() as cluster:
+        chief = cluster.start("chief", 0, settings=settings)
+        tasks = {"chief": chief, "ps": cluster.tasks[0], "worker": cluster.tasks[1]}
+
+        def trained() -> bool:
+            now = json.loads(status.read_text(encoding="utf-8")) if status.exists() else {}
+            if now.get("state") == "training":
+                times.append(time.time())
+                samples.append([read_memory(task.pid).rss for task in tasks.values()])
+                if not points or now["step"] > points[-1].step:
+                    points.append(Point(now["updated"], now["step"]))
+            return bool(points and points[-1].step >= steps)
+
+        chief.until(trained, f"step {steps}", deadline=600)
+    # The step is published now and then only: between two of these times it is taken to have grown evenly.
+    reached = np.interp(times, [point.time for point in points], [point.step for point in points])
+    rows = np.array(samples)
+    print_row("step", *tasks, head=True)
+    for wanted in np.linspace(0, steps, 6):
+        nearest = int(np.abs(reached - wanted).argmin())
+        print_row(f"{reached[nearest]:,.0f}", *(f"{value:.0f}" for value in rows[nearest]))
+    warm = reached >= WARM * steps
+    slopes = [1000 * np.polyfit(reached[warm], rows[warm, column], 1)[0] for column in range(len(tasks))]
+    print_row(f"MiB per 1,000 steps, from step {WARM * steps:,.0f} on", *(f"{value:+.2f}" for value in slopes))
+
+
+def write_settings(directory: Path, run: str, **settings: Any) -> str:
+    (directory / run).mkdir()
+    (directory / "silent").mkdir(exist_ok=True)
+    path = directory / f"{run}.json"
+    path.write_text(
+        json.dumps({"program": PROGRAM, "run": run, "shared_dir": str(directory), **settings}), encoding="utf-8"
+    )
+    return str(path)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench/memory", description=__doc__)
+    parser.add_argument("--steps", type=int, default=10_000, help="how long to train (default: 10000)")
+    parser.add_argument("--quick", action="store_true", help="train a fifth of the steps: about 1 minute instead of 4")
+    options = parser.parse_args(arguments)
+    steps = options.steps // 5 if options.quick else options.steps
+    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
+        print_idle(Path(directory))
+        for checkpoint_steps in (0, max(1, steps // 50)):
+            print_training(Path(directory), steps, checkpoint_steps)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

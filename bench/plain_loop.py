@@ -1,0 +1,62 @@
+"""The custom loop on parameter servers as TensorFlow's guide has it: schedule one step a call, join once an epoch.
+
+Prints a JSON line {"time", "step"} at the end of each epoch, until it is killed. The cluster comes from TF_CONFIG.
+Source: https://www.tensorflow.org/tutorials/distribute/parameter_server_training, "Training with a custom training
+loop".
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from bench.points import print_point
+from trainer.program import load_program
+
+
+def main(program_name: str, epoch_steps: int) -> None:
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    program = load_program(program_name)
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        model = program.build_model()
+        optimizer = model.optimizer
+        accuracy = tf.keras.metrics.SparseCategoricalAccuracy()
+        example_loss = tf.keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction=tf.keras.losses.Reduction.NONE
+        )
+
+    @tf.function
+    def train_step(iterator: Any) -> Any:
+        def on_replica(features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                predictions = model(features, training=True)
+                loss = tf.nn.compute_average_loss(example_loss(labels, predictions))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            accuracy.update_state(labels, predictions)
+            return loss
+
+        losses = strategy.run(on_replica, args=next(iterator))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    @tf.function
+    def dataset_fn() -> Any:
+        return strategy.distribute_datasets_from_function(program.train_dataset)
+
+    iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
+    for epoch in itertools.count(1):
+        for _ in range(epoch_steps):
+            loss = coordinator.schedule(train_step, args=(iterator,))
+        coordinator.join()
+        loss.fetch()
+        accuracy.reset_state()
+        print_point(epoch * epoch_steps)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

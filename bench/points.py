@@ -1,0 +1,38 @@
+"""Points of a training: when which step was reached, and the speed between two of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """The step (batches applied, all workers together) at a time (seconds since 1970)."""
+
+    time: float
+    step: int
+
+
+def print_point(step: int) -> None:
+    print(json.dumps({"time": time.time(), "step": step}), flush=True)
+
+
+def read_point(line: str) -> Point | None:
+    """Return what `print_point` printed, or None for any other line."""
+    if not line.startswith('{"time"'):
+        return None
+    return Point(**json.loads(line))
+
+
+def speed(points: list[Point], warm_up: float) -> float | None:
+    """Return the steps per second between the first point after the warm-up and the last one.
+
+    The warm-up (seconds) begins at the first point, so that what comes before the first steps never counts.
+    None as long as there are not two such points.
+    """
+    steady = [point for point in points if point.time - points[0].time >= warm_up]
+    if len(steady) < 2:
+        return None
+    return (steady[-1].step - steady[0].step) / (steady[-1].time - steady[0].time)

@@ -1,0 +1,101 @@
+"""Tasks of a cluster on this machine: servers that stay, and coordinators that come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.cluster import Cluster
+from trainer.local import die_with_parent, local_cluster
+from trainer.runtime import ENVIRONMENT
+
+ROOT = Path(__file__).resolve().parents[1]
+DEADLINE = 180.0  # for any one thing that is waited for
+POLL_SECONDS = 0.1
+
+
+class Task:
+    """A process whose output goes to a file, ended with the bench."""
+
+    def __init__(self, name: str, command: list[str], log: Path, **environment: str) -> None:
+        self.name = name
+        self.log = log
+        with log.open("w", encoding="utf-8") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=clean_environment(**environment),
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def says(self, text: str) -> bool:
+        return text in self.output()
+
+    def until(self, holds: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any:
+        """Poll until the condition holds and return what it returned; shows the log when the task ends before."""
+        end = time.monotonic() + deadline
+        while not (found := holds()):
+            ended = self.process.poll()
+            if ended is not None or time.monotonic() > end:
+                why = f"ended with {ended}" if ended is not None else f"took more than {deadline:.0f} s"
+                sys.exit(f"bench: {self.name} {why} before {what}:\n{self.output()[-4000:]}")
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class LocalCluster:
+    """A chief's address, ps and workers on free ports; the servers are psfleet's own tasks."""
+
+    def __init__(self, workers: int, servers: int, directory: Path) -> None:
+        self._directory = directory
+        self._jobs = local_cluster(workers, servers)
+        self.workers = workers
+        self.tasks: list[Task] = []
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[LocalCluster]:
+        """Start the servers and wait until they answer; end everything afterwards."""
+        try:
+            servers = [self.start(job, index) for job in ("ps", "worker") for index in range(len(self._jobs[job]))]
+            for server in servers:
+                server.until(partial(server.says, " serves at "), "it served")
+            yield self
+        finally:
+            for task in reversed(self.tasks):
+                task.end()
+
+    def start(self, job: str, index: int, command: tuple[str, ...] = ("-m", "trainer"), settings: str = "") -> Task:
+        """Start a task, by default psfleet's; `settings` is the path of its run settings."""
+        config = Cluster(self._jobs, job, index).as_tf_config()
+        log = self._directory / f"{job}-{index}-{len(self.tasks)}.log"
+        more = {"TRAINER_SETTINGS": settings} if settings else {}
+        task = Task(f"{job}-{index}", list(command), log, TF_CONFIG=config, **more)
+        self.tasks.append(task)
+        return task
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Return the environment that every side gets: nothing of TensorFlow's but what psfleet sets on hosts."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("TF_", "TRAINER_"))}
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH", "")]))
+    return {**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1", **ENVIRONMENT, **more}

@@ -1,0 +1,152 @@
+"""psfleet's speed against TensorFlow's parameter-server guide written plainly, and its scaling.
+
+Every figure is steps per second between two points of a training that has warmed up, on local servers of the same
+kind, with every setting of psfleet at its default. What is compared runs in turn; only ratios say something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.points import Point, read_point, speed
+from bench.tables import print_row
+from bench.tasks import LocalCluster, Task
+
+APIS = {"fit": "fit", "custom_loop": "custom loop"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How long to measure: repetitions of what is noisy, seconds of warm-up and of measuring."""
+
+    repetitions: int
+    warm_up: float
+    seconds: float
+
+
+FULL = Effort(repetitions=3, warm_up=5, seconds=10)
+QUICK = Effort(repetitions=1, warm_up=4, seconds=5)
+
+
+class Bench:
+    """Runs coordinators on a cluster, one after the other, and measures them."""
+
+    def __init__(self, effort: Effort, directory: Path) -> None:
+        self.effort = effort
+        self._directory = directory
+        self._runs = itertools.count()
+
+    def cluster(self, workers: int) -> LocalCluster:
+        directory = self._directory / f"cluster-{next(self._runs)}"
+        directory.mkdir()
+        return LocalCluster(workers=workers, servers=1, directory=directory)
+
+    def psfleet(self, cluster: LocalCluster, program: str, api: str) -> float:
+        """Return the speed of psfleet's own coordinator (steps/s), read from the status that it publishes."""
+        run = f"run-{next(self._runs)}"
+        settings = self._directory / f"{run}.json"
+        wanted = {"program": program, "run": run, "api": api, "steps": 10**9, "shared_dir": str(self._directory)}
+        settings.write_text(json.dumps(wanted), encoding="utf-8")
+        status = self._directory / "runs" / run / "status.json"
+        points: list[Point] = []
+
+        def observed() -> list[Point]:
+            if status.exists():
+                read = json.loads(status.read_text(encoding="utf-8"))
+                if read["state"] == "training" and read["step"] and (not points or read["step"] > points[-1].step):
+                    points.append(Point(read["updated"], read["step"]))
+            return points
+
+        return self._measure(cluster.start("chief", 0, settings=str(settings)), observed)
+
+    def plain(self, cluster: LocalCluster, program: str, api: str, epoch_steps: int) -> float:
+        """Return the speed of the guide's code (steps/s), which says when an epoch of so many steps has ended."""
+        module = {"fit": "bench.plain_fit", "custom_loop": "bench.plain_loop"}[api]
+        task = cluster.start("chief", 0, ("-m", module, program, str(epoch_steps)))
+        return self._measure(
+            task, lambda: [point for line in task.output().splitlines() if (point := read_point(line))]
+        )
+
+    def _measure(self, task: Task, observed: Callable[[], list[Point]]) -> float:
+        warm_up, seconds = self.effort.warm_up, self.effort.seconds
+
+        def measured() -> float | None:
+            points = observed()
+            enough = points and points[-1].time - points[0].time >= warm_up + seconds
+            return speed(points, warm_up) if enough else None
+
+        try:
+            return float(task.until(measured, "enough was measured"))
+        finally:
+            task.end()
+
+
+def compare(bench: Bench, program: str, epoch_steps: int, repetitions: int, asked: dict[str, float]) -> None:
+    """Print a table of psfleet against the guide for both APIs, 2 workers and 1 ps."""
+    speeds: dict[tuple[str, str], list[float]] = {(side, api): [] for api in APIS for side in ("plain", "psfleet")}
+    with bench.cluster(workers=2).serving() as cluster:
+        for _ in range(repetitions):
+            for api in APIS:
+                speeds["plain", api].append(bench.plain(cluster, program, api, epoch_steps))
+                speeds["psfleet", api].append(bench.psfleet(cluster, program, api))
+    print_row("API", "guide, steps/s", "psfleet, steps/s", "ratio", "asked", head=True)
+    for api, name in APIS.items():
+        plain, psfleet = speeds["plain", api], speeds["psfleet", api]
+        ratio = statistics.median(psfleet) / statistics.median(plain)
+        print_row(name, listed(plain), listed(psfleet), f"{ratio:.2f}", f"{asked[api]:.1f}")
+
+
+def print_tiny(bench: Bench) -> None:
+    print("\nA tiny model, 2 workers, 1 ps\n")
+    compare(bench, "bench.programs:Tiny", 500, bench.effort.repetitions, {"fit": 3.0, "custom_loop": 2.5})
+
+
+def print_slow(bench: Bench) -> None:
+    print("\nSteps of 1 s, 2 workers, 1 ps\n")
+    compare(bench, "bench.programs:Slow", 10, 1, {"fit": 1.0, "custom_loop": 1.0})
+
+
+def print_scaling(bench: Bench) -> None:
+    print("\nSteps that wait 50 ms, 1 ps, psfleet's custom loop\n")
+    print_row("workers", "steps/s", "of ideal", "asked", head=True)
+    alone = 0.0
+    for workers in (1, 2, 4):
+        with bench.cluster(workers=workers).serving() as cluster:
+            reached = bench.psfleet(cluster, "bench.programs:Waiting", "custom_loop")
+        alone = alone or reached
+        print_row(str(workers), f"{reached:.2f}", f"{reached / (workers * alone):.3f}", "0.97")
+
+
+def listed(speeds: list[float]) -> str:
+    """Return the median, and all values where there are several."""
+    every = f" ({', '.join(f'{value:.4g}' for value in speeds)})" if len(speeds) > 1 else ""
+    return f"{statistics.median(speeds):.4g}{every}"
+
+
+PARTS = {"tiny": print_tiny, "slow": print_slow, "scaling": print_scaling}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench/throughput", description=__doc__)
+    parser.add_argument("part", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="short and rough: about 2 minutes instead of 8")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.part) - set(PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
+    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
+        bench = Bench(QUICK if options.quick else FULL, Path(directory))
+        for name, print_part in PARTS.items():
+            if not options.part or name in options.part:
+                print_part(bench)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

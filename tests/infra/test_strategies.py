@@ -1,0 +1,113 @@
+"""Another strategy on the same hosts, and back: only the run settings change."""
+
+import json
+import time
+
+import pytest
+
+from .conftest import copy_inventory, environment_of, fab, play, status
+
+RUN = f"infra-sync-{int(time.time())}"
+FIT_RUN = f"infra-fit-{int(time.time())}"
+IN_STEP = {
+    "program": "trainer.examples.sync_digits:SyncDigits",
+    "strategy": "multi_worker_mirrored",
+    "checkpoint_seconds": 10,
+}
+MEMBERS = {"head": "chief-0", "worker-0": "worker-0", "worker-1": "worker-1"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leave_no_run(lab):
+    yield
+    fab("stop-cluster")
+    with lab["head"].sudo():
+        lab["head"].run_expect([0], f"rm -rf /srv/trainer/runs/{RUN} /srv/trainer/runs/{FIT_RUN}")
+        lab["head"].run_expect([0], "rm -f /srv/trainer/selection.json")
+
+
+@pytest.fixture(scope="module")
+def in_step(lab, tmp_path_factory):
+    """The hosts, one of them with a running parameter server, made right for a strategy that has none."""
+    with lab["ps-0"].sudo():
+        lab["ps-0"].run_expect([0], "systemctl enable --now trainer@ps-0")
+    inventory = copy_inventory(tmp_path_factory.mktemp("in-step") / "lab", IN_STEP | {"steps": 1_000_000})
+    converged = play("site.yml", inventory=inventory)
+    assert converged.code == 0, converged.failed
+    return inventory
+
+
+def state(host, task):
+    """Whether systemd runs a task, and whether it would at the next boot."""
+    listed = host.check_output(f"systemctl show --property=ActiveState,UnitFileState trainer@{task}")
+    found = dict(line.split("=", 1) for line in listed.splitlines())
+    return found["ActiveState"], found["UnitFileState"]
+
+
+def test_hosts_of_jobs_that_the_strategy_lacks_have_no_task(lab, in_step):
+    for name in ("ps-0", "ps-1"):
+        with lab[name].sudo():
+            assert lab[name].check_output("ls /etc/trainer") == "run.json"
+            assert state(lab[name], name) == ("inactive", "disabled")
+
+
+@pytest.fixture(scope="module")
+def training(lab, in_step):
+    started = fab("start-cluster", "--run", RUN, "--detach", inventory=in_step)
+    assert started.returncode == 0, started.stdout + started.stderr
+    return started.stdout
+
+
+def test_cluster_is_chief_and_workers_that_train(lab, in_step, training):
+    assert "group ps (ps-0, ps-1) stands idle" in training
+    for name, task in MEMBERS.items():
+        with lab[name].sudo():
+            environment = environment_of(lab[name], f"trainer@{task}")
+            assert "step" in lab[name].check_output(f"systemctl show --value --property=StatusText trainer@{task}")
+        assert sorted(json.loads(environment["TF_CONFIG"])["cluster"]) == ["chief", "worker"]
+    shown = fab("status", inventory=in_step)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert shown.stdout.count("active (running)") == 4
+
+
+def test_stop_ends_all_members_after_a_checkpoint(lab, in_step, training):
+    stopped = fab("stop-cluster", inventory=in_step)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    for name, task in MEMBERS.items():
+        with lab[name].sudo():
+            assert state(lab[name], task) == ("inactive", "disabled"), task
+            # systemd forgets how a unit that it has unloaded ended; the journal doesn't.
+            last = lab[name].check_output(f"journalctl --quiet --no-pager --lines=8 --unit=trainer@{task}")
+        assert "stopped at step" in last, last
+        assert "Deactivated successfully" in last, last
+    now = status(lab)
+    assert now["state"] == "stopped"
+    assert now["checkpoint"].endswith(f"ckpt-{now['step']}")
+
+
+def test_members_go_on_and_end_with_their_run(lab, in_step, tmp_path):
+    steps = status(lab)["step"] + 50
+    inventory = copy_inventory(tmp_path / "lab", IN_STEP | {"steps": steps})
+    done = fab("start-cluster", inventory=inventory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"run {RUN} finished" in done.stdout
+    assert status(lab)["evaluation"]["step"] == steps
+    shown = fab("status", inventory=inventory)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    for name, task in MEMBERS.items():
+        assert any(line.split()[:3] == [task, name, "finished"] for line in shown.stdout.splitlines()), shown.stdout
+
+
+def test_fit_trains_on_parameter_servers_that_came_back(lab, in_step, tmp_path):
+    settings = {"program": "trainer.examples.digits:Digits", "api": "fit", "steps": 2000, "epoch_steps": 1000}
+    inventory = copy_inventory(tmp_path / "lab", settings)
+    done = fab("start-cluster", "--run", FIT_RUN, inventory=inventory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    now = status(lab)
+    assert (now["state"], now["step"], now["evaluation"]["step"]) == ("finished", 2000, 2000)
+    assert now["evaluation"]["metrics"]["accuracy"] >= 0.9
+    for name in ("ps-0", "ps-1"):
+        with lab[name].sudo():
+            assert state(lab[name], name) == ("active", "enabled")
+    again = play("site.yml", inventory=inventory)
+    assert (again.code, again.changed) == (0, [])

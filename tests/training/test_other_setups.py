@@ -1,0 +1,77 @@
+"""What docs/from-other-setups.md gives people instead of what they had works as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import write_files
+from processes import MINUTE, ROOT, Runs, environment
+
+from fleet.inventory import load_inventory
+from trainer.local import local_cluster
+
+pytestmark = pytest.mark.timeout(450)
+TRAIN = """
+import json
+from trainer.testing import train
+for name in ("houses:Houses", "clicks:Clicks"):
+    result = train(name, steps=300, workers=2, ps=2)
+    assert (result.directory / "export").is_dir()
+    print("evaluated", json.dumps(result.evaluation))
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("page")
+    names = [str(path.relative_to(directory)) for path in write_files("from-other-setups.md", directory)]
+    assert names == ["houses.py", "start.sh", "clicks.py", "inventory/mine/hosts.yml", "inventory/tfjob/hosts.yml"]
+    return directory
+
+
+def test_programs_learn(page: Path) -> None:
+    more = environment(PYTHONPATH=f"{ROOT}:{page}")
+    done = subprocess.run([sys.executable, "-c", TRAIN], env=more, capture_output=True, text=True, timeout=6 * MINUTE)
+    assert done.returncode == 0, done.stderr
+    houses, clicks = (json.loads(found) for found in re.findall(r"^evaluated (.*)$", done.stdout, re.MULTILINE))
+    assert houses["loss"] < 0.05
+    assert clicks["accuracy"] > 0.9
+
+
+def test_flags_start_a_cluster(page: Path, runs: Runs) -> None:
+    cluster = local_cluster(2, 1)
+    addresses = [*cluster["chief"], *cluster["ps"], *cluster["worker"]]
+    hosts, *lines = (page / "start.sh").read_text().splitlines()
+    for number, address in enumerate(addresses):
+        hosts = hosts.replace(f"host{number}:2222", address)
+    settings = page / "run.json"
+    settings.write_text(
+        json.dumps({"program": "houses:Houses", "run": "flags", "shared_dir": str(runs.shared), "steps": 300})
+    )
+    value = hosts.removeprefix('HOSTS="').removesuffix('"')
+    commands = [shlex.split(line.replace("$HOSTS", value).replace("run.json", str(settings))) for line in lines]
+    assert [command[:3] for command in commands] == [["python", "-m", "trainer"]] * 4
+    tasks = [runs.start(command[1:], PYTHONPATH=f"{ROOT}:{page}") for command in commands]
+    assert tasks[-1].wait(4 * MINUTE) == 0, tasks[-1].output
+    for task in tasks[:-1]:
+        task.end()
+    status = runs.status("flags")
+    assert (status["state"], status["step"]) == ("finished", 300)
+
+
+def test_inventories_make_the_clusters_that_stood_there(page: Path) -> None:
+    mine = load_inventory(str(page / "inventory/mine"))
+    assert [(task.name, task.address) for task in mine.tasks if task.job != "chief"] == [
+        ("ps-0", "10.0.0.1"),
+        ("worker-0", "10.0.0.2"),
+        ("worker-1", "10.0.0.3"),
+    ]
+    jobs = [task.job for task in load_inventory(str(page / "inventory/tfjob")).tasks]
+    replicas = {job: jobs.count(job) for job in ("chief", "ps", "worker", "evaluator")}
+    assert replicas == {"chief": 1, "ps": 2, "worker": 4, "evaluator": 1}

@@ -1,0 +1,173 @@
+"""The course of a run: how long the next block of calls is, and what is due after it.
+
+Both loops follow it, so that they save, log and stop by the same rules. Under multi_worker_mirrored every member
+follows one, and the members agree after each block on what is due by time or was asked of one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainer.checkpoints import Checkpoints, RunDirectory
+from trainer.config import Config
+from trainer.evaluation import Results
+from trainer.failures import Stopped
+from trainer.metrics import Progress
+from trainer.pacing import Pacer
+from trainer.records import read_record
+from trainer.replicas import fetch_numbers
+
+log = logging.getLogger(__name__)
+
+
+class Course:
+    """Where a run stands: its step, its checkpoints, its numbers."""
+
+    def __init__(
+        self,
+        config: Config,
+        replicas: Any,
+        directory: RunDirectory,
+        progress: Progress,
+        stopping: Callable[[], bool],
+        evaluate: Callable[[], dict[str, float]] | None,
+    ) -> None:
+        self._config = config
+        self._replicas = replicas
+        self._directory = directory
+        self._progress = progress
+        self._stopping = stopping
+        self._evaluate = evaluate
+        self._pacer = Pacer(config.steps_per_call, replicas.parallel, config.log_seconds)
+        self._checkpoints = Checkpoints(
+            directory, replicas.model, replicas.step, config.checkpoints_kept, leads=progress.leads
+        )
+        self.step = 0
+        self._ended_epoch = False
+        self._saved_at = self._logged_at = self._block_at = time.monotonic()
+        self._logged_step = 0
+        self.values: dict[str, float] = {}
+        self._results: Results | None = None
+        self._evaluated = int((read_record(directory.evaluation) or {}).get("step", -1))
+
+    def restore(self) -> None:
+        """Go back to the newest checkpoint; a new run has none and stays at step 0."""
+        replicas, checkpoints = self._replicas, self._checkpoints
+        saved = checkpoints.restore() if self._progress.leads else None
+        # The coordinator tries them; the other members read the one that it took.
+        (agreed,) = replicas.agree([-1 if saved is None else saved])
+        if agreed >= 0 and saved is None:
+            checkpoints.read(agreed)
+        self.step = int(replicas.step.numpy())
+        self._ended_epoch = self.step > 0 and self.step % self.epoch_steps == 0
+        if self._evaluated != self.step:
+            self._evaluated = -1  # if it was a later step, of weights that are lost
+        if agreed < 0:
+            return
+        self._progress.checkpointed(self._directory.prefix(agreed), self.step)
+        log.info("going on at step %d of %d", self.step, self._config.steps)
+
+    @property
+    def done(self) -> bool:
+        return self.step >= self._config.steps
+
+    @property
+    def epoch_steps(self) -> int:
+        return self._config.epoch_steps or self._config.steps
+
+    @property
+    def epoch_ended(self) -> bool:
+        return self.done or self._ended_epoch
+
+    def begin(self) -> None:
+        """Start the clocks: the training begins now. Evaluates an epoch after whose end it was stopped."""
+        self._saved_at = self._logged_at = self._block_at = time.monotonic()
+        self._logged_step = self.step
+        self._progress.status.step = self.step
+        self._progress.enter("training")
+        if self.epoch_ended:
+            self.evaluate()
+
+    def plan(self) -> list[int]:
+        """Return the steps of each call of the next block, which ends where something is due."""
+        config, every = self._config, self._config.checkpoint_steps
+        ends = [config.steps, (self.step // self.epoch_steps + 1) * self.epoch_steps]
+        if every:
+            ends.append((self.step // every + 1) * every)
+        self._calls = self._pacer.plan(min(ends) - self.step)
+        self.block_begins()
+        return self._calls
+
+    def block_begins(self) -> None:
+        """Start the clock of a block whose first call was not made at once."""
+        self._block_at = time.monotonic()
+
+    def block_ended(self, outputs: Any, reset_metrics: bool = True) -> None:
+        """Do what is due now that all calls of the block have ended; raises Stopped when asked to stop."""
+        config, replicas = self._config, self._replicas
+        self._pacer.measured(self._calls, time.monotonic() - self._block_at)
+        before, self.step = self.step, int(replicas.step.numpy())
+        now = time.monotonic()
+        every, interval = config.checkpoint_steps, config.checkpoint_seconds
+        # A call that ran twice, because its worker died, takes the step beyond where the block was to end.
+        self._ended_epoch = self.step // self.epoch_steps > before // self.epoch_steps
+        passed = bool(every and self.step // every > before // every)
+        save_due = passed or bool(interval and now - self._saved_at >= interval)
+        log_due = now - self._logged_at >= config.log_seconds
+        leads = self._progress.leads
+        stop, save, show, *sizes = replicas.agree(
+            [self._stopping(), *(int(leads and number) for number in (save_due, log_due, *self._pacer.sizes))]
+        )
+        self._pacer.sizes = (sizes[0], sizes[1])
+        ends = stop or self.done
+        if save or ends:
+            self.save()
+        if show or ends:
+            self._show(outputs, reset_metrics)
+        if stop and not self.done:
+            raise Stopped
+
+    def save(self, again: bool = False) -> None:
+        """Save a checkpoint of this step, unless there is one; `again` replaces it, since the weights have changed."""
+        self.step = int(self._replicas.step.numpy())
+        if again:
+            self._evaluated = -1
+        # A member that is told to save must save, even when the coordinator's files are there already.
+        (there,) = self._replicas.agree([int(self._progress.leads and self.step in self._directory.steps())])
+        if again or not there:
+            self._checkpoints.save()
+        self._saved_at = time.monotonic()
+        self._progress.checkpointed(self._directory.prefix(self.step), self.step)
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate now, if the settings give that to the coordinator; returns the metrics, or nothing."""
+        self.step = int(self._replicas.step.numpy())
+        if self._evaluate is None:
+            return {}
+        # Members may have read different records of the last evaluation.
+        (done,) = self._replicas.agree([int(self._progress.leads and self._evaluated == self.step)])
+        if done:
+            return {}
+        self._progress.enter("training", "evaluating")
+        started = time.monotonic()
+        metrics = self._evaluate()
+        self._evaluated = self.step
+        if self._progress.leads:
+            self._results = self._results or Results(self._directory)
+            self._results.publish(self.step, metrics, time.monotonic() - started)
+        self._progress.enter("training")
+        # Evaluating is no training: the speed that is shown next leaves it out.
+        self._logged_at += time.monotonic() - started
+        return metrics
+
+    def _show(self, outputs: Any, reset_metrics: bool) -> None:
+        now = time.monotonic()
+        self.values = fetch_numbers(outputs)
+        speed = (self.step - self._logged_step) / max(now - self._logged_at, 1e-9)
+        self._progress.trained(self.step, speed, self.values)
+        if reset_metrics:
+            self._replicas.model.reset_metrics()
+        self._logged_step, self._logged_at = self.step, time.monotonic()

@@ -1,0 +1,94 @@
+"""The learning rate goes out with each call, so that no worker reads it from a parameter server.
+
+Keras keeps an optimizer's learning rate in a variable, which lies on one ps; every update of every variable would read
+it there, and a `LearningRateSchedule` would also write it there at every step. Callbacks and checkpoints still find the
+variable where Keras has it, but it lies on the coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.failures import UserError, explain
+
+SET_BY_WORKERS = (
+    "train_step sets the optimizer's learning rate, which under parameter_server every worker would do to all others "
+    "at every step: give the optimizer a LearningRateSchedule, or set it from a callback with api: fit"
+)
+
+
+class LearningRate:
+    """An optimizer's learning rate, for calls that run elsewhere.
+
+    Make it outside the strategy's scope, before checkpoints look at the optimizer. It leaves alone the optimizers that
+    Keras calls legacy, which keep their rate in another way.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        # A LossScaleOptimizer (mixed precision) has the rate of the optimizer inside it.
+        self._optimizer = optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        rate = getattr(optimizer, "_learning_rate", None)
+        self._schedule = rate if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule) else None
+        self._variable: Any = None
+        if isinstance(rate, tf.Variable):
+            self._variable = tf.Variable(rate.numpy(), trainable=False, dtype=rate.dtype, name="learning_rate")
+            optimizer._learning_rate = self._variable
+
+    @property
+    def value(self) -> tf.Tensor:
+        """The rate as it is now, to be given to a call; 0 where the call finds it by itself. Asks no other task."""
+        return tf.constant(0.0) if self._variable is None else self._variable.read_value()
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        return tf.TensorSpec([], tf.float32 if self._variable is None else self._variable.dtype)
+
+    def trace(self, call: Any, *specs: Any) -> Any:
+        """Return the concrete function of a call whose last argument, after those specified, is the rate."""
+        try:
+            return call.get_concrete_function(*specs, self.spec)
+        except AttributeError as error:
+            if "Tensor' object has no attribute 'assign" in str(error):
+                raise UserError(f"{explain(error)} ({SET_BY_WORKERS})") from error
+            raise
+
+    @contextlib.contextmanager
+    def given(self, value: tf.Tensor) -> Iterator[None]:
+        """Let the optimizer use this rate, or the schedule's at each step, in what is traced inside."""
+        optimizer, schedule = self._optimizer, self._schedule
+        if self._variable is not None:
+            with replaced(optimizer, "_learning_rate", value):
+                yield
+        elif schedule is not None:
+            shown = optimizer._current_learning_rate
+
+            def compute() -> None:
+                object.__setattr__(optimizer, "_current_learning_rate", schedule(optimizer.iterations))
+
+            with (
+                replaced(optimizer, "_current_learning_rate", shown),
+                replaced(optimizer, "_compute_current_learning_rate", compute),
+            ):
+                yield
+            # Once a call instead of once a step: who asks the optimizer shall see a rate that is about right.
+            shown.assign(schedule(optimizer.iterations))
+        else:
+            yield
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Put another value in place of an attribute, past TensorFlow's tracking of attributes."""
+    before = vars(owner).get(name)
+    object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(owner, name)
+        else:
+            object.__setattr__(owner, name, before)

@@ -1,0 +1,112 @@
+"""How many bytes of variables lie on each parameter server: a line at the start, and a warning when one holds too much.
+
+Needs no TensorFlow: it looks at the variables that it is given.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from trainer.config import Config
+
+log = logging.getLogger(__name__)
+SERVER = re.compile(r"/job:ps/(?:.*/)?task:(\d+)/")
+UNEVEN = 2  # times the mean
+SMALL = 1024 * 1024  # bytes; nobody waits for a ps that holds less
+
+
+def report_placement(config: Config, model: Any, servers: int) -> None:
+    """Log the bytes on each of so many ps; warn, with the setting that mends it, when one holds over twice the mean.
+
+    Call it when the model and its optimizer have all their variables, that is after the first trace.
+    """
+    placed: list[list[Any]] = [[] for _ in range(servers)]
+    for variable in variables_of(model):
+        server = server_of(variable)
+        if server is not None:
+            placed[server].append(variable)
+    held = [sum(map(bytes_of, variables)) for variables in placed]
+    log.info("%s", describe_placement(held))
+    if is_uneven(held):
+        largest = max(placed[held.index(max(held))], key=bytes_of)
+        log.warning("%s %s", describe_uneven(held, largest), mend(config, servers, largest))
+
+
+def variables_of(model: Any) -> Iterator[Any]:
+    """Yield the model's, its metrics' and its optimizer's variables, a sharded one as its shards, each once."""
+    optimizer = getattr(model, "optimizer", None)
+    kept = getattr(optimizer, "variables", ())
+    groups = [model.variables, [v for metric in model.metrics for v in metric.variables]]
+    groups.append(kept() if callable(kept) else kept)  # a method in the optimizers called legacy
+    seen = set()
+    for variable in flatten(variable for group in groups for variable in group):
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            yield variable
+
+
+def flatten(variables: Iterable[Any]) -> Iterator[Any]:
+    for variable in variables:
+        yield from getattr(variable, "variables", (variable,))
+
+
+def name_of(variable: Any) -> str:
+    """Return "table/embeddings" for "table/embeddings/part_0:0"."""
+    return re.sub(r"(/part_\d+)?(:\d+)?$", "", variable.name)
+
+
+def server_of(variable: Any) -> int | None:
+    """Return the ps's task index, or None for a variable that lies elsewhere."""
+    found = SERVER.search(f"{variable.device}/")
+    return int(found[1]) if found else None
+
+
+def bytes_of(variable: Any) -> int:
+    return math.prod(int(side) for side in variable.shape) * int(variable.dtype.size)
+
+
+def is_uneven(held: list[int]) -> bool:
+    """Return whether one ps holds more than twice the mean of all, and enough to matter."""
+    return max(held) > UNEVEN * sum(held) / len(held) and max(held) >= SMALL
+
+
+def describe_placement(held: list[int]) -> str:
+    """Say what each ps holds, in bytes."""
+    each = ", ".join(f"ps-{server} {size(held_by)}" for server, held_by in enumerate(held))
+    return f"variables: {size(sum(held))} on {len(held)} ps ({each})"
+
+
+def describe_uneven(held: list[int], largest: Any) -> str:
+    """Say which ps holds too much, and the largest variable (or shard) on it."""
+    fullest = held.index(max(held))
+    return (
+        f"ps-{fullest} holds {size(held[fullest])} of the variables, more than twice the mean of "
+        f"{size(sum(held) / len(held))}, and every worker waits for it; "
+        f"the largest there is {name_of(largest)} {tuple(largest.shape)} with {size(bytes_of(largest))}:"
+    )
+
+
+def mend(config: Config, servers: int, largest: Any) -> str:
+    """Say which partitioner setting would split the largest variable of the fullest ps."""
+    if not len(largest.shape) or int(largest.shape[0]) < 2:
+        return "partitioners split the first axis only; turn it round, or use fewer ps"
+    if config.partitioner == "min_size":
+        return f"set partitioner_min_bytes to {max(1, bytes_of(largest) // servers)} or less"
+    if config.partitioner == "max_size":
+        return f"set partitioner_max_bytes to {max(1, bytes_of(largest) // servers)} or less"
+    if config.partitioner == "fixed_shards" and config.partitioner_shards < servers:
+        return f"set partitioner_shards to {servers}, the number of ps"
+    return "set partitioner to min_size, which splits large variables over all ps"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as a person reads it."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"

@@ -1,0 +1,26 @@
+"""What TensorFlow must find in the environment before it is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+ENVIRONMENT = {
+    # Keras 3 has no parameter-server Model.fit and loses optimizer iterations.
+    "TF_USE_LEGACY_KERAS": "1",
+    # "false" makes a call to a dead member hang.
+    "GRPC_FAIL_FAST": "use_caller",
+    "TF_CPP_MIN_LOG_LEVEL": "1",
+}
+
+
+def prepare_tensorflow() -> None:
+    """Set what is not set; raises ImportError when TensorFlow is there already with Keras 3."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and not tensorflow.keras.Model.__module__.startswith("tf_keras."):
+        raise ImportError(
+            "TensorFlow was imported with Keras 3, which can't train here. In a notebook: import trainer.testing "
+            "before TensorFlow. In a unit test: do so in conftest.py. Or set TF_USE_LEGACY_KERAS=1 before Python starts"
+        )

@@ -1,0 +1,103 @@
+"""Train a program in one process: for unit tests, notebooks and a debugger.
+
+Import this before TensorFlow (in `conftest.py`, in the notebook's first cell): it chooses TensorFlow's Keras.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoints import RunDirectory
+from trainer.config import Config
+from trainer.in_process import start_cluster
+from trainer.notify import Notifier
+from trainer.runtime import prepare_tensorflow
+
+prepare_tensorflow()
+_temporary: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a training came to."""
+
+    step: int
+    """The last step, of which there is a checkpoint."""
+    metrics: dict[str, float]
+    """The loss and the metrics over the last training steps."""
+    evaluation: dict[str, float]
+    """The loss and the metrics over the evaluation data; nothing with `evaluation="none"`."""
+    directory: Path
+    """The run directory: checkpoints, events, and the SavedModel in `export`."""
+
+
+def in_process_cluster(workers: int = 2, ps: int = 1, partitioner: Any = None) -> Any:
+    """Return a tf.distribute.ParameterServerStrategy on workers and ps that this process serves itself.
+
+    For tests of a custom loop, without a program. The strategy of an earlier call can't be used after a later one.
+    """
+    import tensorflow as tf
+
+    from trainer.strategies import make_resolver
+
+    cluster = start_cluster("parameter_server", workers, ps)
+    return tf.distribute.ParameterServerStrategy(make_resolver(cluster), variable_partitioner=partitioner)
+
+
+def train(
+    program: Any, steps: int = 20, workers: int = 2, ps: int = 1, directory: str | Path | None = None, **settings: Any
+) -> Result:
+    """Train a program to its last step as the coordinator does, evaluate and export it; returns the result.
+
+    `program` is an object, a class or a name (`package.module:Name`). `directory` is the shared path, by default one
+    that is removed when Python ends; with the same `directory` and more steps, a run goes on from its checkpoint.
+    `settings` are run settings, `strategy="mirrored"` or `checkpoint_steps=10` (docs/run-settings.md). Errors of the
+    program are raised as they are; ConfigError and UserError say what is wrong with the settings or the program.
+    """
+    prepare_tensorflow()
+    from trainer.coordinator import train as coordinate
+    from trainer.evaluator import Evaluator
+    from trainer.metrics import Progress
+    from trainer.program import check_program, load_program
+    from trainer.status import read_status
+
+    built = load_program(program) if isinstance(program, str) else program() if inspect.isclass(program) else program
+    name = program if isinstance(program, str) else f"{type(built).__module__}:{type(built).__name__}"
+    if directory is None:
+        _temporary.append(tempfile.TemporaryDirectory(prefix="psfleet-"))
+        directory = _temporary[-1].name
+    shared = Path(directory).absolute()
+    config = Config.from_dict({"program": name, "run": "test", "shared_dir": str(shared), "steps": steps, **settings})
+    run = RunDirectory(config.shared_dir, config.run)
+    if run.finished(config.steps) is None:
+        check_program(built, name)
+        run.claim(config)
+        cluster = start_cluster(config.strategy, workers, ps)
+        with kept_signals():
+            coordinate(config, cluster, built, run, Progress(config, run, Notifier()))
+    step = run.newest()
+    if config.evaluation == "sidecar" and step is not None:
+        Evaluator(built, run).evaluate(step)
+    status = read_status(run)
+    metrics = {"loss": status.loss, **status.metrics} if status.loss is not None else dict(status.metrics)
+    evaluation = status.evaluation["metrics"] if status.evaluation else {}
+    return Result(step or 0, metrics, evaluation, run.path)
+
+
+@contextlib.contextmanager
+def kept_signals() -> Iterator[None]:
+    """Give the process its handler of SIGTERM back, which the coordinator sets in the main thread."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
