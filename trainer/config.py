@@ -54,6 +54,19 @@ class Config:
     partitioner_min_bytes: int = 256 * 1024
     partitioner_max_bytes: int = 64 * 1024 * 1024
     partitioner_shards: int = 2
+    silent_seconds: float = 15.0
+    elastic: bool = True
+    ps_wait_seconds: float = 30.0
+    worker_wait_seconds: float = 60.0
+    waiting_seconds: float = 0.0
+    restoring_seconds: float = 1800.0
+    compiling_seconds: float = 1800.0
+    training_seconds: float = 3600.0
+    evaluating_seconds: float = 7200.0
+    saving_seconds: float = 1800.0
+    storage_seconds: float = 3600.0
+    lease_seconds: float = 30.0
+    restarts_without_step: int = 10
     log_seconds: float = 5.0
     evaluate_poll_seconds: float = 2.0
     seed: int | None = None
@@ -147,19 +160,30 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "partitioner_min_bytes": (lambda value: value >= 1, "must be at least 1"),
     "partitioner_max_bytes": (lambda value: value >= 1, "must be at least 1"),
     "partitioner_shards": (lambda value: value >= 1, "must be at least 1"),
+    "silent_seconds": (lambda value: value >= 5, "must be at least 5: a member is asked every second, and has two"),
+    "ps_wait_seconds": (lambda value: value >= 0, "must be 0 or more"),
+    "worker_wait_seconds": (lambda value: value >= 0, "must be 0 or more"),
+    "waiting_seconds": (lambda value: value >= 0, "must be 0 (wait for ever) or more"),
+    **{
+        f"{phase}_seconds": (lambda value: value > 0, "must be more than 0")
+        for phase in ("restoring", "compiling", "training", "evaluating", "saving")
+    },
+    "storage_seconds": (lambda value: value >= 0, "must be 0 (end at the first save that fails) or more"),
+    "lease_seconds": (lambda value: value >= 10, "must be at least 10: a coordinator renews its lease four times in it"),
+    "restarts_without_step": (lambda value: value >= 1, "must be at least 1"),
     "log_seconds": (lambda value: value > 0, "must be more than 0"),
     "evaluate_poll_seconds": (lambda value: value > 0, "must be more than 0"),
     "seed": (lambda value: value is None or 0 <= value < 2**31, "must be null or between 0 and 2147483647"),
 }
 
-TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", type(None): "null"}
+TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 
 
 def check_type(key: str, value: Any, expected: Any) -> None:
     """Raise ConfigError unless the value has the type; a whole number will do where a number is expected."""
     kinds = get_args(expected) or (expected,)
     accepted = (*kinds, int) if float in kinds else kinds
-    if isinstance(value, accepted) and not isinstance(value, bool):
+    if isinstance(value, accepted) and (bool in kinds or not isinstance(value, bool)):
         return
     wanted = " or ".join(TYPE_NAMES[kind] for kind in kinds)
     mend = "; write it without quotes" if isinstance(value, str) and is_number(value) else ""

@@ -82,6 +82,8 @@ def add_local_options(parser: argparse.ArgumentParser) -> None:
 def setting(key: str, text: str) -> Any:
     """Turn an option's text into the setting's type; Config checks the rest."""
     kinds = get_args(TYPES[key]) or (TYPES[key],)
+    if bool in kinds and text in ("true", "false"):
+        return text == "true"
     for kind in (int, float):
         if kind in kinds:
             with contextlib.suppress(ValueError):

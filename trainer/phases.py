@@ -1,0 +1,57 @@
+"""What the coordinator is doing, and by when it must be done with it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from trainer.config import Config
+
+# As the ledger counts the time; "waiting" is the user's to bound.
+PHASES = ("waiting", "restoring", "compiling", "training", "evaluating", "saving")
+
+
+class Phases:
+    """One phase at a time, each with its deadline."""
+
+    def __init__(self, deadlines: Mapping[str, float], entered: Callable[[str], None] = lambda phase: None) -> None:
+        """Take each phase's deadline (seconds, 0 for none) and whom to tell that a phase begins."""
+        self._deadlines = dict(deadlines)
+        self._entered = entered
+        self.phase = "waiting"
+        self._since = time.monotonic()
+
+    @classmethod
+    def of(cls, config: Config, entered: Callable[[str], None]) -> Phases:
+        """Return the phases with the deadlines of the run settings; waiting bounds itself, to name the members."""
+        deadlines = {phase: getattr(config, f"{phase}_seconds") for phase in PHASES}
+        return cls({**deadlines, "waiting": 0.0}, entered)
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase: its deadline counts from now."""
+        assert phase in PHASES, phase
+        self.phase, self._since = phase, time.monotonic()
+        self._entered(phase)
+
+    @contextlib.contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Be in a phase inside another one, which goes on afterwards with its deadline anew."""
+        before = self.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def progressed(self) -> None:
+        """Something of this phase is done: its deadline counts from now."""
+        self._since = time.monotonic()
+
+    def overdue(self) -> str:
+        """Say which phase has passed its deadline, or nothing."""
+        phase, seconds = self.phase, time.monotonic() - self._since
+        deadline = self._deadlines.get(phase, 0.0)
+        if not deadline or seconds <= deadline:
+            return ""
+        return f"{phase} has lasted {seconds:.0f} s without an end, and {phase}_seconds is {deadline:g}"
