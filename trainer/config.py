@@ -169,7 +169,10 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         for phase in ("restoring", "compiling", "training", "evaluating", "saving")
     },
     "storage_seconds": (lambda value: value >= 0, "must be 0 (end at the first save that fails) or more"),
-    "lease_seconds": (lambda value: value >= 10, "must be at least 10: a coordinator renews its lease four times in it"),
+    "lease_seconds": (
+        lambda value: value >= 10,
+        "must be at least 10: a coordinator renews its lease four times in it",
+    ),
     "restarts_without_step": (lambda value: value >= 1, "must be at least 1"),
     "log_seconds": (lambda value: value > 0, "must be more than 0"),
     "evaluate_poll_seconds": (lambda value: value > 0, "must be more than 0"),

@@ -11,7 +11,13 @@ from trainer.config import TYPES, Config
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "run-settings.md"
 ROW = re.compile(r"^\| `(?P<key>\w+)` \| (?P<type>[^|]+) \| (?P<default>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)
-TYPE_NAMES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "int | str": 'whole number or `"auto"`'}
+TYPE_NAMES = {
+    "str": "text",
+    "int": "whole number",
+    "float": "number",
+    "bool": "true or false",
+    "int | str": 'whole number or `"auto"`',
+}
 TYPE_NAMES["int | None"] = "whole number or `null`"
 
 
