@@ -42,6 +42,8 @@ class RunDirectory:
         self.state = self.path / "state.json"
         self.status = self.path / "status.json"
         self.evaluation = self.path / "evaluation.json"
+        self.attempts = self.path / "attempts.json"
+        self.event_log = self.path / "events.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.train_events = self.path / "events" / "train"
         self.eval_events = self.path / "events" / "eval"

@@ -6,6 +6,7 @@ when it lives, UNAVAILABLE when the port is closed, DEADLINE_EXCEEDED when the p
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -16,12 +17,26 @@ METHOD = "/tensorflow.WorkerService/GetStatus"
 
 def answers(address: str, deadline: float = DEADLINE_SECONDS) -> bool:
     """Return whether the server at host:port answers within the deadline (seconds)."""
+    return ask(address, deadline) is not None
+
+
+def identity(address: str, deadline: float = DEADLINE_SECONDS) -> str | None:
+    """Return what tells the server's process from the one after its restart, or None when it does not answer.
+
+    The answer holds the incarnation of each of its devices, drawn at random when the server starts.
+    """
+    answer = ask(address, deadline)
+    return None if answer is None else hashlib.sha256(answer).hexdigest()
+
+
+def ask(address: str, deadline: float) -> bytes | None:
+    """Return the server's answer, or None when there is none within the deadline (seconds)."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            channel.unary_unary(METHOD)(b"", timeout=deadline)
+            answer: bytes = channel.unary_unary(METHOD)(b"", timeout=deadline)
         except grpc.RpcError:
-            return False
-    return True
+            return None
+    return answer
 
 
 def silent(servers: dict[str, str]) -> dict[str, str]:
