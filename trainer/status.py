@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoints import RunDirectory, run_directories
+from trainer.events import describe_event, read_events
+from trainer.ledger import describe_ledger
 from trainer.records import read_record, write_record
 
 
@@ -21,6 +23,7 @@ class Status:
     run_dir: str
     program: str | None = None
     state: str = "new"
+    phase: str | None = None
     message: str = ""
     step: int | None = None
     steps: int | None = None
@@ -31,13 +34,17 @@ class Status:
     evaluation: dict[str, Any] | None = None
     checkpoint: str | None = None
     export: str | None = None
+    ledger: dict[str, Any] | None = None
+    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     updated: float | None = None
     host: str | None = None
     pid: int | None = None
 
     def write(self, directory: RunDirectory) -> None:
         self.updated, self.host, self.pid = time.time(), socket.gethostname(), os.getpid()
-        write_record(directory.status, dataclasses.asdict(self))
+        record = dataclasses.asdict(self)
+        del record["events"]  # which have a file of their own
+        write_record(directory.status, record)
 
     def line(self) -> str:
         """Say it in one line, as systemd and the log show it."""
@@ -50,7 +57,7 @@ class Status:
 
 
 def read_status(directory: RunDirectory, program: str | None = None, steps: int | None = None) -> Status:
-    """Return a run's status with its newest evaluation; of a run that was never started, a new one."""
+    """Return a run's status with its newest evaluation and last events; of a run that was never started, a new one."""
     record = read_record(directory.status)
     status = Status(run=directory.run, run_dir=str(directory.path), program=program, steps=steps)
     if record is not None:
@@ -60,6 +67,7 @@ def read_status(directory: RunDirectory, program: str | None = None, steps: int 
     evaluation = read_record(directory.evaluation)
     if evaluation is not None:
         status.evaluation = {"step": evaluation.get("step"), "metrics": evaluation.get("metrics")}
+    status.events = read_events(directory.event_log)
     return status
 
 
@@ -84,7 +92,10 @@ def describe(status: Status) -> str:
         rows.append(("training", numbers({"loss": status.loss, **status.metrics})))
     if status.evaluation:
         rows.append(("evaluation", f"{numbers(status.evaluation['metrics'])} (step {status.evaluation['step']})"))
+    if status.ledger:
+        rows.append(("time", describe_ledger(status.ledger)))
     rows += [("checkpoint", status.checkpoint), ("export", status.export), ("directory", status.run_dir)]
+    rows += [("" if number else "events", describe_event(event)) for number, event in enumerate(status.events)]
     return "\n".join(f"{name:<11} {value}" for name, value in rows if value)
 
 

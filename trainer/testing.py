@@ -81,8 +81,12 @@ def train(
         check_program(built, name)
         run.claim(config)
         cluster = start_cluster(config.strategy, workers, ps)
-        with kept_signals():
-            coordinate(config, cluster, built, run, Progress(config, run, Notifier()))
+        progress = Progress(config, run, Notifier())
+        try:
+            with kept_signals():
+                coordinate(config, cluster, built, run, progress)
+        finally:
+            progress.close()
     step = run.newest()
     if config.evaluation == "sidecar" and step is not None:
         Evaluator(built, run).evaluate(step)

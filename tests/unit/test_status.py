@@ -20,7 +20,8 @@ from trainer.status import Status, describe, describe_all, read_all, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]
-KEYS = ["run", "run_dir", "program", "state", "message", *PROGRESS, "checkpoint", "export", "updated", "host", "pid"]
+PLACES = ["checkpoint", "export", "ledger", "events", "updated", "host", "pid"]
+KEYS = ["run", "run_dir", "program", "state", "phase", "message", *PROGRESS, *PLACES]
 
 
 def trainer(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -77,7 +78,7 @@ def test_no_runs_is_an_empty_list(tmp_path: Path) -> None:
 
 def test_status_of_a_newer_trainer_can_be_read(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path, "a")
-    write_record(directory.status, {"run": "a", "run_dir": "x", "state": "training", "goodput": 1.0})
+    write_record(directory.status, {"run": "a", "run_dir": "x", "state": "training", "mood": 1.0})
     assert read_status(directory).state == "training"
 
 
@@ -133,14 +134,16 @@ def test_systemd_and_the_status_say_the_same(tmp_path: Path) -> None:
     progress = Progress(config, directory, heard)
     progress.enter("waiting", "no answer from ps-1 (host:2222)")
     assert heard.lines == ["waiting a: no answer from ps-1 (host:2222)"]
+    progress.close()
     assert read_status(directory).message == "no answer from ps-1 (host:2222)"
     progress.status.step, progress.status.steps_per_second = 1200, 350.2
     progress.enter("training")
     assert heard.lines[-1] == "training a: step 1200 of 3000, 350.2 steps/s"
+    progress.close()
     assert read_status(directory).message == ""
 
 
-def test_training_goes_on_when_the_status_cannot_be_written(tmp_path: Path) -> None:
+def test_training_goes_on_when_the_status_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "a").write_text("a file where a directory should be")
     config = Config(program="mine:One", run="a", shared_dir=str(tmp_path))
@@ -148,3 +151,5 @@ def test_training_goes_on_when_the_status_cannot_be_written(tmp_path: Path) -> N
     progress = Progress(config, directory, Heard())
     directory.status = tmp_path / "runs" / "a" / "status.json"
     progress.enter("training")
+    progress.close()
+    assert "cannot write" in caplog.text

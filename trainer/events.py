@@ -1,0 +1,97 @@
+"""What befell a run: events.jsonl in its directory, one JSON object a line.
+
+started, waiting, formed, restored, training, member-lost, member-silent, member-back, ps-lost, recovering, recovered,
+lease-taken, lease-lost, phase-overdue, checkpoint-saved, save-failed, checkpoint-set-aside, evaluated, stopped, failed,
+finished
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+TAIL_BYTES = 64 * 1024
+SHOWN = 5
+
+
+def at_once(write: Callable[[], None]) -> None:
+    write()
+
+
+class EventLog:
+    """Appends events; `post` says on which thread."""
+
+    def __init__(self, path: Path, post: Callable[[Callable[[], None]], object] = at_once) -> None:
+        self._path = path
+        self._post = post
+
+    def write(
+        self,
+        event: str,
+        task: str | None = None,
+        host: str | None = None,
+        seconds: float | None = None,
+        steps_lost: int | None = None,
+        message: str = "",
+    ) -> None:
+        """Write down what happened, to which member on which host, how long it took and what it cost.
+
+        What can't be written is lost, with a warning: no training ends for it.
+        """
+        rounded = None if seconds is None else round(seconds, 3)
+        known = {"task": task, "host": host, "seconds": rounded, "steps_lost": steps_lost, "message": message or None}
+        record = {"time": round(time.time(), 3), "event": event}
+        record |= {key: value for key, value in known.items() if value is not None}
+        self._post(partial(append, self._path, json.dumps(record)))
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line, on a line of its own even after one that was cut off (a full disk, a power cut)."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            cut_off = file.seek(0, os.SEEK_END) > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+            file.write(b"\n" * cut_off + line.encode() + b"\n")
+    except OSError as error:
+        log.warning("cannot write %s: %s: %s", path, error.strerror, line)
+
+
+def read_events(path: Path, last: int = SHOWN) -> list[dict[str, Any]]:
+    """Return the last events, oldest first, without lines that are none; an empty list where nothing can be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    events = [event for line in lines[-2 * last :] if (event := parse(line)) is not None]
+    return events[-last:]
+
+
+def parse(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """Lay an event out in one line, with the local time of who reads it."""
+    parts = [time.strftime("%H:%M:%S", time.localtime(event.get("time", 0))), str(event["event"])]
+    if who := event.get("task") or event.get("host"):
+        parts.append(f"{who} on {event['host']}" if event.get("task") and event.get("host") else str(who))
+    if event.get("seconds") is not None:
+        parts.append(f"{event['seconds']:.4g} s")
+    if event.get("steps_lost"):
+        parts.append(f"{event['steps_lost']} steps lost")
+    if event.get("message"):
+        parts.append(str(event["message"]))
+    return "  ".join(parts)
