@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,11 +31,12 @@ class Ledger:
     Training is useful for steps beyond the highest that was ever trained, and replayed for those that were trained
     before; training whose steps were lost before anyone heard of them is down. So is restoring, and what lies between
     the last word of a process that died and the first phase of the next one. Time in which the run was stopped,
-    finished or failed counts nowhere.
+    finished or failed counts nowhere. Its methods may be called from any thread.
     """
 
     def __init__(self, record: Mapping[str, Any] | None = None, now: Callable[[], float] | None = None) -> None:
         """Take up the ledger that the process before left in status.json, if there is one."""
+        self._lock = threading.Lock()
         self._now = now or steady_clock()
         record = record or {}
         self._seconds = {kind: float(record.get(kind, 0.0)) for kind in KINDS}
@@ -51,49 +53,54 @@ class Ledger:
 
     def enter(self, phase: str) -> None:
         """Begin a phase of trainer/phases.py."""
-        self._settle()
-        self._kind = COUNTED[phase]
+        with self._lock:
+            self._settle()
+            self._kind = COUNTED[phase]
 
     def trained(self, step: int) -> None:
         """Steps up to this one have ended."""
-        self._settle()
-        done = step - self._step
-        if done <= 0:
-            return
-        new = min(done, max(0, step - self._highest))
-        self._seconds["useful"] += self._training * new / done
-        self._seconds["replayed"] += self._training * (done - new) / done
-        self._training = 0.0
-        self._step, self._highest = step, max(self._highest, step)
+        with self._lock:
+            self._settle()
+            done = step - self._step
+            if done <= 0:
+                return
+            new = min(done, max(0, step - self._highest))
+            self._seconds["useful"] += self._training * new / done
+            self._seconds["replayed"] += self._training * (done - new) / done
+            self._training = 0.0
+            self._step, self._highest = step, max(self._highest, step)
 
     def restored(self, step: int) -> int:
         """The run stands at this step again; returns the steps that are lost by it."""
-        self._lose()
-        lost = max(0, self._step - step)
-        self._step, self._highest = step, max(self._highest, step)
+        with self._lock:
+            self._lose()
+            lost = max(0, self._step - step)
+            self._step, self._highest = step, max(self._highest, step)
         return lost
 
     def end(self) -> None:
         """The run is stopped, finished or failed: from now on no time is counted."""
-        self._lose()
-        self._kind = None
+        with self._lock:
+            self._lose()
+            self._kind = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the seconds of each kind until now, their share that was useful, and what the next process needs.
 
         Training whose steps have not ended is in `elapsed` alone.
         """
-        self._settle()
-        elapsed = sum(self._seconds.values()) + self._training
-        return {
-            **{kind: round(seconds, 3) for kind, seconds in self._seconds.items()},
-            "elapsed": round(elapsed, 3),
-            "goodput": round(self._seconds["useful"] / elapsed, 4) if elapsed else 0.0,
-            "step": self._step,
-            "highest_step": self._highest,
-            "until": round(self._since, 3),
-            "ended": self._kind is None,
-        }
+        with self._lock:
+            self._settle()
+            elapsed = sum(self._seconds.values()) + self._training
+            return {
+                **{kind: round(seconds, 3) for kind, seconds in self._seconds.items()},
+                "elapsed": round(elapsed, 3),
+                "goodput": round(self._seconds["useful"] / elapsed, 4) if elapsed else 0.0,
+                "step": self._step,
+                "highest_step": self._highest,
+                "until": round(self._since, 3),
+                "ended": self._kind is None,
+            }
 
     def _settle(self) -> None:
         now = self._now()

@@ -166,19 +166,6 @@ class Progress:
     def exported(self, export: str) -> None:
         self.status.export = export
 
-    def restored(self, step: int) -> int:
-        """The run stands at this step again; returns the steps that are lost by it."""
-        with self._lock:
-            lost = self.ledger.restored(step)
-            self.status.step = step
-            self._show()
-        return lost
-
-    def stepped(self, step: int) -> None:
-        """Steps up to this one have ended, as the ledger counts them; `trained` says it as well."""
-        with self._lock:
-            self.ledger.trained(step)
-
     def trained(self, step: int, steps_per_second: float, values: dict[str, float]) -> None:
         """Show the step, the speed since the last time, and the loss and metrics since then."""
         with self._lock:
