@@ -1,35 +1,69 @@
 """The run directory: the only module that knows a path below it.
 
-    <shared>/runs/<run>/run.json state.json status.json evaluation.json checkpoints/ckpt-<step>* events/{train,eval}
-                        export/
+    <shared>/runs/<run>/run.json state.json status.json evaluation.json attempts.json events.jsonl lease-<epoch>.json
+                        checkpoints/ckpt-<step>{.index,.data-*,.manifest.json} events/{train,eval} export/
 
-A checkpoint holds the model with its optimizer, and the step. Its number is its step. The newest one that is complete
-counts, whatever the `checkpoint` state file says. A damaged one counts no more: its index is renamed to
-ckpt-<step>.index.bad.
+A checkpoint holds the model with its optimizer, and the step. Its number is its step. It counts when it has a manifest,
+which is written last. One that turns out to be bad counts no more: its files are renamed to <name>.bad.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import hashlib
 import logging
 import os
 import re
+import shutil
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trainer import __version__
 from trainer.config import Config
 from trainer.failures import Infrastructure, UserError, first_line, is_infrastructure
 from trainer.records import read_record, write_record, write_text
 
+if TYPE_CHECKING:
+    from trainer.lease import Lease
+
 log = logging.getLogger(__name__)
-INDEX = re.compile(r"ckpt-(\d+)\.index")
-DATA = re.compile(r"\.data-\d{5}-of-(\d{5})")
+LEASE = re.compile(r"lease-(\d+)\.json")
+MANIFEST = re.compile(r"ckpt-(\d+)\.manifest\.json")
+# Also what a save leaves when it is interrupted: TensorFlow's ckpt-<step>_temp, a manifest's temporary file.
+OF_CHECKPOINT = re.compile(r"\.?ckpt-(\d+)[._].*")
 SET_ASIDE = ".bad"
 # TensorFlow's file system says "<path>; <what the system says>", often as an error of no particular kind.
 STORAGE = tuple(f"; {os.strerror(number)}" for number in errno.errorcode)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of, and who wrote it."""
+
+    step: int
+    epoch: int
+    files: Mapping[str, int]
+    """Names and sizes (bytes)."""
+    index_sha256: str
+    psfleet: str
+    tensorflow: str
+    created: float
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest | None:
+        """Return the manifest, or None when it has gone; raises ValueError when it is not one."""
+        record = read_record(path)
+        if record is None:
+            return None
+        try:
+            return cls(**record)
+        except TypeError as error:
+            raise ValueError(f"{path} is no manifest: {error}") from error
 
 
 class RunDirectory:
@@ -48,6 +82,8 @@ class RunDirectory:
         self.train_events = self.path / "events" / "train"
         self.eval_events = self.path / "events" / "eval"
         self.export = self.path / "export"
+        self.attempts = self.path / "attempts.json"
+        self.event_log = self.path / "events.jsonl"
 
     def claim(self, config: Config) -> None:
         """Remember the run's program, or raise UserError when the run belongs to another one."""
@@ -68,27 +104,67 @@ class RunDirectory:
         # A callback may have ended the training before the last step that was asked for.
         return int(record["step"]) if max(record["step"], record.get("asked", 0)) >= steps else None
 
-    def set_state(self, state: str, step: int, asked: int = 0) -> None:
-        """Record the run's state for its other tasks; the epoch counts the starts of its coordinator.
+    def set_state(
+        self,
+        state: str,
+        step: int,
+        asked: int = 0,
+        epoch: int | None = None,
+        members: Mapping[str, str] | None = None,
+        without: Sequence[str] | None = None,
+        restart: Mapping[str, str] | None = None,
+    ) -> None:
+        """Record the run's state for its other tasks. What is None stays as it was.
 
-        `asked`, of a finished run, is the number of steps that it was to train.
+        `asked`, of a finished run, is the number of steps that it was to train. `epoch` is the lease's, `members` the
+        tasks that the coordinator uses with the identities of their processes, `without` those that it goes on
+        without, `restart` the ps, with their identities, that shall start anew.
         """
-        record = read_record(self.state) or {}
-        epoch = int(record.get("epoch", 0)) + (state == "training")
-        write_record(self.state, {"state": state, "step": step, "asked": asked, "epoch": epoch})
+        record = {"epoch": 0, "members": {}, "without": [], "restart": {}, **(read_record(self.state) or {})}
+        more = {"epoch": epoch, "members": members, "without": without, "restart": restart}
+        record.update({key: value for key, value in more.items() if value is not None})
+        write_record(self.state, {**record, "state": state, "step": step, "asked": asked})
+
+    def lease(self, epoch: int) -> Path:
+        return self.path / f"lease-{epoch}.json"
+
+    def lease_epoch(self) -> int:
+        """Return the newest lease's epoch, 0 when the run has never been coordinated."""
+        return max((int(match[1]) for name in names(self.path) if (match := LEASE.fullmatch(name))), default=0)
 
     def prefix(self, step: int) -> str:
         """Return the checkpoint's name as TensorFlow wants it, without an ending."""
         return str(self.checkpoints / f"ckpt-{step}")
 
+    def manifest(self, step: int) -> Path:
+        return self.checkpoints / f"ckpt-{step}.manifest.json"
+
     def steps(self) -> list[int]:
-        """Return the steps of the complete checkpoints, oldest first."""
-        try:
-            names = {path.name for path in self.checkpoints.iterdir()}
-        except FileNotFoundError:
-            return []
-        found = [int(match[1]) for name in names if (match := INDEX.fullmatch(name))]
-        return sorted(step for step in found if complete(f"ckpt-{step}", names))
+        """Return the steps of the checkpoints that count, oldest first; whether their files are good is not looked at.
+
+        What a coordinator saved that had lost its lease, and did not know, never counts: steps that a later epoch
+        went back behind.
+        """
+        found = []
+        for step in self._with_manifest():
+            with contextlib.suppress(ValueError):  # `unreadable` finds it
+                if manifest := Manifest.read(self.manifest(step)):
+                    found.append((manifest.epoch, step))
+        counting: list[int] = []
+        for _, step in sorted(found, reverse=True):
+            if not counting or step < counting[-1]:
+                counting.append(step)
+        return counting[::-1]
+
+    def unreadable(self) -> list[int]:
+        """Return the steps of checkpoints whose manifest is no manifest."""
+        found = []
+        for step in self._with_manifest():
+            try:
+                Manifest.read(self.manifest(step))
+            except ValueError:
+                found.append(step)
+        return found
 
     def newest(self) -> int | None:
         steps = self.steps()
@@ -97,24 +173,99 @@ class RunDirectory:
     def saved(self, step: int) -> int | None:
         """Return when a checkpoint was saved (nanoseconds), or None when it has gone."""
         try:
-            return (self.checkpoints / f"ckpt-{step}.index").stat().st_mtime_ns
+            return self.manifest(step).stat().st_mtime_ns
         except FileNotFoundError:
             return None
 
-    def prune(self, kept: int) -> None:
-        """Remove the oldest checkpoints; the index first, so that what is half removed is no longer complete."""
-        for step in self.steps()[:-kept]:
-            for path in sorted(self.checkpoints.glob(f"ckpt-{step}.*"), key=lambda path: path.suffix != ".index"):
+    def check(self, step: int) -> str:
+        """Say what is wrong with a checkpoint's files, or nothing; raises OSError when the storage fails.
+
+        The data are not read: TensorFlow finds a flipped bit when it restores them.
+        """
+        try:
+            manifest = Manifest.read(self.manifest(step))
+        except ValueError as error:
+            return str(error)
+        if manifest is None:
+            return f"{self.manifest(step).name} is gone"
+        for name, size in manifest.files.items():
+            try:
+                found = (self.checkpoints / name).stat().st_size
+            except FileNotFoundError:
+                return f"{name} is gone"
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
+        index = self.checkpoints / f"ckpt-{step}.index"
+        return "" if sha256(index) == manifest.index_sha256 else f"{index.name} is not the one that was saved"
+
+    def write_manifest(self, step: int, epoch: int, tensorflow: str) -> None:
+        """Make the files that TensorFlow has written a checkpoint that counts."""
+        # An NFS client knows of the files that others have made once it has made one itself.
+        with tempfile.TemporaryFile(dir=self.checkpoints):
+            pass
+        files = {name: (self.checkpoints / name).stat().st_size for name in self._files(step)}
+        manifest = Manifest(
+            step=step,
+            epoch=epoch,
+            files=files,
+            index_sha256=sha256(self.checkpoints / f"ckpt-{step}.index"),
+            psfleet=__version__,
+            tensorflow=tensorflow,
+            created=time.time(),
+        )
+        write_record(self.manifest(step), dataclasses.asdict(manifest))
+
+    def remove(self, step: int, bad: bool = False) -> None:
+        """Remove what there is of a checkpoint, the manifest first, and perhaps what was set aside at its step."""
+        self.manifest(step).unlink(missing_ok=True)
+        for name in self._named(step):
+            path = self.checkpoints / name
+            if name.endswith(SET_ASIDE) and not bad:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
                 path.unlink(missing_ok=True)
 
+    def prune(self, kept: int) -> None:
+        """Remove the oldest checkpoints, with what was set aside at their steps, and all that never was one."""
+        for step in self.steps()[:-kept]:
+            self.remove(step, bad=True)
+        self.remove_orphans()
+
+    def remove_orphans(self, epoch: int = 0) -> None:
+        """Remove what interrupted saves left, and leases before this epoch: only the lease's holder may."""
+        spared = {*self.steps(), *self.unreadable()}
+        found = [name for name in names(self.checkpoints) if not name.endswith(SET_ASIDE)]
+        for step in {int(match[1]) for name in found if (match := OF_CHECKPOINT.fullmatch(name))} - spared:
+            log.info("removing what there is of %s, which is no checkpoint that counts", self.prefix(step))
+            self.remove(step)
+        for name in names(self.path):
+            if (match := LEASE.fullmatch(name)) and int(match[1]) < epoch:
+                (self.path / name).unlink(missing_ok=True)
+
     def set_aside(self, step: int) -> Path:
-        """Rename a damaged checkpoint's index, so that it counts no more; returns the new name."""
-        index = self.checkpoints / f"ckpt-{step}.index"
-        return index.replace(index.with_name(index.name + SET_ASIDE))
+        """Rename a bad checkpoint's files, so that it counts no more; returns the manifest's new name."""
+        manifest = self.manifest(step)
+        for name in (manifest.name, *self._files(step)):
+            with contextlib.suppress(FileNotFoundError):
+                (self.checkpoints / name).replace(self.checkpoints / (name + SET_ASIDE))
+        return manifest.with_name(manifest.name + SET_ASIDE)
 
     def set_aside_files(self) -> list[Path]:
-        """Return what was set aside and not removed since."""
-        return sorted(self.checkpoints.glob(f"ckpt-*.index{SET_ASIDE}"))
+        """Return the manifests that were set aside and not removed since."""
+        return sorted(self.checkpoints.glob(f"ckpt-*.manifest.json{SET_ASIDE}"))
+
+    def _with_manifest(self) -> list[int]:
+        return sorted(int(match[1]) for name in names(self.checkpoints) if (match := MANIFEST.fullmatch(name)))
+
+    def _named(self, step: int) -> list[str]:
+        found = names(self.checkpoints)
+        return sorted(name for name in found if (match := OF_CHECKPOINT.fullmatch(name)) and int(match[1]) == step)
+
+    def _files(self, step: int) -> list[str]:
+        """Return the names of the files that TensorFlow wrote."""
+        return [name for name in self._named(step) if re.fullmatch(rf"ckpt-{step}\.(index|data-[\d-]+of-\d+)", name)]
 
     def list_for_tensorflow(self) -> None:
         """Write the `checkpoint` file that tf.train.latest_checkpoint reads; nothing here reads it."""
@@ -131,49 +282,110 @@ def run_directories(shared_dir: Path) -> list[RunDirectory]:
     return []
 
 
-def complete(name: str, names: set[str]) -> bool:
-    """Return whether a checkpoint's index has all its data files; TensorFlow writes the index last."""
-    rests = [entry[len(name) :] for entry in names if entry.startswith(name + ".")]
-    of = [int(match[1]) for rest in rests if (match := DATA.fullmatch(rest))]
-    # A save that was interrupted, or set aside, may have left files of another number of ps.
-    return any(of.count(shards) == shards for shards in of)
+def names(directory: Path) -> list[str]:
+    """Return the names in a directory; none when it is not there."""
+    try:
+        return os.listdir(directory)  # noqa: PTH208
+    except FileNotFoundError:
+        return []
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class Checkpoints:
     """Saves and restores what is trained."""
 
-    def __init__(self, directory: RunDirectory, model: Any, step: Any, kept: int, leads: bool = True) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        model: Any,
+        step: Any,
+        config: Config,
+        leads: bool = True,
+        lease: Lease | None = None,
+        saved: Callable[[int, float, str | None], None] = lambda step, seconds, error: None,
+    ) -> None:
+        """`saved` is told of each save that ends: its step, how long it took, and what went wrong."""
         import tensorflow as tf
 
         self._tf = tf
         self._directory = directory
         self._leads = leads
+        self._lease = lease
+        self._told = saved
         self._checkpoint = tf.train.Checkpoint(model=model, step=step)
         self._step = step
-        self._kept = kept
+        self._kept = config.checkpoints_kept
+        self._limit = config.storage_seconds
         self._remote = "/job:ps/" in step.device
         self._traced: Any = None
         self._traced_objects: list[int] = []
+        self._newest: int | None = None
+        self._failing_since: float | None = None
+        self._error = ""
 
-    def save(self) -> None:
-        """Write ckpt-<step>; raises Infrastructure when the storage fails.
+    def has(self, step: int) -> bool:
+        """Return whether the step is that of the newest checkpoint, as far as this process knows."""
+        return step == self._newest
 
+    def save(self, wait: bool = False, again: bool = False) -> None:
+        """Save the state as it is now, unless this step is saved; `again` replaces it, since the weights have changed.
+
+        A save that fails is complained about, and training goes on, until saves have failed for the user's limit:
+        then this raises UserError. With `wait` it raises Infrastructure when the checkpoint is not on disk.
         Under multi_worker_mirrored each member takes part in a save, and only the coordinator's files are kept.
         """
         if not self._leads:
             with tempfile.TemporaryDirectory() as directory:
                 self._checkpoint.write(str(Path(directory) / "ckpt"))
             return
-        prefix = self._directory.prefix(int(self._step.numpy()))
+        step = int(self._step.numpy())
+        if not self._save(step):
+            if self._failing_since is not None and time.monotonic() - self._failing_since > self._limit:
+                raise UserError(f"{self.trouble()}, which is more than storage_seconds allows")
+            if wait:
+                raise Infrastructure(f"cannot save {self._directory.prefix(step)}: {self._error}")
+
+    def settle(self) -> None:
+        """Wait for the save that is in flight."""
+
+    def trouble(self) -> str | None:
+        """Say why and since when checkpoints can't be saved, or nothing."""
+        if self._failing_since is None:
+            return None
+        seconds = time.monotonic() - self._failing_since
+        return f"no checkpoint could be saved in {self._directory.checkpoints} for {seconds:.0f} s: {self._error}"
+
+    def _save(self, step: int) -> bool:
+        """Write ckpt-<step> with its manifest; returns False, having told why, when it can't be."""
+        directory = self._directory
+        prefix = directory.prefix(step)
         started = time.monotonic()
-        self._directory.checkpoints.mkdir(parents=True, exist_ok=True)
         try:
+            self._check_lease()
+            directory.checkpoints.mkdir(parents=True, exist_ok=True)
+            directory.remove(step)
             self._write(prefix)
-            self._directory.prune(self._kept)
-            self._directory.list_for_tensorflow()
-        except (self._tf.errors.OpError, OSError) as error:
-            raise Infrastructure(f"cannot save {prefix}: {first_line(error)}") from error
+            self._check_lease()
+            directory.write_manifest(step, self._lease.epoch if self._lease else 0, self._tf.__version__)
+            directory.prune(self._kept)
+            directory.list_for_tensorflow()
+        except (self._tf.errors.OpError, OSError, Infrastructure) as error:
+            self._error = first_line(error)
+            self._failing_since = self._failing_since or started
+            log.error("cannot save %s: %s", prefix, self._error)
+            self._told(step, time.monotonic() - started, self._error)
+            return False
+        self._newest, self._failing_since = step, None
         log.info("saved %s in %.2f s", prefix, time.monotonic() - started)
+        self._told(step, time.monotonic() - started, None)
+        return True
+
+    def _check_lease(self) -> None:
+        if self._lease is not None and not self._lease.held():
+            raise Infrastructure("lost the lease: another coordinator has this run")
 
     def _write(self, prefix: str) -> None:
         if not self._remote:
@@ -193,16 +405,22 @@ class Checkpoints:
         except (self._tf.errors.OpError, OSError, IndexError) as error:
             raise Infrastructure(f"cannot read {self._directory.prefix(step)}: {error}") from error
 
-    def restore(self) -> int | None:
-        """Restore the newest checkpoint that can be read; returns its step, or None when there is none.
+    def restore(self, steps: Sequence[int] | None = None) -> int | None:
+        """Restore the newest checkpoint that is good, of these steps or of all; returns its step, None without any.
 
         Every variable, optimizer slots included, must exist already: nothing may be left for later, and nothing may
-        be left over. A damaged checkpoint is set aside: it may neither stand in the way of a new one of the same step
+        be left over. A bad checkpoint is set aside: it may neither stand in the way of a new one of the same step
         nor be kept instead of a good one. Raises UserError when the model does not fit the checkpoint, or all are
-        damaged; Infrastructure when the storage fails.
+        bad; Infrastructure when the storage fails.
         """
-        for step in reversed(self._directory.steps()):
-            prefix = self._directory.prefix(step)
+        directory = self._directory
+        for step in directory.unreadable():
+            self._set_aside(step, directory.check(step))
+        for step in reversed(directory.steps() if steps is None else steps):
+            prefix = directory.prefix(step)
+            if wrong := directory.check(step):
+                self._set_aside(step, wrong)
+                continue
             try:
                 self._checkpoint.read(prefix).assert_consumed()
             except (AssertionError, ValueError) as error:
@@ -214,19 +432,24 @@ class Checkpoints:
                     raise misfit(prefix, error) from error
                 if not self._is_damage(error):
                     raise Infrastructure(f"cannot read {prefix}: {error}") from error
-                aside = self._directory.set_aside(step)
-                log.warning("the checkpoint %s is damaged, its index is set aside as %s: %s", prefix, aside.name, error)
+                self._set_aside(step, first_line(error))
                 continue
             log.info("restored %s", prefix)
+            self._newest = step
             return step
         # Also at the next start: a run that has lost its training must not begin again as if it were new.
-        if damaged := self._directory.set_aside_files():
+        if damaged := directory.set_aside_files():
             raise UserError(
-                f"none of the checkpoints in {self._directory.checkpoints} can be read "
-                f"(set aside: {', '.join(path.name for path in damaged)}): put a good one there, "
+                f"none of the checkpoints in {directory.checkpoints} can be read "
+                f"(set aside: {', '.join(path.name for path in damaged)}): put a good one there, with its manifest, "
                 "or start anew with another --run NAME"
             )
         return None
+
+    def _set_aside(self, step: int, wrong: str) -> None:
+        aside = self._directory.set_aside(step)
+        prefix = self._directory.prefix(step)
+        log.warning("the checkpoint %s is bad and set aside as %s: %s", prefix, aside.name, wrong)
 
     def _is_damage(self, error: Exception) -> bool:
         """Return whether a checkpoint's files were read and are wrong, rather than could not be read."""

@@ -27,6 +27,7 @@ from trainer.failures import (
     explain,
     is_infrastructure,
 )
+from trainer.lease import Lease
 from trainer.logs import without_chatter
 from trainer.members import silent
 from trainer.metrics import Progress
@@ -74,6 +75,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
     leads = cluster.job == "chief"
     directory = RunDirectory(config.shared_dir, config.run)
     progress: Progress | None = None
+    lease: Lease | None = None
     file: Path | None = None
     try:
         finished = directory.finished(config.steps)
@@ -82,6 +84,8 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
             notifier.ready(f"run {config.run} finished at step {finished}")
             return FINISHED
         if leads:
+            notifier.ready(f"taking the lease of run {config.run}")
+            lease = Lease.acquire(directory, config.lease_seconds, log.info)
             directory.claim(config)
         progress = Progress(config, directory, notifier, leads)
         progress.enter("waiting", "loading TensorFlow and the program")
@@ -91,7 +95,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
             import tensorflow  # noqa: F401
         program = load_program(config.program)
         file = program_file(program)
-        train(config, cluster, program, directory, progress)
+        train(config, cluster, program, directory, progress, lease)
         return FINISHED
     except Stopped:
         enter(progress, "stopped", "")
@@ -106,6 +110,9 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
         log.error("run %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
         enter(progress, "failed", message)
         return USER_ERROR
+    finally:
+        if lease is not None:
+            lease.release()
 
 
 def enter(progress: Progress | None, state: str, message: str) -> None:
@@ -113,7 +120,14 @@ def enter(progress: Progress | None, state: str, message: str) -> None:
         progress.enter(state, message)
 
 
-def train(config: Config, cluster: Cluster, program: Any, directory: RunDirectory, progress: Progress) -> None:
+def train(
+    config: Config,
+    cluster: Cluster,
+    program: Any,
+    directory: RunDirectory,
+    progress: Progress,
+    lease: Lease | None = None,
+) -> None:
     """Wait for the members and train on them to the end; raises Stopped when asked to stop."""
     import tensorflow as tf
 
@@ -142,16 +156,16 @@ def train(config: Config, cluster: Cluster, program: Any, directory: RunDirector
     else:
         replicas = OwnReplicas(config, program, strategy)
     evaluate = make_evaluation(config, program, replicas.model, strategy, cluster.workers)
-    course = Course(config, replicas, directory, progress, stopping, evaluate)
+    course = Course(config, replicas, directory, progress, stopping, evaluate, lease)
     course.restore()
     if progress.leads:
-        directory.set_state("training", course.step)
+        directory.set_state("training", course.step, epoch=lease.epoch if lease else None)
     first, begun = course.step, time.monotonic()
     ended = ""
     try:
         if config.api == "fit":
             if not train_with_fit(config, program, replicas, course):
-                course.save()
+                course.save(wait=True)
                 ended = ", where a callback ended it"
         else:
             if hasattr(program, "callbacks"):
@@ -162,6 +176,7 @@ def train(config: Config, cluster: Cluster, program: Any, directory: RunDirector
             directory.set_state("stopped", course.step)
         raise
     course.evaluate()
+    course.settle()
     if not progress.leads:
         wait_for_the_end(directory, config, course.step, stopping)
         progress.enter("finished")

@@ -15,6 +15,7 @@ from trainer.checkpoints import Checkpoints, RunDirectory
 from trainer.config import Config
 from trainer.evaluation import Results
 from trainer.failures import Stopped
+from trainer.lease import Lease
 from trainer.metrics import Progress
 from trainer.pacing import Pacer
 from trainer.records import read_record
@@ -34,6 +35,7 @@ class Course:
         progress: Progress,
         stopping: Callable[[], bool],
         evaluate: Callable[[], dict[str, float]] | None,
+        lease: Lease | None = None,
     ) -> None:
         self._config = config
         self._replicas = replicas
@@ -43,7 +45,7 @@ class Course:
         self._evaluate = evaluate
         self._pacer = Pacer(config.steps_per_call, replicas.parallel, config.log_seconds)
         self._checkpoints = Checkpoints(
-            directory, replicas.model, replicas.step, config.checkpoints_kept, leads=progress.leads
+            directory, replicas.model, replicas.step, config, leads=progress.leads, lease=lease, saved=self._saved
         )
         self.step = 0
         self._ended_epoch = False
@@ -124,23 +126,33 @@ class Course:
         self._pacer.sizes = (sizes[0], sizes[1])
         ends = stop or self.done
         if save or ends:
-            self.save()
+            self.save(wait=bool(ends))
         if show or ends:
             self._show(outputs, reset_metrics)
         if stop and not self.done:
             raise Stopped
 
-    def save(self, again: bool = False) -> None:
-        """Save a checkpoint of this step, unless there is one; `again` replaces it, since the weights have changed."""
+    def save(self, again: bool = False, wait: bool = False) -> None:
+        """Save a checkpoint of this step, unless there is one; `again` replaces it, since the weights have changed.
+
+        With `wait` it is on disk when this returns; raises Infrastructure when it can't be.
+        """
         self.step = int(self._replicas.step.numpy())
         if again:
             self._evaluated = -1
-        # A member that is told to save must save, even when the coordinator's files are there already.
-        (there,) = self._replicas.agree([int(self._progress.leads and self.step in self._directory.steps())])
+        # A member that is told to save must save, even when the coordinator has this step already.
+        (there,) = self._replicas.agree([int(self._progress.leads and self._checkpoints.has(self.step))])
         if again or not there:
-            self._checkpoints.save()
+            self._checkpoints.save(wait, again)
         self._saved_at = time.monotonic()
-        self._progress.checkpointed(self._directory.prefix(self.step), self.step)
+
+    def settle(self) -> None:
+        """Wait for the save that is in flight."""
+        self._checkpoints.settle()
+
+    def _saved(self, step: int, seconds: float, error: str | None) -> None:
+        if error is None:
+            self._progress.checkpointed(self._directory.prefix(step), self.step)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate now, if the settings give that to the coordinator; returns the metrics, or nothing."""

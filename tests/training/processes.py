@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from trainer.checkpoints import RunDirectory
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 DIGITS = "trainer.examples.digits:Digits"
@@ -131,7 +133,7 @@ class Runs:
         return json.loads(done.stdout)
 
     def checkpoints(self, run: str) -> list[int]:
-        return sorted(int(path.stem.split("-")[1]) for path in self.directory(run).glob("checkpoints/ckpt-*.index"))
+        return RunDirectory(self.shared, run).steps()
 
     def end(self) -> None:
         for process in self._started:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from processes import Runs
 
 from trainer.checkpoints import Checkpoints, RunDirectory
+from trainer.config import Config
 from trainer.failures import Infrastructure, UserError
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,10 +44,13 @@ def test_run_goes_on_before_the_damage_and_saves_that_step_again(runs: Runs, end
 
     second = runs.local("ids:Ids", run, 150, *OPTIONS)
     assert second.wait() == 0, second.output
-    assert re.search(r"ckpt-100 is damaged, its index is set aside as ckpt-100\.index\.bad", second.output)
+    assert re.search(
+        r"ckpt-100 is bad and set aside as ckpt-100\.manifest\.json\.bad: .* bytes instead of", second.output
+    )
     assert "going on at step 50 of 150" in second.output
     assert "trained to step 150; 100 steps in" in second.output
-    assert (checkpoints / "ckpt-100.index.bad").exists()
+    aside = {path.name.removeprefix("ckpt-100.").split("-")[0] for path in checkpoints.glob("ckpt-100.*.bad")}
+    assert aside == {"manifest.json.bad", "index.bad", "data"}
     assert runs.checkpoints(run) == [50, 100, 150]
     assert [read_all(str(checkpoints / f"ckpt-{step}")) for step in (50, 100, 150)] == [50, 100, 150]
 
@@ -58,7 +62,8 @@ class Trained:
         self.model = tf.Module()
         self.model.table = tf.Variable(tf.zeros([64], dtype))
         self.step = tf.Variable(0, dtype=tf.int64)
-        self.checkpoints = Checkpoints(directory, self.model, self.step, kept=3)
+        config = Config(program="mine:One", checkpoints_kept=3)
+        self.checkpoints = Checkpoints(directory, self.model, self.step, config)
 
     def save(self, *steps: int) -> None:
         for step in steps:
@@ -88,7 +93,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(directory: 
     for _ in range(2):
         with pytest.raises(UserError, match=r"none of the checkpoints in \S+/run/checkpoints can be read") as raised:
             Trained(directory).checkpoints.restore()
-        assert "set aside: ckpt-10.index.bad, ckpt-20.index.bad, ckpt-30.index.bad" in str(raised.value)
+        assert "set aside: ckpt-10.manifest.json.bad, ckpt-20.manifest.json.bad, ckpt-30.manifest.json.bad" in str(
+            raised.value
+        )
         assert "--run NAME" in str(raised.value)
 
 
@@ -96,9 +103,26 @@ def test_storage_that_fails_is_no_damage(directory: RunDirectory) -> None:
     [data] = directory.checkpoints.glob("ckpt-30.data-*")
     data.unlink()
     data.mkdir()
+    directory.write_manifest(30, epoch=0, tensorflow=tf.__version__)
     with pytest.raises(Infrastructure, match=r"cannot read \S+/ckpt-30: .*Is a directory"):
         Trained(directory).checkpoints.restore()
     assert directory.steps() == [10, 20, 30]
+
+
+def test_a_flipped_bit_is_found_by_tensorflow_and_set_aside(directory: RunDirectory) -> None:
+    [data] = directory.checkpoints.glob("ckpt-30.data-*")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    assert directory.check(30) == ""
+    assert Trained(directory).checkpoints.restore() == 20
+    assert [path.name for path in directory.set_aside_files()] == ["ckpt-30.manifest.json.bad"]
+
+
+def test_a_truncated_manifest_is_set_aside(directory: RunDirectory) -> None:
+    truncate(directory.checkpoints, "ckpt-30.manifest.json")
+    assert Trained(directory).checkpoints.restore() == 20
+    assert [path.name for path in directory.set_aside_files()] == ["ckpt-30.manifest.json.bad"]
 
 
 def test_another_type_is_no_damage(directory: RunDirectory) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import time
 from pathlib import Path
 
 import pytest
 
+from trainer import __version__
 from trainer.checkpoints import RunDirectory, run_directories
 from trainer.config import Config
 from trainer.failures import UserError
+from trainer.records import read_record
 
 
 @pytest.fixture
@@ -18,11 +23,20 @@ def directory(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def write(directory: RunDirectory, step: int, shards: int = 2, without: str = "") -> None:
-    endings = [".index", *(f".data-{shard:05d}-of-{shards:05d}" for shard in range(shards))]
-    for ending in endings:
-        if ending != without:
-            (directory.checkpoints / f"ckpt-{step}{ending}").touch()
+def write(directory: RunDirectory, step: int, epoch: int = 1, shards: int = 2) -> None:
+    """Save a checkpoint as the trainer does: TensorFlow's files, then the manifest."""
+    directory.remove(step)
+    write_files(directory, step, shards)
+    directory.write_manifest(step, epoch, "2.21.0")
+
+
+def write_files(directory: RunDirectory, step: int, shards: int = 2) -> None:
+    for ending in (".index", *(f".data-{shard:05d}-of-{shards:05d}" for shard in range(shards))):
+        (directory.checkpoints / f"ckpt-{step}{ending}").write_text(f"{step}{ending}")
+
+
+def there(directory: RunDirectory) -> set[str]:
+    return {path.name for path in directory.checkpoints.iterdir()}
 
 
 def test_newest_by_number_and_not_by_name(directory: RunDirectory) -> None:
@@ -32,24 +46,96 @@ def test_newest_by_number_and_not_by_name(directory: RunDirectory) -> None:
     assert directory.newest() == 1000
 
 
-@pytest.mark.parametrize("without", [".index", ".data-00000-of-00002", ".data-00001-of-00002"])
-def test_a_checkpoint_without_one_of_its_files_does_not_count(directory: RunDirectory, without: str) -> None:
+def test_a_manifest_says_what_a_checkpoint_consists_of_and_who_wrote_it(directory: RunDirectory) -> None:
+    write(directory, 7, epoch=3)
+    record = read_record(directory.manifest(7))
+    assert record is not None
+    index = b"7.index"
+    assert 0 <= time.time() - record.pop("created") < 60
+    assert record == {
+        "step": 7,
+        "epoch": 3,
+        "files": {"ckpt-7.index": 7, "ckpt-7.data-00000-of-00002": 21, "ckpt-7.data-00001-of-00002": 21},
+        "index_sha256": hashlib.sha256(index).hexdigest(),
+        "psfleet": "0.1.0",
+        "tensorflow": "2.21.0",
+    }
+    assert directory.check(7) == ""
+
+
+def test_the_version_is_the_packages() -> None:
+    project = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    assert f'\nversion = "{__version__}"\n' in project
+
+
+def test_what_has_no_manifest_does_not_count_and_is_removed(directory: RunDirectory) -> None:
     write(directory, 100)
-    write(directory, 200, without=without)
+    write_files(directory, 200)
+    (directory.checkpoints / "ckpt-300_temp").mkdir()
+    (directory.checkpoints / "ckpt-300_temp" / "part-00000-of-00002.index").touch()
+    (directory.checkpoints / ".ckpt-200.manifest.json.x7").touch()
+    (directory.checkpoints / "ckpt-mine.index").touch()
     assert directory.steps() == [100]
+    kept = {"ckpt-100.index", "ckpt-100.data-00000-of-00002", "ckpt-100.data-00001-of-00002", "ckpt-100.manifest.json"}
+    directory.remove_orphans()
+    assert there(directory) == {*kept, "ckpt-mine.index"}
 
 
-def test_an_index_alone_does_not_count(directory: RunDirectory) -> None:
-    write(directory, 100, shards=0)
-    assert directory.newest() is None
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("ckpt-100.index", "ckpt-100.index"),
+        ("ckpt-100.data-00001-of-00002", "ckpt-100.data-00001-of-00002"),
+        ("ckpt-100.manifest.json", "not JSON"),
+    ],
+)
+def test_a_truncated_file_is_found(directory: RunDirectory, name: str, wrong: str) -> None:
+    write(directory, 100)
+    os.truncate(directory.checkpoints / name, 5)
+    assert wrong in directory.check(100)
 
 
-def test_other_files_and_other_numbers_do_not_count(directory: RunDirectory) -> None:
-    write(directory, 10)
-    write(directory, 100, without=".data-00000-of-00002")
-    (directory.checkpoints / "ckpt-10_temp").mkdir()
-    (directory.checkpoints / "ckpt-x.index").touch()
-    assert directory.steps() == [10]
+def test_a_lost_file_is_found(directory: RunDirectory) -> None:
+    for step in (1, 2, 3):
+        write(directory, step)
+    (directory.checkpoints / "ckpt-1.index").unlink()
+    (directory.checkpoints / "ckpt-2.data-00000-of-00002").unlink()
+    directory.manifest(3).unlink()
+    assert [directory.check(step) for step in (1, 2, 3)] == [
+        "ckpt-1.index is gone",
+        "ckpt-2.data-00000-of-00002 is gone",
+        "ckpt-3.manifest.json is gone",
+    ]
+
+
+def test_another_index_of_the_same_size_is_found(directory: RunDirectory) -> None:
+    write(directory, 100)
+    (directory.checkpoints / "ckpt-100.index").write_text("101.index")
+    assert directory.check(100) == "ckpt-100.index is not the one that was saved"
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"step": 100}', "\x00\x00"])
+def test_what_is_no_manifest_is_named_and_not_removed(directory: RunDirectory, text: str) -> None:
+    write(directory, 50)
+    write(directory, 100)
+    directory.manifest(100).write_text(text)
+    assert directory.steps() == [50]
+    assert directory.unreadable() == [100]
+    directory.remove_orphans()
+    assert directory.manifest(100).name in directory.check(100)
+
+
+def test_an_older_epoch_with_a_higher_step_never_counts(directory: RunDirectory) -> None:
+    for step in (10, 20):
+        write(directory, step, epoch=1)
+    write(directory, 15, epoch=2)
+    assert directory.steps() == [10, 15]
+    write(directory, 30, epoch=2)
+    write(directory, 25, epoch=1)
+    assert directory.newest() == 30
+    assert directory.steps() == [10, 15, 30]
+    directory.prune(5)
+    assert {name.split(".")[0] for name in there(directory)} == {"ckpt-10", "ckpt-15", "ckpt-30"}
 
 
 def test_checkpoint_state_file_is_not_relied_on(directory: RunDirectory) -> None:
@@ -70,26 +156,28 @@ def test_prune_keeps_the_newest_and_every_file_of_them(directory: RunDirectory) 
         write(directory, step)
     directory.prune(3)
     assert directory.steps() == [3, 10, 11]
-    assert {path.name.split(".")[0] for path in directory.checkpoints.iterdir()} == {"ckpt-3", "ckpt-10", "ckpt-11"}
+    assert {name.split(".")[0] for name in there(directory)} == {"ckpt-3", "ckpt-10", "ckpt-11"}
+    assert [directory.check(step) for step in directory.steps()] == ["", "", ""]
 
 
 def test_what_is_set_aside_counts_no_more_and_is_still_there(directory: RunDirectory) -> None:
     for step in (100, 200):
         write(directory, step)
-    assert directory.set_aside(200) == directory.checkpoints / "ckpt-200.index.bad"
+    before = {name for name in there(directory) if "200" in name}
+    assert directory.set_aside(200) == directory.checkpoints / "ckpt-200.manifest.json.bad"
     assert directory.steps() == [100]
-    assert directory.set_aside_files() == [directory.checkpoints / "ckpt-200.index.bad"]
-    assert (directory.checkpoints / "ckpt-200.data-00000-of-00002").exists()
+    assert directory.set_aside_files() == [directory.checkpoints / "ckpt-200.manifest.json.bad"]
+    directory.remove_orphans()
+    assert {name for name in there(directory) if "200" in name} == {f"{name}.bad" for name in before}
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_a_step_that_was_set_aside_can_be_saved_again(directory: RunDirectory, shards: int) -> None:
     write(directory, 100)
     directory.set_aside(100)
-    write(directory, 100, shards, without=".index")
-    assert directory.steps() == []
-    write(directory, 100, shards)
+    write(directory, 100, shards=shards)
     assert directory.steps() == [100]
+    assert directory.check(100) == ""
     assert len(directory.set_aside_files()) == 1
 
 
@@ -110,6 +198,20 @@ def test_prune_takes_along_what_was_set_aside_at_the_same_step(directory: RunDir
         write(directory, step)
     directory.prune(2)
     assert directory.set_aside_files() == []
+
+
+def test_the_state_keeps_what_is_not_told_anew(directory: RunDirectory) -> None:
+    directory.set_state("training", 0, epoch=3, members={"ps-0": "a"}, without=["worker-1"], restart={"ps-0": "b"})
+    directory.set_state("finished", 10, asked=10, restart={})
+    assert read_record(directory.state) == {
+        "state": "finished",
+        "step": 10,
+        "asked": 10,
+        "epoch": 3,
+        "members": {"ps-0": "a"},
+        "without": ["worker-1"],
+        "restart": {},
+    }
 
 
 def test_a_run_remembers_its_program(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def write_checkpoint(directory: RunDirectory, step: int) -> None:
     directory.checkpoints.mkdir(parents=True, exist_ok=True)
     for ending in ("index", "data-00000-of-00001"):
         (directory.checkpoints / f"ckpt-{step}.{ending}").touch()
+    directory.write_manifest(step, epoch=1, tensorflow="2.21.0")
 
 
 def test_is_ready_before_there_is_a_run_and_follows_the_selection(config: Config) -> None:
@@ -91,7 +92,7 @@ def test_a_checkpoint_saved_again_under_its_step_is_evaluated_again(
 
     def selected() -> Config:
         if len(evaluated) == 1:
-            os.utime(directory.checkpoints / "ckpt-5.index", ns=(1, 1))
+            os.utime(directory.manifest(5), ns=(1, 1))
             return config
         return config.replace(run="b")
 
