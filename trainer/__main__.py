@@ -123,7 +123,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         from trainer.server import run_server
 
         try:
-            run_server(cluster, notifier)
+            run_server(cluster, notifier, lambda: read_config(options, environment))
         except Exception as error:
             log.error("%s cannot serve: %s", cluster.task, explain(error))
         return TRY_AGAIN

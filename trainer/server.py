@@ -1,22 +1,40 @@
-"""A worker or a parameter server: TensorFlow's own server, kept by systemd, told what to do by the coordinator."""
+"""A worker or a parameter server: TensorFlow's own server, kept by systemd, told what to do by the coordinator.
+
+What it computes, TensorFlow tells it. When to end, the run's state record does: a finished run needs no servers, and a
+ps that still holds a dead coordinator's variables is asked for a new process.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
+import time
+from collections.abc import Callable
 from functools import partial
 
+from trainer.checkpoints import RunDirectory
 from trainer.cluster import Cluster
+from trainer.config import Config, ConfigError
+from trainer.failures import FINISHED, TRY_AGAIN
 from trainer.logs import without_chatter
-from trainer.members import answers
+from trainer.members import answers, identity
 from trainer.notify import Notifier
+from trainer.records import read_record
 
 log = logging.getLogger(__name__)
 # Longer than for the others' question: a machine that is busy beyond measure must not have its server killed as well.
 SELF_CHECK_SECONDS = 10.0
+LOOK_SECONDS = 2.0
+# So often in a row: a client of a network file system may see the selection of the run before once more.
+LOOKS = 2
 
 
-def run_server(cluster: Cluster, notifier: Notifier) -> None:
-    """Serve until the process is ended; it sets no signal handler, since `join` would never run one."""
+def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Config]) -> None:
+    """Serve until the process is ended, or the run ends it; `selected` reads the settings of the run.
+
+    It sets no signal handler, since `join` would never run one.
+    """
     with without_chatter():
         import tensorflow as tf
     if cluster.job == "ps":
@@ -26,6 +44,38 @@ def run_server(cluster: Cluster, notifier: Notifier) -> None:
     )
     log.info("%s serves at %s", cluster.task, cluster.address)
     notifier.ready(f"{cluster.task} serves at {cluster.address}")
-    port = cluster.address.rpartition(":")[2]
-    notifier.watch(partial(answers, f"localhost:{port}", SELF_CHECK_SECONDS))
+    own = f"localhost:{cluster.address.rpartition(':')[2]}"
+    notifier.watch(partial(answers, own, SELF_CHECK_SECONDS))
+    threading.Thread(target=follow, args=(cluster.task, own, notifier, selected), name="run", daemon=True).start()
     server.join()
+
+
+def follow(task: str, address: str, notifier: Notifier, selected: Callable[[], Config]) -> None:
+    """End this process as soon as the run's state record says so; a path that hangs stops only this thread."""
+    seen = 0
+    while True:
+        code, why = ending(task, address, selected)
+        seen = 0 if code is None else seen + 1
+        if code is not None and seen >= LOOKS:
+            log.info("%s", why)
+            notifier.status(why)
+            os._exit(code)
+        time.sleep(LOOK_SECONDS)
+
+
+def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int | None, str]:
+    """Return what this server should exit with now and why, or None; what can't be read asks for nothing."""
+    try:
+        config = selected()
+        directory = RunDirectory(config.shared_dir, config.run)
+        finished = directory.finished(config.steps)
+        asked = ((read_record(directory.state) or {}).get("restart") or {}).get(task)
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None, ""
+    if config.strategy != "parameter_server":
+        return None, ""
+    if finished is not None:
+        return FINISHED, f"run {config.run} finished at step {finished}"
+    if asked is not None and asked == identity(address):
+        return TRY_AGAIN, "starting anew: it holds variables of a coordinator that is gone"
+    return None, ""

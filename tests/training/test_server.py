@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from processes import MINUTE, Runs
+from processes import MINUTE, Process, Runs, until
 
+from trainer.checkpoints import RunDirectory
 from trainer.local import local_cluster
-from trainer.members import answers, silent
+from trainer.members import answers, identity, silent
+from trainer.records import write_record
+from trainer.server import LOOK_SECONDS, LOOKS
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,3 +41,67 @@ def test_server_is_ready_when_it_listens_and_pings_while_it_answers(runs: Runs, 
     assert silent({"worker-0": address, "ps-0": cluster["ps"][0]}) == {"ps-0": cluster["ps"][0]}
     server.send(signal.SIGTERM)
     assert server.wait(MINUTE) == -signal.SIGTERM
+
+
+class Serving:
+    """A ps with the settings of a run of 10 steps."""
+
+    def __init__(self, runs: Runs, tmp_path: Path) -> None:
+        self.state = RunDirectory(tmp_path, "a").state
+        self.state.parent.mkdir(parents=True, exist_ok=True)
+        self._runs = runs
+        self._settings = tmp_path / "settings.json"
+        self._settings.write_text(
+            json.dumps({"program": "a:B", "run": "a", "steps": 10, "shared_dir": str(tmp_path)}), encoding="utf-8"
+        )
+        cluster = local_cluster(1, 1)
+        [self.address] = cluster["ps"]
+        self._config = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
+
+    def start(self) -> Process:
+        return self._runs.start(["-m", "trainer"], TF_CONFIG=self._config, TRAINER_SETTINGS=str(self._settings))
+
+    def own(self) -> str:
+        return until(lambda: identity(self.address), "an answer of the ps")
+
+    def say(self, **record: Any) -> None:
+        write_record(self.state, {"state": "training", "step": 3, **record})
+
+    def goes_on(self, process: Process) -> bool:
+        time.sleep((LOOKS + 1) * LOOK_SECONDS)
+        return answers(self.address, MINUTE / 2) and "Traceback" not in process.output
+
+
+def test_server_starts_anew_when_its_own_process_is_asked_for(runs: Runs, tmp_path: Path) -> None:
+    serving = Serving(runs, tmp_path)
+    server = serving.start()
+    first = serving.own()
+    assert serving.own() == first
+    serving.say(restart={"ps-0": "another process", "ps-1": first})
+    assert serving.goes_on(server)
+    serving.say(restart={"ps-0": first})
+    assert server.wait(MINUTE) == 75
+    again = serving.start()
+    assert serving.own() != first
+    assert serving.goes_on(again)
+
+
+def test_server_ends_with_its_finished_run_whatever_the_record_was_before(runs: Runs, tmp_path: Path) -> None:
+    serving = Serving(runs, tmp_path)
+    server = serving.start()
+    serving.own()
+    serving.state.write_text("half a rec")
+    assert serving.goes_on(server)
+    serving.state.unlink()
+    os.mkfifo(serving.state)  # a path that hangs
+    assert serving.goes_on(server)
+    with serving.state.open("w") as healed:
+        healed.write("[]")
+    serving.say(state="finished", step=5, asked=5)  # of a run that has more to train by now
+    assert serving.goes_on(server)
+    serving.say(state="finished", step=10)
+    assert server.wait(MINUTE) == 0
+    assert "run a finished at step 10" in server.output
+    later = serving.start()
+    assert later.wait(MINUTE) == 0
+    assert "ps-0 serves at" in later.output  # systemd has to hear that it started, or it takes the end for a failure
