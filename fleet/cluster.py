@@ -56,7 +56,7 @@ class Cluster:
 
     def __init__(self, inventory: Inventory, hosts: Hosts) -> None:
         self.inventory = inventory
-        self._hosts = hosts
+        self.hosts = hosts
 
     def observe(self, only: Iterable[str] | None = None, running: bool = False, settings: bool = False) -> Observation:
         """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run.
@@ -65,7 +65,7 @@ class Cluster:
         of what the tasks are configured with.
         """
         asked = list(self.inventory.hosts if only is None else only)
-        answers = self._hosts.run({host: self._observe_script(host, running, settings) for host in asked})
+        answers = self.hosts.run({host: self._observe_script(host, running, settings) for host in asked})
         observation = Observation()
         for host, answer in answers.items():
             if answer.unreachable:
@@ -123,7 +123,7 @@ class Cluster:
         scripts = {
             host: "\n".join(_journalctl([task], lines) for task in mine) for host, mine in _by_host(tasks).items()
         }
-        answers = self._hosts.run(scripts)
+        answers = self.hosts.run(scripts)
         entries = [_parse_entry(text) for answer in answers.values() for text in answer.stdout.splitlines()]
         for _, name, line in sorted(filter(None, entries), key=lambda entry: entry[0]):
             show(name, line)
@@ -140,7 +140,7 @@ class Cluster:
                 show(host, text)
 
         scripts = {host: _journalctl(mine, lines) + " --follow" for host, mine in _by_host(tasks).items()}
-        _refuse_bad_answers(self._hosts.follow(scripts, read), "the journal can't be read")
+        _refuse_bad_answers(self.hosts.follow(scripts, read), "the journal can't be read")
 
     def trouble(self, found: Mapping[Task, str]) -> list[Trouble]:
         """Add to what is wrong with each task the last lines of its journal."""
@@ -149,7 +149,7 @@ class Cluster:
             host: "\n".join(_journalctl([task], JOURNAL_LINES) for task in mine)
             for host, mine in _by_host(list(found)).items()
         }
-        for answer in self._hosts.run(scripts).values():
+        for answer in self.hosts.run(scripts).values():
             for text in answer.stdout.splitlines():
                 entry = _parse_entry(text)
                 if entry and entry[1] in lines:
@@ -248,10 +248,10 @@ class Cluster:
         scripts = {
             host: script.format(units=" ".join(task.unit for task in mine)) for host, mine in _by_host(tasks).items()
         }
-        _refuse_bad_answers(self._hosts.run(scripts, timeout), "systemctl failed")
+        _refuse_bad_answers(self.hosts.run(scripts, timeout), "systemctl failed")
 
     def _ask(self, host: str, script: str) -> Answer:
-        answer = self._hosts.run({host: script})[host]
+        answer = self.hosts.run({host: script})[host]
         if answer.unreachable:
             raise HostsUnreachable({host: answer.unreachable})
         return answer

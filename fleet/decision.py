@@ -98,15 +98,9 @@ def find_troubles(
     return found
 
 
-def is_done(task: Task, unit: Unit, run: Run | None) -> bool:
+def is_done(unit: Unit, run: Run | None) -> bool:
     """Whether a task is down because there is nothing left to do for it."""
-    return (
-        not task.server
-        and unit.health is Health.STOPPED
-        and unit.result == "success"
-        and run is not None
-        and run.state == "finished"
-    )
+    return unit.health is Health.STOPPED and unit.result == "success" and run is not None and run.state == "finished"
 
 
 def judge_task(task: Task, observation: Observation) -> tuple[str, bool]:
@@ -116,7 +110,7 @@ def judge_task(task: Task, observation: Observation) -> tuple[str, bool]:
         return "not installed", True
     if unit.health is Health.FAILED:
         return f"failed ({unit.result} {unit.exit_status})", True
-    if unit.enabled and is_done(task, unit, observation.run):
+    if unit.enabled and is_done(unit, observation.run):
         return "finished", False
     state = f"{unit.active} ({unit.sub})"
     if unit.health is Health.RUNNING:

@@ -13,6 +13,8 @@ from fleet.inventory import Inventory, Task
 from fleet.run import Run
 from fleet.tables import render_duration, render_metrics, render_number, render_table
 from fleet.units import Health
+from trainer.events import describe_event
+from trainer.ledger import describe_ledger
 
 NOTE_WIDTH = 60
 
@@ -112,16 +114,25 @@ def _cut(note: str) -> str:
 
 
 def render_run(run: Run | None) -> str:
-    """The run in one line, as `fab status` ends."""
+    """The run in one line; what ended a run that failed, with the user's own line, stands on the next."""
     if run is None:
         return "run: unknown"
     text = f"run {run.run}: {run.state}"
-    if run.message:
+    failed = run.state == "failed"
+    if run.message and not failed:
         text += f" ({run.message})"
     if run.step is not None:
         progress = render_progress(run if run.state == "training" else _without_pace(run))
         text += f", {progress}"
-    return text
+    return f"{text}\n  {run.message}" if run.message and failed else text
+
+
+def render_account(run: Run | None) -> str:
+    """Where the run's time went, and what befell it last; nothing of a run that never began."""
+    lines = [describe_ledger(run.ledger)] if run and run.ledger else []
+    if run and run.events:
+        lines += ["last events", *(f"  {describe_event(event)}" for event in run.events)]
+    return "\n".join(lines)
 
 
 def _without_pace(run: Run) -> Run:
@@ -150,6 +161,8 @@ def render_summary(
         trained += f", {render_duration(seconds)} from start to end"
     host = inventory.chief.host
     rows = [["program", run.program or "?"], ["trained", trained]]
+    if run.ledger:
+        rows.append(["time", describe_ledger(run.ledger)])
     if run.evaluation:
         rows.append(["evaluated", f"{render_metrics(run.evaluation.metrics)} (step {run.evaluation.step})"])
     newest = (run.checkpoint or "none").rpartition("/")[2]

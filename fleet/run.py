@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -31,6 +31,8 @@ class Run:
     evaluation: Evaluation | None = None
     checkpoint: str | None = None
     export: str | None = None
+    ledger: Mapping[str, Any] | None = None  # where the time went (trainer/ledger.py)
+    events: Sequence[Mapping[str, Any]] = ()  # the last ones, oldest first
     updated: float | None = None  # seconds since 1970 by the clock of the chief's host
 
     def as_json(self) -> dict[str, Any]:
@@ -45,4 +47,5 @@ def parse_run(values: Mapping[str, Any]) -> Run:
     kept["evaluation"] = Evaluation(evaluation["step"], evaluation.get("metrics") or {}) if evaluation else None
     kept["metrics"] = kept.get("metrics") or {}
     kept["message"] = kept.get("message") or ""
+    kept["events"] = kept.get("events") or []
     return Run(**kept)

@@ -152,6 +152,8 @@ def show_status(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
         desk.say(report.render_tasks(rows))
         desk.say(report.render_release(observation))
         desk.say(report.render_run(observation.run))
+        if account := report.render_account(observation.run):
+            desk.say(account)
     wrong = [row for row in rows if row["trouble"] and row["state"] != "unreachable"]
     said = ", ".join(f"{row['task']} on {row['host']}" for row in wrong)
     if observation.unreachable:

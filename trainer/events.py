@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,9 @@ def parse(line: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and "event" in event else None
 
 
-def describe_event(event: dict[str, Any]) -> str:
+def describe_event(event: Mapping[str, Any]) -> str:
     """Lay an event out in one line, with the local time of who reads it."""
-    parts = [time.strftime("%H:%M:%S", time.localtime(event.get("time", 0))), str(event["event"])]
+    parts = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.get("time", 0))), str(event["event"])]
     if who := event.get("task") or event.get("host"):
         parts.append(f"{who} on {event['host']}" if event.get("task") and event.get("host") else str(who))
     if event.get("seconds") is not None:

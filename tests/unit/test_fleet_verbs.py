@@ -637,6 +637,74 @@ def test_status_of_workers_that_ended_with_their_run_is_finished(hosts: Pretence
     assert re.search(r"worker-1 +far +finished", printed(desk))
 
 
+def test_status_of_servers_that_ended_with_their_run_is_finished(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled")
+    hosts.run_status = status("finished", 30)
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    for name, host in (("ps-0", "store"), ("worker-0", "store"), ("worker-1", "far")):
+        assert re.search(rf"{name} +{host} +finished", printed(desk))
+
+
+def test_status_of_a_server_that_ended_before_its_run_is_trouble(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **UP)
+    hosts.set("ps-0", active="inactive", sub="dead")
+    hosts.run_status = status("waiting", 12)
+    with pytest.raises(ClusterTrouble, match="ps-0 on store"):
+        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+
+
+def test_servers_of_a_finished_run_are_started_for_the_next_one(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled")
+    hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
+    hosts.selection = '{"run": "digits"}'
+    hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None
+    train_new = train()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="digits-2", detach=True)
+    tasks = ("chief-0", "evaluator-0", "ps-0", "worker-0", "worker-1")
+    assert hosts.done == ["select", *(f"start {name}" for name in tasks)]
+
+
+def test_servers_that_end_with_the_run_are_no_trouble_to_who_watches(hosts: Pretence, desk: verbs.Desk) -> None:
+    steps = train()
+
+    def tick(hosts: Pretence) -> None:
+        steps(hosts)
+        if hosts.run_status and hosts.run_status["state"] == "finished":
+            for name in hosts.units:
+                hosts.set(name, active="inactive", sub="dead")
+
+    hosts.tick = tick
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert "run digits finished" in printed(desk)
+
+
+def test_status_tells_the_users_error_with_its_line(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.set("chief-0", active="failed", sub="failed", result="exit-code", exit_status=78)
+    hosts.run_status = status("failed", 12, message="/srv/program/mine.py:12: ValueError: no such column")
+    with pytest.raises(ClusterTrouble, match="chief-0 on head"):
+        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    said = "run digits: failed, step 12/30\n  /srv/program/mine.py:12: ValueError: no such column\n"
+    assert said in printed(desk)
+
+
+def test_status_tells_where_the_time_went_and_what_happened_last(hosts: Pretence, desk: verbs.Desk) -> None:
+    ledger = {"useful": 90.0, "down": 10.0, "elapsed": 100.0, "goodput": 0.9}
+    events = [{"time": 0, "event": "ps-lost", "task": "ps-0", "host": "store"}, {"time": 3, "event": "recovered"}]
+    hosts.run_status = status("stopped", 12, ledger=ledger, events=events)
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    told = printed(desk).splitlines()
+    at = told.index("goodput 90.0 % of 100.0 s: useful 90.0 s, down 10.0 s")
+    assert told[at + 1] == "last events"
+    assert told[at + 2].endswith("ps-lost  ps-0 on store")
+    assert told[at + 3].endswith("recovered")
+    hosts.run_status = status("new", None)
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    assert printed(desk).splitlines()[-1] == "run digits: new"
+
+
 def test_status_of_a_worker_that_failed_in_a_finished_run_is_trouble(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.inventory = make_inventory(IN_STEP)
     for task in IN_STEP:

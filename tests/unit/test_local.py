@@ -80,6 +80,22 @@ def test_evaluator_that_finished_is_left_alone(capfd: pytest.CaptureFixture[str]
     assert len(pids(capfd.readouterr().out)) == 2
 
 
+def test_server_that_ended_with_its_run_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    chief = "import time; time.sleep(0.5)"
+    assert Supervisor([task("ps-0", "pass"), task("worker-0", "pass"), task("chief-0", chief)]).run() == 0
+    out = capfd.readouterr().out
+    assert "ps-0        | ended with 0\n" in out
+    assert len(pids(out)) == 3
+
+
+def test_server_that_was_asked_for_a_new_process_gets_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flag = tmp_path / "flag"
+    server = f"import pathlib\np = pathlib.Path({str(flag)!r})\nif p.exists(): raise SystemExit(0)\np.touch()\n"
+    chief = "import time; time.sleep(1)"
+    assert Supervisor([task("ps-0", server + "raise SystemExit(75)"), task("chief-0", chief)]).run() == 0
+    assert "ps-0        | ended with 75; starting it again" in capfd.readouterr().out
+
+
 def test_evaluator_may_finish_after_the_coordinator(tmp_path: Path) -> None:
     done = tmp_path / "done"
     evaluator = f"import time; time.sleep(0.5); open({str(done)!r}, 'w')"
