@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from trainer.config import STRATEGY_JOBS, ConfigError
@@ -84,6 +84,15 @@ class Cluster:
             for job in ("worker", "ps")
             for index, address in enumerate(self.jobs.get(job, []))
         }
+
+    def only(self, tasks: Collection[str]) -> Cluster:
+        """Return the cluster without the workers and ps that are not named; those that are left move up."""
+        kept = {
+            job: [address for index, address in enumerate(members) if f"{job}-{index}" in tasks]
+            for job, members in self.jobs.items()
+            if job != "chief"
+        }
+        return dataclasses.replace(self, jobs={"chief": self.jobs["chief"], **kept})
 
     @property
     def trains(self) -> bool:

@@ -5,14 +5,15 @@ It is the coordinator (TensorFlow's job `chief`), and under multi_worker_mirrore
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
-import threading
 import time
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from trainer.attempts import begin_attempt, end_attempt
 from trainer.checkpoints import RunDirectory
 from trainer.cluster import Cluster
 from trainer.config import Config
@@ -27,49 +28,32 @@ from trainer.failures import (
     explain,
     is_infrastructure,
 )
+from trainer.formation import Reform
 from trainer.lease import Lease
 from trainer.logs import without_chatter
 from trainer.members import silent
+from trainer.membership import Membership
 from trainer.metrics import Progress
 from trainer.notify import Notifier
+from trainer.phases import Phases
 from trainer.program import load_program, program_file
 from trainer.rendezvous import gather
+from trainer.signals import StopRequest, on_sigterm, raise_stopped
 from trainer.status import numbers
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 REMIND_SECONDS = 30.0
 END_SECONDS = 600.0
+FLUSH_SECONDS = 10.0
+TURNS_IN_VAIN = 3  # turns without a new step, after which a new process may do better
 
 
-class StopRequest:
-    """Whether SIGTERM was received."""
-
-    def __init__(self) -> None:
-        self.received = False
-
-    def __call__(self) -> bool:
-        return self.received
-
-    def listen(self) -> None:
-        """Handle SIGTERM from now on; only after the strategy is made, which would take the handler away."""
-        on_sigterm(self._receive)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
-        log.info("asked to stop: saving after the calls in flight")
-
-
-def on_sigterm(handler: Any) -> None:
-    """Set the handler of SIGTERM; a thread of somebody's test or notebook may not."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
-
-
-def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int:
+def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_process: bool = False) -> int:
     """Train the run to its end; returns the exit code.
 
-    Under multi_worker_mirrored the workers run this too; only the chief writes to the run directory.
+    Under multi_worker_mirrored the workers run this too; only the chief writes to the run directory. `in_process` says
+    that the servers live in this process, where nobody can lose them.
     """
     cluster.check_strategy(config.strategy)
     leads = cluster.job == "chief"
@@ -77,6 +61,8 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
     progress: Progress | None = None
     lease: Lease | None = None
     file: Path | None = None
+    begun = False
+    on_sigterm(raise_stopped)
     try:
         finished = directory.finished(config.steps)
         if finished is not None:
@@ -84,18 +70,26 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
             notifier.ready(f"run {config.run} finished at step {finished}")
             return FINISHED
         if leads:
-            notifier.ready(f"taking the lease of run {config.run}")
-            lease = Lease.acquire(directory, config.lease_seconds, log.info)
             directory.claim(config)
         progress = Progress(config, directory, notifier, leads)
         progress.enter("waiting", "loading TensorFlow and the program")
         notifier.ready(progress.status.line())
         notifier.watch(lambda: True)
+        if leads:
+            lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, "waiting"))
+            pause = begin_attempt(directory, directory.newest(), config.restarts_without_step)
+            begun = True
+            if pause:
+                progress.enter("waiting", f"the coordinator crashed again and again: the next start in {pause:.0f} s")
+                time.sleep(pause)
+        membership = None
+        if config.strategy == "parameter_server" and not in_process:
+            membership = Membership(config, cluster, directory, progress, Phases.of(config, progress.phase))
         with without_chatter():
             import tensorflow  # noqa: F401
         program = load_program(config.program)
         file = program_file(program)
-        train(config, cluster, program, directory, progress, lease)
+        Training(config, cluster, program, directory, progress, membership, lease).run()
         return FINISHED
     except Stopped:
         enter(progress, "stopped", "")
@@ -111,6 +105,11 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier) -> int
         enter(progress, "failed", message)
         return USER_ERROR
     finally:
+        # Who gets here has ended by itself, and knew why.
+        if begun:
+            end_attempt(directory)
+        if progress is not None:
+            progress.close(FLUSH_SECONDS)
         if lease is not None:
             lease.release()
 
@@ -120,86 +119,162 @@ def enter(progress: Progress | None, state: str, message: str) -> None:
         progress.enter(state, message)
 
 
-def train(
-    config: Config,
-    cluster: Cluster,
-    program: Any,
-    directory: RunDirectory,
-    progress: Progress,
-    lease: Lease | None = None,
-) -> None:
-    """Wait for the members and train on them to the end; raises Stopped when asked to stop."""
-    import tensorflow as tf
+def train(config: Config, cluster: Cluster, program: Any, directory: RunDirectory, progress: Progress) -> None:
+    """Train to the end on members that live as long as this process does; raises Stopped when asked to stop."""
+    Training(config, cluster, program, directory, progress).run()
 
-    from trainer.course import Course
-    from trainer.evaluation import make_evaluation
-    from trainer.export import export_model
-    from trainer.fit import train_with_fit
-    from trainer.loop import train_with_loop
-    from trainer.placement import report_placement
-    from trainer.replicas import OwnReplicas, RemoteReplicas
-    from trainer.strategies import make_strategy
 
-    started = time.monotonic()
-    if config.seed is not None:
-        tf.keras.utils.set_random_seed(config.seed)
-    if cluster.servers:
-        wait_for_members(config, cluster, directory, progress)
-    strategy = make_strategy(config, cluster)
-    stopping = StopRequest()
-    stopping.listen()
-    progress.enter("waiting", "building the model")
-    replicas: Any
-    if config.strategy == "parameter_server":
-        replicas = RemoteReplicas(config, program, strategy, cluster.workers)
-        report_placement(config, replicas.model, len(cluster.jobs["ps"]))
-    else:
-        replicas = OwnReplicas(config, program, strategy)
-    evaluate = make_evaluation(config, program, replicas.model, strategy, cluster.workers)
-    course = Course(config, replicas, directory, progress, stopping, evaluate, lease)
-    course.restore()
-    if progress.leads:
-        directory.set_state("training", course.step, epoch=lease.epoch if lease else None)
-    first, begun = course.step, time.monotonic()
-    ended = ""
-    try:
-        if config.api == "fit":
-            if not train_with_fit(config, program, replicas, course):
-                course.save(wait=True)
-                ended = ", where a callback ended it"
+class Training:
+    """One process's part of a run: the turns that it takes at it, each on the members that are there."""
+
+    def __init__(
+        self,
+        config: Config,
+        cluster: Cluster,
+        program: Any,
+        directory: RunDirectory,
+        progress: Progress,
+        membership: Membership | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._program = program
+        self._directory = directory
+        self._progress = progress
+        self._membership = membership
+        self._lease = lease
+        self._phases = membership.phases if membership else Phases.of(config, progress.phase)
+        self._stopping = StopRequest()
+        self._began = time.monotonic()
+        self._replicas: Any = None
+        self._course: Any = None
+
+    def run(self) -> None:
+        """Take turns until the run is finished; raises what another process must mend, and Stopped."""
+        membership, in_vain = self._membership, 0
+        if membership is None and self._cluster.servers:
+            wait_for_members(self._config, self._cluster, self._directory, self._progress)
+        while True:
+            cluster = membership.form() if membership else self._cluster
+            try:
+                self._take_turn(cluster, membership.began if membership else self._began)
+                return
+            except Reform as reform:
+                message = str(reform)
+            except Exception as error:
+                if membership is None or not self._is_mendable_here(error):
+                    raise
+                in_vain = 0 if self._course and self._course.advanced else in_vain + 1
+                if in_vain == TURNS_IN_VAIN:
+                    raise
+                message = explain(error)
+            # Nothing may hold what lies on the servers: the next turn makes it anew, and this must be freed.
+            self._replicas.close()
+            self._replicas = self._course = None
+            gc.collect()
+            if membership is not None:
+                membership.lost(message)
+
+    def _is_mendable_here(self, error: Exception) -> bool:
+        """Return whether the next turn can be taken in this process."""
+        if isinstance(error, Stopped | UserError | Infrastructure) or not is_infrastructure(error):
+            return False
+        # Without replicas, TensorFlow's own threads can't be asked how far they are.
+        return self._replicas is not None and not self._replicas.recovering
+
+    def _take_turn(self, cluster: Cluster, began: float) -> None:
+        """Make the strategy and the model, restore, train, and finish the run."""
+        import tensorflow as tf
+
+        from trainer.course import Course
+        from trainer.evaluation import make_evaluation
+        from trainer.fit import train_with_fit
+        from trainer.loop import train_with_loop
+        from trainer.placement import report_placement
+        from trainer.replicas import OwnReplicas, RemoteReplicas
+        from trainer.strategies import make_strategy
+
+        config, program, directory, progress = self._config, self._program, self._directory, self._progress
+        self._phases.enter("compiling")
+        if config.seed is not None:
+            tf.keras.utils.set_random_seed(config.seed)
+        strategy = make_strategy(config, cluster)
+        self._stopping.listen()
+        progress.enter("waiting", "building the model")
+        if config.strategy == "parameter_server":
+            replicas: Any = RemoteReplicas(config, program, strategy, cluster.workers)
+            report_placement(config, replicas.model, len(cluster.jobs["ps"]))
         else:
-            if hasattr(program, "callbacks"):
-                log.info("the custom loop calls no callbacks: the program's are for api: fit")
-            train_with_loop(replicas, course)
-    except Stopped:
+            replicas = OwnReplicas(config, program, strategy)
+        self._replicas = replicas
+        evaluate = make_evaluation(config, program, replicas.model, strategy, cluster.workers)
+        guard = self._membership.guard if self._membership else None
+        course = Course(
+            config,
+            replicas,
+            directory,
+            progress,
+            self._stopping,
+            evaluate,
+            self._phases,
+            guard=guard,
+            began=began,
+            lease=self._lease,
+        )
+        self._course = course
+        with self._phases.during("restoring"):
+            course.restore()
         if progress.leads:
-            directory.set_state("stopped", course.step)
-        raise
-    course.evaluate()
-    course.settle()
-    if not progress.leads:
-        wait_for_the_end(directory, config, course.step, stopping)
-        progress.enter("finished")
-        return
-    seconds = time.monotonic() - begun
-    progress.enter("training", "exporting the model")
-    export = export_model(program, directory, course.step, replicas.element_spec)
-    progress.exported(export)
-    directory.set_state("finished", course.step, config.steps)
-    progress.enter("finished", ended.lstrip(", "))
-    if config.strategy == "multi_worker_mirrored":
-        # The others look for this; one that still looks when the chief is gone would report its loss as an error.
-        time.sleep(2 * POLL_SECONDS)
-    log.info(
-        "run %s finished: %s trained to step %d%s; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "
-        "%s; checkpoint %s; model %s",
-        config.run, config.program, course.step, ended, course.step - first, seconds, (course.step - first) / seconds,
-        time.monotonic() - started, numbers(course.values), progress.status.checkpoint, export,
-    )  # fmt: skip
+            directory.set_state("training", course.step)
+        first, trained_from = course.step, time.monotonic()
+        self._phases.enter("training")
+        ended = ""
+        try:
+            if config.api == "fit":
+                if not train_with_fit(config, program, replicas, course):
+                    course.save()
+                    ended = ", where a callback ended it"
+            else:
+                if hasattr(program, "callbacks"):
+                    log.info("the custom loop calls no callbacks: the program's are for api: fit")
+                train_with_loop(replicas, course)
+        except Stopped:
+            if progress.leads:
+                directory.set_state("stopped", course.step)
+            raise
+        course.evaluate()
+        seconds = time.monotonic() - trained_from
+        self._phases.enter("saving")
+        if progress.leads:
+            self._finish(course.step - first, seconds, ended)
+        else:
+            wait_for_the_end(directory, config, course.step, self._stopping)
+            progress.enter("finished")
+
+    def _finish(self, steps: int, seconds: float, ended: str) -> None:
+        """Export the model and say that the run is finished."""
+        from trainer.export import export_model
+
+        config, directory, progress, course = self._config, self._directory, self._progress, self._course
+        progress.enter("training", "exporting the model")
+        export = export_model(self._program, directory, course.step, self._replicas.element_spec)
+        progress.exported(export)
+        directory.set_state("finished", course.step, config.steps)
+        progress.enter("finished", ended.lstrip(", "))
+        if config.strategy == "multi_worker_mirrored":
+            # The others look for this; one that still looks when the chief is gone would report its loss as an error.
+            time.sleep(2 * POLL_SECONDS)
+        log.info(
+            "run %s finished: %s trained to step %d%s; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "
+            "%s; checkpoint %s; model %s",
+            config.run, config.program, course.step, ended, steps, seconds, steps / seconds,
+            time.monotonic() - self._began, numbers(course.values), progress.status.checkpoint, export,
+        )  # fmt: skip
 
 
 def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, progress: Progress) -> None:
-    """Wait until every other member is there, naming those that aren't.
+    """Wait until every other member is there, naming those that aren't; a membership waits for its own.
 
     The constructors of strategies would wait as well, but for ever and without a word.
     """
@@ -216,10 +291,6 @@ def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, 
             progress.enter("waiting", message)
             named, told = missing, time.monotonic()
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped
-
-    on_sigterm(stop)
     if config.strategy == "multi_worker_mirrored":
         gather(cluster, config.as_dict(), tell)
     else:

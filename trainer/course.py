@@ -15,13 +15,17 @@ from trainer.checkpoints import Checkpoints, RunDirectory
 from trainer.config import Config
 from trainer.evaluation import Results
 from trainer.failures import Stopped
+from trainer.formation import Reform
+from trainer.guard import Guard
 from trainer.lease import Lease
 from trainer.metrics import Progress
 from trainer.pacing import Pacer
+from trainer.phases import Phases
 from trainer.records import read_record
 from trainer.replicas import fetch_numbers
 
 log = logging.getLogger(__name__)
+STOP_PATIENCE_SECONDS = 20.0
 
 
 class Course:
@@ -35,14 +39,28 @@ class Course:
         progress: Progress,
         stopping: Callable[[], bool],
         evaluate: Callable[[], dict[str, float]] | None,
+        phases: Phases,
+        guard: Guard | None = None,
+        began: float = 0.0,
         lease: Lease | None = None,
     ) -> None:
+        """Take what trains, where it is recorded, and who is asked what is due.
+
+        `guard` knows of members that are gone or back. `began` (of time.monotonic) is when the time without training
+        began that ends with the first block.
+        """
         self._config = config
         self._replicas = replicas
         self._directory = directory
         self._progress = progress
         self._stopping = stopping
         self._evaluate = evaluate
+        self._phases = phases
+        self._guard = guard
+        self._asked_at: float | None = None
+        self._began = began
+        self.advanced = False
+        """Whether a block has ended."""
         self._pacer = Pacer(config.steps_per_call, replicas.parallel, config.log_seconds)
         self._checkpoints = Checkpoints(
             directory, replicas.model, replicas.step, config, leads=progress.leads, lease=lease, saved=self._saved
@@ -67,6 +85,8 @@ class Course:
         self._ended_epoch = self.step > 0 and self.step % self.epoch_steps == 0
         if self._evaluated != self.step:
             self._evaluated = -1  # if it was a later step, of weights that are lost
+        lost = self._progress.ledger.restored(self.step)
+        self._progress.events.write("restored", steps_lost=lost, message=f"step {self.step}")
         if agreed < 0:
             return
         self._progress.checkpointed(self._directory.prefix(agreed), self.step)
@@ -89,6 +109,7 @@ class Course:
         self._saved_at = self._logged_at = self._block_at = time.monotonic()
         self._logged_step = self.step
         self._progress.status.step = self.step
+        self._phases.enter("training")
         self._progress.enter("training")
         if self.epoch_ended:
             self.evaluate()
@@ -107,12 +128,34 @@ class Course:
         """Start the clock of a block whose first call was not made at once."""
         self._block_at = time.monotonic()
 
+    def waiting(self) -> None:
+        """Leave while calls are in flight, when asked to stop and they will not end in time; raises Stopped."""
+        if not self._stopping():
+            return
+        self._asked_at = self._asked_at or time.monotonic()
+        why = ""
+        if time.monotonic() - self._asked_at > STOP_PATIENCE_SECONDS:
+            why = f"a call has not ended {STOP_PATIENCE_SECONDS:.0f} s after the request to stop"
+        elif self._guard is not None and not self._guard.workers_alive():
+            why = "no worker is there to end the calls in flight"
+        if why:
+            log.warning("%s: saving without it", why)
+            self.save()
+            raise Stopped
+
     def block_ended(self, outputs: Any, reset_metrics: bool = True) -> None:
         """Do what is due now that all calls of the block have ended; raises Stopped when asked to stop."""
         config, replicas = self._config, self._replicas
+        if self._guard and (lost := self._guard.lost_servers()):
+            raise Reform(f"{', '.join(lost)} has ended")  # which no step needed: TensorFlow has not said so
         self._pacer.measured(self._calls, time.monotonic() - self._block_at)
         before, self.step = self.step, int(replicas.step.numpy())
         now = time.monotonic()
+        self._phases.progressed()
+        self._progress.ledger.trained(self.step)
+        if not self.advanced:
+            self.advanced = True
+            self._progress.events.write("training", seconds=now - self._began, message=f"step {self.step}")
         every, interval = config.checkpoint_steps, config.checkpoint_seconds
         # A call that ran twice, because its worker died, takes the step beyond where the block was to end.
         self._ended_epoch = self.step // self.epoch_steps > before // self.epoch_steps
@@ -125,34 +168,40 @@ class Course:
         )
         self._pacer.sizes = (sizes[0], sizes[1])
         ends = stop or self.done
+        returned = self._guard.returned() if self._guard and save and not ends else []
         if save or ends:
-            self.save(wait=bool(ends))
+            self.save(wait=bool(ends or returned))
         if show or ends:
             self._show(outputs, reset_metrics)
         if stop and not self.done:
             raise Stopped
+        if returned and self._config.elastic:
+            raise Reform(f"{', '.join(returned)} answers again")
 
-    def save(self, again: bool = False, wait: bool = False) -> None:
+    def save(self, again: bool = False, wait: bool = True) -> None:
         """Save a checkpoint of this step, unless there is one; `again` replaces it, since the weights have changed.
 
-        With `wait` it is on disk when this returns; raises Infrastructure when it can't be.
+        `wait` says whether to return when it is on disk, or as soon as the training can go on.
         """
         self.step = int(self._replicas.step.numpy())
         if again:
             self._evaluated = -1
-        # A member that is told to save must save, even when the coordinator has this step already.
-        (there,) = self._replicas.agree([int(self._progress.leads and self._checkpoints.has(self.step))])
-        if again or not there:
-            self._checkpoints.save(wait, again)
+        with self._phases.during("saving"):
+            if wait:
+                self._checkpoints.settle()
+            # A member that is told to save must save, even when the coordinator's files are there already.
+            (there,) = self._replicas.agree([int(self._progress.leads and self._checkpoints.has(self.step))])
+            if again or not there:
+                self._checkpoints.save(wait, again)
         self._saved_at = time.monotonic()
 
-    def settle(self) -> None:
-        """Wait for the save that is in flight."""
-        self._checkpoints.settle()
-
     def _saved(self, step: int, seconds: float, error: str | None) -> None:
-        if error is None:
-            self._progress.checkpointed(self._directory.prefix(step), self.step)
+        """Say how a save has ended; called by the thread that made it."""
+        if error:
+            self._progress.events.write("save-failed", seconds=seconds, message=f"step {step}: {error}")
+            return
+        self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}")
+        self._progress.checkpointed(self._directory.prefix(step), max(step, self.step))
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate now, if the settings give that to the coordinator; returns the metrics, or nothing."""
@@ -165,7 +214,8 @@ class Course:
             return {}
         self._progress.enter("training", "evaluating")
         started = time.monotonic()
-        metrics = self._evaluate()
+        with self._phases.during("evaluating"):
+            metrics = self._evaluate()
         self._evaluated = self.step
         if self._progress.leads:
             self._results = self._results or Results(self._directory)

@@ -86,7 +86,7 @@ class FollowCourse(tf.keras.callbacks.Callback):
         if self._left:
             self._next_call()
             return
-        self._replicas.join()
+        self._replicas.join(self._course.waiting)
         # An epoch's metrics are Keras's to reset.
         self._course.block_ended(logs, reset_metrics=False)
         if self._course.done:

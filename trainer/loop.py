@@ -14,7 +14,7 @@ def train_with_loop(replicas: Any, course: Course) -> None:
         outputs = None
         for steps in course.plan():
             outputs = replicas.call(steps)
-        replicas.join()
+        replicas.join(course.waiting)
         course.block_ended(outputs)
         if course.epoch_ended:
             course.evaluate()

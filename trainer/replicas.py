@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +24,7 @@ from trainer.program import build_model
 # round take several times as long to trace, which only a small model is worth: only its steps are that short.
 UNROLLED_STEPS = 4
 UNROLLED_VARIABLES = 20
+POLL_SECONDS = 0.005
 
 
 class RemoteReplicas:
@@ -52,10 +54,22 @@ class RemoteReplicas:
         with self._empty_part_named():
             return self._coordinator.schedule(self._call, args=args)
 
-    def join(self) -> None:
-        """Wait for all calls; raises what went wrong in them."""
+    def join(self, waiting: Callable[[], None]) -> None:
+        """Wait for all calls; raises what went wrong in them, or what `waiting`, called again and again, raises."""
         with self._empty_part_named():
-            self._coordinator.join()
+            while not self._coordinator.done():
+                waiting()
+                time.sleep(POLL_SECONDS)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether TensorFlow is taking in a worker again: another strategy made meanwhile would hang or crash."""
+        handler = self._coordinator._cluster.failure_handler
+        return handler._cluster_due_for_update_or_finish.is_set() or handler._cluster_update_lock.locked()
+
+    def close(self) -> None:
+        """End TensorFlow's threads of this cluster: another strategy will be made in this process."""
+        self._coordinator._cluster.stop()
 
     @contextlib.contextmanager
     def _empty_part_named(self) -> Iterator[None]:
@@ -96,7 +110,7 @@ class OwnReplicas:
         except tf.errors.OutOfRangeError as error:
             raise UserError("the training data is empty, or this process's part of it") from error
 
-    def join(self) -> None:
+    def join(self, waiting: Callable[[], None]) -> None:
         """Nothing is in flight here after a call."""
 
     def agree(self, numbers: list[int]) -> list[int]:

@@ -1,0 +1,47 @@
+"""What the heartbeat says of a real server that is frozen, thawed, killed and started again."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from processes import Runs, until
+
+from trainer.heartbeat import Heartbeat
+from trainer.local import free_addresses
+
+pytestmark = pytest.mark.timeout(180)
+SILENT_SECONDS = 5.0
+
+
+def test_heartbeat_tells_frozen_from_gone_and_knows_a_process_again(runs: Runs) -> None:
+    chief, worker = free_addresses(2)
+    config = json.dumps(
+        {"cluster": {"chief": [chief], "worker": [worker], "ps": [chief]}, "task": {"type": "worker", "index": 0}}
+    )
+    heartbeat = Heartbeat({"worker-0": worker}, SILENT_SECONDS)
+    heartbeat.start()
+    try:
+        until(lambda: heartbeat.closed() == ["worker-0"], "a port that is closed")
+        assert heartbeat.identities() == {}
+        process = runs.start(["-m", "trainer"], TF_CONFIG=config)
+        first = until(lambda: heartbeat.identities().get("worker-0"), "an answer")
+        until(lambda: heartbeat.steady(2.0) == {"worker-0"}, "two seconds of answers")
+        assert heartbeat.identities() == {"worker-0": first}
+
+        process.send(signal.SIGSTOP)
+        until(lambda: "worker-0" in heartbeat.silent(), "silence")
+        assert heartbeat.closed() == []
+        assert heartbeat.identities() == {}
+        process.send(signal.SIGCONT)
+        until(lambda: heartbeat.identities() == {"worker-0": first}, "the same process")
+        assert heartbeat.silent() == {}
+
+        process.end()
+        until(lambda: heartbeat.closed() == ["worker-0"], "a closed port")
+        runs.start(["-m", "trainer"], TF_CONFIG=config)
+        assert until(lambda: heartbeat.identities().get("worker-0"), "another answer") != first
+        assert heartbeat.silent() == {}
+    finally:
+        heartbeat.stop()

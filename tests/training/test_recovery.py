@@ -1,0 +1,151 @@
+"""Members that die, freeze and come back: what restarts, what does not, and where the training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+from typing import Any
+
+import pytest
+from processes import MINUTE, Process, Runs, kill, until
+
+pytestmark = pytest.mark.timeout(300)
+STEPS = 3000
+# A step takes 10 ms, and a checkpoint is due every second or so.
+OPTIONS = ("--steps-per-call", "20", "--checkpoint-steps", "200", "--checkpoints-kept", "30", "--log-seconds", "0.5")
+QUICK = ("--silent-seconds", "5", "--ps-wait-seconds", "3", "--worker-wait-seconds", "3")
+
+
+def start(runs: Runs, run: str, *more: str, steps: int = STEPS) -> Process:
+    """Start a run and return it when it has a checkpoint."""
+    process = runs.local("ids:Ids", run, steps, *OPTIONS, *more, "--no-evaluator")
+    process.search(r"saved \S+/ckpt-\d+ in")
+    return process
+
+
+def events(runs: Runs, run: str, name: str = "") -> list[dict[str, Any]]:
+    path = runs.directory(run) / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for event in map(json.loads, lines) if name in ("", event["event"])]
+
+
+def starts(process: Process) -> dict[str, int]:
+    """Return how often each task was started."""
+    return {task: len(process.pids(task)) for task in ("chief-0", "ps-0", "ps-1", "worker-0", "worker-1")}
+
+
+def went_on(process: Process) -> list[tuple[int, int]]:
+    """Return, for each restore, the newest checkpoint before it and the step at which the training went on."""
+    found, saved = [], 0
+    for match in re.finditer(r"saved \S+/ckpt-(\d+) |going on at step (\d+) of", process.output):
+        if match[1]:
+            saved = int(match[1])
+        else:
+            found.append((saved, int(match[2])))
+    return found
+
+
+@pytest.mark.parametrize("api", ["custom_loop", "fit"])
+def test_a_ps_that_dies_is_the_only_process_that_restarts(runs: Runs, api: str) -> None:
+    run = f"ps-dies-{api}"
+    process = start(runs, run, "--api", api)
+    kill(process.pids("ps-0")[0])
+    process.search("forming the cluster anew in this process")
+    assert process.wait() == 0, process.output
+    assert starts(process) == {"chief-0": 1, "ps-0": 2, "ps-1": 1, "worker-0": 1, "worker-1": 1}
+    assert went_on(process)
+    assert all(step == saved for saved, step in went_on(process))
+    assert [event["task"] for event in events(runs, run, "ps-lost")] == ["ps-0"]
+    recovered = events(runs, run, "training")[1]
+    assert 0 < recovered["seconds"] < MINUTE
+
+
+def test_a_frozen_worker_is_cut_off_and_taken_in_again(runs: Runs) -> None:
+    process = start(runs, "worker-freezes", *QUICK, steps=2 * STEPS)
+    frozen = process.pids("worker-1")[0]
+    kill(frozen, signal.SIGSTOP)
+    try:
+        process.search(r"worker-1 has not answered for \d+ s: cut off")
+        process.search(r"going on without worker-1 \(127")
+        step = runs.checkpoints("worker-freezes")[-1]
+        until(lambda: runs.checkpoints("worker-freezes")[-1] > step, "a newer checkpoint", say=lambda: process.output)
+    finally:
+        kill(frozen, signal.SIGCONT)
+    process.search("worker-1 answers again")
+    process.search(r"worker-1 answers again[\s\S]* all 4 other members are there")
+    assert process.wait() == 0, process.output
+    # A new coordinator does not work with what an old one left on the ps; a thawed worker is used as it is.
+    assert starts(process) == {"chief-0": 2, "ps-0": 2, "ps-1": 2, "worker-0": 1, "worker-1": 1}
+    assert [event["task"] for event in events(runs, "worker-freezes", "member-silent")] == ["worker-1"]
+    assert all(step == saved for saved, step in went_on(process))
+
+
+def test_a_frozen_ps_is_done_without_and_taken_back(runs: Runs) -> None:
+    process = start(runs, "ps-freezes", *QUICK, steps=2 * STEPS)
+    frozen = process.pids("ps-1")[0]
+    kill(frozen, signal.SIGSTOP)
+    try:
+        process.search(r"ps-1 has not answered for \d+ s: cut off")
+        process.search(r"going on without ps-1 \(127")
+        process.search(r"going on without ps-1[\s\S]*going on at step")
+        step = runs.checkpoints("ps-freezes")[-1]
+        until(lambda: runs.checkpoints("ps-freezes")[-1] > step, "a newer checkpoint", say=lambda: process.output)
+    finally:
+        kill(frozen, signal.SIGCONT)
+    process.search("ps-1 answers again")
+    process.search(r"ps-1 answers again[\s\S]* all 4 other members are there")
+    assert process.wait() == 0, process.output
+    assert starts(process) == {"chief-0": 2, "ps-0": 2, "ps-1": 2, "worker-0": 1, "worker-1": 1}
+    assert all(step == saved for saved, step in went_on(process))
+
+
+def test_a_ps_that_is_lost_for_good_is_waited_for_when_told_so(runs: Runs) -> None:
+    process = start(runs, "not-elastic", *QUICK, "--elastic", "false")
+    frozen = process.pids("ps-1")[0]
+    kill(frozen, signal.SIGSTOP)
+    try:
+        process.search(r"ps-1 has not answered for \d+ s: cut off")
+        process.search(r"waiting for members: no answer from ps-1 \(127\S+\)$")
+        until(lambda: len(events(runs, "not-elastic", "waiting")) >= 1, "an event", say=lambda: process.output)
+        assert "going on without" not in process.output
+    finally:
+        kill(frozen, signal.SIGCONT)
+    assert process.wait() == 0, process.output
+
+
+def test_a_coordinator_that_dies_leaves_no_variables_on_the_ps(runs: Runs) -> None:
+    process = start(runs, "coordinator-dies")
+    kill(process.pids("chief-0")[0])
+    process.search(r"ps-0, ps-1: restarting, to free the variables|ps-1, ps-0: restarting")
+    assert process.wait() == 0, process.output
+    assert starts(process) == {"chief-0": 2, "ps-0": 2, "ps-1": 2, "worker-0": 1, "worker-1": 1}
+    assert "did not start anew" not in process.output
+
+
+def test_a_stop_does_not_wait_for_workers_that_are_gone(runs: Runs) -> None:
+    process = start(runs, "stop-without-workers", steps=100_000)
+    frozen = [process.pids(f"worker-{index}")[0] for index in range(2)]
+    for pid in frozen:
+        kill(pid, signal.SIGSTOP)
+    try:
+        process.send(signal.SIGTERM)
+        process.search("no worker is there to end the calls in flight: saving without it", MINUTE / 2)
+        assert process.wait() == 143, process.output
+    finally:
+        for pid in frozen:
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGCONT)
+    assert runs.status("stop-without-workers")["state"] == "stopped"
+
+
+def test_a_phase_that_hangs_ends_in_a_clear_error(runs: Runs) -> None:
+    options = ["--compiling-seconds", "3", "--restarts-without-step", "1", "--no-evaluator"]
+    process = runs.local("stuck:Stuck", "stuck", 100, *options)
+    assert process.wait() == 78, process.output
+    assert "compiling has lasted 3 s without an end, and compiling_seconds is 3" in process.output
+    assert len(process.pids("chief-0")) == 3
+    status = runs.status("stuck")
+    assert status["state"] == "failed"
+    assert "restarts_without_step is 1" in status["message"]

@@ -1,0 +1,85 @@
+"""Which members train: those of the inventory that answer, once the others have been waited for.
+
+Strategies' constructors would wait for every member, for ever and without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from trainer.cluster import Cluster
+from trainer.config import Config
+from trainer.failures import UserError
+
+if TYPE_CHECKING:
+    from trainer.heartbeat import Heartbeat
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 0.1
+# A ps that was asked to start anew and has not gone by then runs where nobody heeds that: it is used as it is.
+HEED_SECONDS = 15.0
+
+
+class Reform(Exception):
+    """The cluster shall be formed anew in this process, from the newest checkpoint; nothing is in flight."""
+
+
+def form(
+    config: Config,
+    cluster: Cluster,
+    heartbeat: Heartbeat,
+    used: Mapping[str, str],
+    without: Collection[str],
+    restart: Callable[[dict[str, str]], None],
+    tell: Callable[[dict[str, str]], None],
+) -> dict[str, str]:
+    """Wait for the members and return those to train on (task name to identity).
+
+    `used` are the processes that an earlier coordinator used: `restart` is called once with those ps among them, whose
+    memory still holds its variables, and they are waited for. `without` are members that the training already goes on
+    without: they are not waited for. `tell` is called with the missing (task name to address), again and again.
+    Raises UserError when the user's limit to the waiting is over.
+    """
+    heartbeat.hurry = True
+    began = time.monotonic()
+    asked: dict[str, str] = {}
+    while True:
+        here = heartbeat.identities()
+        waited = time.monotonic() - began
+        stale = {task: identity for task, identity in here.items() if task[:3] == "ps-" and used.get(task) == identity}
+        if stale.keys() - asked.keys():
+            asked.update(stale)
+            restart(asked)
+        if waited > HEED_SECONDS and stale:
+            log.warning("%s did not start anew when asked to: used as it is", ", ".join(stale))
+            used = {}
+            continue
+        here = {task: identity for task, identity in here.items() if task not in stale}
+        missing = {task: address for task, address in cluster.servers.items() if task not in here}
+        if not missing or can_do_without(config, cluster, missing, without, waited):
+            heartbeat.hurry = False
+            return here
+        tell(missing)
+        if config.waiting_seconds and waited > config.waiting_seconds:
+            raise UserError(f"waited {waited:.0f} s (waiting_seconds) for {names(missing)}: start it, or take it out")
+        time.sleep(POLL_SECONDS)
+
+
+def can_do_without(
+    config: Config, cluster: Cluster, missing: Collection[str], without: Collection[str], waited: float
+) -> bool:
+    """Return whether the training can go on without the missing ones now."""
+    if not config.elastic:
+        return False
+    for job, patience in (("ps", config.ps_wait_seconds), ("worker", config.worker_wait_seconds)):
+        absent = {task for task in missing if task.startswith(f"{job}-")}
+        if len(absent) == len(cluster.jobs.get(job, [])) or (not absent <= set(without) and waited < patience):
+            return False
+    return True
+
+
+def names(members: Mapping[str, str]) -> str:
+    return ", ".join(f"{task} ({address})" for task, address in members.items())

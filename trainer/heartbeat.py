@@ -1,0 +1,131 @@
+"""Ask every member of the cluster, again and again, whether it lives.
+
+TensorFlow reports a member whose socket closes and waits for ever, in silence, for one that froze, lost its network or
+its power. The question is trainer/members.py's; a member that has one open is not asked another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+
+from trainer.members import DEADLINE_SECONDS, METHOD
+
+log = logging.getLogger(__name__)
+PERIOD_SECONDS = 1.0
+HURRY_SECONDS = 0.2  # while somebody waits for a member
+# Left alone, a channel would look for a server that was away ever more rarely.
+CHANNEL_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+
+
+@dataclasses.dataclass
+class Member:
+    """What is known of a worker or ps: `quiet` is for how many seconds it has left questions unanswered."""
+
+    address: str
+    identity: str | None = None  # of its process, while it answers
+    answered_at: float | None = None  # since when it answers, without a break
+    asked_at: float | None = None  # when the open question was asked
+    quiet: float = 0.0
+    state: str = "unknown"  # answers, closed (its host says so), silent
+
+
+class Heartbeat:
+    """Knows of every member whether it answers; a thread asks."""
+
+    def __init__(self, servers: Mapping[str, str], silent_seconds: float) -> None:
+        """Take the members (task name to address) and after how many seconds without an answer one is silent."""
+        self._members = {task: Member(address) for task, address in servers.items()}
+        self._silent_seconds = silent_seconds
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._calls: dict[str, Any] = {}
+        self._channels: list[grpc.Channel] = []
+        self.hurry = True
+        self.on_beat: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Ask from now on, and call `on_beat` after each round."""
+        for task, member in self._members.items():
+            channel = grpc.insecure_channel(member.address, options=CHANNEL_OPTIONS)
+            self._channels.append(channel)
+            self._calls[task] = channel.unary_unary(METHOD)
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        self._end.set()
+        for channel in self._channels:
+            channel.close()
+
+    def identities(self) -> dict[str, str]:
+        """Return the members that answer, with the identity of each one's process."""
+        with self._lock:
+            return {task: member.identity for task, member in self._members.items() if member.identity}
+
+    def silent(self) -> dict[str, float]:
+        """Return the members that have been silent for too long, and for how long (seconds)."""
+        with self._lock:
+            return {task: m.quiet for task, m in self._members.items() if m.quiet >= self._silent_seconds}
+
+    def closed(self) -> list[str]:
+        """Return the members whose host says that nothing listens there."""
+        with self._lock:
+            return [task for task, member in self._members.items() if member.state == "closed"]
+
+    def steady(self, seconds: float) -> set[str]:
+        """Return the members that have answered for so long without a break."""
+        since = time.monotonic() - seconds
+        with self._lock:
+            return {t for t, m in self._members.items() if m.answered_at is not None and m.answered_at <= since}
+
+    def _beat(self) -> None:
+        while not self._end.wait(HURRY_SECONDS if self.hurry else PERIOD_SECONDS):
+            for task in self._members:
+                self._ask(task)
+            try:
+                self.on_beat()
+            except Exception:
+                log.exception("the heartbeat's round failed")
+
+    def _ask(self, task: str) -> None:
+        member = self._members[task]
+        with self._lock:
+            if member.asked_at is not None:
+                return
+            member.asked_at = time.monotonic()
+        try:
+            future = self._calls[task].future(b"", timeout=DEADLINE_SECONDS)
+            future.add_done_callback(lambda done: self._heard(member, done))
+        except ValueError:  # the channel is closed: the heartbeat has ended
+            return
+
+    def _heard(self, member: Member, done: Any) -> None:
+        now = time.monotonic()
+        error = done.exception() if not done.cancelled() else None
+        with self._lock:
+            # However long this process itself was frozen meanwhile, a question counts for its deadline at most.
+            asked = min(now - (member.asked_at or now), DEADLINE_SECONDS)
+            member.asked_at = None
+            if done.cancelled():
+                return
+            if error is None:
+                member.identity, member.quiet, member.state = hashlib.sha256(done.result()).hexdigest(), 0.0, "answers"
+                member.answered_at = member.answered_at or now
+                return
+            member.identity = member.answered_at = None
+            if error.code() is grpc.StatusCode.UNAVAILABLE and "refused" in (error.details() or ""):
+                member.quiet, member.state = 0.0, "closed"
+            else:
+                pause = HURRY_SECONDS if self.hurry else PERIOD_SECONDS
+                member.quiet, member.state = member.quiet + asked + pause, "silent"

@@ -1,0 +1,125 @@
+"""The members of a parameter-server run, from one turn of its coordinator to the next.
+
+What the next process must know lies in the run's state record: whose processes hold variables of this one, and which
+members the training goes on without.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from trainer.checkpoints import RunDirectory
+from trainer.cluster import Cluster
+from trainer.config import Config
+from trainer.failures import TRY_AGAIN
+from trainer.formation import form, names
+from trainer.guard import Guard
+from trainer.heartbeat import Heartbeat
+from trainer.metrics import Progress
+from trainer.phases import Phases
+from trainer.records import read_record
+from trainer.signals import on_sigterm, raise_stopped
+
+log = logging.getLogger(__name__)
+REMIND_SECONDS = 30.0
+LEAVE_SECONDS = 3.0  # for the last words of a process that gives up
+
+
+class Membership:
+    """Who trains, who is watched, and who is done without."""
+
+    def __init__(
+        self, config: Config, cluster: Cluster, directory: RunDirectory, progress: Progress, phases: Phases
+    ) -> None:
+        self.phases = phases
+        self.began = time.monotonic()
+        """When the time without training began that the present turn ends."""
+        self._config = config
+        self._cluster = cluster
+        self._directory = directory
+        self._progress = progress
+        record = read_record(directory.state) or {}
+        self._used = dict(record.get("members", {}))
+        self._without = set(record.get("without", ()))
+        self._named: dict[str, str] = {}
+        self._told = 0.0
+        self._heartbeat = Heartbeat(cluster.servers, config.silent_seconds)
+        self.guard = Guard(self._heartbeat, phases, self._give_up, self._tell)
+        self._heartbeat.start()
+
+    def form(self) -> Cluster:
+        """Wait for the members and return the cluster of those that this turn trains on; raises Stopped."""
+        on_sigterm(raise_stopped)
+        self.phases.enter("waiting")
+        members = form(
+            self._config, self._cluster, self._heartbeat, self._used, self._without, self._restart, self._name_missing
+        )
+        # While a strategy's constructor waits, no Python handler could run.
+        on_sigterm(signal.SIG_DFL)
+        absent = {task: address for task, address in self._cluster.servers.items() if task not in members}
+        self._used, self._without, self._named = {}, set(absent), {}
+        self._record(members=members, without=sorted(absent), restart={})
+        if absent:
+            log.warning("going on without %s", names(absent))
+        else:
+            log.info("all %d other members are there", len(members))
+        message = f"without {names(absent)}" if absent else "all members"
+        self._progress.events.write("formed", seconds=time.monotonic() - self.began, message=message)
+        self.guard.formed(members)
+        return self._cluster.only(members)
+
+    def lost(self, message: str) -> None:
+        """Say that this turn is over and the next begins; nobody is watched until it has its members."""
+        self.guard.formed({})
+        self.began = time.monotonic()
+        log.warning("forming the cluster anew in this process: %s", message)
+        self._progress.enter("waiting", message)
+        self._progress.events.write("recovering", message=message)
+
+    def _record(self, **changes: Any) -> None:
+        record = read_record(self._directory.state) or {"state": "waiting", "step": 0}
+        state, step, asked = record["state"], record["step"], record.get("asked", 0)
+        self._directory.set_state(state, step, asked, **changes)
+
+    def _restart(self, processes: dict[str, str]) -> None:
+        log.info("%s: restarting, to free the variables of an earlier coordinator", ", ".join(processes))
+        self._record(restart=processes)
+
+    def _name_missing(self, missing: dict[str, str]) -> None:
+        if missing == self._named and time.monotonic() - self._told < REMIND_SECONDS:
+            return
+        message = f"no answer from {names(missing)}"
+        log.info("waiting for members: %s", message)
+        self._progress.enter("waiting", message)
+        self._progress.events.write("waiting", message=message)
+        self._named, self._told = dict(missing), time.monotonic()
+
+    def _tell(self, event: str, task: str, message: str) -> None:
+        address = self._cluster.servers[task]
+        log.warning("%s (%s): %s", task, address, message)
+        self._progress.events.write(event, task=task, host=address, message=message)
+
+    def _give_up(self, event: str, message: str, tasks: list[str]) -> None:
+        """End this process, whatever its main thread waits for: the next one forms the cluster of who answers."""
+        log.error("%s; starting anew", message)
+        # The shared path may hang as well.
+        words = threading.Thread(target=self._leave_word, args=(event, message, tasks), daemon=True)
+        words.start()
+        words.join(LEAVE_SECONDS)
+        os._exit(TRY_AGAIN)
+
+    def _leave_word(self, event: str, message: str, tasks: list[str]) -> None:
+        for task in tasks:
+            self._progress.events.write(event, task=task, host=self._cluster.servers[task], message=message)
+        if not tasks:
+            self._progress.events.write(event, message=message)
+        workers = [task for task in tasks if task.startswith("worker-")]
+        if self._config.elastic and workers:
+            self._record(without=sorted({*self._without, *workers}))
+        self._progress.enter("waiting", message)
+        self._progress.close(LEAVE_SECONDS)
