@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 # Longer than for the others' question: a machine that is busy beyond measure must not have its server killed as well.
 SELF_CHECK_SECONDS = 10.0
 LOOK_SECONDS = 2.0
-# So often in a row: a client of a network file system may see the selection of the run before once more.
+# A run is seen finished so often in a row: a network file system may show the selection of the run before once more.
 LOOKS = 2
 
 
@@ -55,8 +55,8 @@ def follow(task: str, address: str, notifier: Notifier, selected: Callable[[], C
     seen = 0
     while True:
         code, why = ending(task, address, selected)
-        seen = 0 if code is None else seen + 1
-        if code is not None and seen >= LOOKS:
+        seen = seen + 1 if code == FINISHED else 0
+        if code is not None and (code == TRY_AGAIN or seen == LOOKS):
             log.info("%s", why)
             notifier.status(why)
             os._exit(code)
