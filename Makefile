@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 LOCK ?= locks/cpu
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: help demo venv venv-tf packages lab site test lint unit training infra lock \
+.PHONY: help demo venv venv-tf packages lab site test lint unit training infra dozen drills lock \
   bench-throughput bench-memory bench-provision bench-control clean distclean
 
 help:  ## list these targets
@@ -43,11 +43,12 @@ lab: packages  ## five hosts with SSH (docs/lab.md)
 site: venv  ## make the hosts right: ansible-playbook site.yml
 	ansible-playbook site.yml
 
-test: packages  ## lint, unit, training and infra, in this order
+test: packages  ## lint, unit, training, infra and a dozen drills, in this order
 	$(MAKE) lint
 	$(MAKE) unit
 	$(MAKE) training
 	$(MAKE) infra
+	$(MAKE) dozen
 
 lint: venv  ## ruff, mypy, yamllint, ansible-lint
 	ruff check
@@ -65,6 +66,14 @@ training: venv-tf  ## tests that train in local processes
 infra: venv lab  ## tests of the hosts, over SSH
 	ansible-playbook site.yml
 	python -m pytest tests/infra
+
+dozen: venv lab  ## the most telling dozen of the drills, on the lab's hosts (docs/drills.md)
+	ansible-playbook site.yml
+	python -m pytest tests/drills -m dozen
+
+drills: venv lab  ## every drill (about an hour)
+	ansible-playbook site.yml
+	python -m pytest tests/drills
 
 lock: venv  ## resolve locks/cpu.in and locks/control.in anew (LOCK=locks/mine: your own)
 	for minor in 3.10 3.11 3.12 3.13; do \

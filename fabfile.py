@@ -10,6 +10,7 @@ from invoke import Context, Exit
 
 from fleet import verbs
 from fleet.cluster import Cluster
+from fleet.drills import rehearsal
 from fleet.errors import FleetError
 from fleet.inventory import load_inventory, refuse_problems
 from fleet.ssh import SshHosts
@@ -119,3 +120,24 @@ def runs(context: Context, json: bool = False, inventory: str | None = None) -> 
     """Show every run on the shared path."""
     with _cluster(context, inventory) as cluster:
         verbs.show_runs(cluster, verbs.Desk(), json)
+
+
+@task(
+    auto_shortflags=False,
+    positional=["names"],
+    help={
+        "names": "which drill, or several with commas between them",
+        "all": "every drill that the inventory permits",
+        "list": "say what each drill does, and its bounds",
+        "inventory": _INVENTORY,
+    },
+)
+def drill(
+    context: Context, names: str = "", all: bool = False, list: bool = False, inventory: str | None = None
+) -> None:
+    """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
+    if list:
+        rehearsal.list_drills(verbs.Desk())
+        return
+    with _cluster(context, inventory, check=True) as cluster, _leaving("left; the cluster was given back"):
+        rehearsal.drill(cluster, verbs.Desk(), [name for name in names.split(",") if name], all)

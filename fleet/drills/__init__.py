@@ -1,0 +1,5 @@
+"""Drills: a fault done to a live cluster, watched from outside and judged against its bound (docs/drills.md).
+
+`catalogue` says which there are, `faults` does the damage and proves it, `stage` is the drill's own run, `watch`
+measures, `scenes` are what is watched for, `rehearsal` goes through them and judges.
+"""

@@ -1,0 +1,336 @@
+"""Which drills there are, what each is for, and its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fleet.drills import faults
+from fleet.drills.faults import Cut, Damage, Down, Freeze, Kill, KillWhileSaving, PowerOff, Reboot, every, one
+from fleet.drills.scenes import (
+    Scene,
+    all_checkpoints_bad,
+    fails,
+    finishes,
+    five_times,
+    never_starts,
+    recovers,
+    saves_again,
+    second_coordinator,
+    undisturbed,
+    wrong_port,
+)
+from fleet.drills.stage import LONG_STEP, Stage
+from fleet.drills.watch import Watch
+from fleet.inventory import Task
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A fault, what must come of it, and by when (seconds)."""
+
+    name: str
+    text: str
+    scene: Scene
+    detected: float | None  # somebody notices within this time; None where nobody has to
+    paused: float  # no longer without a new step; or, where the run ends, until it does
+    restarts: bool = True  # whether what is hit must be started anew
+    may_too: Sequence[str] = ()  # jobs whose tasks may be started anew beside it
+    program: str = "trainer.drill:Drill"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    long_step: bool = False
+    destructive: bool = False  # it fills, cuts, reboots or powers off
+    needs: Sequence[str] = ()  # jobs that the inventory must have a task of, or "power"; "ps 2" for two
+
+    def must_restart(self, stage: Stage, task: Task, hit: Sequence[Task]) -> bool:
+        return self.restarts and task in hit
+
+    def may_restart(self, stage: Stage, task: Task, hit: Sequence[Task]) -> bool:
+        return task in hit or task.job in self.may_too
+
+
+def before_the_newest(watch: Watch) -> int:
+    """Where a run may go back to when its newest checkpoint is damaged."""
+    return max([step for step in watch.first.checkpoints if step != watch.newest_checkpoint], default=0)
+
+
+# What a coordinator that is started anew may take with it: it rids the ps of its predecessor's variables.
+ANEW = ("chief", "ps")
+COORDINATOR = Kill(one("chief"))
+SOON = {"ps_wait_seconds": 10.0, "worker_wait_seconds": 10.0}
+
+_DRILLS = (
+    Drill("worker", "a worker is killed: nothing stops, and it is used again", recovers(Kill(one("worker"))), 5, 10),
+    Drill(
+        "workers-60s",
+        "all workers are down for a minute: training goes on when they are back",
+        recovers(Down(every("worker")), goes_on=False),
+        10,
+        45,
+    ),
+    Drill("ps", "a ps is killed in mid-step: only it is started anew", recovers(Kill(one("ps"))), 5, 45),
+    Drill(
+        "ps-fit",
+        "the same under api: fit, and every restored tensor is the checkpoint's",
+        recovers(Kill(one("ps")), tensors=True),
+        5,
+        45,
+        settings={"api": "fit"},
+    ),
+    Drill(
+        "ps-idle",
+        f"a ps is killed while nobody asks it anything, a step of {LONG_STEP:.0f} s being under way",
+        recovers(Kill(one("ps"))),
+        LONG_STEP + 15,
+        LONG_STEP + 60,
+        may_too=("chief",),
+        long_step=True,
+    ),
+    Drill(
+        "ps-saving",
+        "a ps is killed while it writes its part of a checkpoint",
+        recovers(KillWhileSaving(one("ps"))),
+        5,
+        60,
+        may_too=("chief",),
+        program="trainer.drill:Large",
+    ),
+    Drill(
+        "ps-and-worker",
+        "a ps and a worker are killed together",
+        recovers(Kill(one("ps", "worker"))),
+        5,
+        60,
+        may_too=ANEW,
+    ),
+    Drill("all-ps", "all ps are killed", recovers(Kill(every("ps"))), 5, 60, may_too=("chief",)),
+    Drill("coordinator", "the coordinator is killed", recovers(COORDINATOR), 15, 60, may_too=ANEW),
+    Drill(
+        "coordinator-5",
+        "the coordinator is killed five times: the memory of the ps does not grow",
+        five_times(COORDINATOR),
+        15,
+        75,
+        may_too=ANEW,
+        program="trainer.drill:Large",
+    ),
+    Drill(
+        "coordinator-saving",
+        "the coordinator is killed in mid-save",
+        recovers(KillWhileSaving(one("chief"))),
+        15,
+        75,
+        may_too=ANEW,
+        program="trainer.drill:Large",
+    ),
+    Drill(
+        "coordinator-term",
+        "the coordinator is sent a stray SIGTERM: it saves, ends, and is started anew",
+        recovers(Kill(one("chief"), signal="TERM")),
+        15,
+        60,
+        may_too=ANEW,
+    ),
+    Drill("worker-frozen", "a worker is stopped (SIGSTOP)", recovers(Freeze(one("worker"))), 30, 45, may_too=ANEW),
+    Drill("ps-frozen", "a ps is stopped (SIGSTOP)", recovers(Freeze(one("ps"))), 30, 60, may_too=ANEW),
+    Drill(
+        "coordinator-frozen",
+        "the coordinator is stopped (SIGSTOP): systemd's watchdog ends it",
+        recovers(Freeze(one("chief"))),
+        30,
+        75,
+        may_too=ANEW,
+    ),
+    Drill(
+        "worker-cut",
+        "a worker's host drops every packet for two minutes: training goes on without it and takes it back",
+        recovers(Cut("worker")),
+        30,
+        60,
+        restarts=False,
+        may_too=ANEW,
+        settings=SOON,
+        destructive=True,
+        needs=("worker 2",),
+    ),
+    Drill(
+        "ps-cut",
+        "the same with a ps: its variables are laid out anew on the other",
+        recovers(Cut("ps")),
+        30,
+        90,
+        restarts=False,
+        may_too=ANEW,
+        settings=SOON,
+        destructive=True,
+        needs=("ps 2",),
+    ),
+    Drill(
+        "worker-off",
+        "a worker's host loses its power, and gets it back",
+        recovers(PowerOff("worker")),
+        30,
+        60,
+        may_too=ANEW,
+        settings=SOON,
+        destructive=True,
+        needs=("worker 2", "power"),
+    ),
+    Drill(
+        "ps-off",
+        "a ps's host loses its power, and gets it back",
+        recovers(PowerOff("ps", lasts=100.0)),
+        30,
+        90,
+        may_too=ANEW,
+        settings=SOON,
+        destructive=True,
+        needs=("ps 2", "power"),
+    ),
+    Drill("reboot", "every host reboots at once", recovers(Reboot()), None, 240, destructive=True),
+    Drill(
+        "data-truncated",
+        "the newest checkpoint's data is cut in half: it is set aside, and the one before it used",
+        recovers(Damage(faults.TRUNCATE_DATA), restored=before_the_newest),
+        15,
+        60,
+        may_too=ANEW,
+    ),
+    Drill(
+        "index-truncated",
+        "the newest checkpoint's index is cut in half: likewise",
+        recovers(Damage(faults.TRUNCATE_INDEX), restored=before_the_newest),
+        15,
+        60,
+        may_too=ANEW,
+    ),
+    Drill(
+        "state-file-deleted",
+        "TensorFlow's file `checkpoint` is deleted: nobody misses it",
+        recovers(Damage(faults.REMOVE_STATE_FILE)),
+        15,
+        60,
+        may_too=ANEW,
+    ),
+    Drill(
+        "all-checkpoints-bad",
+        "no checkpoint can be read: one clear, permanent error",
+        all_checkpoints_bad(Damage(faults.TRUNCATE_ALL)),
+        120,
+        120,
+    ),
+    Drill(
+        "path-full",
+        "the shared path is full for half a minute: training goes on, complains, and saves again",
+        saves_again(recovers(faults.Full())),
+        15,
+        15,
+        destructive=True,
+    ),
+    Drill(
+        "path-read-only",
+        "the run's directory is read-only for half a minute: likewise",
+        saves_again(recovers(faults.ReadOnly())),
+        15,
+        15,
+        destructive=True,
+    ),
+    Drill(
+        "worker-never-starts",
+        "a worker is not there: it is named with host and port, and waited for",
+        never_starts("worker"),
+        30,
+        90,
+        settings={"elastic": False},
+    ),
+    Drill("ps-never-starts", "likewise a ps", never_starts("ps"), 30, 90, settings={"elastic": False}),
+    Drill(
+        "wrong-port",
+        "the coordinator has a wrong port of a worker: it names the address that doesn't answer",
+        wrong_port("worker"),
+        30,
+        90,
+        settings={"elastic": False},
+    ),
+    Drill(
+        "evaluator",
+        "the evaluator is killed: training does not notice, and it evaluates again",
+        undisturbed(recovers(Kill(one("evaluator")))),
+        None,
+        10,
+        needs=("evaluator",),
+    ),
+    Drill(
+        "evaluator-absent",
+        "the evaluator is down for half a minute: likewise",
+        undisturbed(recovers(Down(one("evaluator"), lasts=30.0))),
+        None,
+        10,
+        needs=("evaluator",),
+    ),
+    Drill(
+        "nan",
+        "check_numerics finds a loss that is no number: the user's error, with the line",
+        fails("drill.py:"),
+        90,
+        90,
+        program="trainer.drill:NotANumber",
+    ),
+    Drill(
+        "exception",
+        "the program raises an exception: likewise",
+        fails("the drill's own error"),
+        90,
+        90,
+        program="trainer.drill:Broken",
+    ),
+    Drill(
+        "second-coordinator",
+        "a second coordinator is started on another host: it is refused",
+        second_coordinator,
+        60,
+        10,
+    ),
+    Drill(
+        "finished",
+        "the digits are learnt to the end, with a worker and a ps killed on the way: accuracy, and every task ends",
+        finishes([Kill(one("worker")), Kill(one("ps"))], "accuracy", 0.95),
+        None,
+        240,
+        program="trainer.examples.digits:Digits",
+        settings={"steps": 4000, "steps_per_call": "auto", "checkpoint_seconds": 3.0},
+    ),
+)
+
+# What makes a host silent says so only to a heartbeat when no packet is due: with a long step under way.
+_SILENT = ("worker-frozen", "ps-frozen", "coordinator-frozen", "worker-cut", "ps-cut", "worker-off", "ps-off")
+
+
+def _with_a_long_step(drill: Drill) -> Drill:
+    return replace(
+        drill,
+        name=f"{drill.name}-long-step",
+        text=f"{drill.name} with steps of {LONG_STEP:.0f} s under way",
+        paused=drill.paused + LONG_STEP,
+        long_step=True,
+    )
+
+
+CATALOGUE: tuple[Drill, ...] = (*_DRILLS, *(_with_a_long_step(drill) for drill in _DRILLS if drill.name in _SILENT))
+
+# What `make test` has time for.
+DOZEN = (
+    "worker",
+    "ps",
+    "ps-fit",
+    "coordinator",
+    "coordinator-term",
+    "worker-frozen",
+    "ps-frozen",
+    "worker-cut",
+    "data-truncated",
+    "exception",
+    "second-coordinator",
+    "finished",
+)

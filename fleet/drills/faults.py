@@ -1,0 +1,391 @@
+"""The faults: each is done to live hosts over SSH, proves that it happened, and can be taken back.
+
+`strike` returns what was proven and raises DrillFailed when it can't be; `heal` may be called twice, and where nothing
+was struck. `lasts` is how long the fault stays (seconds; 0: it is over at once), `hits` whose processes it ends,
+freezes or cuts off.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from fleet.drills.stage import AS_TRAINER, DrillFailed, Stage
+from fleet.errors import HostsUnreachable
+from fleet.inventory import Host, Task
+
+# A host that nobody heals any more, because the control machine is gone, heals itself after this time.
+HEALS_ITSELF_SECONDS = 900
+POWER_SECONDS = 120.0
+TABLE = "psfleet_drill"
+
+Choice = Callable[[Stage], list[Task]]
+
+
+class Fault(Protocol):
+    @property
+    def lasts(self) -> float: ...
+
+    def hits(self, stage: Stage) -> list[Task]: ...
+
+    def strike(self, stage: Stage) -> str: ...
+
+    def heal(self, stage: Stage) -> None: ...
+
+
+def one(*jobs: str) -> Choice:
+    return lambda stage: [stage.victim(job) for job in jobs]
+
+
+def every(*jobs: str) -> Choice:
+    return lambda stage: stage.tasks(*jobs)
+
+
+def by_host(stage: Stage, tasks: list[Task]) -> Mapping[str, list[tuple[Task, int]]]:
+    """Each host's tasks with their processes; raises DrillFailed when one has none."""
+    processes = stage.processes([task.host for task in tasks])
+    found: dict[str, list[tuple[Task, int]]] = {}
+    for task in tasks:
+        pid = processes[task.name].pid if task.name in processes else 0
+        if not pid:
+            raise DrillFailed(f"{task.name} on {task.host} has no process before the fault")
+        found.setdefault(task.host, []).append((task, pid))
+    return found
+
+
+def run_everywhere(stage: Stage, scripts: Mapping[str, str], timeout: float = 60.0) -> dict[str, str]:
+    """Run each host's script at once; raise DrillFailed with what one said that failed."""
+    answers = stage.cluster.hosts.run(scripts, timeout)
+    for host, answer in answers.items():
+        if answer.unreachable or answer.code:
+            raise DrillFailed(f"the fault on {host}: {answer.unreachable or answer.stderr.strip() or answer.code}")
+    return {host: answer.stdout for host, answer in answers.items()}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL, after which systemd starts the tasks again."""
+
+    choice: Choice
+    signal: str = "KILL"
+    lasts: float = 0.0
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return self.choice(stage)
+
+    def strike(self, stage: Stage) -> str:
+        victims = by_host(stage, self.hits(stage))
+        run_everywhere(stage, {host: self._script([pid for _, pid in mine]) for host, mine in victims.items()})
+        return ", ".join(f"{task.name}'s process {pid} is gone" for mine in victims.values() for task, pid in mine)
+
+    def _script(self, pids: list[int]) -> str:
+        # 30 s: asked to end (TERM), the coordinator saves first.
+        return f"root kill -{self.signal} {' '.join(map(str, pids))} || exit 1\n" + "\n".join(
+            f"n=0; while [ -e /proc/{pid}/exe ] || grep -qs '^State:.[^Z]' /proc/{pid}/status; do n=$((n+1)); "
+            f"[ $n -lt 600 ] || {{ echo 'process {pid} lives on' >&2; exit 1; }}; sleep 0.05; done"
+            for pid in pids
+        )
+
+    def heal(self, stage: Stage) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class KillWhileSaving(Kill):
+    """SIGKILL at the moment when files of a checkpoint are being written."""
+
+    def _script(self, pids: list[int]) -> str:
+        raise NotImplementedError
+
+    def strike(self, stage: Stage) -> str:
+        ((host, mine),) = by_host(stage, self.hits(stage)).items()
+        pids = " ".join(str(pid) for _, pid in mine)
+        directory = shlex.quote(stage.checkpoint_dir)
+        look = "import os, sys, time\nend = time.time() + 60\n"
+        look += "while not any('temp' in name for name in os.listdir(sys.argv[1])):\n"
+        look += " time.sleep(0.002)\n assert time.time() < end, 'no save in 60 s'\n"
+        script = (
+            f"root sh -c {shlex.quote(f'python3 -c {shlex.quote(look)} {directory} && kill -9 {pids}')} || exit 1\n"
+            f"sleep 0.2; ls {directory}"
+        )
+        left = run_everywhere(stage, {host: script}, 90.0)[host].split()
+        half = [name for name in left if "temp" in name]
+        if not half:
+            raise DrillFailed("the save was over before its process was killed")
+        return f"{', '.join(task.name for task, _ in mine)} killed, {half[0]} left behind"
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """SIGSTOP: the process is there, its sockets are open, and it does nothing."""
+
+    choice: Choice
+    lasts: float = 0.0
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return self.choice(stage)
+
+    def strike(self, stage: Stage) -> str:
+        victims = by_host(stage, self.hits(stage))
+        scripts = {
+            host: "\n".join(
+                f"root kill -STOP {pid} && sleep 0.1 && grep -q '^State:.T' /proc/{pid}/status || exit 1"
+                for _, pid in mine
+            )
+            for host, mine in victims.items()
+        }
+        run_everywhere(stage, scripts)
+        return ", ".join(f"{task.name}'s process {pid} is stopped" for mine in victims.values() for task, pid in mine)
+
+    def heal(self, stage: Stage) -> None:
+        """Let what is still stopped go on; systemd has usually put an end to it."""
+        for task in self.hits(stage):
+            thaw = f"pid=$(systemctl show --property=MainPID --value {task.unit}); "
+            thaw += "! grep -qs '^State:.T' /proc/$pid/status || root kill -CONT $pid"
+            stage.on(task.host, thaw)
+
+
+@dataclass(frozen=True)
+class Down:
+    """SIGKILL, and kept down."""
+
+    choice: Choice
+    lasts: float = 60.0
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return self.choice(stage)
+
+    def strike(self, stage: Stage) -> str:
+        victims = by_host(stage, self.hits(stage))
+        scripts = {
+            host: "\n".join(
+                f"root kill -KILL {pid}; root systemctl stop {task.unit}; ! [ -e /proc/{pid}/exe ] || exit 1"
+                for task, pid in mine
+            )
+            for host, mine in victims.items()
+        }
+        run_everywhere(stage, scripts)
+        return f"{', '.join(task.name for mine in victims.values() for task, _ in mine)} down"
+
+    def heal(self, stage: Stage) -> None:
+        stage.cluster.start(self.hits(stage))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A host drops every packet but those of the control machine's SSH."""
+
+    job: str
+    lasts: float = 120.0
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return stage.inventory.tasks_on(stage.victim(self.job).host)
+
+    def strike(self, stage: Stage) -> str:
+        host = stage.victim(self.job).host
+        script = f"""
+set -- $SSH_CONNECTION
+case $1 in *:*) family=ip6;; *) family=ip;; esac
+# Should the control machine be gone, the host must not stay cut off.
+root systemd-run --quiet --collect --unit={TABLE} --on-active={HEALS_ITSELF_SECONDS} \\
+  nft delete table inet {TABLE} || exit 1
+root nft -f - <<END || exit 1
+table inet {TABLE} {{
+  chain in {{
+    type filter hook input priority -300; policy accept;
+    iifname "lo" accept
+    $family saddr $1 tcp dport $4 accept
+    counter drop
+  }}
+  chain out {{
+    type filter hook output priority -300; policy accept;
+    oifname "lo" accept
+    $family daddr $1 tcp sport $4 accept
+    counter drop
+  }}
+}}
+END
+"""
+        run_everywhere(stage, {host: script})
+        dropped = stage.wait(lambda: self._dropped(stage, host), 20.0, f"{host} drops a packet")
+        return f"{host} dropped {dropped} packets"
+
+    def _dropped(self, stage: Stage, host: str) -> int:
+        shown = stage.on(host, f"root nft list table inet {TABLE}")
+        return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
+
+    def heal(self, stage: Stage) -> None:
+        host = stage.victim(self.job).host
+        stage.on(
+            host,
+            f"root nft delete table inet {TABLE} 2>/dev/null; root systemctl stop {TABLE}.timer 2>/dev/null; "
+            f"! root nft list table inet {TABLE} 2>/dev/null",
+        )
+
+
+@dataclass(frozen=True)
+class PowerOff:
+    """A host loses its power, by the site's own command, and gets it back."""
+
+    job: str
+    lasts: float = 60.0
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return stage.inventory.tasks_on(stage.victim(self.job).host)
+
+    def strike(self, stage: Stage) -> str:
+        host = stage.victim(self.job).host
+        power(stage, "off", stage.inventory.hosts[host])
+        stage.wait(lambda: is_unreachable(stage, host), POWER_SECONDS, f"{host} is unreachable")
+        return f"{host} is unreachable"
+
+    def heal(self, stage: Stage) -> None:
+        host = stage.victim(self.job).host
+        if is_unreachable(stage, host):
+            power(stage, "on", stage.inventory.hosts[host])
+            stage.wait(lambda: not is_unreachable(stage, host), POWER_SECONDS, f"{host} is back")
+
+
+def power(stage: Stage, way: str, host: Host) -> None:
+    """Run the inventory's command for a host's power on the control machine."""
+    command = stage.inventory.variables[host.name][f"drill_power_{way}"].format(host=host.name, address=host.address)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=POWER_SECONDS)
+    if done.returncode:
+        raise DrillFailed(f"`{command}` ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def is_unreachable(stage: Stage, host: str) -> bool:
+    try:
+        stage.on(host, "true", timeout=5.0)
+    except HostsUnreachable:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class Reboot:
+    """Every host at once is told to reboot."""
+
+    lasts: float = 0.0
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return list(stage.inventory.tasks)
+
+    def strike(self, stage: Stage) -> str:
+        hosts = list(stage.inventory.hosts)
+        # When PID 1 began: a container has its machine's boot id.
+        began = "stat --format=%Y /proc/1"
+        before = stage.everywhere(began)
+        # From systemd rather than from this session, which the reboot ends.
+        stage.everywhere("root systemd-run --quiet --collect --on-active=1 systemctl reboot")
+
+        def rebooted() -> bool:
+            after = stage.everywhere(began, timeout=5.0)
+            return all(after[host] != before[host] for host in hosts)
+
+        stage.wait(rebooted, 300.0, "every host has rebooted")
+        return f"{len(hosts)} hosts have rebooted"
+
+    def heal(self, stage: Stage) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something is done to the checkpoints, and the coordinator killed at the same moment, so that it must read them.
+
+    `script` runs as the tasks' user in the checkpoints' directory, with $newest as the name of the newest one, and
+    says what it did.
+    """
+
+    script: str
+    lasts: float = 0.0
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return [stage.chief]
+
+    def strike(self, stage: Stage) -> str:
+        ((host, ((_, pid),)),) = by_host(stage, self.hits(stage)).items()
+        script = f"""
+cd {shlex.quote(stage.checkpoint_dir)} || exit 1
+endings=index; ls | grep -q 'manifest.json$' && endings=manifest.json
+newest=$(ls | sed -n "s/^\\(ckpt-[0-9]*\\)\\.$endings\\$/\\1/p" | sort -t - -k 2 -n | tail -n 1)
+[ -n "$newest" ] || {{ echo 'there is no checkpoint' >&2; exit 1; }}
+root kill -STOP {pid} || exit 1
+export newest
+{AS_TRAINER} sh -ec {shlex.quote(self.script)} || {{ root kill -CONT {pid}; exit 1; }}
+root kill -KILL {pid}
+"""
+        return f"{run_everywhere(stage, {host: script})[host].strip()}, {stage.chief.name} killed"
+
+    def heal(self, stage: Stage) -> None:
+        pass
+
+
+HALVE = "truncate --size=$(($(stat --format=%s {0}) / 2)) {0}; "
+TRUNCATE_DATA = 'file=$(ls "$newest".data-* | head -n 1); ' + HALVE.format('"$file"') + 'echo "$file truncated"'
+TRUNCATE_INDEX = HALVE.format('"$newest.index"') + 'echo "$newest.index truncated"'
+REMOVE_STATE_FILE = 'rm checkpoint; ! [ -e checkpoint ]; echo "checkpoint removed"'
+TRUNCATE_ALL = "for file in ckpt-*.index; do " + HALVE.format('"$file"') + 'done; echo "every index truncated"'
+
+
+@dataclass(frozen=True)
+class Full:
+    """The shared path has no byte left."""
+
+    lasts: float = 30.0
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return []
+
+    def _file(self, stage: Stage) -> str:
+        return shlex.quote(f"{stage.shared_dir}/.psfleet-drill-fill")
+
+    def strike(self, stage: Stage) -> str:
+        file = self._file(stage)
+        fill = (
+            f"size=$(df --output=avail --block-size=1 {shlex.quote(stage.shared_dir)} | tail -n 1); "
+            f"fallocate --length $size {file} 2>/dev/null; "
+            f"cat /dev/zero >>{file} 2>/dev/null; ! head -c 65536 /dev/zero >{file}.more 2>/dev/null || exit 1; "
+            f"rm -f {file}.more"
+        )
+        run_everywhere(stage, {stage.chief.host: f"{AS_TRAINER} sh -c {shlex.quote(fill)}"}, 300.0)
+        return f"no 64 KiB can be written below {stage.shared_dir}"
+
+    def heal(self, stage: Stage) -> None:
+        stage.on(stage.chief.host, f"{AS_TRAINER} rm -f {self._file(stage)} {self._file(stage)}.more")
+
+
+@dataclass(frozen=True)
+class ReadOnly:
+    """The run's directory is read-only on every host: a mount over it, which the tasks see too."""
+
+    lasts: float = 30.0
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return []
+
+    def strike(self, stage: Stage) -> str:
+        run = shlex.quote(stage.run_dir)
+        # Made read-only elsewhere first: what reaches the tasks' own view is one mount, with its flags.
+        script = f"""
+root mkdir -p /run/{TABLE} && root mount --bind {run} /run/{TABLE} || exit 1
+root mount -o remount,bind,ro /run/{TABLE} && root mount --bind /run/{TABLE} {run} || exit 1
+for pid in $(systemctl show --property=MainPID --value 'trainer@*'); do
+  [ "$pid" = 0 ] || ! root nsenter --target $pid --mount setpriv --reuid=trainer --regid=trainer --init-groups -- \\
+    touch {run}/.psfleet-drill 2>/dev/null || {{ echo "process $pid can still write" >&2; exit 1; }}
+done
+"""
+        run_everywhere(stage, dict.fromkeys(stage.inventory.hosts, script))
+        return f"no task can write below {stage.run_dir}"
+
+    def heal(self, stage: Stage) -> None:
+        run = shlex.quote(stage.run_dir)
+        stage.everywhere(
+            f"while mountpoint --quiet {run}; do root umount --lazy {run} || exit 1; done; "
+            f"while mountpoint --quiet /run/{TABLE}; do root umount --lazy /run/{TABLE} || exit 1; done"
+        )

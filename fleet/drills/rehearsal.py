@@ -1,0 +1,137 @@
+"""`fab drill`: choose the drills, go through them, judge, and give the cluster back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.cluster import Cluster
+from fleet.drills.catalogue import CATALOGUE, Drill
+from fleet.drills.scenes import Findings
+from fleet.drills.stage import DrillFailed, Stage
+from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
+from fleet.inventory import Inventory
+from fleet.tables import render_table
+from fleet.verbs import Desk
+
+
+def list_drills(desk: Desk) -> None:
+    """Say what each drill does, and its bounds."""
+    rows = [
+        [drill.name, _seconds(drill.detected), _seconds(drill.paused), "yes" if drill.destructive else "", drill.text]
+        for drill in CATALOGUE
+    ]
+    desk.say(render_table(["DRILL", "NOTICED", "PAUSED", "DESTRUCTIVE", "WHAT HAPPENS"], rows))
+
+
+def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool = False) -> None:
+    """Go through drills, one line each; raise ClusterTrouble when one fails.
+
+    Raises OperatorMistake for a name that is no drill's and for a drill that the inventory doesn't permit.
+    """
+    chosen = choose(names, everything)
+    if cluster.inventory.chief.server or not any(task.job == "ps" for task in cluster.inventory.tasks):
+        raise OperatorMistake(
+            "drills are for clusters with parameter servers; the inventory's strategy is another. Set strategy: "
+            "parameter_server in trainer_run"
+        )
+    refusals = {each.name: why for each in chosen if (why := refuse(each, cluster.inventory))}
+    if refusals and not everything:
+        raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
+    stage = Stage(cluster, desk)
+    failed: list[str] = []
+    try:
+        stage.take()
+        for each in chosen:
+            if each.name in refusals:
+                desk.say(f"skip  {each.name}: {refusals[each.name]}")
+            elif not _go_through(stage, each):
+                failed.append(each.name)
+    finally:
+        stage.give_back()
+        desk.say("the cluster is as it was before")
+    if failed:
+        raise ClusterTrouble(f"{len(failed)} of {len(chosen) - len(refusals)} drills failed: {', '.join(failed)}")
+
+
+def choose(names: Sequence[str], everything: bool) -> list[Drill]:
+    known = {each.name: each for each in CATALOGUE}
+    if everything:
+        return list(CATALOGUE)
+    if not names:
+        raise OperatorMistake("which drill? Name one, or several with commas, or --all; `fab drill --list` has them")
+    for name in names:
+        if name not in known:
+            raise OperatorMistake(f"there is no drill {name!r}; `fab drill --list` has them: {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def refuse(each: Drill, inventory: Inventory) -> str | None:
+    """Say why the inventory doesn't permit a drill, and how to mend it."""
+    site = inventory.variables[inventory.chief.host]
+    if each.destructive and site.get("drills_destructive") is not True:
+        return (
+            "it fills, cuts off, reboots or powers off machines. Where that harms nobody, set drills_destructive: true "
+            "in group_vars/all.yml"
+        )
+    for need in each.needs:
+        if need == "power":
+            lacking = [name for name in ("drill_power_off", "drill_power_on") if not site.get(name)]
+            if lacking:
+                return (
+                    f"{' and '.join(lacking)} is missing: the control machine's command for a host's power, with "
+                    "{host} or {address} in it. Set it in group_vars/all.yml (docs/drills.md has examples)"
+                )
+            continue
+        job, _, count = need.partition(" ")
+        tasks = [task for task in inventory.tasks if task.job == job]
+        if len(tasks) < int(count or 1):
+            return f"the inventory has {len(tasks)} {job}; it needs {count or 1}"
+        if each.destructive and all(task.host == inventory.chief.host for task in tasks):
+            return f"every {job} is on the coordinator's host; it needs one elsewhere"
+    return None
+
+
+def _go_through(stage: Stage, each: Drill) -> bool:
+    """Do one drill and print its line; whether it passed."""
+    try:
+        found = each.scene(stage, each)
+    except (DrillFailed, FleetError) as error:
+        found = Findings(problems=[str(error)])
+    judge(found, each)
+    for line in describe(found, each):
+        stage.desk.say(line)
+    if found.problems:
+        stage.forget_run(keep=True)
+    return not found.problems
+
+
+def judge(found: Findings, each: Drill) -> None:
+    """Hold the findings against the drill's bounds."""
+    if each.detected is not None and found.proof:
+        found.expect(found.detected is not None, "nobody noticed")
+        found.expect(
+            found.detected is None or found.detected <= each.detected,
+            f"noticed after {_seconds(found.detected)}, and {_seconds(each.detected)} is the bound",
+        )
+    found.expect(
+        found.paused is None or found.paused <= each.paused,
+        f"no step for {_seconds(found.paused)}, and {_seconds(each.paused)} is the bound",
+    )
+
+
+def describe(found: Findings, each: Drill) -> list[str]:
+    """One line, and one more for each problem."""
+    parts = [f"{'FAIL' if found.problems else 'pass'}  {each.name}:"]
+    if found.detected is not None:
+        parts.append(f"noticed {_seconds(found.detected)} (bound {_seconds(each.detected) or 'none'});")
+    if found.paused is not None:
+        parts.append(f"paused {_seconds(found.paused)} (bound {_seconds(each.paused)});")
+    if found.lost is not None:
+        parts.append(f"{found.lost} steps lost;")
+    parts.append(f"restarted {', '.join(found.restarted) or 'nothing'}")
+    parts += [f"[{said}]" for said in (found.proof, *found.notes) if said]
+    return [" ".join(parts), *(f"      {problem}" for problem in found.problems)]
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} s" if value < 10 and value != int(value) else f"{value:.0f} s"

@@ -1,0 +1,346 @@
+"""A drill's own run on the operator's cluster: take the cluster, train, look, and give it back as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.cluster import Cluster, Observation
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.inventory import Task
+from fleet.ssh import ANSWER_SECONDS
+from fleet.verbs import Desk
+
+SETTINGS = "/etc/trainer/run.json"
+PROGRAM = "/opt/trainer/current/trainer/drill.py"
+PACE = ".psfleet-drill"  # trainer/drill.py reads it on the shared path
+SHORT_STEP = 0.05
+LONG_STEP = 60.0
+START_SECONDS = 240.0
+AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
+
+_STEP = re.compile(r"\bstep (\d+) of \d+")
+_UNIT = ("Id", "InvocationID", "ActiveState", "SubState", "Result", "ExecMainStatus", "MainPID", "NRestarts")
+
+# Short steps, told one by one, a checkpoint every few seconds: what a drill needs to see what happens.
+RUN_SETTINGS: Mapping[str, Any] = {
+    "steps": 1_000_000,
+    "steps_per_call": 1,
+    "checkpoint_seconds": 5.0,
+    "log_seconds": 0.5,
+}
+
+
+class DrillFailed(Exception):
+    """The drill can't be done or judged: its run didn't train, or its fault didn't happen."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A task as systemd sees it. `invocation` changes when, and only when, systemd starts the task anew."""
+
+    invocation: str
+    active: str
+    sub: str
+    result: str
+    exit_status: int
+    pid: int
+    restarts: int
+
+    @property
+    def runs(self) -> bool:
+        return (self.active, self.sub) == ("active", "running")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the coordinator's host said at one moment."""
+
+    at: float  # by the control machine's clock, as all times of a drill
+    clock: float  # by the host's, which stamps the events
+    coordinator: Process
+    state: str
+    step: int | None
+    said: str  # what the coordinator tells systemd
+    status: Mapping[str, Any]
+    checkpoints: Sequence[int]
+    events: Sequence[Mapping[str, Any]] = field(default_factory=tuple)  # all of this run's, oldest first
+
+    def happened_at(self, event: Mapping[str, Any]) -> float:
+        """When an event happened, by the control machine's clock."""
+        return float(event["time"]) - self.clock + self.at
+
+
+class Stage:
+    """The cluster while drills have it."""
+
+    def __init__(self, cluster: Cluster, desk: Desk) -> None:
+        self.cluster = cluster
+        self.inventory = cluster.inventory
+        self.desk = desk
+        self.run = ""
+        self._running: tuple[str, Mapping[str, Any]] | None = None
+        self._number = 0
+        self._used: set[str] = set()  # runs whose directories are taken away at the end
+        self._before: Observation | None = None
+        self._settings: dict[str, str] = {}
+
+    @property
+    def chief(self) -> Task:
+        return self.inventory.chief
+
+    @property
+    def shared_dir(self) -> str:
+        return self.inventory.shared_dir
+
+    @property
+    def run_dir(self) -> str:
+        return f"{self.shared_dir}/runs/{self.run}"
+
+    @property
+    def checkpoint_dir(self) -> str:
+        return f"{self.run_dir}/checkpoints"
+
+    def tasks(self, *jobs: str) -> list[Task]:
+        return [task for task in self.inventory.tasks if task.job in jobs]
+
+    def victim(self, job: str) -> Task:
+        """The last task of a job; when there is one, one whose host isn't the coordinator's."""
+        tasks = self.tasks(job)
+        return next((task for task in reversed(tasks) if task.host != self.chief.host), tasks[-1])
+
+    # The operator's cluster
+
+    def take(self) -> None:
+        """Remember what the operator had; raises what stands in the way, before anything is changed."""
+        before = self.cluster.observe()
+        if before.unreachable:
+            raise HostsUnreachable(before.unreachable, "No drill was begun")
+        self.cluster.refuse_when_not_installed(before)
+        self.cluster.refuse_when_not_configured(before)
+        answers = self.everywhere(f"cat {SETTINGS}; test -e {PROGRAM} || echo '@missing'")
+        lacking = [host for host, text in answers.items() if "@missing" in text]
+        if lacking:
+            raise OperatorMistake(
+                f"the release on {', '.join(lacking)} has no drills: there is no {PROGRAM}. Run "
+                "`ansible-playbook site.yml` first"
+            )
+        self._before, self._settings = before, answers
+
+    def give_back(self) -> None:
+        """Leave the cluster as the operator had it: the selected run, the settings, and what ran."""
+        if self._before is None:
+            return
+        before, self._before = self._before, None
+        self._stop_all()
+        for host, settings in self._settings.items():
+            self._write_settings({host: settings})
+        clean = f"{AS_TRAINER} rm -rf {shlex.quote(f'{self.shared_dir}/{PACE}')}"
+        if before.selection:
+            self.cluster.select(before.selection)
+        else:
+            clean += f" {shlex.quote(f'{self.shared_dir}/selection.json')}"
+        for run in self._used:
+            clean += f" {shlex.quote(f'{self.shared_dir}/runs/{run}')}"
+        self.on(self.chief.host, clean)
+        up = [task for task in self.inventory.tasks if before.units[task.name].up]
+        disabled = [task for task in self.inventory.tasks if not before.units[task.name].enabled]
+        if disabled:
+            self.cluster.disable(disabled)
+        if up:
+            self.cluster.start(up)
+
+    def _stop_all(self) -> None:
+        for tasks in (self.tasks("chief"), self.tasks("evaluator"), self.tasks("ps", "worker")):
+            if tasks:
+                self.cluster.stop(tasks)
+
+    def _write_settings(self, settings: Mapping[str, str]) -> None:
+        for host, text in settings.items():
+            # Beside it and moved: a task that starts meanwhile reads the one or the other.
+            write = f"cat > {SETTINGS}.new && chmod 0644 {SETTINGS}.new && mv {SETTINGS}.new {SETTINGS}"
+            self.on(host, f"printf '%s\\n' {shlex.quote(text.rstrip())} | root sh -c {shlex.quote(write)}")
+
+    # The drill's run
+
+    def train(self, program: str, settings: Mapping[str, Any], wait: bool = True) -> None:
+        """Have the drill's run train beyond a checkpoint; one that does already, with the same settings, goes on."""
+        wanted = (program, dict(settings))
+        if self._running == wanted and wait and self._trains_well():
+            return
+        self._running = None
+        self._number += 1
+        self.run = f"drill-{time.strftime('%m%d-%H%M%S')}-{self._number}"
+        self._used.add(self.run)
+        self.cluster.stop(self.tasks("chief"))
+        self.cluster.stop(self.tasks("evaluator", "ps"))
+        config = {**RUN_SETTINGS, **settings, "program": program, "run": self.run, "shared_dir": self.shared_dir}
+        self._write_settings(dict.fromkeys(self.inventory.hosts, json.dumps(config, indent=1)))
+        self.cluster.select({"run": self.run, "program": program})
+        self.pace(SHORT_STEP)
+        if wait:
+            self.cluster.start(self.inventory.tasks)
+            self.wait(self._trains_beyond_a_checkpoint, START_SECONDS, "the drill's run trains beyond a checkpoint")
+            self._running = wanted
+
+    def forget_run(self, keep: bool = False) -> None:
+        """Have the next drill begin a run of its own: this one is not as it was. `keep` leaves its directory there."""
+        self._running = None
+        if keep:
+            self._used.discard(self.run)
+
+    def pace(self, seconds: float) -> None:
+        """Say how long the steps last that begin from now on."""
+        path = shlex.quote(f"{self.shared_dir}/{PACE}")
+        write = shlex.quote(f"umask 022; echo {seconds:g} > {path}.new && mv {path}.new {path}")
+        self.on(self.chief.host, f"{AS_TRAINER} sh -c {write}")
+
+    def begin_long_step(self) -> None:
+        """Have a long step in flight on every worker; raises DrillFailed when short ones go on."""
+        self.pace(LONG_STEP)
+        last, since = self.look().step, self.desk.clock()
+        while self.desk.clock() - since < 4.0:
+            step = self.look().step
+            if step != last:
+                last, since = step, self.desk.clock()
+            self.desk.sleep(0.5)
+
+    def _trains_beyond_a_checkpoint(self) -> bool:
+        sample = self.look()
+        if sample.coordinator.active == "failed" or sample.state == "failed":
+            raise DrillFailed(f"the drill's run failed at its start: {sample.status.get('message') or sample.said}")
+        saved = sample.checkpoints
+        return sample.state == "training" and bool(saved) and sample.step is not None and sample.step > saved[-1]
+
+    def _trains_well(self) -> bool:
+        try:
+            if not all(process.runs for process in self.processes().values()):
+                return False
+            self.wait(self._trains_beyond_a_checkpoint, 30.0, "the run goes on")
+        except DrillFailed:
+            return False
+        return True
+
+    # Looking
+
+    def look(self) -> Sample:
+        """Ask the coordinator's host; raises DrillFailed when it doesn't answer."""
+        directory = shlex.quote(self.run_dir)
+        script = (
+            f"date +%s.%N; echo '@unit'; systemctl show --property={','.join(_UNIT)},StatusText {self.chief.unit}; "
+            f"echo '@status'; cat {directory}/status.json 2>/dev/null; echo; echo '@files'; "
+            f"ls {directory}/checkpoints 2>/dev/null; echo '@events'; cat {directory}/events.jsonl 2>/dev/null; true"
+        )
+        text = self.on(self.chief.host, script, timeout=10.0)
+        return read_sample(text, self.desk.clock())
+
+    def processes(self, hosts: Sequence[str] | None = None) -> dict[str, Process]:
+        """Each task's process, of the hosts that answer."""
+        asked = [host for host in self.inventory.hosts if hosts is None or host in hosts]
+        scripts = {
+            host: f"systemctl show --property={','.join(_UNIT)} "
+            + " ".join(task.unit for task in self.inventory.tasks_on(host))
+            for host in asked
+        }
+        found: dict[str, Process] = {}
+        for answer in self.cluster.hosts.run(scripts, 10.0).values():
+            if not answer.unreachable:
+                found |= read_processes(answer.stdout)
+        return found
+
+    def wait(self, true: Callable[[], Any], seconds: float, what: str) -> Any:
+        """Poll until `true()` is and return its value; raise DrillFailed with what was waited for."""
+        end = self.desk.clock() + seconds
+        why = ""
+        while True:
+            try:
+                value = true()
+                if value:
+                    return value
+            except HostsUnreachable as error:
+                why = f" ({error})"
+            if self.desk.clock() > end:
+                raise DrillFailed(f"not within {seconds:.0f} s: {what}{why}")
+            self.desk.sleep(0.3)
+
+    def on(self, host: str, script: str, timeout: float = ANSWER_SECONDS) -> str:
+        """Run a script on a host and return what it prints; raises when it fails."""
+        return self.everywhere(script, [host], timeout)[host]
+
+    def everywhere(self, script: str, hosts: Sequence[str] | None = None, timeout: float = 30.0) -> dict[str, str]:
+        asked = list(self.inventory.hosts if hosts is None else hosts)
+        answers = self.cluster.hosts.run(dict.fromkeys(asked, script), timeout)
+        silent = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
+        if silent:
+            raise HostsUnreachable(silent)
+        for host, answer in answers.items():
+            if answer.code:
+                said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
+                raise ClusterTrouble(f"{host}: {said[-1] if said else f'exit code {answer.code}'}")
+        return {host: answer.stdout for host, answer in answers.items()}
+
+
+def read_sample(text: str, at: float) -> Sample:
+    """Read what `Stage.look` asks for."""
+    parts: dict[str, list[str]] = {"clock": []}
+    current = parts["clock"]
+    for line in text.splitlines():
+        if line.startswith("@"):
+            current = parts.setdefault(line[1:], [])
+        else:
+            current.append(line)
+    unit = dict(line.split("=", 1) for line in parts["unit"] if "=" in line)
+    (process,) = read_processes("\n".join(parts["unit"])).values()
+    said = unit.get("StatusText", "")
+    step = _STEP.search(said)
+    events = [event for line in parts["events"] if (event := _load(line))]
+    status = _load("\n".join(parts["status"])) or {}
+    return Sample(
+        at=at,
+        clock=float(parts["clock"][0]),
+        coordinator=process,
+        state=said.partition(" ")[0] if process.pid else str(status.get("state", "")),
+        step=int(step[1]) if step else None,
+        said=said,
+        status=status,
+        checkpoints=read_checkpoints(parts["files"]),
+        events=[event for event in events if "event" in event and "time" in event],
+    )
+
+
+def read_checkpoints(names: Sequence[str]) -> list[int]:
+    """The steps of the checkpoints that are whole: with a manifest, or, before there were any, with an index."""
+    found = [re.fullmatch(r"ckpt-(\d+)\.(manifest\.json|index)", name) for name in names]
+    manifests = sorted(int(match[1]) for match in found if match and match[2] != "index")
+    return manifests or sorted(int(match[1]) for match in found if match)
+
+
+def read_processes(text: str) -> dict[str, Process]:
+    """Read `systemctl show` of several units; keys are task names."""
+    found = {}
+    for block in text.strip().split("\n\n"):
+        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" in values:
+            found[values["Id"].removeprefix("trainer@").removesuffix(".service")] = Process(
+                values.get("InvocationID", ""),
+                values.get("ActiveState", ""),
+                values.get("SubState", ""),
+                values.get("Result", ""),
+                int(values.get("ExecMainStatus") or 0),
+                int(values.get("MainPID") or 0),
+                int(values.get("NRestarts") or 0),
+            )
+    return found
+
+
+def _load(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,141 @@
+"""What is measured from a fault on: who noticed and when, the longest time without a step, steps lost, restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from fleet.drills.stage import Process, Sample, Stage
+from fleet.errors import ClusterTrouble, HostsUnreachable
+
+SAMPLE_SECONDS = 0.3
+UNITS_SECONDS = 2.0
+# Events that say that something is wrong, or that what was wrong is being mended.
+NOTICES = frozenset(
+    {
+        "member-lost",
+        "member-silent",
+        "ps-lost",
+        "recovering",
+        "recovered",
+        "restored",
+        "lease-taken",
+        "lease-lost",
+        "phase-overdue",
+        "save-failed",
+        "checkpoint-set-aside",
+        "waiting",
+        "started",
+        "failed",
+        "stopped",
+    }
+)
+
+
+class Watch:
+    """Samples from just before the fault on."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.before = stage.processes()
+        self.first = stage.look()
+        self.begun = stage.desk.clock()
+        self.samples: list[Sample] = [self.first]
+        self.processes = dict(self.before)
+        self._units_at = self.begun
+
+    @property
+    def newest_checkpoint(self) -> int:
+        """The newest one before the fault."""
+        return max(self.first.checkpoints, default=0)
+
+    @property
+    def last(self) -> Sample:
+        return self.samples[-1]
+
+    def begin(self) -> None:
+        """The fault comes now."""
+        self.first = self._stage.look()
+        self.samples = [self.first]
+        self.begun = self._stage.desk.clock()
+
+    def until(self, true: Callable[[], bool], seconds: float) -> bool:
+        """Go on looking until something is so; return whether it came true in time."""
+        desk = self._stage.desk
+        end = desk.clock() + seconds
+        while True:
+            self._look()
+            if true():
+                return True
+            if desk.clock() >= end:
+                return False
+            desk.sleep(SAMPLE_SECONDS)
+
+    def _look(self) -> None:
+        try:
+            self.samples.append(self._stage.look())
+        except (HostsUnreachable, ClusterTrouble):
+            return  # the coordinator's own host may be the one that is gone
+        if self._stage.desk.clock() - self._units_at >= UNITS_SECONDS:
+            self.processes |= self._stage.processes()
+            self._units_at = self._stage.desk.clock()
+        self.processes[self._stage.chief.name] = self.last.coordinator
+
+    def restarted(self) -> list[str]:
+        """The tasks whose unit was started anew since before the fault."""
+        return [name for name in self.before if self.before[name].invocation != self.processes[name].invocation]
+
+    def run_again(self, names: Iterable[str]) -> bool:
+        """Whether these tasks were started anew and are up, and all the others are up too."""
+        anew = self.restarted()
+        return all(name in anew for name in names) and all(process.runs for process in self.processes.values())
+
+    def has_trained_since(self, at: float) -> bool:
+        return any(new > at for new in new_steps(self.samples))
+
+    def events(self) -> list[Mapping[str, Any]]:
+        """What the run's event log says of the time since the fault."""
+        seen = self.last
+        return [event for event in seen.events if seen.happened_at(event) >= self.begun - 0.5]
+
+    def detected_after(self) -> float | None:
+        """Seconds from the fault to the first sign that somebody noticed."""
+        at = [self.last.happened_at(event) for event in self.events() if event["event"] in NOTICES]
+        at += [
+            sample.at for sample in self.samples if sample.coordinator.invocation != self.first.coordinator.invocation
+        ][:1]
+        return max(0.0, min(at) - self.begun) if at else None
+
+
+def new_steps(samples: Sequence[Sample]) -> list[float]:
+    """When a step was seen that the sample before it did not have; a step that went back is none."""
+    steps = [(sample.at, sample.step) for sample in samples if sample.state == "training" and sample.step is not None]
+    return [at for (_, before), (at, step) in pairwise(steps) if step > before]
+
+
+def longest_pause(begun: float, samples: Sequence[Sample]) -> float:
+    """The longest time without a new step, from the fault to the last new step that was seen."""
+    times = [begun, *(at for at in new_steps(samples) if at > begun)]
+    return max((after - before for before, after in pairwise(times)), default=0.0)
+
+
+def steps_lost(samples: Sequence[Sample]) -> int:
+    """How far the step went back at most."""
+    highest = lost = 0
+    for sample in samples:
+        if sample.step is not None:
+            highest = max(highest, sample.step)
+            lost = max(lost, highest - sample.step)
+    return lost
+
+
+def lowest_step(samples: Sequence[Sample]) -> int | None:
+    """The lowest step at which it trained."""
+    return min(
+        (sample.step for sample in samples if sample.state == "training" and sample.step is not None), default=None
+    )
+
+
+def describe_process(process: Process) -> str:
+    return f"{process.active} ({process.sub}), {process.result}, exit status {process.exit_status}"

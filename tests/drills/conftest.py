@@ -1,0 +1,36 @@
+"""One `fab drill` for all drills that were asked for, so that those after the first find their run under way."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+VERDICT = re.compile(r"^(pass|FAIL|skip)  ([a-z0-9-]+): ")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "dozen: one of the drills that `make test` has time for")
+
+
+@pytest.fixture(scope="session")
+def said(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What `fab drill` said about each drill: its line, and what belongs to it."""
+    names = [item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")]
+    done = subprocess.run(["fab", "drill", ",".join(names)], cwd=ROOT, env=os.environ, capture_output=True, text=True)
+    return read_verdicts(done.stdout) | {"": f"fab drill ended with {done.returncode}\n{done.stdout}\n{done.stderr}"}
+
+
+def read_verdicts(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines():
+        verdict = VERDICT.match(line)
+        name = verdict[2] if verdict else name if line.startswith(" ") else ""
+        if name:
+            found[name] = f"{found[name]}\n{line}" if name in found else line
+    return found

@@ -1,0 +1,14 @@
+"""Every drill of the catalogue, on the lab's hosts."""
+
+import pytest
+
+from fleet.drills.catalogue import CATALOGUE, DOZEN
+
+DRILLS = [pytest.param(each.name, marks=pytest.mark.dozen if each.name in DOZEN else ()) for each in CATALOGUE]
+
+
+@pytest.mark.parametrize("name", DRILLS)
+def test_drill_passes(said: dict[str, str], name: str) -> None:
+    verdict = said.get(name) or said[""]
+    print(verdict)
+    assert verdict.startswith("pass"), verdict
