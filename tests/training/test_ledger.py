@@ -1,0 +1,64 @@
+"""The accounts of a run whose coordinator is killed, then stopped, then told to finish."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+from processes import MINUTE, Runs, kill, until
+
+from trainer.ledger import KINDS
+
+pytestmark = pytest.mark.timeout(600)
+STEPS = 1500
+# A step takes 10 ms.
+OPTIONS = ("--steps-per-call", "20", "--checkpoint-steps", "300", "--checkpoints-kept", "30", "--log-seconds", "0.5")
+
+
+def test_accounts_go_on_over_a_crash_and_leave_out_the_time_of_a_stop(runs: Runs) -> None:
+    began = time.monotonic()
+    process = runs.local("ids:Ids", "accounts", STEPS, *OPTIONS, "--no-evaluator")
+    process.search(r"saved \S+/ckpt-300 in")
+    reached = until(lambda: (step := runs.status("accounts")["step"]) > 400 and step, "step 400")
+    kill(process.pids("chief-0")[0])
+    process.search(rf"going on at step \d+ of {STEPS}")
+    until(
+        lambda: runs.status("accounts")["ledger"]["replayed"],
+        "steps that are trained again",
+        say=lambda: process.output,
+    )
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143, process.output
+    assert "goodput" in process.output
+    took = time.monotonic() - began
+    stopped = runs.status("accounts")["ledger"]
+    assert stopped["ended"]
+    assert stopped["highest_step"] >= reached
+    for kind in ("useful", "replayed", "down", "compiling", "checkpointing"):
+        assert stopped[kind] > 0, kind
+    # The rest is the start of the first coordinator and the end of the last.
+    assert took - MINUTE < stopped["elapsed"] <= took
+
+    time.sleep(5)
+    again = runs.local("ids:Ids", "accounts", STEPS, *OPTIONS, "--no-evaluator")
+    began = time.monotonic()
+    assert again.wait() == 0, again.output
+    status = runs.status("accounts")
+    ledger = status["ledger"]
+    assert sum(ledger[kind] for kind in KINDS) == pytest.approx(ledger["elapsed"], abs=0.02)
+    assert ledger["elapsed"] - stopped["elapsed"] <= time.monotonic() - began
+    assert ledger["goodput"] == pytest.approx(ledger["useful"] / ledger["elapsed"], abs=1e-3)
+    assert ledger["highest_step"] == ledger["step"] >= STEPS
+    assert ledger["replayed"] == stopped["replayed"]  # what was saved at the stop is not trained again
+    assert f"goodput {100 * ledger['goodput']:.1f} %" in again.output
+
+    lines = (runs.directory("accounts") / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    lost = [event["steps_lost"] for event in events if event["event"] == "restored"]
+    assert lost[1] > 0
+    assert lost[2] == 0
+    assert [event["event"] for event in events].count("formed") == 3
+    assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+    assert status["events"] == events[-5:]
