@@ -2,7 +2,8 @@
 
 `strike` returns what was proven and raises DrillFailed when it can't be; `heal` may be called twice, and where nothing
 was struck. `lasts` is how long the fault stays (seconds; 0: it is over at once), `hits` whose processes it ends,
-freezes or cuts off.
+freezes or cuts off. `strikes_late`: it happens at the end of `strike` rather than at its beginning; `takes_ssh`: the
+hosts can't be asked while it lasts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from fleet.drills.stage import AS_TRAINER, DrillFailed, Stage
 from fleet.errors import HostsUnreachable
@@ -26,15 +27,19 @@ TABLE = "psfleet_drill"
 Choice = Callable[[Stage], list[Task]]
 
 
-class Fault(Protocol):
-    @property
-    def lasts(self) -> float: ...
+class Fault:
+    lasts: float = 0.0
+    strikes_late: ClassVar[bool] = False
+    takes_ssh: ClassVar[bool] = False
 
-    def hits(self, stage: Stage) -> list[Task]: ...
+    def hits(self, stage: Stage) -> list[Task]:
+        return []
 
-    def strike(self, stage: Stage) -> str: ...
+    def strike(self, stage: Stage) -> str:
+        raise NotImplementedError
 
-    def heal(self, stage: Stage) -> None: ...
+    def heal(self, stage: Stage) -> None:
+        pass
 
 
 def one(*jobs: str) -> Choice:
@@ -67,12 +72,11 @@ def run_everywhere(stage: Stage, scripts: Mapping[str, str], timeout: float = 60
 
 
 @dataclass(frozen=True)
-class Kill:
+class Kill(Fault):
     """SIGKILL, after which systemd starts the tasks again."""
 
     choice: Choice
     signal: str = "KILL"
-    lasts: float = 0.0
 
     def hits(self, stage: Stage) -> list[Task]:
         return self.choice(stage)
@@ -90,16 +94,12 @@ class Kill:
             for pid in pids
         )
 
-    def heal(self, stage: Stage) -> None:
-        pass
-
 
 @dataclass(frozen=True)
 class KillWhileSaving(Kill):
     """SIGKILL at the moment when files of a checkpoint are being written."""
 
-    def _script(self, pids: list[int]) -> str:
-        raise NotImplementedError
+    strikes_late: ClassVar[bool] = True
 
     def strike(self, stage: Stage) -> str:
         ((host, mine),) = by_host(stage, self.hits(stage)).items()
@@ -120,11 +120,10 @@ class KillWhileSaving(Kill):
 
 
 @dataclass(frozen=True)
-class Freeze:
+class Freeze(Fault):
     """SIGSTOP: the process is there, its sockets are open, and it does nothing."""
 
     choice: Choice
-    lasts: float = 0.0
 
     def hits(self, stage: Stage) -> list[Task]:
         return self.choice(stage)
@@ -150,7 +149,7 @@ class Freeze:
 
 
 @dataclass(frozen=True)
-class Down:
+class Down(Fault):
     """SIGKILL, and kept down."""
 
     choice: Choice
@@ -176,7 +175,7 @@ class Down:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Cut(Fault):
     """A host drops every packet but those of the control machine's SSH."""
 
     job: str
@@ -228,11 +227,12 @@ END
 
 
 @dataclass(frozen=True)
-class PowerOff:
+class PowerOff(Fault):
     """A host loses its power, by the site's own command, and gets it back."""
 
     job: str
     lasts: float = 60.0
+    takes_ssh: ClassVar[bool] = True
 
     def hits(self, stage: Stage) -> list[Task]:
         return stage.inventory.tasks_on(stage.victim(self.job).host)
@@ -267,10 +267,8 @@ def is_unreachable(stage: Stage, host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Reboot:
+class Reboot(Fault):
     """Every host at once is told to reboot."""
-
-    lasts: float = 0.0
 
     def hits(self, stage: Stage) -> list[Task]:
         return list(stage.inventory.tasks)
@@ -290,12 +288,9 @@ class Reboot:
         stage.wait(rebooted, 300.0, "every host has rebooted")
         return f"{len(hosts)} hosts have rebooted"
 
-    def heal(self, stage: Stage) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class Damage:
+class Damage(Fault):
     """Something is done to the checkpoints, and the coordinator killed at the same moment, so that it must read them.
 
     `script` runs as the tasks' user in the checkpoints' directory, with $newest as the name of the newest one, and
@@ -303,7 +298,6 @@ class Damage:
     """
 
     script: str
-    lasts: float = 0.0
 
     def hits(self, stage: Stage) -> list[Task]:
         return [stage.chief]
@@ -322,9 +316,6 @@ root kill -KILL {pid}
 """
         return f"{run_everywhere(stage, {host: script})[host].strip()}, {stage.chief.name} killed"
 
-    def heal(self, stage: Stage) -> None:
-        pass
-
 
 HALVE = "truncate --size=$(($(stat --format=%s {0}) / 2)) {0}; "
 TRUNCATE_DATA = 'file=$(ls "$newest".data-* | head -n 1); ' + HALVE.format('"$file"') + 'echo "$file truncated"'
@@ -334,13 +325,10 @@ TRUNCATE_ALL = "for file in ckpt-*.index; do " + HALVE.format('"$file"') + 'done
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(Fault):
     """The shared path has no byte left."""
 
     lasts: float = 30.0
-
-    def hits(self, stage: Stage) -> list[Task]:
-        return []
 
     def _file(self, stage: Stage) -> str:
         return shlex.quote(f"{stage.shared_dir}/.psfleet-drill-fill")
@@ -361,13 +349,10 @@ class Full:
 
 
 @dataclass(frozen=True)
-class ReadOnly:
+class ReadOnly(Fault):
     """The run's directory is read-only on every host: a mount over it, which the tasks see too."""
 
     lasts: float = 30.0
-
-    def hits(self, stage: Stage) -> list[Task]:
-        return []
 
     def strike(self, stage: Stage) -> str:
         run = shlex.quote(stage.run_dir)

@@ -39,8 +39,8 @@ def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool =
         raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
     stage = Stage(cluster, desk)
     failed: list[str] = []
+    stage.take()
     try:
-        stage.take()
         for each in chosen:
             if each.name in refusals:
                 desk.say(f"skip  {each.name}: {refusals[each.name]}")

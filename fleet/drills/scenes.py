@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 # After this time beyond its bound, what is watched for is given up.
 PATIENCE = 60.0
+# A training that a lasting fault must not stop trains in so many of its last seconds.
+TRAINS_BY_THEN = 15.0
+USED_SECONDS = 60.0
 
 
 @dataclass
@@ -66,22 +69,24 @@ def recovers(
         found = Findings()
         watch = Watch(stage)
         hit = fault.hits(stage)
-        healed = watch.begun
         try:
             watch.begin()
             found.proof = fault.strike(stage)
+            if fault.strikes_late:
+                watch.begun = stage.desk.clock() - 0.5
             stage.pace(SHORT_STEP)
             if fault.lasts:
-                struck = stage.desk.clock()
-                watch.until(lambda: stage.desk.clock() - struck >= fault.lasts, fault.lasts)
+                ends = stage.desk.clock() + fault.lasts
+                watch.away = [task.host for task in hit] if fault.takes_ssh else []
+                watch.until(lambda: stage.desk.clock() >= ends, fault.lasts)
                 if goes_on:
-                    found.expect(
-                        watch.has_trained_since(struck), f"no step was trained in the {fault.lasts:.0f} s of the fault"
-                    )
+                    trained = watch.has_trained_since(ends - TRAINS_BY_THEN)
+                    found.expect(trained, f"nothing was trained at the end of the {fault.lasts:.0f} s of the fault")
         finally:
             fault.heal(stage)
             stage.pace(SHORT_STEP)
         healed = stage.desk.clock()
+        watch.away = []
         must = [task.name for task in stage.inventory.tasks if drill.must_restart(stage, task, hit)]
         watch.until(
             lambda: watch.run_again(must) and watch.has_trained_since(max(healed, _last_restart(watch)) + 1.0),
@@ -92,16 +97,10 @@ def recovers(
         low = lowest_step(watch.samples)
         found.expect(low is None or low >= floor, f"it went back to step {low}, before the checkpoint {floor}")
         for task in hit:
-            if task.job == "worker" and not drill.long_step:
-                found.expect(_is_used(stage, task), f"{task.name} runs, and is given no steps")
+            if task.server and not drill.long_step:
+                found.expect(_is_used(stage, task), f"{task.name} runs, and takes no part")
         if tensors:
-            compared = stage.on(stage.chief.host, _journal(stage.chief, watch, "tensors are those of"))
-            found.expect(compared.strip(), "nothing says that the restored tensors are the checkpoint's")
-            found.notes += (
-                [re.sub(r".*(all \d+ tensors).*", r"\1 equal the checkpoint's", compared.strip().splitlines()[-1])]
-                if compared.strip()
-                else []
-            )
+            _expect_equal_tensors(found, stage, watch)
         return found
 
     return play
@@ -140,34 +139,51 @@ def _describe_recovery(
     )
 
 
-def _is_used(stage: Stage, worker: Task) -> bool:
-    """Whether a worker talks with the ps: it does so only for steps that it was given."""
-    ports = {f"{task.address}:{task.port}" for task in stage.tasks("ps")}
+def _is_used(stage: Stage, task: Task) -> bool:
+    """Whether workers and ps talk with this one, which they do for nothing but steps."""
+    others = stage.tasks("ps" if task.job == "worker" else "worker")
+    # The coordinator asks every server each second whether it lives.
+    addresses = {other.address for other in others} - {stage.chief.address}
+    if not addresses:
+        return True
 
-    def sent() -> int:
-        text = stage.on(worker.host, "root ss -Htnpi state established")
-        pid = stage.processes([worker.host])[worker.name].pid
-        total = 0
-        for line in re.sub(r"\n\s+", " ", text).splitlines():
-            peer = line.split()[3].removeprefix("[::ffff:").replace("]:", ":") if len(line.split()) > 3 else ""
-            if peer in ports and f"pid={pid}," in line:
-                total += int((re.search(r"bytes_sent:(\d+)", line) or [0, 0])[1])
-        return total
+    def received() -> int:
+        pid = stage.processes([task.host])[task.name].pid
+        text = stage.on(task.host, "root ss -Htnpi state established")
+        return read_traffic(text, pid, addresses)
 
     try:
-        before = sent()
-        stage.wait(lambda: sent() > max(before, 0), 15.0, f"{worker.name} is used")
+        before = received()
+        stage.wait(lambda: received() > before, USED_SECONDS, f"{task.name} is used")
     except DrillFailed:
         return False
     return True
 
 
-def _journal(task: Task, watch: Watch, pattern: str) -> str:
-    since = watch.first.clock - (watch.first.at - watch.begun)
-    return (
-        f"root journalctl --quiet --no-pager --output=cat --unit={task.unit} --since=@{since:.0f} "
-        f"| grep -F {shlex.quote(pattern)} || true"
+def read_traffic(text: str, pid: int, addresses: Collection[str]) -> int:
+    """Read `ss -Htnpi state established`: the bytes that a process received from these addresses."""
+    total = 0
+    for line in re.sub(r"\n\s+", " ", text).splitlines():
+        words = line.split()
+        if len(words) > 3 and f"pid={pid}," in line:
+            address = words[3].rpartition(":")[0].removeprefix("[::ffff:").removesuffix("]")
+            count = re.search(r"bytes_received:(\d+)", line)
+            total += int(count[1]) if count and address in addresses else 0
+    return total
+
+
+def _expect_equal_tensors(found: Findings, stage: Stage, watch: Watch) -> None:
+    """The program itself compares what was restored with the checkpoint, and says so in its log."""
+    since = watch.first.clock - watch.first.at + watch.begun
+    text = stage.on(
+        stage.chief.host,
+        f"root journalctl --quiet --no-pager --output=cat --unit={stage.chief.unit} --since=@{since:.0f} "
+        "| grep -F 'tensors are those of' || true",
     )
+    count = re.search(r"all (\d+) tensors", text)
+    found.expect(count, "nothing says that the restored tensors are the checkpoint's")
+    if count:
+        found.notes.append(f"{count[1]} tensors equal the checkpoint's")
 
 
 def five_times(fault: Fault) -> Scene:
@@ -187,7 +203,7 @@ def five_times(fault: Fault) -> Scene:
             found.problems += each.problems
             if each.problems:
                 break
-            stage.wait(stage._trains_beyond_a_checkpoint, 60.0, "a new checkpoint")
+            stage.wait(stage.trains_beyond_a_checkpoint, 60.0, "a new checkpoint")
         found.proof = "the coordinator's process was gone five times"
         after = _memory(stage)
         grown = {name: after[name] - before[name] for name in before if name in after}
@@ -424,7 +440,7 @@ def finishes(faults: Sequence[Fault], metric: str, least: float) -> Scene:
 
         try:
             stage.wait(lambda: stage.look().status.get("state") == "finished", drill.paused + PATIENCE, "it finishes")
-            found.paused = stage.desk.clock() - begun
+            found.notes.append(f"finished after {stage.desk.clock() - begun:.0f} s")
             stage.wait(ended, 60.0, "every task ends")
         except DrillFailed as error:
             found.problems.append(str(error))

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,7 +185,7 @@ class Stage:
         self.pace(SHORT_STEP)
         if wait:
             self.cluster.start(self.inventory.tasks)
-            self.wait(self._trains_beyond_a_checkpoint, START_SECONDS, "the drill's run trains beyond a checkpoint")
+            self.wait(self.trains_beyond_a_checkpoint, START_SECONDS, "the drill's run trains beyond a checkpoint")
             self._running = wanted
 
     def forget_run(self, keep: bool = False) -> None:
@@ -210,7 +210,8 @@ class Stage:
                 last, since = step, self.desk.clock()
             self.desk.sleep(0.5)
 
-    def _trains_beyond_a_checkpoint(self) -> bool:
+    def trains_beyond_a_checkpoint(self) -> bool:
+        """Raises DrillFailed when the run has failed."""
         sample = self.look()
         if sample.coordinator.active == "failed" or sample.state == "failed":
             raise DrillFailed(f"the drill's run failed at its start: {sample.status.get('message') or sample.said}")
@@ -221,7 +222,7 @@ class Stage:
         try:
             if not all(process.runs for process in self.processes().values()):
                 return False
-            self.wait(self._trains_beyond_a_checkpoint, 30.0, "the run goes on")
+            self.wait(self.trains_beyond_a_checkpoint, 30.0, "the run goes on")
         except DrillFailed:
             return False
         return True
@@ -239,9 +240,9 @@ class Stage:
         text = self.on(self.chief.host, script, timeout=10.0)
         return read_sample(text, self.desk.clock())
 
-    def processes(self, hosts: Sequence[str] | None = None) -> dict[str, Process]:
-        """Each task's process, of the hosts that answer."""
-        asked = [host for host in self.inventory.hosts if hosts is None or host in hosts]
+    def processes(self, hosts: Collection[str] | None = None, away: Collection[str] = ()) -> dict[str, Process]:
+        """Each task's process, of the hosts that answer; those that are `away` are not asked."""
+        asked = [host for host in self.inventory.hosts if (hosts is None or host in hosts) and host not in away]
         scripts = {
             host: f"systemctl show --property={','.join(_UNIT)} "
             + " ".join(task.unit for task in self.inventory.tasks_on(host))

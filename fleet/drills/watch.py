@@ -43,6 +43,7 @@ class Watch:
         self.begun = stage.desk.clock()
         self.samples: list[Sample] = [self.first]
         self.processes = dict(self.before)
+        self.away: Sequence[str] = ()  # hosts that can't be asked: waiting for them would hide the others
         self._units_at = self.begun
 
     @property
@@ -78,7 +79,7 @@ class Watch:
         except (HostsUnreachable, ClusterTrouble):
             return  # the coordinator's own host may be the one that is gone
         if self._stage.desk.clock() - self._units_at >= UNITS_SECONDS:
-            self.processes |= self._stage.processes()
+            self.processes |= self._stage.processes(away=self.away)
             self._units_at = self._stage.desk.clock()
         self.processes[self._stage.chief.name] = self.last.coordinator
 

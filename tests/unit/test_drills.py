@@ -17,7 +17,7 @@ from fleet.cluster import Cluster
 from fleet.drills import rehearsal
 from fleet.drills.catalogue import CATALOGUE, DOZEN, Drill
 from fleet.drills.faults import Cut, Damage, Freeze, Kill, PowerOff, one
-from fleet.drills.scenes import Findings
+from fleet.drills.scenes import Findings, read_traffic
 from fleet.drills.stage import DrillFailed, Process, Sample, Stage, read_checkpoints, read_processes, read_sample
 from fleet.drills.watch import longest_pause, lowest_step, new_steps, steps_lost
 from fleet.errors import OperatorMistake
@@ -249,3 +249,16 @@ def test_damage_finds_the_newest_checkpoint_by_its_step(tmp_path: Path) -> None:
     harmless = 'root() { shift 4; [ "$1" != -- ] || shift; "$@"; }; kill() { :; };' + script
     done = subprocess.run(["sh", "-c", harmless.replace("root kill", ": kill")], capture_output=True, text=True)
     assert done.stdout == "ckpt-100\n", done.stderr
+
+
+def test_traffic_is_counted_of_one_process_and_of_its_partners_only() -> None:
+    text = """0 0 10.0.3.31:2400 10.0.3.20:5555 users:(("python",pid=41,fd=9))
+\t cubic bytes_sent:1 bytes_acked:1 bytes_received:100 segs_out:1
+0 0 [::ffff:10.0.3.31]:6666 [::ffff:10.0.3.21]:2300 users:(("python",pid=41,fd=10))
+\t cubic bytes_received:20
+0 0 10.0.3.31:2400 10.0.3.10:7777 users:(("python",pid=41,fd=11))
+\t cubic bytes_received:3
+0 0 10.0.3.31:22 10.0.3.20:7777 users:(("sshd",pid=9,fd=11))
+\t cubic bytes_received:4
+"""
+    assert read_traffic(text, 41, {"10.0.3.20", "10.0.3.21"}) == 120
