@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import __version__
 from trainer.config import Config
+from trainer.events import EventLog
 from trainer.failures import Infrastructure, UserError, first_line, is_infrastructure
 from trainer.records import read_record, write_record, write_text
 
@@ -37,6 +39,10 @@ MANIFEST = re.compile(r"ckpt-(\d+)\.manifest\.json")
 # Also what a save leaves when it is interrupted: TensorFlow's ckpt-<step>_temp, a manifest's temporary file.
 OF_CHECKPOINT = re.compile(r"\.?ckpt-(\d+)[._].*")
 SET_ASIDE = ".bad"
+# A save that was asked for while another is written waits for it this long, and is then left out: training goes on.
+PATIENCE_SECONDS = 5.0
+# Only a save that takes longer than this may be one that hangs.
+SLOW_SECONDS = 60.0
 # TensorFlow's file system says "<path>; <what the system says>", often as an error of no particular kind.
 STORAGE = tuple(f"; {os.strerror(number)}" for number in errno.errorcode)
 
@@ -294,6 +300,10 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+class LostLease(Infrastructure):
+    """The run directory is another coordinator's by now."""
+
+
 class Checkpoints:
     """Saves and restores what is trained."""
 
@@ -320,10 +330,13 @@ class Checkpoints:
         self._kept = config.checkpoints_kept
         self._limit = config.storage_seconds
         self._remote = "/job:ps/" in step.device
-        self._traced: Any = None
-        self._traced_objects: list[int] = []
+        self._snapshot: Any = None
+        self._snapshot_objects: list[int] = []
+        self._writer: threading.Thread | None = None
+        self._writing: tuple[int, float] = (0, 0.0)
         self._newest: int | None = None
         self._failing_since: float | None = None
+        self._beyond_limit = False
         self._error = ""
 
     def has(self, step: int) -> bool:
@@ -333,23 +346,76 @@ class Checkpoints:
     def save(self, wait: bool = False, again: bool = False) -> None:
         """Save the state as it is now, unless this step is saved; `again` replaces it, since the weights have changed.
 
-        A save that fails is complained about, and training goes on, until saves have failed for the user's limit:
-        then this raises UserError. With `wait` it raises Infrastructure when the checkpoint is not on disk.
-        Under multi_worker_mirrored each member takes part in a save, and only the coordinator's files are kept.
+        Under parameter_server this returns as soon as training may go on, and a thread writes; with `wait` it returns
+        when the checkpoint is on disk, and raises Infrastructure when it can't be. Otherwise a save that fails is
+        complained about, and training goes on, until saves have failed for the user's limit: then this raises
+        UserError. Under multi_worker_mirrored each member takes part, and only the coordinator's files are kept.
         """
         if not self._leads:
             with tempfile.TemporaryDirectory() as directory:
                 self._checkpoint.write(str(Path(directory) / "ckpt"))
             return
         step = int(self._step.numpy())
-        if not self._save(step):
-            if self._failing_since is not None and time.monotonic() - self._failing_since > self._limit:
-                raise UserError(f"{self.trouble()}, which is more than storage_seconds allows")
+        if wait or again:
+            self.settle()
+        elif self._is_busy():
+            self._leave_out(step)
+            return
+        if again or not self.has(step):
+            self._check_limit()
+            self._begin(step)
             if wait:
-                raise Infrastructure(f"cannot save {self._directory.prefix(step)}: {self._error}")
+                self.settle()
+                if self._failing_since is not None:
+                    self._check_limit()
+                    raise Infrastructure(f"cannot save {self._directory.prefix(step)}: {self._error}")
 
     def settle(self) -> None:
-        """Wait for the save that is in flight."""
+        """Wait for the save that is in flight, however it ends."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def _is_busy(self) -> bool:
+        """Return whether a save is still in flight, having waited for it while it is no slow one."""
+        if self._writer is None:
+            return False
+        self._writer.join(max(0.0, self._writing[1] + PATIENCE_SECONDS - time.monotonic()))
+        return self._writer.is_alive()
+
+    def _leave_out(self, step: int) -> None:
+        written, began = self._writing
+        if step == written:
+            return
+        seconds = time.monotonic() - began
+        self._failed(began, f"{self._directory.prefix(written)} is not written after {seconds:.0f} s")
+        log.warning("leaving out the checkpoint of step %d: %s", step, self._error)
+        self._told(step, 0.0, self._error)
+        if seconds > SLOW_SECONDS:
+            self._check_limit()
+
+    def _failed(self, began: float, error: str) -> None:
+        self._error = error
+        self._failing_since = self._failing_since or began
+        self._beyond_limit = time.monotonic() - self._failing_since > self._limit
+
+    def _check_limit(self) -> None:
+        if self._failing_since is not None and self._beyond_limit:
+            raise UserError(f"{self.trouble()}; that is longer than storage_seconds, {self._limit:g}")
+
+    def _begin(self, step: int) -> None:
+        """Have the state written by a thread, or write it where that makes no difference."""
+        self._writing = step, time.monotonic()
+        if not self._remote:
+            self._save(step, self._checkpoint.write)
+            return
+        objects = [id(found) for found in self._tf.train.TrackableView(self._checkpoint).descendants()]
+        if objects != self._snapshot_objects:
+            from trainer.snapshot import Snapshot
+
+            self._snapshot, self._snapshot_objects = Snapshot(self._checkpoint), objects
+        self._snapshot.take()
+        self._writer = threading.Thread(target=self._save, args=(step, self._snapshot.write), name="save", daemon=True)
+        self._writer.start()
 
     def trouble(self) -> str | None:
         """Say why and since when checkpoints can't be saved, or nothing."""
@@ -358,45 +424,38 @@ class Checkpoints:
         seconds = time.monotonic() - self._failing_since
         return f"no checkpoint could be saved in {self._directory.checkpoints} for {seconds:.0f} s: {self._error}"
 
-    def _save(self, step: int) -> bool:
-        """Write ckpt-<step> with its manifest; returns False, having told why, when it can't be."""
+    def _save(self, step: int, write: Callable[[str], object]) -> None:
+        """Write ckpt-<step> with its manifest, and tell how that ended."""
         directory = self._directory
         prefix = directory.prefix(step)
-        started = time.monotonic()
+        began = self._writing[1]
         try:
             self._check_lease()
             directory.checkpoints.mkdir(parents=True, exist_ok=True)
             directory.remove(step)
-            self._write(prefix)
+            write(prefix)
             self._check_lease()
             directory.write_manifest(step, self._lease.epoch if self._lease else 0, self._tf.__version__)
+        except Exception as error:
+            self._failed(began, first_line(error))
+            log.error("cannot save %s: %s", prefix, self._error)
+            if not isinstance(error, LostLease):
+                with contextlib.suppress(OSError):  # what there is of it would only make a full disk fuller
+                    directory.remove(step)
+            self._told(step, time.monotonic() - began, self._error)
+            return
+        self._newest, self._failing_since = step, None
+        log.info("saved %s in %.2f s", prefix, time.monotonic() - began)
+        self._told(step, time.monotonic() - began, None)
+        try:
             directory.prune(self._kept)
             directory.list_for_tensorflow()
-        except (self._tf.errors.OpError, OSError, Infrastructure) as error:
-            self._error = first_line(error)
-            self._failing_since = self._failing_since or started
-            log.error("cannot save %s: %s", prefix, self._error)
-            self._told(step, time.monotonic() - started, self._error)
-            return False
-        self._newest, self._failing_since = step, None
-        log.info("saved %s in %.2f s", prefix, time.monotonic() - started)
-        self._told(step, time.monotonic() - started, None)
-        return True
+        except OSError as error:
+            log.error("cannot remove old checkpoints: %s", error)
 
     def _check_lease(self) -> None:
         if self._lease is not None and not self._lease.held():
-            raise Infrastructure("lost the lease: another coordinator has this run")
-
-    def _write(self, prefix: str) -> None:
-        if not self._remote:
-            self._checkpoint.write(prefix)
-            return
-        # Left alone, TensorFlow traces the save anew every time, and every ps keeps every trace: some 200 KiB a save.
-        objects = [id(found) for found in self._tf.train.TrackableView(self._checkpoint).descendants()]
-        if objects != self._traced_objects:
-            self._traced = self._tf.function(self._checkpoint.write, autograph=False)
-            self._traced_objects = objects
-        self._traced(self._tf.constant(prefix)).numpy()
+            raise LostLease("lost the lease: another coordinator has this run")
 
     def read(self, step: int) -> None:
         """Restore the checkpoint that another member has restored; raises Infrastructure when it can't be read."""
@@ -450,6 +509,7 @@ class Checkpoints:
         aside = self._directory.set_aside(step)
         prefix = self._directory.prefix(step)
         log.warning("the checkpoint %s is bad and set aside as %s: %s", prefix, aside.name, wrong)
+        EventLog(self._directory.event_log).write("checkpoint-set-aside", message=f"{aside.name}: {wrong}")
 
     def _is_damage(self, error: Exception) -> bool:
         """Return whether a checkpoint's files were read and are wrong, rather than could not be read."""

@@ -1,4 +1,4 @@
-"""Right after a restore, every value is the checkpoint's: a table sharded over both ps, and Adam's slots."""
+"""Right after a restore, every value is the checkpoint's, on as many ps as saved it and on others: table and slots."""
 
 from __future__ import annotations
 
@@ -32,35 +32,49 @@ def coordinate(mode: str, cluster: dict[str, list[str]], runs: Runs, values: Pat
     return run_check("restore_check.py", mode, str(runs.shared), str(values), TF_CONFIG=config)
 
 
+def places(servers: int) -> list[str]:
+    return [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(servers)]
+
+
 @pytest.fixture(scope="module")
-def values(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict, dict, dict]]:
-    """Yield the values after training, after a new coordinator's restore, and where the shards are."""
+def values(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, tuple[dict, dict]]]:
+    """Yield, by the number of ps, the values and where the shards are: 0 for the training on two, else restored."""
     directory = tmp_path_factory.mktemp("values")
-    cluster = local_cluster(2, 2)
+    cluster = local_cluster(2, 3)
     started = servers(runs, cluster)
-    said = [coordinate(mode, cluster, runs, directory / f"{mode}.npz") for mode in ("train", "restore")]
+    found = {}
+    for number in (0, 2, 1, 3):
+        file = directory / f"{number}.npz"
+        fewer = {**cluster, "ps": cluster["ps"][: number or 2]}
+        said = coordinate("restore" if number else "train", fewer, runs, file)
+        with np.load(file) as read:
+            found[number] = dict(read), said
+    yield found
     for process in started:
         process.end()
-    with np.load(directory / "train.npz") as saved, np.load(directory / "restore.npz") as restored:
-        yield saved, restored, said[-1]
 
 
-def test_table_and_its_slots_are_sharded_over_both_ps(values: tuple[dict, dict, dict]) -> None:
-    said = values[2]
-    both = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in (0, 1)]
-    assert said["table"] == both
-    assert said["slots"] == [both, both]
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_table_and_its_slots_are_sharded_over_all_ps_that_there_are(
+    values: dict[int, tuple[dict, dict]], number: int
+) -> None:
+    said = values[number][1]
+    assert said["table"] == places(number)
+    assert said["slots"] == [places(number)] * 2
 
 
-def test_restored_values_equal_the_saved_ones_tensor_by_tensor(values: tuple[dict, dict, dict]) -> None:
-    saved, restored, _ = values
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_values_restored_on_any_number_of_ps_equal_the_saved_ones(
+    values: dict[int, tuple[dict, dict]], number: int
+) -> None:
+    saved, restored = values[0][0], values[number][0]
     assert set(saved) == set(restored)
     different = [name for name in saved if not np.array_equal(saved[name], restored[name])]
     assert different == []
 
 
-def test_saved_values_are_not_the_initial_ones(values: tuple[dict, dict, dict]) -> None:
-    saved = values[0]
+def test_saved_values_are_not_the_initial_ones(values: dict[int, tuple[dict, dict]]) -> None:
+    saved = values[0][0]
     slots = [saved[name] for name in saved if name.startswith("optimizer") and saved[name].ndim == 2]
     assert int(saved["step"]) == 40
     # Two moments for the table and for the dense kernel.

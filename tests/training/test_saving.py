@@ -1,0 +1,244 @@
+"""Saves under parameter_server: what they hold, what the training waits for, and what happens when they fail."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import checkpoints as module
+from trainer import testing  # before TensorFlow: it chooses the Keras
+from trainer.checkpoints import Checkpoints, RunDirectory
+from trainer.config import Config
+from trainer.failures import Infrastructure, UserError
+from trainer.lease import Lease
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Trained:
+    """A table on two ps, a dense variable with Adam's slots, and the step: no training, only values."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+        self.strategy = testing.in_process_cluster(1, 2, partitioner)
+        with self.strategy.scope():
+            self.model = tf.Module()
+            self.model.table = tf.Variable(tf.zeros([64, 4]), name="table")
+            self.model.optimizer = tf.keras.optimizers.Adam()
+            self.model.optimizer.build(list(self.model.table.variables))
+            self.step = tf.Variable(0, dtype=tf.int64)
+
+    def set(self, step: int) -> None:
+        """Give everything values that tell the step."""
+        self.step.assign(step)
+        for variable in (*self.model.table.variables, *self.model.optimizer.variables):
+            variable.assign(np.full(variable.shape, step, variable.dtype.as_numpy_dtype))
+
+    def values(self) -> set[float]:
+        """Return all the values that there are."""
+        variables = (*self.model.table.variables, *self.model.optimizer.variables, self.step)
+        return {float(value) for variable in variables for value in np.ravel(variable.numpy())}
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return Trained()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path, "mine")
+
+
+class Saves(Checkpoints):
+    """Remembers what it told, and writes when the test lets it."""
+
+    def __init__(self, directory: RunDirectory, trained: Trained, lease: Lease | None = None, **settings: Any) -> None:
+        self.told: list[tuple[int, str | None]] = []
+        self.may_write = threading.Event()
+        self.may_write.set()
+        config = Config(program="mine:One", **settings)
+        super().__init__(directory, trained.model, trained.step, config, lease=lease, saved=self._remember)
+
+    def _remember(self, step: int, seconds: float, error: str | None) -> None:
+        assert seconds >= 0
+        self.told.append((step, error))
+
+    def _save(self, step: int, write: Any) -> None:
+        assert self.may_write.wait(60)
+        super()._save(step, write)
+
+
+@pytest.fixture
+def slow_storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "SLOW_SECONDS", 0.2)
+    return None
+
+
+def test_a_save_holds_the_values_of_its_moment_though_training_goes_on(
+    directory: RunDirectory, trained: Trained
+) -> None:
+    saves = Saves(directory, trained)
+    saves.may_write.clear()
+    trained.set(7)
+    saves.save()
+    assert directory.steps() == []
+    trained.set(8)
+    saves.may_write.set()
+    saves.settle()
+    assert saves.told == [(7, None)]
+    assert directory.steps() == [7]
+    trained.set(9)
+    assert Saves(directory, trained).restore() == 7
+    assert trained.values() == {7.0}
+
+
+def test_saves_are_traced_once_and_their_copies_freed(directory: RunDirectory, trained: Trained) -> None:
+    saves = Saves(directory, trained)
+    snapshots = []
+    for step in (1, 2, 3):
+        trained.set(step)
+        saves.save(wait=True)
+        snapshots.append(saves._snapshot)
+    assert len(set(map(id, snapshots))) == 1
+    copies = [copy for _, copy in snapshots[0]._pairs]
+    # Two shards of the table, as many of each moment, and the step, at least.
+    assert len(copies) >= 7
+    assert {tuple(copy.value().shape) for copy in copies} == {(0,)}
+    assert directory.steps() == [1, 2, 3]
+
+
+def test_a_step_is_saved_once_unless_its_values_have_changed(directory: RunDirectory, trained: Trained) -> None:
+    saves = Saves(directory, trained)
+    trained.set(5)
+    saves.save()
+    saves.save(wait=True)
+    saves.save()
+    assert saves.told == [(5, None)]
+    trained.model.table.variables[0].assign(np.full([32, 4], 6.0, np.float32))
+    saves.save(wait=True, again=True)
+    assert saves.told == [(5, None)] * 2
+    trained.set(0)
+    assert Saves(directory, trained).restore() == 5
+    assert trained.values() == {5.0, 6.0}
+
+
+def test_a_save_waits_for_the_one_before(directory: RunDirectory, trained: Trained) -> None:
+    saves = Saves(directory, trained)
+    for step in (1, 2, 3):
+        trained.set(step)
+        saves.save()
+    saves.settle()
+    assert saves.told == [(1, None), (2, None), (3, None)]
+    assert [directory.check(step) for step in directory.steps()] == ["", "", ""]
+
+
+@pytest.mark.usefixtures("slow_storage")
+def test_storage_that_hangs_holds_nothing_up_until_the_users_limit(
+    directory: RunDirectory, trained: Trained, caplog: pytest.LogCaptureFixture
+) -> None:
+    saves = Saves(directory, trained, storage_seconds=1.0)
+    saves.may_write.clear()
+
+    def train() -> None:
+        for step in range(1, 1000):
+            trained.set(step)
+            saves.save()
+            time.sleep(0.1)
+
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+ for 1 s: \S+/ckpt-1 is not writ") as end:
+        train()
+    assert 1.0 < time.monotonic() - began < 10
+    assert "storage_seconds, 1" in str(end.value)
+    assert 3 <= len(saves.told) < 100
+    assert all("ckpt-1 is not written after" in str(error) for _, error in saves.told)
+    assert caplog.text.count("leaving out the checkpoint of step") == len(saves.told)
+    saves.may_write.set()
+    saves.settle()
+    assert directory.steps() == [1]
+    assert saves.trouble() is None
+
+
+def test_storage_that_fails_is_complained_about_every_time_until_the_users_limit(
+    directory: RunDirectory, trained: Trained, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory.path.mkdir(parents=True)
+    directory.checkpoints.write_text("a file where a directory should be")
+    saves = Saves(directory, trained, storage_seconds=60.0)
+    for step in (1, 2):
+        trained.set(step)
+        saves.save()
+        saves.settle()
+    assert [step for step, error in saves.told if error] == [1, 2]
+    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert [message.split(": ")[0] for message in errors] == [
+        f"cannot save {directory.prefix(1)}",
+        f"cannot save {directory.prefix(2)}",
+    ]
+    assert "no checkpoint could be saved in" in str(saves.trouble())
+    with pytest.raises(Infrastructure, match="cannot save"):
+        saves.save(wait=True)
+    directory.checkpoints.unlink()
+    saves.save(wait=True)
+    assert saves.trouble() is None
+    assert directory.steps() == [2]
+
+
+def test_without_patience_the_first_failure_is_the_last(directory: RunDirectory, trained: Trained) -> None:
+    directory.path.mkdir(parents=True)
+    directory.checkpoints.write_text("a file where a directory should be")
+    saves = Saves(directory, trained, storage_seconds=0)
+    trained.set(1)
+    saves.save()
+    saves.settle()
+    trained.set(2)
+    with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+/checkpoints for 0 s"):
+        saves.save()
+
+
+def test_a_full_disk_gets_its_room_back(
+    directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = Saves(directory, trained)
+    trained.set(1)
+    saves.save(wait=True)
+    trained.set(2)
+
+    def full(step: int, epoch: int, tensorflow: str) -> None:
+        assert list(directory.checkpoints.glob("ckpt-2.data-*"))
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(directory, "write_manifest", full)
+        with pytest.raises(Infrastructure, match=r"ckpt-2: \[Errno 28\] No space left on device"):
+            saves.save(wait=True)
+    assert not list(directory.checkpoints.glob("*ckpt-2*"))
+    assert directory.steps() == [1]
+
+
+def test_who_has_lost_the_lease_saves_nothing_and_removes_nothing(directory: RunDirectory, trained: Trained) -> None:
+    old = Lease(directory, 1, 60)
+    assert old._claim()
+    saves = Saves(directory, trained, old)
+    trained.set(1)
+    saves.save(wait=True)
+    new = Lease(directory, 2, 60)
+    assert new._claim()
+    later = Saves(directory, trained, new)
+    trained.set(2)
+    later.save(wait=True)
+    with pytest.raises(Infrastructure, match="lost the lease"):
+        saves.save(wait=True)
+    assert directory.steps() == [1, 2]
+    assert [directory.check(step) for step in (1, 2)] == ["", ""]

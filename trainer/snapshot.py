@@ -1,0 +1,59 @@
+"""Saves a parameter-server cluster's variables as they were at one moment, while training goes on to change them.
+
+docs/decisions/0041 says how, and what it costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+
+class Snapshot:
+    """Copies of a checkpoint's variables, each on its variable's ps, and the traced call that writes them.
+
+    Everything is traced once: what is traced anew stays on every ps, some 200 KiB a save.
+    """
+
+    def __init__(self, checkpoint: Any) -> None:
+        self._write = tf.function(checkpoint.write, autograph=False).get_concrete_function(tf.TensorSpec([], tf.string))
+        variables = {id(variable.handle): variable for variable in self._write.graph.variables}
+        self._pairs: list[tuple[Any, Any]] = []
+        captures = []
+        for capture in self._write.captured_inputs:
+            # Lookup tables have no copy: they are written as they are by then.
+            if (variable := variables.get(id(capture))) is not None:
+                with tf.device(variable.device):
+                    nothing = tf.zeros([0], variable.dtype)
+                    copy = tf.Variable(nothing, trainable=False, shape=tf.TensorShape(None))
+                self._pairs.append((variable, copy))
+                capture = copy.handle
+            captures.append(capture)
+        self._write.set_external_captures(captures)
+        self._copy = tf.function(self._assign_values, autograph=False).get_concrete_function()
+        self._drop = tf.function(self._assign_nothing, autograph=False).get_concrete_function()
+
+    def take(self) -> None:
+        """Copy the variables; returns when it is done."""
+        self._copy()
+
+    def write(self, prefix: str) -> None:
+        """Write the copies as the checkpoint of this name, and free their memory."""
+        try:
+            self._write(tf.constant(prefix)).numpy()
+        finally:
+            with contextlib.suppress(tf.errors.OpError):  # of a ps that is gone
+                self._drop()
+
+    def _assign_values(self) -> None:
+        for variable, copy in self._pairs:
+            with tf.device(copy.device):
+                value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+                tf.raw_ops.AssignVariableOp(resource=copy.handle, value=value)
+
+    def _assign_nothing(self) -> None:
+        for _, copy in self._pairs:
+            with tf.device(copy.device):
+                tf.raw_ops.AssignVariableOp(resource=copy.handle, value=tf.zeros([0], copy.dtype))
