@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from fleet.cluster import Cluster
-from fleet.drills import rehearsal
+from fleet.drills import rehearsal, scenes
 from fleet.drills.catalogue import CATALOGUE, DOZEN, Drill
-from fleet.drills.faults import Cut, Damage, Freeze, Kill, PowerOff, one
-from fleet.drills.scenes import Findings, read_traffic
+from fleet.drills.faults import Cut, Damage, Fault, Freeze, Kill, PowerOff, one
+from fleet.drills.scenes import Findings, read_traffic, recovers
 from fleet.drills.stage import DrillFailed, Process, Sample, Stage, read_checkpoints, read_processes, read_sample
 from fleet.drills.watch import longest_pause, lowest_step, new_steps, steps_lost
 from fleet.errors import OperatorMistake
@@ -262,3 +262,81 @@ def test_traffic_is_counted_of_one_process_and_of_its_partners_only() -> None:
 \t cubic bytes_received:4
 """
     assert read_traffic(text, 41, {"10.0.3.20", "10.0.3.21"}) == 120
+
+
+class Simulated(Stage):
+    """A cluster that trains ten steps a second, saves each hundred, and recovers in its own way from a lost ps."""
+
+    def __init__(self, after: float, back_to: int, restarted: tuple[str, ...]) -> None:
+        self.now, self.struck = 100.0, 1e9
+        self.after, self.back_to, self.anew = after, back_to, restarted
+        desk = Desk(out=io.StringIO(), clock=lambda: self.now, sleep=self.sleep)
+        super().__init__(Cluster(inventory(), Pretence()), desk)
+        self.run = "drill-1"
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def train(self, program: str, settings: Mapping[str, Any], wait: bool = True) -> None:
+        pass
+
+    def look(self) -> Sample:
+        recovered = self.struck + self.after
+        if self.now < self.struck:
+            step, events = int(self.now * 10), []
+        elif self.now < recovered:
+            step, events = int(self.struck * 10), [{"time": self.struck + 0.5, "event": "ps-lost"}]
+        else:
+            step = self.back_to + int((self.now - recovered) * 10)
+            events = [{"time": self.struck + 0.5, "event": "ps-lost"}]
+        chief = self.processes()["chief-0"]
+        return Sample(self.now, self.now, chief, "training", step, "", {}, (900, 1000), events)
+
+    def processes(self, hosts: Any = None, away: Any = ()) -> dict[str, Process]:
+        anew = self.anew if self.now >= self.struck + self.after / 2 else ()
+        return {task.name: replace(RUNS, invocation="b2" if task.name in anew else "a1") for task in TASKS}
+
+
+class Strike(Fault):
+    def strike(self, stage: Stage) -> str:
+        assert isinstance(stage, Simulated)
+        stage.struck = stage.now
+        return "struck"
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return [stage.victim("ps")]
+
+
+@pytest.fixture
+def _takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenes, "_is_used", lambda stage, task: True)
+
+
+def rehearsed(after: float = 8.0, back_to: int = 1000, restarted: tuple[str, ...] = ("ps-1",)) -> Findings:
+    drill = replace(named("ps"), detected=5, paused=20)
+    found = recovers(Strike())(Simulated(after, back_to, restarted), drill)
+    rehearsal.judge(found, drill)
+    return found
+
+
+@pytest.mark.usefixtures("_takes_part")
+def test_a_recovery_is_measured_and_passes() -> None:
+    found = rehearsed()
+    assert found.problems == []
+    assert found.detected == pytest.approx(0.5)
+    assert found.paused == pytest.approx(8.0, abs=1.0)
+    assert (found.restarted, found.lost) == (["ps-1"], 0)
+
+
+@pytest.mark.usefixtures("_takes_part")
+@pytest.mark.parametrize(
+    ("seen", "problem"),
+    [
+        ({"after": 25.0}, "no step for 2"),
+        ({"back_to": 900}, "it went back to step 90"),
+        ({"restarted": ("ps-1", "worker-0")}, "worker-0 was started anew, and should have gone on"),
+        ({"restarted": ()}, "ps-1 was not started anew"),
+    ],
+)
+def test_what_goes_wrong_is_said(seen: dict[str, Any], problem: str) -> None:
+    assert any(problem in said for said in rehearsed(**seen).problems), rehearsed(**seen).problems
