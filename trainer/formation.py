@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 # A ps that was asked to start anew and has not gone by then runs where nobody heeds that: it is used as it is.
 HEED_SECONDS = 15.0
+RETURN_SECONDS = 60.0  # one that has gone is waited for
 
 
 class Reform(Exception):
@@ -59,7 +60,8 @@ def form(
             continue
         here = {task: identity for task, identity in here.items() if task not in stale}
         missing = {task: address for task, address in cluster.servers.items() if task not in here}
-        if not missing or can_do_without(config, cluster, missing, without, waited):
+        returning = waited < RETURN_SECONDS and missing.keys() & asked.keys()
+        if not missing or (not returning and can_do_without(config, cluster, missing, without, waited)):
             heartbeat.hurry = False
             return here
         tell(missing)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +22,7 @@ def make_strategy(config: Config, cluster: Cluster) -> Any:
     It takes a SIGTERM handler away that was set before.
     """
     if config.strategy == "parameter_server":
+        stop_listening(int(cluster.address.rpartition(":")[2]))
         partitioner = make_partitioner(config, len(cluster.jobs["ps"]))
         return tf.distribute.ParameterServerStrategy(make_resolver(cluster), variable_partitioner=partitioner)
     if config.strategy == "multi_worker_mirrored":
@@ -30,6 +33,19 @@ def make_strategy(config: Config, cluster: Cluster) -> Any:
     if config.strategy == "central_storage":
         return tf.distribute.experimental.CentralStorageStrategy()
     return tf.distribute.OneDeviceStrategy("/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0")
+
+
+def stop_listening(port: int) -> None:
+    """Free the port of this process's last strategy: TensorFlow never stops a server, and can't start another there."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            copy = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # no socket, or closed meanwhile
+        with copy:
+            # gRPC's sockets share their address with others (SO_REUSEADDR): it is enough that this one rests.
+            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and copy.getsockname()[1] == port:
+                copy.shutdown(socket.SHUT_RDWR)
 
 
 def own_devices() -> list[str]:

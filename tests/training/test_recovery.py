@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 STEPS = 3000
 # A step takes 10 ms, and a checkpoint is due every second or so.
 OPTIONS = ("--steps-per-call", "20", "--checkpoint-steps", "200", "--checkpoints-kept", "30", "--log-seconds", "0.5")
-QUICK = ("--silent-seconds", "5", "--ps-wait-seconds", "3", "--worker-wait-seconds", "3")
+QUICK = ("--silent-seconds", "5", "--ps-wait-seconds", "5", "--worker-wait-seconds", "40")
 
 
 def start(runs: Runs, run: str, *more: str, steps: int = STEPS) -> Process:
