@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from trainer.checkpoints import RunDirectory
 from trainer.config import Config
+from trainer.events import at_once
 from trainer.failures import UserError, explain
 from trainer.input import WHOLE, check_dataset, check_finite, eval_dataset, trace_dataset
 from trainer.metrics import EventWriter
@@ -32,14 +34,17 @@ PROBED_BATCHES = 2
 class Results:
     """Where evaluations are published: TensorBoard's events, evaluation.json (which status shows) and the log."""
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunDirectory, post: Callable[[Callable[[], None]], object] = at_once) -> None:
+        """`post` says on which thread they are written."""
         self._record = directory.evaluation
         self._events = EventWriter(directory.eval_events)
+        self._post = post
 
     def publish(self, step: int, metrics: dict[str, float], seconds: float) -> None:
         """Publish the metrics of the model at a step, whose evaluation took so long."""
-        self._events.write(step, metrics)
-        write_record(self._record, {"step": step, "metrics": metrics, "updated": time.time()})
+        now = time.time()
+        self._post(partial(self._events.write, step, metrics, now))
+        self._post(partial(write_record, self._record, {"step": step, "metrics": metrics, "updated": now}))
         log.info("evaluated step %d in %.1f s: %s", step, seconds, numbers(metrics))
 
 

@@ -19,6 +19,8 @@ from typing import Any
 log = logging.getLogger(__name__)
 TAIL_BYTES = 64 * 1024
 SHOWN = 5
+# Of these there are so many that nothing else would be shown.
+ROUTINE = ("checkpoint-saved", "evaluated")
 
 
 def at_once(write: Callable[[], None]) -> None:
@@ -64,14 +66,14 @@ def append(path: Path, line: str) -> None:
 
 
 def read_events(path: Path, last: int = SHOWN) -> list[dict[str, Any]]:
-    """Return the last events, oldest first, without lines that are none; an empty list where nothing can be read."""
+    """Return the last events that are no routine, oldest first; an empty list where nothing can be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    events = [event for line in lines[-2 * last :] if (event := parse(line)) is not None]
+    events = [event for line in lines if (event := parse(line)) is not None and event["event"] not in ROUTINE]
     return events[-last:]
 
 

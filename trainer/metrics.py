@@ -125,17 +125,36 @@ class Progress:
     Its methods may be called from any thread, and none waits for the shared path: `close` it before the process ends.
     """
 
-    def __init__(self, config: Config, directory: RunDirectory, notifier: Notifier, leads: bool = True) -> None:
+    def __init__(
+        self, config: Config, directory: RunDirectory, notifier: Notifier, leads: bool = True, waits: bool = False
+    ) -> None:
+        """Take the run; one that `waits` (for the lease) writes nothing until it may `begin`."""
         self.leads = leads
         self._directory = directory
         self._notifier = notifier
         self._writer = Writer()
+        self._writes = False
         self._lock = threading.RLock()
         self._unwritten: Status | None = None
         self._board: EventWriter | None = None
-        self.events = EventLog(directory.event_log, self._writer.post if leads else discard)
-        self.status = read_status(directory)
-        self.status.program, self.status.steps = config.program, config.steps
+        self.events = EventLog(directory.event_log, self.post)
+        self._program, self._steps = config.program, config.steps
+        self._read()
+        if not waits:
+            self.begin()
+
+    def begin(self) -> None:
+        """Write to the run directory from now on, and take up what lies there by now."""
+        with self._lock:
+            state, message = self.status.state, self.status.message
+            self._read()
+            self.status.state, self.status.message = state, message
+            self._writes = self.leads
+        self.events.write("started", host=socket.gethostname(), message=f"process {os.getpid()}")
+
+    def _read(self) -> None:
+        self.status = read_status(self._directory)
+        self.status.program, self.status.steps = self._program, self._steps
         self.status.steps_per_second = self.status.eta_seconds = None
         self.ledger = Ledger(self.status.ledger)
 
@@ -146,7 +165,9 @@ class Progress:
             if state != "training":
                 self.status.steps_per_second = self.status.eta_seconds = None
             if state in ENDS:
+                self.status.phase = None
                 self.ledger.end()
+                self.events.write(state, message=message or f"step {self.status.step}")
             self._show()
             if state in ENDS and self.leads and self.status.ledger:
                 log.info("%s", describe_ledger(self.status.ledger))
@@ -179,9 +200,14 @@ class Progress:
                 if self._board is None:
                     self._board = EventWriter(self._directory.train_events)
                 shown = {**values, "steps_per_second": steps_per_second}
-                self._writer.post(partial(self._board.write, step, shown, time.time()))
+                self.post(partial(self._board.write, step, shown, time.time()))
                 log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers(values))
             self._show()
+
+    def post(self, write: Callable[[], None]) -> None:
+        """Have something else written to the shared path, in its turn."""
+        if self._writes:
+            self._writer.post(write)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Write what is not written yet, for so many seconds at most."""
@@ -190,7 +216,7 @@ class Progress:
     def _show(self) -> None:
         self.status.ledger = self.ledger.as_dict()
         self._notifier.status(self.status.line())
-        if not self.leads:
+        if not self._writes:
             return
         # One that waits to be written is replaced by a newer one.
         waits, self._unwritten = self._unwritten is not None, dataclasses.replace(self.status)
@@ -205,7 +231,3 @@ class Progress:
                 status.write(self._directory)
         except OSError as error:
             log.warning("cannot write %s: %s", self._directory.status, error)
-
-
-def discard(write: Callable[[], None]) -> None:
-    """Write nothing: only the member that leads writes to the run directory."""

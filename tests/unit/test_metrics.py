@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -48,7 +47,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 def begin(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Progress]:
     monkeypatch.setattr(metrics, "EventWriter", Board)
     config = Config(program="mine:One", run="a", steps=100, shared_dir=str(directory.path.parents[1]))
-    return lambda leads=True: Progress(config, directory, Systemd(), leads)
+    return lambda leads=True, waits=False: Progress(config, directory, Systemd(), leads, waits)
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_hanging_path_stops_no_training_and_the_newest_is_written_when_it_is_bac
     progress.close(10)
     assert read_status(directory).step == 50
     assert progress._board.steps == list(range(1, 51))  # type: ignore[union-attr]
-    assert [json.loads(line)["event"] for line in directory.event_log.read_text().splitlines()] == ["ps-lost"]
+    assert [event["event"] for event in read_status(directory).events] == ["started", "ps-lost"]
 
 
 def test_status_is_written_once_for_all_that_came_while_it_waited(
@@ -132,6 +131,26 @@ def test_member_that_does_not_lead_writes_nothing(begin: Callable[..., Progress]
     progress.enter("finished")
     progress.close()
     assert not directory.path.exists()
+
+
+def test_who_waits_for_the_lease_writes_nothing_and_takes_up_what_its_holder_left(
+    begin: Callable[..., Progress], directory: RunDirectory
+) -> None:
+    holder, second = begin(), begin(waits=True)
+    second.enter("waiting", "host-1 holds the run")
+    second.events.write("failed")
+    second.close()
+    assert second._notifier.line == "waiting a: host-1 holds the run"  # type: ignore[attr-defined]
+    holder.trained(70, 1.0, {})
+    holder.close()
+    assert read_status(directory).step == 70
+    second.begin()
+    assert second.status.step == 70
+    assert second.ledger.restored(50) == 20
+    second.enter("training")
+    second.close()
+    assert read_status(directory).state == "training"
+    assert [event["event"] for event in read_status(directory).events] == ["started", "started"]
 
 
 def test_ledger_goes_from_process_to_process_and_is_told_at_the_end(
