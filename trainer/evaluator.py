@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from trainer.program import build_model, load_program, program_file
 from trainer.records import read_record
 
 log = logging.getLogger(__name__)
+TRIES = 3
 
 
 def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Config]) -> int:
@@ -34,8 +36,9 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
     notifier.watch(lambda: True)
     evaluator: Evaluator | None = None
     program: Any = None
-    last = int((read_record(directory.evaluation) or {}).get("step", -1))
+    last = last_evaluated(directory)
     last_saved: int | None = None
+    tries: Counter[tuple[int, int | None]] = Counter()
     try:
         while True:
             finished = directory.finished(config.steps)
@@ -51,7 +54,13 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
                 notifier.status(f"evaluating {config.run}: step {newest}")
                 done = evaluator.evaluate(newest)
                 notifier.status(f"{'evaluated' if done else 'skipped'} {config.run}: step {newest}")
-                last, last_saved = newest, saved
+                # One that can't be read is mostly gone, for a newer one; or it is bad, or the storage is slow.
+                tries[newest, saved] += 1
+                if done or tries[newest, saved] == TRIES:
+                    last, last_saved = newest, saved
+                    tries.clear()
+                else:
+                    time.sleep(config.evaluate_poll_seconds)
                 continue
             if finished is not None:
                 log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
@@ -69,6 +78,15 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
         message = str(error) if isinstance(error, UserError) else explain(error, file)
         log.error("evaluating %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
         return USER_ERROR
+
+
+def last_evaluated(directory: RunDirectory) -> int:
+    """Return the step of the last evaluation, -1 when there is none that can be read."""
+    try:
+        return int((read_record(directory.evaluation) or {}).get("step", -1))
+    except ValueError as error:
+        log.warning("evaluating again what may have been evaluated: %s", error)
+        return -1
 
 
 def config_or_none(selected: Callable[[], Config]) -> Config | None:
@@ -101,11 +119,18 @@ class Evaluator:
         from trainer.replicas import fetch_numbers
 
         started = time.monotonic()
+        # Looked at before and after: it may be removed, or saved again, while it is read.
+        wrong = self._directory.check(step)
         try:
-            read_model(self._directory, self._model, step)
-        except (tf.errors.OpError, IndexError) as error:
-            gone = step not in self._directory.steps()
-            log.warning("skipping step %d, %s: %s", step, "removed meanwhile" if gone else "unreadable", error)
+            if not wrong:
+                read_model(self._directory, self._model, step)
+        except (tf.errors.OpError, IndexError, UserError) as error:
+            wrong = self._directory.check(step)
+            if not wrong and isinstance(error, UserError):
+                raise
+            wrong = wrong or str(error)
+        if wrong:
+            log.warning("skipping step %d: %s", step, wrong)
             return False
         results = self._model.evaluate(self._dataset, verbose=0, return_dict=True)
         self._results.publish(step, fetch_numbers(results), time.monotonic() - started)

@@ -76,31 +76,91 @@ def test_has_nothing_to_do_when_it_is_not_the_one_that_evaluates(config: Config,
     assert heard.was_ready
 
 
+class Fake:
+    """Evaluates what it is told to, and fails where it is told to."""
+
+    unreadable: tuple[int, ...] = ()
+    asked: list[int]
+
+    def __init__(self, program: object, directory: RunDirectory) -> None: ...
+
+    def evaluate(self, step: int) -> bool:
+        self.asked.append(step)
+        return step not in self.unreadable
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
+    monkeypatch.setitem(sys.modules, "tensorflow", object())
+    monkeypatch.setattr(evaluator, "load_program", lambda name: object())
+    monkeypatch.setattr(evaluator, "Evaluator", Fake)
+    monkeypatch.setattr(Fake, "asked", [], raising=False)
+    return Fake
+
+
 def test_a_checkpoint_saved_again_under_its_step_is_evaluated_again(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, tmp_path: Path, fake: type[Fake]
 ) -> None:
     directory = RunDirectory(tmp_path, "a")
     write_checkpoint(directory, 5)
-    evaluated = []
-
-    class Fake:
-        def __init__(self, program: object, directory: RunDirectory) -> None: ...
-
-        def evaluate(self, step: int) -> bool:
-            evaluated.append(step)
-            return True
 
     def selected() -> Config:
-        if len(evaluated) == 1:
+        if len(fake.asked) == 1:
             os.utime(directory.manifest(5), ns=(1, 1))
             return config
         return config.replace(run="b")
 
-    monkeypatch.setitem(sys.modules, "tensorflow", object())
-    monkeypatch.setattr(evaluator, "load_program", lambda name: object())
-    monkeypatch.setattr(evaluator, "Evaluator", Fake)
     assert run_evaluator(config, Heard(), selected) == 75
-    assert evaluated == [5, 5]
+    assert fake.asked == [5, 5]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_tried_again_but_not_for_ever(
+    config: Config, tmp_path: Path, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    write_checkpoint(directory, 10)
+    directory.set_state("finished", 10)
+    monkeypatch.setattr(fake, "unreadable", (10,))
+    assert run_evaluator(config, Heard(), lambda: config) == 0
+    assert fake.asked == [10] * 3
+
+
+def test_one_that_is_behind_takes_the_newest_and_leaves_out_those_between(
+    config: Config, tmp_path: Path, fake: type[Fake]
+) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    write_checkpoint(directory, 1)
+
+    def selected() -> Config:
+        if len(fake.asked) == 1:
+            for step in (2, 3, 4):
+                write_checkpoint(directory, step)
+            directory.prune(3)
+            return config
+        return config.replace(run="b")
+
+    assert run_evaluator(config, Heard(), selected) == 75
+    assert fake.asked == [1, 4]
+
+
+def test_what_has_no_manifest_yet_is_not_looked_at(config: Config, tmp_path: Path, fake: type[Fake]) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    for step in (5, 6):
+        write_checkpoint(directory, step)
+    directory.manifest(6).unlink()
+    assert run_evaluator(config, Heard(), lambda: config.replace(run="b")) == 75
+    assert fake.asked == [5]
+
+
+def test_a_record_of_evaluations_that_is_damaged_costs_one_evaluation(
+    config: Config, tmp_path: Path, fake: type[Fake]
+) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    write_checkpoint(directory, 10)
+    directory.evaluation.write_text("{")
+    directory.set_state("finished", 10)
+    assert run_evaluator(config, Heard(), lambda: config) == 0
+    assert fake.asked == [10]
 
 
 def test_goes_on_when_the_run_is_to_be_longer(config: Config, tmp_path: Path) -> None:

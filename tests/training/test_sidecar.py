@@ -1,0 +1,102 @@
+"""The side-car evaluator's reading of checkpoints that others write, replace and remove meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer import evaluator as module
+from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
+from trainer.checkpoints import Checkpoints, RunDirectory, read_model
+from trainer.config import Config
+from trainer.evaluator import Evaluator
+from trainer.failures import UserError
+from trainer.records import read_record
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def make_model(width: int = 1) -> Any:
+    import tensorflow as tf
+
+    model = tf.keras.Sequential([tf.keras.layers.Dense(width, input_shape=(2,))])
+    model.compile(loss="mse")
+    return model
+
+
+def make_data() -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensors((tf.ones([4, 2]), tf.ones([4, 1])))
+
+
+PROGRAM = SimpleNamespace(build_model=make_model, eval_dataset=lambda context: make_data())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """A run with checkpoints 10 and 20."""
+    import tensorflow as tf
+
+    directory = RunDirectory(tmp_path, "mine")
+    step = tf.Variable(0, dtype=tf.int64)
+    checkpoints = Checkpoints(directory, make_model(), step, Config(program="mine:One"))
+    for number in (10, 20):
+        step.assign(number)
+        checkpoints.save()
+    return directory
+
+
+@pytest.fixture
+def evaluator(directory: RunDirectory) -> Evaluator:
+    return Evaluator(PROGRAM, directory)
+
+
+def evaluated(directory: RunDirectory) -> int | None:
+    record = read_record(directory.evaluation)
+    return record["step"] if record else None
+
+
+def test_a_good_one_is_evaluated(directory: RunDirectory, evaluator: Evaluator) -> None:
+    assert evaluator.evaluate(20)
+    assert evaluated(directory) == 20
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_one_that_is_pruned_under_its_hands_is_skipped(
+    directory: RunDirectory,
+    evaluator: Evaluator,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    before: bool,
+) -> None:
+    def read(directory: RunDirectory, model: Any, step: int) -> None:
+        directory.prune(1)
+        read_model(directory, model, step)
+
+    if before:
+        directory.prune(1)
+    else:
+        monkeypatch.setattr(module, "read_model", read)
+    with caplog.at_level(logging.WARNING):
+        assert not evaluator.evaluate(10)
+    assert "skipping step 10: ckpt-10.manifest.json is gone" in caplog.text
+    assert evaluated(directory) is None
+    assert evaluator.evaluate(20)
+
+
+def test_a_truncated_one_is_skipped_and_left_alone(directory: RunDirectory, evaluator: Evaluator) -> None:
+    [data] = directory.checkpoints.glob("ckpt-20.data-*")
+    data.write_bytes(data.read_bytes()[:-3])
+    assert not evaluator.evaluate(20)
+    assert directory.steps() == [10, 20]
+
+
+def test_a_model_that_does_not_fit_is_the_users_error(directory: RunDirectory) -> None:
+    wider = SimpleNamespace(build_model=lambda: make_model(3), eval_dataset=lambda context: make_data())
+    with pytest.raises(UserError, match="does not fit the model"):
+        Evaluator(wider, directory).evaluate(20)
