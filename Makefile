@@ -9,7 +9,7 @@ LOCK ?= locks/cpu
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
 .PHONY: help demo venv venv-tf packages lab site test lint unit training infra dozen drills lock \
-  bench-throughput bench-memory bench-provision bench-control clean distclean
+  bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
 
 help:  ## list these targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,12 @@ bench-throughput: venv-tf  ## training speed against TensorFlow's guide written 
 
 bench-memory: venv-tf  ## memory of each role, and over 10,000 steps
 	bench/memory
+
+bench-goodput: venv-tf  ## what is trained under faults, against TensorFlow's guide written plainly
+	bench/goodput
+
+bench-recovery: venv-tf  ## the time from each fault to the next trained step
+	bench/recovery
 
 bench-provision: venv lab  ## the environment step against plain pip: after `make clean`, on fresh hosts
 	bench/provision

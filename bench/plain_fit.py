@@ -1,6 +1,7 @@
 """Model.fit on parameter servers as TensorFlow's guide has it: DatasetCreator, one step a call.
 
 Prints a JSON line {"time", "step"} at the end of each epoch, until it is killed. The cluster comes from TF_CONFIG.
+With a directory BackupAndRestore saves there at the end of each epoch, before that, and begins where it has saved.
 Source: https://www.tensorflow.org/tutorials/distribute/parameter_server_training, "Parameter server training with
 Model.fit API".
 """
@@ -27,15 +28,17 @@ class Points(tf.keras.callbacks.Callback):
         print_point((epoch + 1) * self._epoch_steps)
 
 
-def main(program_name: str, epoch_steps: int) -> None:
+def main(program_name: str, epoch_steps: int, directory: str = "") -> None:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     program = load_program(program_name)
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     with strategy.scope():
         model = program.build_model()
     creator = tf.keras.utils.experimental.DatasetCreator(program.train_dataset)
-    model.fit(creator, epochs=10**9, steps_per_epoch=epoch_steps, callbacks=[Points(epoch_steps)], verbose=0)
+    callbacks = [tf.keras.callbacks.BackupAndRestore(directory)] if directory else []
+    callbacks.append(Points(epoch_steps))
+    model.fit(creator, epochs=10**9, steps_per_epoch=epoch_steps, callbacks=callbacks, verbose=0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

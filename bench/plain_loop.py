@@ -1,8 +1,9 @@
 """The custom loop on parameter servers as TensorFlow's guide has it: schedule one step a call, join once an epoch.
 
 Prints a JSON line {"time", "step"} at the end of each epoch, until it is killed. The cluster comes from TF_CONFIG.
+With a directory it saves there at the end of each epoch, before it prints, and begins where it has saved.
 Source: https://www.tensorflow.org/tutorials/distribute/parameter_server_training, "Training with a custom training
-loop".
+loop" and "Parameter server or coordinator failure".
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bench.points import print_point
 from trainer.program import load_program
 
 
-def main(program_name: str, epoch_steps: int) -> None:
+def main(program_name: str, epoch_steps: int, directory: str = "") -> None:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     program = load_program(program_name)
     strategy = tf.distribute.ParameterServerStrategy(resolver)
@@ -49,14 +50,23 @@ def main(program_name: str, epoch_steps: int) -> None:
         return strategy.distribute_datasets_from_function(program.train_dataset)
 
     iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
-    for epoch in itertools.count(1):
+    epochs = itertools.count(1)
+    if directory:
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+        manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=3)
+        if manager.latest_checkpoint:
+            checkpoint.restore(manager.latest_checkpoint).assert_existing_objects_matched()
+            epochs = itertools.count(1 + int(optimizer.iterations.numpy()) // epoch_steps)
+    for epoch in epochs:
         for _ in range(epoch_steps):
             loss = coordinator.schedule(train_step, args=(iterator,))
         coordinator.join()
         loss.fetch()
         accuracy.reset_state()
+        if directory:
+            manager.save()
         print_point(epoch * epoch_steps)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

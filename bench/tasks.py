@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ POLL_SECONDS = 0.1
 class Task:
     """A process whose output goes to a file, ended with the bench."""
 
-    def __init__(self, name: str, command: list[str], log: Path, **environment: str) -> None:
+    def __init__(
+        self, name: str, command: list[str], log: Path, environment: Mapping[str, str], under: tuple[str, ...] = ()
+    ) -> None:
+        """Start Python with this command; `under` is a command that is given it and becomes it."""
         self.name = name
         self.log = log
         with log.open("w", encoding="utf-8") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", *command],
+                [*under, sys.executable, "-u", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -89,7 +92,7 @@ class LocalCluster:
         config = Cluster(self._jobs, job, index).as_tf_config()
         log = self._directory / f"{job}-{index}-{len(self.tasks)}.log"
         more = {"TRAINER_SETTINGS": settings} if settings else {}
-        task = Task(f"{job}-{index}", list(command), log, TF_CONFIG=config, **more)
+        task = Task(f"{job}-{index}", list(command), log, {"TF_CONFIG": config, **more})
         self.tasks.append(task)
         return task
 

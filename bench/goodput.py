@@ -1,0 +1,208 @@
+"""Goodput under faults: psfleet against TensorFlow's parameter-server guide written plainly.
+
+Each side trains the same program (steps that wait 50 ms) on two workers and two ps, saves every 200 steps, and whatever
+of it ends is started again a second later. The same faults befall each: a worker is killed every 30 s, a ps every 90 s,
+a worker is stopped (SIGSTOP) for 60 s and another time cut off the network for 60 s.
+
+Everything is seen from outside, for all sides alike: the steps that begin, which the program's dataset writes down, and
+the checkpoints that are complete. Goodput is the steps that the last checkpoint has more than the first, times the
+seconds that a step takes before the faults begin, divided by the time. Steps lost were begun and are in no checkpoint.
+A pause is the longest time without any step that began between a fault and the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.faults import Fault, Outcome, Steps, schedule, value_at
+from bench.kept import NAMES, KeptCluster
+from bench.networks import Networks, missing
+from bench.points import Point, read_point
+from bench.tables import print_row
+from trainer.checkpoints import RunDirectory
+
+PROGRAM = "bench.programs:Counted"
+SAVE_STEPS = 200  # 5 s of undisturbed training
+QUIET_SECONDS = 20.0
+POLL_SECONDS = 0.1
+START_SECONDS = 300.0
+SIDES = {
+    "psfleet-loop": "psfleet, custom loop",
+    "guide-loop": "guide, CheckpointManager",
+    "psfleet-fit": "psfleet, `fit`",
+    "guide-fit": "guide, BackupAndRestore",
+}
+KINDS = ("worker kill", "ps kill", "freeze", "partition")
+
+
+class Training:
+    """One side's cluster, and what can be seen of it."""
+
+    def __init__(self, side: str, directory: Path, networks: Networks | None) -> None:
+        who, api = side.split("-")
+        directory.mkdir()
+        self.directory = directory
+        self.steps = Steps(directory / "steps")
+        self.steps.directory.mkdir()
+        self.saves: list[Point] = []
+        environment = {"BENCH_STEPS": str(self.steps.directory)}
+        if who == "psfleet":
+            self._run: RunDirectory | None = RunDirectory(directory, "goodput")
+            settings = directory / "run.json"
+            settings.write_text(json.dumps(settings_of(api, directory)), encoding="utf-8")
+            environment["TRAINER_SETTINGS"] = str(settings)
+            commands: dict[str, tuple[str, ...]] = dict.fromkeys(("chief", "worker", "ps"), ("-m", "trainer"))
+            if networks:
+                networks.set("ipv4/tcp_retries2", "5")  # as Ansible sets it on hosts
+        else:
+            self._run = None
+            chief: tuple[str, ...] = ("-m", f"bench.plain_{api}", PROGRAM, str(SAVE_STEPS), str(directory / "saved"))
+            server = ("-m", "bench.plain_server")
+            commands = {"chief": chief, "worker": server, "ps": server}
+        self.cluster = KeptCluster(directory, commands, networks, **environment)
+
+    def look(self) -> None:
+        """Keep the tasks alive and write down where the training is."""
+        time.sleep(POLL_SECONDS)
+        self.cluster.keep()
+        self.steps.look(time.time())
+        if self._run is not None:
+            newest = self._run.newest()
+            if newest and (not self.saves or newest != self.saves[-1].step):
+                self.saves.append(Point(time.time(), newest))
+        else:
+            said = self.cluster.tasks["chief-0"].output().splitlines()
+            self.saves = [point for line in said if (point := read_point(line))]
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + START_SECONDS
+        while not holds():
+            self.look()
+            if time.monotonic() > end:
+                chief = self.cluster.tasks["chief-0"].output()
+                sys.exit(f"bench/goodput: not within {START_SECONDS:.0f} s: {what}\n{chief[-4000:]}")
+
+
+def settings_of(api: str, directory: Path) -> dict[str, object]:
+    return {
+        "program": PROGRAM,
+        "run": "goodput",
+        "shared_dir": str(directory),
+        "api": api if api == "fit" else "custom_loop",
+        "steps": 10**9,
+        "evaluation": "none",
+        "checkpoint_steps": SAVE_STEPS,
+        "checkpoint_seconds": 0,
+    }
+
+
+def measure(side: str, seconds: float, directory: Path, networks: Networks | None) -> Outcome:
+    """Train one side under the faults of so many seconds."""
+    training = Training(side, directory, networks)
+    with training.cluster.running():
+        training.until(lambda: len(training.saves) >= 2, "two checkpoints")
+        quiet = min(QUIET_SECONDS, seconds / 3)
+        begin = time.time() + quiet
+        training.until(lambda: time.time() >= begin, "the quiet time")
+        begun = value_at(training.steps.points, begin) - value_at(training.steps.points, begin - quiet)
+        told(side, f"{begun / quiet:.1f} steps/s undisturbed")
+        faults = schedule(seconds, networks is not None)
+        befall(training, faults, begin, begin + seconds, side)
+        return Outcome(begin, begin + seconds, quiet / begun, training.steps.points, training.saves, faults)
+
+
+def befall(training: Training, faults: list[Fault], begin: float, end: float, side: str) -> None:
+    """Let the faults befall the training, each at its time, and watch it to the end."""
+    cluster, due = training.cluster, list(faults)
+    healing: list[tuple[float, Callable[[], None]]] = []
+    with contextlib.ExitStack() as stack:
+        while time.time() < end:
+            training.look()
+            while due and time.time() >= begin + due[0].at:
+                fault = due.pop(0)
+                told(side, f"{fault.at:.0f} s: {fault.kind} of {fault.task}")
+                if fault.seconds:
+                    heal = cluster.freeze(fault.task) if fault.kind == "freeze" else cluster.cut(fault.task)
+                    healing.append((begin + fault.at + fault.seconds, heal))
+                else:
+                    cluster.kill(fault.task)
+            while healing and time.time() >= healing[0][0]:
+                healing.pop(0)[1]()
+        for _, heal in healing:
+            stack.callback(heal)
+
+
+def told(side: str, what: str) -> None:
+    print(f"{side}: {what}", file=sys.stderr, flush=True)
+
+
+def rows(outcomes: dict[str, Outcome]) -> list[list[str]]:
+    """Return the table's rows below its head, one for each thing that is measured."""
+    every = list(outcomes.values())
+    table = [
+        ["goodput", *(f"{outcome.goodput:.3f}" for outcome in every)],
+        ["steps in checkpoints", *(str(outcome.trained) for outcome in every)],
+        ["steps lost", *(f"{max(0.0, outcome.lost):.0f}" for outcome in every)],
+        ["undisturbed, steps/s", *(f"{1 / outcome.reference:.1f}" for outcome in every)],
+    ]
+    for kind in KINDS:
+        found = [outcome.pauses(kind) for outcome in every]
+        if any(found):
+            table.append([f"pause after a {kind}, s ({len(found[0])})", *map(listed, found)])
+    return table
+
+
+def listed(seconds: list[float]) -> str:
+    """Return the median, and the longest where there are several."""
+    if not seconds:
+        return "-"
+    longest = f" (longest {max(seconds):.1f})" if len(seconds) > 1 else ""
+    return f"{statistics.median(seconds):.1f}{longest}"
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench/goodput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("side", nargs="*", metavar="SIDE", help=f"of {', '.join(SIDES)} (default: all, in this order)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of faults, for each side (default: 10)")
+    parser.add_argument("--keep", type=Path, help="leave the processes' logs, and what was seen, in this directory")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.side) - set(SIDES):
+        parser.error(f"there is no side {', '.join(sorted(unknown))}; the sides are {', '.join(SIDES)}")
+    sides = [side for side in SIDES if not options.side or side in options.side]
+    why = missing()
+    with contextlib.ExitStack() as stack:
+        directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
+        directory.mkdir(parents=True, exist_ok=True)
+        outcomes = {}
+        for side in sides:
+            networks = None
+            if not why:
+                networks = Networks(NAMES)
+            try:
+                outcomes[side] = measure(side, 60 * options.minutes, directory / side, networks)
+            finally:
+                if networks:
+                    networks.end()
+            if options.keep:
+                (directory / f"{side}.json").write_text(json.dumps(dataclasses.asdict(outcomes[side])))
+    print(f"\nTwo workers, two ps, {options.minutes:g} minutes of faults for each side\n")
+    print_row("", *(SIDES[side] for side in sides), head=True)
+    for row in rows(outcomes):
+        print_row(*row)
+    if why:
+        print(f"\nNo partition, and no networks of their own: {why}.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,92 @@
+"""Network namespaces of tasks, joined by a bridge: hosts that can be cut off, on one machine.
+
+Addresses and packet filters are in the namespaces alone, and go with them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+SUBNET = "10.99.0"
+# As a host does that loses the network: nothing in, nothing out, and nobody is told.
+CUT = """
+table inet cut {
+  chain input { type filter hook input priority 0; policy drop; iif lo accept; }
+  chain output { type filter hook output priority 0; policy drop; oif lo accept; }
+}
+"""
+
+
+def missing() -> str:
+    """Say why there can be no namespaces here, or nothing."""
+    if os.geteuid() != 0:
+        return "it needs root"
+    lacking = [tool for tool in ("ip", "nft") if shutil.which(tool) is None]
+    if lacking:
+        return f"there is no {' and no '.join(lacking)}"
+    try:
+        Networks(["probe"]).end()
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
+    return ""
+
+
+class Networks:
+    """A namespace for each name; the first one has the bridge."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        try:
+            for name in names:
+                self._ip("netns", "add", self._namespace(name))
+                self._ip("-n", self._namespace(name), "link", "set", "lo", "up")
+            hub = self._namespace(names[0])
+            self._ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+            self._up(names[0], "bridge")
+            for number, name in enumerate(names[1:], 1):
+                end = ("netns", self._namespace(name))
+                self._ip("link", "add", f"veth{number}", "netns", hub, "type", "veth", "peer", "name", "eth0", *end)
+                self._ip("-n", hub, "link", "set", f"veth{number}", "master", "bridge", "up")
+                self._up(name, "eth0")
+        except subprocess.CalledProcessError:
+            self.end()
+            raise
+
+    def address(self, name: str) -> str:
+        return f"{SUBNET}.{self._names.index(name) + 1}"
+
+    def under(self, name: str) -> tuple[str, ...]:
+        """Return the command that runs another one in the namespace, as the same process."""
+        return ("ip", "netns", "exec", self._namespace(name))
+
+    def set(self, key: str, value: str) -> None:
+        """Set a sysctl of the network in every namespace."""
+        for name in self._names:
+            run(*self.under(name), "sh", "-c", f"echo {value} >/proc/sys/net/{key}")
+
+    def cut(self, name: str) -> None:
+        run(*self.under(name), "nft", "-f", "-", text=CUT)
+
+    def heal(self, name: str) -> None:
+        run(*self.under(name), "nft", "delete", "table", "inet", "cut")
+
+    def end(self) -> None:
+        for name in self._names:
+            subprocess.run(["ip", "netns", "del", self._namespace(name)], capture_output=True)
+
+    def _up(self, name: str, link: str) -> None:
+        namespace = self._namespace(name)
+        self._ip("-n", namespace, "addr", "add", f"{self.address(name)}/24", "dev", link)
+        self._ip("-n", namespace, "link", "set", link, "up")
+
+    def _namespace(self, name: str) -> str:
+        return f"psfleet-bench-{os.getpid()}-{name}"
+
+    def _ip(self, *arguments: str) -> None:
+        run("ip", *arguments)
+
+
+def run(*command: str, text: str = "") -> None:
+    subprocess.run(command, input=text, text=True, capture_output=True, check=True)

@@ -1,0 +1,238 @@
+"""The time from a fault to the next trained step, in psfleet, and where it goes.
+
+Each fault befalls one and the same training of steps that wait 50 ms (custom loop, two workers, two ps), as often as
+asked. What was stopped or cut off stays so until the training goes on, and is waited for before the next fault. All is
+seen from outside: processes, what they say, the run's events, and the steps that begin.
+
+detection         until the coordinator says it in the events; of itself: until its process has ended
+process start     until the process that the recovery waits for is started (1 s of it is the supervisor's pause)
+TensorFlow        until that process has imported TensorFlow, and serves or has its members
+restore           until the model is built anew and the checkpoint is read
+first step        until the next step begins; after a worker's death: the first one of the new process
+
+The floor is what no recovery with a new process can be faster than: the import of TensorFlow alone, and how long a bare
+coordinator of TensorFlow's guide takes from there to its first step, on servers that wait for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.goodput import PROGRAM, Training
+from bench.kept import NAMES, KeptCluster
+from bench.networks import Networks, missing
+from bench.tables import print_row
+from bench.tasks import clean_environment
+from trainer.events import parse
+
+PARTS = ("detection", "process start", "TensorFlow", "restore", "first step")
+NOTICED = ("member-lost", "ps-lost", "member-silent", "recovering")
+SETTLED_SECONDS = 5.0
+DEADLINE = 300.0
+FAULTS = {
+    "kill worker": "worker-1",
+    "kill ps": "ps-1",
+    "kill coordinator": "chief-0",
+    "freeze worker": "worker-1",
+    "freeze ps": "ps-1",
+    "cut off worker": "worker-1",
+    "cut off ps": "ps-1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Marks:
+    """When what happened (seconds since 1970) after a fault; None for what did not."""
+
+    fault: float
+    noticed: float | None
+    started: float | None
+    imported: float | None
+    restored: float | None
+    stepped: float
+
+    def parts(self) -> list[float | None]:
+        """Return the seconds of each of PARTS; what was over before the part before it took none."""
+        reached, found = self.fault, list[float | None]()
+        for mark in (self.noticed, self.started, self.imported, self.restored, self.stepped):
+            if mark is None:
+                found.append(None)
+                continue
+            found.append(max(0.0, mark - reached))
+            reached = max(reached, mark)
+        return found
+
+
+class Recovery:
+    """A training that one fault after another befalls."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._cluster = training.cluster
+        self._events_path = training.directory / "runs" / "goodput" / "events.jsonl"
+
+    def settle(self) -> None:
+        """Wait until both workers train and no process is new."""
+        quiet_since = time.monotonic()
+        starts = self._starts()
+
+        def settled() -> bool:
+            nonlocal quiet_since, starts
+            if self._training.steps.active(time.time() - 1) < 2 or self._starts() != starts:
+                quiet_since, starts = time.monotonic(), self._starts()
+            return time.monotonic() - quiet_since > SETTLED_SECONDS
+
+        self._training.until(settled, "a training on all members")
+
+    def measure(self, kind: str) -> Marks:
+        """Let a fault befall the training, and wait until it trains again."""
+        task, chief = self._cluster.tasks[FAULTS[kind]], self._cluster.tasks["chief-0"]
+        # Whom the recovery waits for: a server that died, else a coordinator, if another one is started.
+        awaited = task if kind.startswith("kill") else chief
+        steps = self._training.steps
+        datasets, starts = steps.datasets, self._starts()
+        ended: float | None = None
+        ready: float | None = None
+        heal: Callable[[], None] | None = None
+        fault = time.time()
+        if kind.startswith("kill"):
+            self._cluster.kill(task.name)
+        elif kind.startswith("freeze"):
+            heal = self._cluster.freeze(task.name)
+        else:
+            heal = self._cluster.cut(task.name)
+
+        def goes_on() -> bool:
+            nonlocal ended, ready
+            now = time.time()
+            if ended is None and chief.processes[-1].process.poll() is not None:
+                ended = now
+            is_new = len(awaited.starts) > starts[awaited.name]
+            if ready is None and is_new and awaited is not chief and awaited.processes[-1].says("serves"):
+                ready = now
+            if kind == "kill worker":
+                return steps.datasets > datasets
+            restored = self._event(fault, "restored")
+            return restored is not None and steps.newest > restored
+
+        self._training.until(goes_on, f"a step after: {kind}")
+        stepped = steps.newest
+        if heal is not None:
+            heal()
+        is_new = len(awaited.starts) > starts[awaited.name]
+        return Marks(
+            fault=fault,
+            noticed=ended if kind == "kill coordinator" else self._event(fault, *NOTICED),
+            started=awaited.starts[starts[awaited.name]] if is_new else None,
+            imported=self._event(fault, "formed") if is_new and awaited is chief else ready,
+            restored=None if kind == "kill worker" else self._event(fault, "restored"),
+            stepped=stepped,
+        )
+
+    def _starts(self) -> dict[str, int]:
+        return {name: len(task.starts) for name, task in self._cluster.tasks.items()}
+
+    def _event(self, since: float, *names: str) -> float | None:
+        """Return the time of the first such event since then."""
+        lines = self._events_path.read_text(encoding="utf-8").splitlines() if self._events_path.exists() else []
+        events: list[dict[str, Any]] = [event for line in lines if (event := parse(line))]
+        return next((event["time"] for event in events if event["event"] in names and event["time"] >= since), None)
+
+
+def floor(directory: Path, rounds: int) -> list[list[float]]:
+    """Measure, as often as asked: starting Python, importing TensorFlow, a bare coordinator's way to its first step."""
+    directory.mkdir()
+    steps = directory / "steps"
+    steps.mkdir()
+    chief = ("-m", "bench.plain_loop", PROGRAM, "1")
+    server = ("-m", "bench.plain_server")
+    commands = {"chief": chief, "worker": server, "ps": server}
+    cluster = KeptCluster(directory, commands, BENCH_STEPS=str(steps))
+    found = []
+    with cluster.running():
+        for task in list(cluster.tasks.values())[:-1]:
+            task.processes[-1].until(partial(task.processes[-1].says, "serves"), "it served")
+        for _ in range(rounds):
+            cluster.tasks["chief-0"].processes[-1].end()
+            python = seconds_of("pass")
+            tensorflow = seconds_of("import tensorflow")
+            for path in steps.iterdir():
+                path.unlink()
+            began = time.time()
+            cluster.tasks["chief-0"].start()
+            cluster.tasks["chief-0"].processes[-1].until(lambda: any(steps.iterdir()), "its first step")
+            first = min(path.stat().st_mtime for path in steps.iterdir()) - began
+            found.append([python, tensorflow - python, max(0.0, first - tensorflow)])
+    return found
+
+
+def seconds_of(program: str) -> float:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", program], env=clean_environment(), capture_output=True, check=True)
+    return time.monotonic() - began
+
+
+def medians(rows: list[list[float | None]]) -> list[float | None]:
+    """Return the median of each column, of the rounds in which there was such a part."""
+    columns = [[value for value in column if value is not None] for column in zip(*rows, strict=True)]
+    return [statistics.median(column) if column else None for column in columns]
+
+
+def cells(parts: list[float | None], in_all: float) -> list[str]:
+    return [*("-" if part is None else f"{part:.2f}" for part in parts), f"{in_all:.2f}"]
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench/recovery", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("fault", nargs="*", metavar="FAULT", help=f"of {', '.join(map(repr, FAULTS))} (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each; medians are shown (default: 3)")
+    parser.add_argument("--keep", type=Path, help="leave the processes' logs in this directory")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.fault) - set(FAULTS):
+        parser.error(f"there is no fault {', '.join(sorted(unknown))}; the faults are {', '.join(FAULTS)}")
+    why = missing()
+    faults = [fault for fault in FAULTS if not options.fault or fault in options.fault]
+    faults = [fault for fault in faults if not (why and fault.startswith("cut"))]
+    with contextlib.ExitStack() as stack:
+        directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
+        directory.mkdir(parents=True, exist_ok=True)
+        print(f"\nFrom the fault to the next trained step, s, medians of {options.rounds}\n")
+        print_row("fault", *PARTS, "in all", head=True)
+        bare = floor(directory / "floor", options.rounds)
+        python, tensorflow, first = (statistics.median(column) for column in zip(*bare, strict=True))
+        in_all = statistics.median(sum(row) for row in bare)
+        print_row("floor: a bare coordinator", *cells([None, python, tensorflow, None, first], in_all))
+        networks = None
+        if not why:
+            networks = Networks(NAMES)
+            stack.callback(networks.end)
+        training = Training("psfleet-loop", directory / "training", networks)
+        stack.enter_context(training.cluster.running())
+        recovery = Recovery(training)
+        for kind in faults:
+            found = []
+            for number in range(options.rounds):
+                recovery.settle()
+                found.append(recovery.measure(kind))
+                print(f"{kind}, {number + 1} of {options.rounds}: {found[-1].parts()}", file=sys.stderr, flush=True)
+            in_all = statistics.median(marks.stepped - marks.fault for marks in found)
+            print_row(kind, *cells(medians([marks.parts() for marks in found]), in_all))
+    if why:
+        print(f"\nNobody was cut off, and nobody had a network of its own: {why}.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
