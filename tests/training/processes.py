@@ -64,6 +64,11 @@ class Process:
     def output(self) -> str:
         return "".join(self._lines)
 
+    @property
+    def code(self) -> int | None:
+        """The exit code, once it has ended."""
+        return self._process.poll()
+
     def search(self, pattern: str, deadline: float = 2 * MINUTE) -> re.Match[str]:
         """Wait until a line of the output matches."""
 

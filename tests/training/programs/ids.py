@@ -23,10 +23,12 @@ class Counter(tf.keras.Model):
 
 
 class Ids:
+    model = Counter
+
     def build_model(self):
         # A table of the strategy's: a worker that comes back from the dead must have it again.
         self.number = tf.keras.layers.IntegerLookup(vocabulary=list(range(EXAMPLES)))
-        model = Counter()
+        model = self.model()
         model.compile(optimizer="sgd", loss="mse")
         return model
 
