@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from processes import MINUTE, Runs, kill, until
 
 from trainer.ledger import KINDS
+from trainer.metrics import EventWriter
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 1500
@@ -64,3 +66,24 @@ def test_accounts_go_on_over_a_crash_and_leave_out_the_time_of_a_stop(runs: Runs
     assert status["events"] == [event for event in events if event["event"] != "checkpoint-saved"][-5:]
     ends = [event["event"] for event in events if event["event"] in ("started", "stopped", "finished", "failed")]
     assert ends == ["started", "started", "stopped", "started", "finished"]
+
+
+def test_tensorboard_reads_what_was_written_before_and_after_the_path_was_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    directory = tmp_path / "train"
+    writer = EventWriter(directory)
+    writer.write(1, {"loss": 3.0, "steps_per_second": 100.0})
+    writer = EventWriter(tmp_path / "file" / "train")
+    (tmp_path / "file").write_text("")
+    writer.write(2, {"loss": 2.0})
+    assert "cannot write TensorBoard's events of step 2" in caplog.text
+    writer._directory = directory
+    writer.write(3, {"loss": 1.5})  # so soon it is not tried again
+    monkeypatch.setattr(writer, "_open_at", 0.0)
+    writer.write(4, {"loss": 1.0})
+    board = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    assert [(scalar.step, scalar.value) for scalar in board.Scalars("train", "loss")] == [(1, 3.0), (4, 1.0)]
+    assert [scalar.value for scalar in board.Scalars("train", "steps_per_second")] == [100.0]
