@@ -31,7 +31,7 @@ def main(mode: str, shared: str, values_file: str) -> None:
     if mode == "train":
         for _ in range(8):
             replicas.call(5)
-        replicas.join()
+        replicas.join(lambda: None)
         checkpoints.save(wait=True)
     else:
         assert checkpoints.restore() == 40
