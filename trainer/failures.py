@@ -32,7 +32,8 @@ NODE_IN_MESSAGE = re.compile(r"\{\{node ([^}]+)\}\}")
 REPLACED_SERVER = re.compile(
     r"unknown device|unable to find the relevant tensor remote_handle|unable to find a context_id"
     r"|primary device is not remote|is neither a type of a primitive operation nor a name of a function registered"
-    r"|could not start grpc server|could mean that the (resource|variable) (was|has been)|resource \S+ does not exist|container \S+ does not exist",
+    r"|could not start grpc server"
+    r"|could mean that the (resource|variable) (was|has been)|resource \S+ does not exist|container \S+ does not exist",
     re.IGNORECASE,
 )
 

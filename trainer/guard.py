@@ -41,12 +41,17 @@ class Guard:
         self._give_up = give_up
         self._tell = tell
         self._formation: dict[str, str] = {}
+        self._unfit: dict[str, str] = {}
         self._gone: dict[str, float] = {}
         heartbeat.on_beat = self.look
 
-    def formed(self, members: Mapping[str, str]) -> None:
-        """Watch these members (task name to identity) from now on; none of them: nobody."""
+    def formed(self, members: Mapping[str, str], unfit: Mapping[str, str] | None = None) -> None:
+        """Watch these members (task name to identity) from now on; none of them: nobody.
+
+        `unfit` are processes of absent members that shall not come back as they are.
+        """
         self._gone = {}
+        self._unfit = dict(unfit or {})
         self._formation = dict(members)
 
     def look(self) -> None:
@@ -87,4 +92,6 @@ class Guard:
         """Return the members that the training goes on without and that answer again."""
         if not self._formation:
             return []
-        return sorted(self._heartbeat.steady(STEADY_SECONDS) - set(self._formation))
+        here = self._heartbeat.identities()
+        back = self._heartbeat.steady(STEADY_SECONDS) - set(self._formation)
+        return sorted(task for task in back if task in here and here[task] != self._unfit.get(task))

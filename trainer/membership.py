@@ -44,7 +44,8 @@ class Membership:
         self._directory = directory
         self._progress = progress
         record = read_record(directory.state) or {}
-        self._used = dict(record.get("members", {}))
+        # The processes that hold variables of earlier coordinators, by task.
+        self._used = {**record.get("restart", {}), **record.get("members", {})}
         self._without = set(record.get("without", ()))
         self._named: dict[str, str] = {}
         self._told = 0.0
@@ -62,15 +63,17 @@ class Membership:
         # While a strategy's constructor waits, no Python handler could run.
         on_sigterm(signal.SIG_DFL)
         absent = {task: address for task, address in self._cluster.servers.items() if task not in members}
-        self._used, self._without, self._named = {}, set(absent), {}
-        self._record(members=members, without=sorted(absent), restart={})
+        # One that is away is asked too: it may thaw, and shall not come back with what it holds.
+        self._used = {task: self._used[task] for task in absent if task[:3] == "ps-" and task in self._used}
+        self._without, self._named = set(absent), {}
+        self._record(members=members, without=sorted(absent), restart=self._used)
         if absent:
             log.warning("going on without %s", names(absent))
         else:
             log.info("all %d other members are there", len(members))
         message = f"without {names(absent)}" if absent else "all members"
         self._progress.events.write("formed", seconds=time.monotonic() - self.began, message=message)
-        self.guard.formed(members)
+        self.guard.formed(members, unfit=self._used)
         return self._cluster.only(members)
 
     def lost(self, message: str) -> None:

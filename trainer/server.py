@@ -25,6 +25,9 @@ from trainer.records import read_record
 log = logging.getLogger(__name__)
 # Longer than for the others' question: a machine that is busy beyond measure must not have its server killed as well.
 SELF_CHECK_SECONDS = 10.0
+# A call that waits for a ps which froze or lost its network holds a thread, for as long as that lasts: with
+# TensorFlow's default, one a core, a server of few cores would soon have none left, not even to say that it lives.
+THREADS = 32
 LOOK_SECONDS = 2.0
 # A run is seen finished so often in a row: a network file system may show the selection of the run before once more.
 LOOKS = 2
@@ -39,8 +42,13 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
         import tensorflow as tf
     if cluster.job == "ps":
         tf.config.set_visible_devices([], "GPU")  # a ps computes nothing that a worker beside it could not use
+    threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(THREADS, os.cpu_count() or 1))
     server = tf.distribute.Server(
-        tf.train.ClusterSpec(cluster.jobs), job_name=cluster.job, task_index=cluster.index, protocol="grpc"
+        tf.train.ClusterSpec(cluster.jobs),
+        job_name=cluster.job,
+        task_index=cluster.index,
+        protocol="grpc",
+        config=threads,
     )
     log.info("%s serves at %s", cluster.task, cluster.address)
     notifier.ready(f"{cluster.task} serves at {cluster.address}")
