@@ -437,7 +437,7 @@ class Checkpoints:
             self._check_lease()
             directory.write_manifest(step, self._lease.epoch if self._lease else 0, self._tf.__version__)
         except Exception as error:
-            self._failed(began, first_line(error))
+            self._failed(began, reason(error))
             log.error("cannot save %s: %s", prefix, self._error)
             if not isinstance(error, LostLease):
                 with contextlib.suppress(OSError):  # what there is of it would only make a full disk fuller
@@ -532,6 +532,12 @@ def read_model(directory: RunDirectory, model: Any, step: int) -> None:
         tf.train.Checkpoint(model=model).read(prefix).assert_existing_objects_matched().expect_partial()
     except (AssertionError, ValueError) as error:
         raise misfit(prefix, error) from error
+
+
+def reason(error: Exception) -> str:
+    """Return an error's first line, or what TensorFlow says of the first of several."""
+    of_several = re.search(r"\(0\) \w+:\s+(.*)", str(error))
+    return of_several[1] if of_several else first_line(error)
 
 
 def misfit(prefix: str, error: Exception) -> UserError:

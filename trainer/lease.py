@@ -6,6 +6,7 @@ the next epoch, which the file system grants to one process only (docs/decisions
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 RENEWALS = 4
 LOOKS = 20
 RELEASE_SECONDS = 5.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LeaseHeld(Infrastructure):
@@ -57,7 +59,7 @@ class Lease:
         while True:
             epoch = directory.lease_epoch()
             record = read_lease(directory, epoch)
-            seen = (epoch, record.get("holder"), record.get("renewed"))
+            seen = (epoch, record.get("holder"), touched(directory, epoch))
             now = time.monotonic()
             free = not epoch or record.get("released") or is_gone(record)
             if watched is not None and seen != watched and not free:
@@ -85,7 +87,8 @@ class Lease:
         with self._writing:
             if self._ended.is_set():
                 return False
-            return self._write()
+            self._write()
+            return self._is_newest()
 
     def release(self) -> None:
         """Give the lease back, in a few seconds even if the storage hangs."""
@@ -101,7 +104,12 @@ class Lease:
             path.open("x").close()
         except FileExistsError:
             return False
-        if self._write():
+        try:
+            write_record(path, self._record)
+        except OSError:
+            path.unlink(missing_ok=True)  # or the present holder would take it for its successor's
+            raise
+        if self._is_newest():
             return True
         # Decided long ago: meanwhile others took the lease, and removed the file that stood in the way.
         path.unlink(missing_ok=True)
@@ -117,10 +125,18 @@ class Lease:
             self.release()
             raise
 
-    def _write(self) -> bool:
+    def _write(self) -> None:
+        path = self._directory.lease(self.epoch)
         self._record["renewed"] += 1
-        write_record(self._directory.lease(self.epoch), self._record)
-        # Only now: on NFS it is the writing that brings what the client knows of the directory up to date.
+        try:
+            write_record(path, self._record)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            os.utime(path)  # which needs no room
+
+    def _is_newest(self) -> bool:
+        # On NFS it is the writing before that brings what the client knows of the directory up to date.
         return self._directory.lease_epoch() == self.epoch
 
     def _keep(self) -> None:
@@ -153,6 +169,14 @@ def read_lease(directory: RunDirectory, epoch: int) -> dict[str, Any]:
         return read_record(directory.lease(epoch)) or {}
     except ValueError:
         return {}
+
+
+def touched(directory: RunDirectory, epoch: int) -> int:
+    """Return when a lease was renewed, by a clock that only tells one time from another."""
+    try:
+        return directory.lease(epoch).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def holder(record: dict[str, Any]) -> str:

@@ -148,14 +148,31 @@ def test_storage_that_fails_at_a_renewal_does_not_lose_the_lease(
 
     def fail(*arguments: object) -> None:
         failed.set()
-        raise OSError(28, "No space left on device")
+        raise OSError(30, "Read-only file system")
 
     with monkeypatch.context() as patched:
         patched.setattr("trainer.lease.write_record", fail)
         assert failed.wait(5 * SECONDS)
         time.sleep(SECONDS / 4)
-    assert "cannot renew the lease of run mine, trying again: [Errno 28] No space left" in caplog.text
+    assert "cannot renew the lease of run mine, trying again: [Errno 30] Read-only" in caplog.text
     assert lease.held()
+    lease.release()
+
+
+def test_a_full_disk_does_not_lose_the_lease(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    lease = take(directory)
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.lease.write_record", fail)
+        with pytest.raises(LeaseHeld):
+            take(directory)
+        assert lease.held()
+        hold(directory, epoch=5, started=1)
+        with pytest.raises(OSError, match="No space left"):
+            take(directory)
+    assert directory.lease_epoch() == 5
     lease.release()
 
 
