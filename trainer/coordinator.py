@@ -62,6 +62,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
     lease: Lease | None = None
     file: Path | None = None
     begun = False
+    membership: Membership | None = None
     on_sigterm(raise_stopped)
     try:
         finished = directory.finished(config.steps)
@@ -71,7 +72,8 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             return FINISHED
         if leads:
             directory.claim(config)
-        progress = Progress(config, directory, notifier, leads)
+        # A coordinator that is refused must not say of the run what it is doing itself.
+        progress = Progress(config, directory, notifier, leads, waits=leads)
         progress.enter("waiting", "loading TensorFlow and the program")
         notifier.ready(progress.status.line())
         notifier.watch(lambda: True)
@@ -79,12 +81,15 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, "waiting"))
             pause = begin_attempt(directory, directory.newest(), config.restarts_without_step)
             begun = True
+            progress.begin()
+            if lease.taken_from:
+                progress.events.write("lease-taken", message=f"from {lease.taken_from}")
             if pause:
                 progress.enter("waiting", f"the coordinator crashed again and again: the next start in {pause:.0f} s")
                 time.sleep(pause)
-        membership = None
         if config.strategy == "parameter_server" and not in_process:
             membership = Membership(config, cluster, directory, progress, Phases.of(config, progress.phase))
+            membership.restart_stale()
         with without_chatter():
             import tensorflow  # noqa: F401
         program = load_program(config.program)
@@ -108,6 +113,8 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         # Who gets here has ended by itself, and knew why.
         if begun:
             end_attempt(directory)
+        if membership is not None:
+            membership.leave()
         if progress is not None:
             progress.close(FLUSH_SECONDS)
         if lease is not None:

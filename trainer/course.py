@@ -76,7 +76,10 @@ class Course:
     def restore(self) -> None:
         """Go back to the newest checkpoint; a new run has none and stays at step 0."""
         replicas, checkpoints = self._replicas, self._checkpoints
+        aside = set(self._directory.set_aside_files())
         saved = checkpoints.restore() if self._progress.leads else None
+        for path in sorted(set(self._directory.set_aside_files()) - aside):
+            self._progress.events.write("checkpoint-set-aside", message=path.name)
         # The coordinator tries them; the other members read the one that it took.
         (agreed,) = replicas.agree([-1 if saved is None else saved])
         if agreed >= 0 and saved is None:
@@ -218,8 +221,9 @@ class Course:
             metrics = self._evaluate()
         self._evaluated = self.step
         if self._progress.leads:
-            self._results = self._results or Results(self._directory)
+            self._results = self._results or Results(self._directory, self._progress.post)
             self._results.publish(self.step, metrics, time.monotonic() - started)
+            self._progress.events.write("evaluated", seconds=time.monotonic() - started, message=f"step {self.step}")
         self._progress.enter("training")
         # Evaluating is no training: the speed that is shown next leaves it out.
         self._logged_at += time.monotonic() - started

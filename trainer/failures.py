@@ -100,6 +100,9 @@ def first_line(error: BaseException) -> str:
         told = [part for part in lines if not part.startswith(("Graph execution error", "Detected at", "File ", "<"))]
         lines = [part for part in told if ":" in part or " " in part] or lines
         return lines[0] if not LINE_IN_MESSAGE.search(lines[0]) else lines[-1]
+    if lines and lines[0].endswith("root error(s) found."):
+        # "(0) INVALID_ARGUMENT:  what it is"
+        lines = [part.partition(":")[2].strip() for part in lines if part.startswith("(0)")] or lines
     return lines[0] if lines else "no message"
 
 

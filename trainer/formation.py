@@ -50,7 +50,7 @@ def form(
     while True:
         here = heartbeat.identities()
         waited = time.monotonic() - began
-        stale = {task: identity for task, identity in here.items() if task[:3] == "ps-" and used.get(task) == identity}
+        stale = stale_servers(here, used)
         if stale.keys() - asked.keys():
             asked.update(stale)
             restart(asked)
@@ -68,6 +68,11 @@ def form(
         if config.waiting_seconds and waited > config.waiting_seconds:
             raise UserError(f"waited {waited:.0f} s (waiting_seconds) for {names(missing)}: start it, or take it out")
         time.sleep(POLL_SECONDS)
+
+
+def stale_servers(here: Mapping[str, str], used: Mapping[str, str]) -> dict[str, str]:
+    """Return the ps whose processes an earlier coordinator used."""
+    return {task: identity for task, identity in here.items() if task[:3] == "ps-" and used.get(task) == identity}
 
 
 def can_do_without(

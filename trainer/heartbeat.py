@@ -68,6 +68,11 @@ class Heartbeat:
         for channel in self._channels:
             channel.close()
 
+    def heard(self) -> bool:
+        """Return whether something is known of every member."""
+        with self._lock:
+            return all(member.state != "unknown" for member in self._members.values())
+
     def identities(self) -> dict[str, str]:
         """Return the members that answer, with the identity of each one's process."""
         with self._lock:

@@ -13,11 +13,12 @@ import threading
 import time
 from typing import Any
 
+from trainer.attempts import end_attempt
 from trainer.checkpoints import RunDirectory
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.failures import TRY_AGAIN
-from trainer.formation import form, names
+from trainer.formation import POLL_SECONDS, form, names, stale_servers
 from trainer.guard import Guard
 from trainer.heartbeat import Heartbeat
 from trainer.metrics import Progress
@@ -27,6 +28,7 @@ from trainer.signals import on_sigterm, raise_stopped
 
 log = logging.getLogger(__name__)
 REMIND_SECONDS = 30.0
+HEAR_SECONDS = 1.0
 LEAVE_SECONDS = 3.0  # for the last words of a process that gives up
 
 
@@ -47,11 +49,28 @@ class Membership:
         # The processes that hold variables of earlier coordinators, by task.
         self._used = {**record.get("restart", {}), **record.get("members", {})}
         self._without = set(record.get("without", ()))
+        self._members: dict[str, str] = {}
+        self._asked: set[str] = set()
         self._named: dict[str, str] = {}
         self._told = 0.0
         self._heartbeat = Heartbeat(cluster.servers, config.silent_seconds)
         self.guard = Guard(self._heartbeat, phases, self._give_up, self._tell)
         self._heartbeat.start()
+
+    def restart_stale(self) -> None:
+        """Ask early for what takes time: new processes of those ps that hold an earlier coordinator's variables."""
+        deadline = time.monotonic() + HEAR_SECONDS
+        while not self._heartbeat.heard() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        stale = stale_servers(self._heartbeat.identities(), self._used)
+        if stale:
+            self._restart(stale)
+
+    def leave(self) -> None:
+        """Tell the ps that this process ends: they start anew while the next one does."""
+        servers = {task: identity for task, identity in self._members.items() if task[:3] == "ps-"}
+        if servers and not self._directory.finished(self._config.steps):
+            self._record(restart={**self._used, **servers})
 
     def form(self) -> Cluster:
         """Wait for the members and return the cluster of those that this turn trains on; raises Stopped."""
@@ -60,6 +79,7 @@ class Membership:
         members = form(
             self._config, self._cluster, self._heartbeat, self._used, self._without, self._restart, self._name_missing
         )
+        self._members = members
         # While a strategy's constructor waits, no Python handler could run.
         on_sigterm(signal.SIG_DFL)
         absent = {task: address for task, address in self._cluster.servers.items() if task not in members}
@@ -90,6 +110,9 @@ class Membership:
         self._directory.set_state(state, step, asked, **changes)
 
     def _restart(self, processes: dict[str, str]) -> None:
+        if processes.keys() <= self._asked:
+            return
+        self._asked = set(processes)
         log.info("%s: restarting, to free the variables of an earlier coordinator", ", ".join(processes))
         self._record(restart=processes)
 
@@ -121,6 +144,9 @@ class Membership:
             self._progress.events.write(event, task=task, host=self._cluster.servers[task], message=message)
         if not tasks:
             self._progress.events.write(event, message=message)
+        self.leave()
+        # A phase that hung counts as a crash, a member that is gone does not.
+        end_attempt(self._directory, counted=not tasks, message=message)
         workers = [task for task in tasks if task.startswith("worker-")]
         if self._config.elastic and workers:
             self._record(without=sorted({*self._without, *workers}))

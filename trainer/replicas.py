@@ -155,8 +155,9 @@ def trace(
                 for _ in tf.range((steps - 1) // unrolled):
                     for _ in range(unrolled):
                         outputs = train_step(iterator)
-        # Once a call, so that a call that is run again on another worker counts once.
-        step.assign_add(steps)
+        # Once a call and at its end, so that a call that is run again on another worker counts once.
+        with tf.control_dependencies(tf.nest.flatten(outputs, expand_composites=True)):
+            step.assign_add(steps)
         return outputs
 
     specs = (iterator, tf.TensorSpec([], tf.int64))

@@ -70,3 +70,8 @@ def test_wrapped_error_is_looked_into() -> None:
 
 def test_error_without_a_message_is_named() -> None:
     assert explain(KeyError()) == "KeyError: no message"
+
+
+def test_the_first_of_several_root_errors_is_told() -> None:
+    text = "2 root error(s) found.\n  (0) INVALID_ARGUMENT:  the loss : Tensor had NaN values\n\t [[node]]\n  (1) CANCELLED"
+    assert explain(ValueError(text)) == "ValueError: the loss : Tensor had NaN values"
