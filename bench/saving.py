@@ -98,15 +98,17 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
         cells = (statistics.median(held), statistics.median(written), median, 100 * median / 60)
         print_row(name, *(f"{cell:.2f}" for cell in cells))
     print()
-    print_row("RSS of a ps, MiB", "before", "after the first save", f"after {saves} more", "most seen", head=True)
-    most = first
-    for _ in range(saves):
+    print_row(
+        "RSS of a ps, MiB", "before", "after the first save", f"after {saves // 2} more", f"after {saves}", head=True
+    )
+    seen = [start, first]
+    for number in range(saves // 2 * 2):
+        if number == saves // 2:
+            seen.append(resident(pids))
         checkpoints.save()
-        most = max(most, resident(pids))
         train(BLOCK_SECONDS)
-        most = max(most, resident(pids))
     checkpoints.settle()
-    print_row("", *(f"{value:.0f}" for value in (start, first, resident(pids), most)))
+    print_row("", *(f"{value:.0f}" for value in (*seen, resident(pids))))
     os._exit(0)
 
 

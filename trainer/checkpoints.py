@@ -370,17 +370,19 @@ class Checkpoints:
                     self._check_limit()
                     raise Infrastructure(f"cannot save {self._directory.prefix(step)}: {self._error}")
 
-    def settle(self) -> None:
-        """Wait for the save that is in flight, however it ends."""
-        if self._writer is not None:
-            self._writer.join()
+    def settle(self, seconds: float | None = None) -> bool:
+        """Wait for the save that is in flight, however it ends, perhaps not longer; returns whether none is any more.
+
+        Before TensorFlow's cluster is formed anew none may be: its thread would call into what is gone.
+        """
+        if self._writer is None:
+            return True
+        self._writer.join(seconds)
+        return not self._writer.is_alive()
 
     def _is_busy(self) -> bool:
         """Return whether a save is still in flight, having waited for it while it is no slow one."""
-        if self._writer is None:
-            return False
-        self._writer.join(max(0.0, self._writing[1] + PATIENCE_SECONDS - time.monotonic()))
-        return self._writer.is_alive()
+        return not self.settle(max(0.0, self._writing[1] + PATIENCE_SECONDS - time.monotonic()))
 
     def _leave_out(self, step: int) -> None:
         written, began = self._writing
@@ -437,7 +439,7 @@ class Checkpoints:
             self._check_lease()
             directory.write_manifest(step, self._lease.epoch if self._lease else 0, self._tf.__version__)
         except Exception as error:
-            self._failed(began, reason(error))
+            self._failed(began, first_line(error))
             log.error("cannot save %s: %s", prefix, self._error)
             if not isinstance(error, LostLease):
                 with contextlib.suppress(OSError):  # what there is of it would only make a full disk fuller
@@ -532,12 +534,6 @@ def read_model(directory: RunDirectory, model: Any, step: int) -> None:
         tf.train.Checkpoint(model=model).read(prefix).assert_existing_objects_matched().expect_partial()
     except (AssertionError, ValueError) as error:
         raise misfit(prefix, error) from error
-
-
-def reason(error: Exception) -> str:
-    """Return an error's first line, or what TensorFlow says of the first of several."""
-    of_several = re.search(r"\(0\) \w+:\s+(.*)", str(error))
-    return of_several[1] if of_several else first_line(error)
 
 
 def misfit(prefix: str, error: Exception) -> UserError:
