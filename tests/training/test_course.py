@@ -16,6 +16,7 @@ from trainer.failures import Stopped
 from trainer.loop import train_with_loop
 from trainer.metrics import Progress
 from trainer.notify import Notifier
+from trainer.phases import Phases
 
 SETTINGS = {"program": "a:B", "steps": 100, "epoch_steps": 20}
 
@@ -36,7 +37,7 @@ class Counting:
         self.step.assign_add(2 * steps if again else steps)
         return SimpleNamespace(fetch=lambda: {"loss": tf.constant(0.0).numpy()})
 
-    def join(self) -> None:
+    def join(self, waiting: Any) -> None:
         pass
 
     def agree(self, numbers: list[int]) -> list[int]:
@@ -61,7 +62,7 @@ class Run:
             return {"loss": 0.0}
 
         progress = Progress(self.config, self.directory, Notifier())
-        course = Course(self.config, replicas, self.directory, progress, lambda: stop, evaluate)
+        course = Course(self.config, replicas, self.directory, progress, lambda: stop, evaluate, Phases({}))
         course.restore()
         train_with_loop(replicas, course)
 
