@@ -32,7 +32,7 @@ def run_in_process(config: Config, workers: int, servers: int, evaluator: bool) 
     cluster = start_cluster(config.strategy, workers, servers)
     # What would be Ctrl-C for a supervisor stops this one likewise: after a checkpoint.
     signal.signal(signal.SIGINT, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
-    code = run_coordinator(config, cluster, Notifier())
+    code = run_coordinator(config, cluster, Notifier(), in_process=True)
     return run_evaluator(config, Notifier(), lambda: config) if code == FINISHED and evaluator else code
 
 
