@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import dataclasses
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,14 +31,22 @@ from typing import Any
 from bench.goodput import PROGRAM, Training
 from bench.kept import NAMES, KeptCluster
 from bench.networks import Networks, missing
+from bench.points import read_point
 from bench.tables import print_row
-from bench.tasks import clean_environment
 from trainer.events import parse
 
 PARTS = ("detection", "process start", "TensorFlow", "restore", "first step")
 NOTICED = ("member-lost", "ps-lost", "member-silent", "recovering")
 SETTLED_SECONDS = 5.0
-DEADLINE = 300.0
+# The guide's coordinator, which says when Python is there and when TensorFlow is.
+BARE = """
+from bench.points import print_point
+print_point(0)
+import tensorflow
+print_point(0)
+import runpy
+runpy.run_module("bench.plain_loop", run_name="__main__")
+"""
 FAULTS = {
     "kill worker": "worker-1",
     "kill ps": "ps-1",
@@ -151,36 +158,30 @@ class Recovery:
 
 
 def floor(directory: Path, rounds: int) -> list[list[float]]:
-    """Measure, as often as asked: starting Python, importing TensorFlow, a bare coordinator's way to its first step."""
+    """Measure as often as asked: starting Python, importing TensorFlow, a bare coordinator's way to its first step."""
     directory.mkdir()
     steps = directory / "steps"
     steps.mkdir()
-    chief = ("-m", "bench.plain_loop", PROGRAM, "1")
     server = ("-m", "bench.plain_server")
-    commands = {"chief": chief, "worker": server, "ps": server}
+    commands = {"chief": ("-c", BARE, PROGRAM, "1"), "worker": server, "ps": server}
     cluster = KeptCluster(directory, commands, BENCH_STEPS=str(steps))
+    chief = cluster.tasks["chief-0"]
     found = []
     with cluster.running():
         for task in list(cluster.tasks.values())[:-1]:
             task.processes[-1].until(partial(task.processes[-1].says, "serves"), "it served")
         for _ in range(rounds):
-            cluster.tasks["chief-0"].processes[-1].end()
-            python = seconds_of("pass")
-            tensorflow = seconds_of("import tensorflow")
+            chief.processes[-1].end()
+            time.sleep(1)  # a worker ends the step that it is at
             for path in steps.iterdir():
                 path.unlink()
-            began = time.time()
-            cluster.tasks["chief-0"].start()
-            cluster.tasks["chief-0"].processes[-1].until(lambda: any(steps.iterdir()), "its first step")
-            first = min(path.stat().st_mtime for path in steps.iterdir()) - began
-            found.append([python, tensorflow - python, max(0.0, first - tensorflow)])
+            chief.start()
+            chief.processes[-1].until(lambda: any(steps.iterdir()), "its first step")
+            first = min(path.stat().st_mtime for path in steps.iterdir())
+            said = [point.time for line in chief.processes[-1].output().splitlines() if (point := read_point(line))]
+            python, tensorflow = said[:2]
+            found.append([python - chief.starts[-1], tensorflow - python, first - tensorflow])
     return found
-
-
-def seconds_of(program: str) -> float:
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", program], env=clean_environment(), capture_output=True, check=True)
-    return time.monotonic() - began
 
 
 def medians(rows: list[list[float | None]]) -> list[float | None]:
