@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -124,20 +125,21 @@ def runs(context: Context, json: bool = False, inventory: str | None = None) -> 
 
 @task(
     auto_shortflags=False,
-    positional=["names"],
+    # Fabric knows no argument without a flag that may be left out.
+    positional=[] if {"--all", "--list"} & set(sys.argv) else ["names"],
     help={
-        "names": "which drill, or several with commas between them",
+        "names": "which drill, or several with commas between them; --names may be left out",
         "all": "every drill that the inventory permits",
         "list": "say what each drill does, and its bounds",
         "inventory": _INVENTORY,
     },
 )
 def drill(
-    context: Context, names: str = "", all: bool = False, list: bool = False, inventory: str | None = None
+    context: Context, names: str | None = None, all: bool = False, list: bool = False, inventory: str | None = None
 ) -> None:
     """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
     if list:
         rehearsal.list_drills(verbs.Desk())
         return
     with _cluster(context, inventory, check=True) as cluster, _leaving("left; the cluster was given back"):
-        rehearsal.drill(cluster, verbs.Desk(), [name for name in names.split(",") if name], all)
+        rehearsal.drill(cluster, verbs.Desk(), [name for name in (names or "").split(",") if name], all)
