@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from .conftest import copy_inventory, environment_of, fab, play, status
+from .conftest import copy_inventory, environment_of, fab, play, status, wait_until
 
 RUN = f"infra-sync-{int(time.time())}"
 FIT_RUN = f"infra-fit-{int(time.time())}"
@@ -108,6 +108,7 @@ def test_fit_trains_on_parameter_servers_that_came_back(lab, in_step, tmp_path):
     assert now["evaluation"]["metrics"]["accuracy"] >= 0.9
     for name in ("ps-0", "ps-1"):
         with lab[name].sudo():
-            assert state(lab[name], name) == ("active", "enabled")
+            ended = ("inactive", "enabled")
+            wait_until(lambda host=lab[name], task=name: state(host, task) == ended, 30, f"{name} ended with its run")
     again = play("site.yml", inventory=inventory)
     assert (again.code, again.changed) == (0, [])
