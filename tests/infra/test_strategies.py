@@ -106,9 +106,9 @@ def test_fit_trains_on_parameter_servers_that_came_back(lab, in_step, tmp_path):
     now = status(lab)
     assert (now["state"], now["step"], now["evaluation"]["step"]) == ("finished", 2000, 2000)
     assert now["evaluation"]["metrics"]["accuracy"] >= 0.9
+    ended = ("inactive", "enabled")
     for name in ("ps-0", "ps-1"):
         with lab[name].sudo():
-            ended = ("inactive", "enabled")
             wait_until(lambda host=lab[name], task=name: state(host, task) == ended, 30, f"{name} ended with its run")
     again = play("site.yml", inventory=inventory)
     assert (again.code, again.changed) == (0, [])
