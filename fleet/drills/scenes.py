@@ -69,12 +69,14 @@ def recovers(
         found = Findings()
         watch = Watch(stage)
         hit = fault.hits(stage)
+        must = [task.name for task in stage.inventory.tasks if drill.must_restart(stage, task, hit)]
         try:
             watch.begin()
             found.proof = fault.strike(stage)
             if fault.strikes_late:
                 watch.begun = stage.desk.clock() - 0.5
             stage.pace(SHORT_STEP)
+            healed = watch.begun
             if fault.lasts:
                 ends = stage.desk.clock() + fault.lasts
                 watch.away = [task.host for task in hit] if fault.takes_ssh else []
@@ -82,16 +84,15 @@ def recovers(
                 if goes_on:
                     trained = watch.has_trained_since(ends - TRAINS_BY_THEN)
                     found.expect(trained, f"nothing was trained at the end of the {fault.lasts:.0f} s of the fault")
+                fault.heal(stage)
+                watch.away, healed = [], stage.desk.clock()
+            watch.until(
+                lambda: watch.run_again(must) and watch.has_trained_since(max(healed, _last_restart(watch)) + 1.0),
+                drill.paused + PATIENCE,
+            )
         finally:
             fault.heal(stage)
             stage.pace(SHORT_STEP)
-        healed = stage.desk.clock()
-        watch.away = []
-        must = [task.name for task in stage.inventory.tasks if drill.must_restart(stage, task, hit)]
-        watch.until(
-            lambda: watch.run_again(must) and watch.has_trained_since(max(healed, _last_restart(watch)) + 1.0),
-            drill.paused + PATIENCE,
-        )
         _describe_recovery(found, watch, stage, drill, hit, None if goes_on or not fault.lasts else healed)
         floor = restored(watch) if restored else watch.newest_checkpoint
         low = lowest_step(watch.samples)
