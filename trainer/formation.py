@@ -48,7 +48,8 @@ def form(
     began = time.monotonic()
     asked: dict[str, str] = {}
     while True:
-        here = heartbeat.identities()
+        # Only who was asked after the turn before was over: it may have ended because of one that has just died.
+        here = heartbeat.identities(since=began)
         waited = time.monotonic() - began
         stale = stale_servers(here, used)
         if stale.keys() - asked.keys():

@@ -36,6 +36,7 @@ class Member:
     address: str
     identity: str | None = None  # of its process, while it answers
     answered_at: float | None = None  # since when it answers, without a break
+    heard_at: float = 0.0  # when the last question was asked that it answered
     asked_at: float | None = None  # when the open question was asked
     quiet: float = 0.0
     state: str = "unknown"  # answers, closed (its host says so), silent
@@ -73,10 +74,10 @@ class Heartbeat:
         with self._lock:
             return all(member.state != "unknown" for member in self._members.values())
 
-    def identities(self) -> dict[str, str]:
-        """Return the members that answer, with the identity of each one's process."""
+    def identities(self, since: float = 0.0) -> dict[str, str]:
+        """Return the members that answer, asked after `since` (of time.monotonic), with their processes' identities."""
         with self._lock:
-            return {task: member.identity for task, member in self._members.items() if member.identity}
+            return {task: m.identity for task, m in self._members.items() if m.identity and m.heard_at >= since}
 
     def silent(self) -> dict[str, float]:
         """Return the members that have been silent for too long, and for how long (seconds)."""
@@ -119,18 +120,18 @@ class Heartbeat:
         now = time.monotonic()
         error = done.exception() if not done.cancelled() else None
         with self._lock:
-            # However long this process itself was frozen meanwhile, a question counts for its deadline at most.
-            asked = min(now - (member.asked_at or now), DEADLINE_SECONDS)
-            member.asked_at = None
+            asked_at, member.asked_at = member.asked_at or now, None
             if done.cancelled():
                 return
             if error is None:
                 member.identity, member.quiet, member.state = hashlib.sha256(done.result()).hexdigest(), 0.0, "answers"
-                member.answered_at = member.answered_at or now
+                member.answered_at, member.heard_at = member.answered_at or now, asked_at
                 return
             member.identity = member.answered_at = None
             if error.code() is grpc.StatusCode.UNAVAILABLE and "refused" in (error.details() or ""):
                 member.quiet, member.state = 0.0, "closed"
             else:
                 pause = HURRY_SECONDS if self.hurry else PERIOD_SECONDS
+                # However long this process itself was frozen meanwhile, a question counts for its deadline at most.
+                asked = min(now - asked_at, DEADLINE_SECONDS)
                 member.quiet, member.state = member.quiet + asked + pause, "silent"

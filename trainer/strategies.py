@@ -14,6 +14,8 @@ from trainer.partitioners import make_partitioner
 
 # Kept to the end of the process: to destroy one waits for its thread, which sleeps 30 s between looks at the members.
 IN_STEP: list[Any] = []
+# The members of this process's last parameter-server strategy.
+FORMED: list[dict[str, list[str]]] = []
 
 
 def make_strategy(config: Config, cluster: Cluster) -> Any:
@@ -22,7 +24,10 @@ def make_strategy(config: Config, cluster: Cluster) -> Any:
     It takes a SIGTERM handler away that was set before.
     """
     if config.strategy == "parameter_server":
-        stop_listening(int(cluster.address.rpartition(":")[2]))
+        # For the same members again it uses the server that it has.
+        if FORMED and FORMED[-1] != cluster.jobs:
+            stop_listening(int(cluster.address.rpartition(":")[2]))
+        FORMED[:] = [cluster.jobs]
         partitioner = make_partitioner(config, len(cluster.jobs["ps"]))
         return tf.distribute.ParameterServerStrategy(make_resolver(cluster), variable_partitioner=partitioner)
     if config.strategy == "multi_worker_mirrored":
