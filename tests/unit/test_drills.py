@@ -268,7 +268,7 @@ class Simulated(Stage):
     """A cluster that trains ten steps a second, saves each hundred, and recovers in its own way from a lost ps."""
 
     def __init__(self, after: float, back_to: int, restarted: tuple[str, ...]) -> None:
-        self.now, self.struck = 100.0, 1e9
+        self.now, self.struck, self.healed = 100.0, 1e9, 0.0
         self.after, self.back_to, self.anew = after, back_to, restarted
         desk = Desk(out=io.StringIO(), clock=lambda: self.now, sleep=self.sleep)
         super().__init__(Cluster(inventory(), Pretence()), desk)
@@ -306,6 +306,10 @@ class Strike(Fault):
     def hits(self, stage: Stage) -> list[Task]:
         return [stage.victim("ps")]
 
+    def heal(self, stage: Stage) -> None:
+        assert isinstance(stage, Simulated)
+        stage.healed = stage.now
+
 
 @pytest.fixture
 def _takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +330,13 @@ def test_a_recovery_is_measured_and_passes() -> None:
     assert found.detected == pytest.approx(0.5)
     assert found.paused == pytest.approx(8.0, abs=1.0)
     assert (found.restarted, found.lost) == (["ps-1"], 0)
+
+
+@pytest.mark.usefixtures("_takes_part")
+def test_what_others_must_end_is_taken_back_only_after_the_recovery() -> None:
+    stage = Simulated(8.0, 1000, ("ps-1",))
+    recovers(Strike())(stage, named("ps-frozen"))
+    assert stage.healed >= stage.struck + stage.after
 
 
 @pytest.mark.usefixtures("_takes_part")
