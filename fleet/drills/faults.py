@@ -310,8 +310,7 @@ endings=index; ls | grep -q 'manifest.json$' && endings=manifest.json
 newest=$(ls | sed -n "s/^\\(ckpt-[0-9]*\\)\\.$endings\\$/\\1/p" | sort -t - -k 2 -n | tail -n 1)
 [ -n "$newest" ] || {{ echo 'there is no checkpoint' >&2; exit 1; }}
 root kill -STOP {pid} || exit 1
-export newest
-{AS_TRAINER} sh -ec {shlex.quote(self.script)} || {{ root kill -CONT {pid}; exit 1; }}
+{AS_TRAINER} sh -ec {shlex.quote(f"newest=$1; {self.script}")} sh "$newest" || {{ root kill -CONT {pid}; exit 1; }}
 root kill -KILL {pid}
 """
         return f"{run_everywhere(stage, {host: script})[host].strip()}, {stage.chief.name} killed"
