@@ -247,7 +247,7 @@ def test_damage_finds_the_newest_checkpoint_by_its_step(tmp_path: Path) -> None:
     Damage('echo "$newest"').strike(made)
     script = hosts.scripts[-1][1].replace(made.checkpoint_dir, str(tmp_path))
     # As sudo does it: without the environment.
-    harmless = 'root() { shift 4; env -i PATH="$PATH" "$@"; };' + script.replace("root kill", ": kill")
+    harmless = 'root() { shift 5; env -i PATH="$PATH" "$@"; };' + script.replace("root kill", ": kill")
     done = subprocess.run(["sh", "-c", harmless], capture_output=True, text=True)
     assert done.stdout == "ckpt-100\n", done.stderr
 
