@@ -26,28 +26,32 @@ def begin_attempt(directory: RunDirectory, step: int | None, limit: int) -> floa
     record = read(directory)
     reached, before = -1 if step is None else step, int(record.get("step", -1))
     crashes = (0 if reached > before else int(record.get("crashes", 0))) + bool(record.get("open"))
+    troubles = 0 if reached > before else int(record.get("troubles", 0))
     message = str(record.get("message", ""))
     spent = crashes > limit
     kept = {} if spent else {"crashes": crashes, "message": message if crashes else ""}
-    write(directory, {"step": max(reached, before), "open": not spent, **kept})
+    write(directory, {"step": max(reached, before), "open": not spent, "troubles": troubles, **kept})
     if spent:
         told = f"the last one said: {message}" if message else "none of them could say why: look at its journal"
         raise UserError(
             f"the coordinator crashed {crashes} times without a new checkpoint, and restarts_without_step is {limit}; "
             f"{told}. Start the run again when that is mended"
         )
-    return back_off(crashes)
+    return back_off(crashes + troubles)
 
 
-def end_attempt(directory: RunDirectory, counted: bool = False, message: str = "") -> None:
-    """Close the record of a process that ends by itself: `counted` as a crash, with its message, or not at all."""
+def end_attempt(directory: RunDirectory, counted: bool = False, trouble: bool = False, message: str = "") -> None:
+    """Close the record of a process that ends by itself: `counted` as a crash, with its message, or not.
+
+    `trouble` with machines or storage only makes the next ones hold back.
+    """
     record = read(directory)
-    crashes = int(record.get("crashes", 0)) + counted
-    write(directory, {**record, "crashes": crashes, "open": False, **({"message": message} if message else {})})
+    numbers = {"crashes": int(record.get("crashes", 0)) + counted, "troubles": int(record.get("troubles", 0)) + trouble}
+    write(directory, {**record, **numbers, "open": False, **({"message": message} if message else {})})
 
 
 def back_off(crashes: int) -> float:
-    """Return the pause (seconds) after so many crashes: none, none, then 1, 2, 4 and so on."""
+    """Return the pause (seconds) after so many crashes and troubles: none, none, then 1, 2, 4 and so on."""
     return 0.0 if crashes <= FREE else min(LONGEST_SECONDS, 2.0 ** min(crashes - FREE - 1, 10))
 
 

@@ -46,6 +46,7 @@ POLL_SECONDS = 0.5
 REMIND_SECONDS = 30.0
 END_SECONDS = 600.0
 FLUSH_SECONDS = 10.0
+SETTLE_SECONDS = 10.0
 TURNS_IN_VAIN = 3  # turns without a new step, after which a new process may do better
 
 
@@ -61,7 +62,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
     progress: Progress | None = None
     lease: Lease | None = None
     file: Path | None = None
-    begun = False
+    begun = trouble = False
     membership: Membership | None = None
     on_sigterm(raise_stopped)
     try:
@@ -85,7 +86,9 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             if lease.taken_from:
                 progress.events.write("lease-taken", message=f"from {lease.taken_from}")
             if pause:
-                progress.enter("waiting", f"the coordinator crashed again and again: the next start in {pause:.0f} s")
+                progress.enter(
+                    "waiting", f"started again and again without a new checkpoint: going on in {pause:.0f} s"
+                )
                 time.sleep(pause)
         if config.strategy == "parameter_server" and not in_process:
             membership = Membership(config, cluster, directory, progress, Phases.of(config, progress.phase))
@@ -103,6 +106,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
     except Exception as error:
         message = str(error) if isinstance(error, UserError | Infrastructure) else explain(error, file)
         if is_infrastructure(error, file):
+            trouble = True
             log.error("trouble with the cluster, trying again: %s", message)
             enter(progress, "waiting", message)
             return TRY_AGAIN
@@ -112,7 +116,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
     finally:
         # Who gets here has ended by itself, and knew why.
         if begun:
-            end_attempt(directory)
+            end_attempt(directory, trouble=trouble)
         if membership is not None:
             membership.leave()
         if progress is not None:
@@ -176,6 +180,8 @@ class Training:
                 if in_vain == TURNS_IN_VAIN:
                     raise
                 message = explain(error)
+            if self._course is not None and not self._course.settle(SETTLE_SECONDS):
+                raise Infrastructure(f"{message}; and the save in flight does not end")
             # Nothing may hold what lies on the servers: the next turn makes it anew, and this must be freed.
             self._replicas.close()
             self._replicas = self._course = None

@@ -198,6 +198,10 @@ class Course:
                 self._checkpoints.save(wait, again)
         self._saved_at = time.monotonic()
 
+    def settle(self, seconds: float) -> bool:
+        """Wait for the save in flight, not longer than that; returns whether it has ended."""
+        return self._checkpoints.settle(seconds)
+
     def _saved(self, step: int, seconds: float, error: str | None) -> None:
         """Say how a save has ended; called by the thread that made it."""
         if error:

@@ -146,7 +146,7 @@ class Membership:
             self._progress.events.write(event, message=message)
         self.leave()
         # A phase that hung counts as a crash, a member that is gone does not.
-        end_attempt(self._directory, counted=not tasks, message=message)
+        end_attempt(self._directory, counted=not tasks, trouble=bool(tasks), message=message)
         workers = [task for task in tasks if task.startswith("worker-")]
         if self._config.elastic and workers:
             self._record(without=sorted({*self._without, *workers}))

@@ -51,6 +51,15 @@ def test_waiting_for_machines_is_not_counted(directory: RunDirectory) -> None:
         end_attempt(directory)
 
 
+def test_trouble_holds_back_without_being_counted(directory: RunDirectory) -> None:
+    pauses = []
+    for _ in range(6):
+        pauses.append(begin_attempt(directory, 7, 1))
+        end_attempt(directory, trouble=True)
+    assert pauses == [0, 0, 0, 1, 2, 4]
+    assert begin_attempt(directory, 8, 1) == 0
+
+
 def test_trouble_that_is_counted_is_told_at_the_end(directory: RunDirectory) -> None:
     for _ in range(2):
         begin_attempt(directory, None, 1)
