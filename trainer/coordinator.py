@@ -80,11 +80,11 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         notifier.watch(lambda: True)
         if leads:
             lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, "waiting"))
-            pause = begin_attempt(directory, directory.newest(), config.restarts_without_step)
-            begun = True
             progress.begin()
             if lease.taken_from:
                 progress.events.write("lease-taken", message=f"from {lease.taken_from}")
+            pause = begin_attempt(directory, directory.newest(), config.restarts_without_step)
+            begun = True
             if pause:
                 progress.enter(
                     "waiting", f"started again and again without a new checkpoint: going on in {pause:.0f} s"
