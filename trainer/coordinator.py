@@ -115,10 +115,10 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         return USER_ERROR
     finally:
         # Who gets here has ended by itself, and knew why.
-        if begun:
-            end_attempt(directory, trouble=trouble)
         if membership is not None:
             membership.leave()
+        if begun:
+            end_attempt(directory, trouble=trouble)
         if progress is not None:
             progress.close(FLUSH_SECONDS)
         if lease is not None:
@@ -239,7 +239,7 @@ class Training:
         with self._phases.during("restoring"):
             course.restore()
         if progress.leads:
-            directory.set_state("training", course.step)
+            directory.set_state("training", course.step, epoch=self._lease.epoch if self._lease else None)
         first, trained_from = course.step, time.monotonic()
         self._phases.enter("training")
         ended = ""

@@ -67,7 +67,8 @@ class Membership:
             self._restart(stale)
 
     def leave(self) -> None:
-        """Tell the ps that this process ends: they start anew while the next one does."""
+        """Watch nobody any more, and tell the ps that this process ends: they start anew while the next one does."""
+        self._heartbeat.stop()
         servers = {task: identity for task, identity in self._members.items() if task[:3] == "ps-"}
         if servers and not self._directory.finished(self._config.steps):
             self._record(restart={**self._used, **servers})
