@@ -224,16 +224,18 @@ _DRILLS = (
         "path-full",
         "the shared path is full for half a minute: training goes on, complains, and saves again",
         saves_again(recovers(faults.Full())),
+        None,  # the log complains: events.jsonl is where nothing can be written
         15,
-        15,
+        may_too=("evaluator",),
         destructive=True,
     ),
     Drill(
         "path-read-only",
         "the run's directory is read-only for half a minute: likewise",
         saves_again(recovers(faults.ReadOnly())),
+        None,  # the log complains: events.jsonl is where nothing can be written
         15,
-        15,
+        may_too=("evaluator",),
         destructive=True,
     ),
     Drill(

@@ -75,7 +75,8 @@ def recovers(
             found.proof = fault.strike(stage)
             if fault.strikes_late:
                 watch.begun = stage.desk.clock() - 0.5
-            stage.pace(SHORT_STEP)
+            if drill.long_step:
+                stage.pace(SHORT_STEP)
             healed = watch.begun
             if fault.lasts:
                 ends = stage.desk.clock() + fault.lasts

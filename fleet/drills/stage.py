@@ -211,12 +211,12 @@ class Stage:
             self.desk.sleep(0.5)
 
     def trains_beyond_a_checkpoint(self) -> bool:
-        """Raises DrillFailed when the run has failed."""
+        """Beyond its second one, so that one may be lost. Raises DrillFailed when the run has failed."""
         sample = self.look()
         if sample.coordinator.active == "failed" or sample.state == "failed":
             raise DrillFailed(f"the drill's run failed at its start: {sample.status.get('message') or sample.said}")
         saved = sample.checkpoints
-        return sample.state == "training" and bool(saved) and sample.step is not None and sample.step > saved[-1]
+        return sample.state == "training" and len(saved) > 1 and sample.step is not None and sample.step > saved[-1]
 
     def _trains_well(self) -> bool:
         try:
