@@ -400,6 +400,7 @@ def saves_again(scene: Scene) -> Scene:
     """While nothing can be saved, training goes on and complains; afterwards a checkpoint is saved again."""
 
     def play(stage: Stage, drill: Drill) -> Findings:
+        began = int(stage.on(stage.chief.host, "date +%s"))
         found = scene(stage, drill)
         newest = max(stage.look().checkpoints, default=0)
 
@@ -407,17 +408,17 @@ def saves_again(scene: Scene) -> Scene:
             return max(stage.look().checkpoints, default=0) > newest
 
         stage.wait(saved, 60.0, "a checkpoint is saved after the healing")
-        complaints = stage.on(stage.chief.host, _complaints(stage.chief))
+        complaints = stage.on(stage.chief.host, _complaints(stage.chief, began))
         found.expect(complaints.strip(), "nothing was complained about in the log")
-        found.notes.append((complaints.strip().splitlines() or [""])[0][-90:])
+        found.notes.append((complaints.strip().splitlines() or [""])[-1][:120])
         return found
 
     return play
 
 
-def _complaints(task: Task) -> str:
+def _complaints(task: Task, since: int) -> str:
     return (
-        f"root journalctl --quiet --no-pager --output=cat --unit={task.unit} --since=-180s "
+        f"root journalctl --quiet --no-pager --output=cat --unit={task.unit} --since=@{since} "
         "| grep -E 'cannot save|could not be saved|save failed|failed to save|not saved' || true"
     )
 
