@@ -96,13 +96,15 @@ def first_line(error: BaseException) -> str:
         stated = [part for part in parts if re.match(r"\w*(Error|Exception|Warning)\b.*:", part)]
         return stated[-1].split(":", 1)[1].strip() if stated else parts[-1]
     lines = [part.strip() for part in text.splitlines() if part.strip()]
+    if any(part.endswith("root error(s) found.") for part in lines):
+        # "(0) INVALID_ARGUMENT:  what it is"
+        roots = [part.partition(":")[2].strip() for part in lines if part.startswith("(0) ")]
+        if roots:
+            return roots[0]
     if "Graph execution error" in text and len(lines) > 1:
         told = [part for part in lines if not part.startswith(("Graph execution error", "Detected at", "File ", "<"))]
         lines = [part for part in told if ":" in part or " " in part] or lines
         return lines[0] if not LINE_IN_MESSAGE.search(lines[0]) else lines[-1]
-    if lines and lines[0].endswith("root error(s) found."):
-        # "(0) INVALID_ARGUMENT:  what it is"
-        lines = [part.partition(":")[2].strip() for part in lines if part.startswith("(0)")] or lines
     return lines[0] if lines else "no message"
 
 

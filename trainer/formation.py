@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
-# A ps that was asked to start anew and has not gone by then runs where nobody heeds that: it is used as it is.
+HEAR_SECONDS = 3.0  # all have answered by then, or failed to
+# One that was asked to start anew and has not gone by then runs where nobody heeds that: it is used as it is.
 HEED_SECONDS = 15.0
 RETURN_SECONDS = 60.0  # one that has gone is waited for
 
@@ -32,16 +33,17 @@ def form(
     config: Config,
     cluster: Cluster,
     heartbeat: Heartbeat,
-    used: Mapping[str, str],
+    unfit: Mapping[str, str],
     without: Collection[str],
     restart: Callable[[dict[str, str]], None],
     tell: Callable[[dict[str, str]], None],
 ) -> dict[str, str]:
     """Wait for the members and return those to train on (task name to identity).
 
-    `used` are the processes that an earlier coordinator used: `restart` is called once with those ps among them, whose
-    memory still holds its variables, and they are waited for. `without` are members that the training already goes on
-    without: they are not waited for. `tell` is called with the missing (task name to address), again and again.
+    `unfit` are processes (by task) that shall not be used as they are, for what an earlier coordinator left there:
+    `restart` is called once with those that answer, and others are waited for in their place. `without` are members
+    that the training already goes on without: they are not waited for. `tell` is called with the missing (task name to
+    address), again and again.
     Raises UserError when the user's limit to the waiting is over.
     """
     heartbeat.hurry = True
@@ -51,15 +53,18 @@ def form(
         # Only who was asked after the turn before was over: it may have ended because of one that has just died.
         here = heartbeat.identities(since=began)
         waited = time.monotonic() - began
-        stale = stale_servers(here, used)
-        if stale.keys() - asked.keys():
-            asked.update(stale)
-            restart(asked)
-        if waited > HEED_SECONDS and stale:
-            log.warning("%s did not start anew when asked to: used as it is", ", ".join(stale))
-            used = {}
+        if not heartbeat.heard(since=began) and waited < HEAR_SECONDS:
+            time.sleep(POLL_SECONDS)
             continue
-        here = {task: identity for task, identity in here.items() if task not in stale}
+        old = stale(here, unfit)
+        if old.keys() - asked.keys():
+            asked.update(old)
+            restart(asked)
+        if waited > HEED_SECONDS and old:
+            log.warning("%s did not start anew when asked to: used as it is", ", ".join(old))
+            unfit = {}
+            continue
+        here = {task: identity for task, identity in here.items() if task not in old}
         missing = {task: address for task, address in cluster.servers.items() if task not in here}
         returning = waited < RETURN_SECONDS and missing.keys() & asked.keys()
         if not missing or (not returning and can_do_without(config, cluster, missing, without, waited)):
@@ -71,9 +76,9 @@ def form(
         time.sleep(POLL_SECONDS)
 
 
-def stale_servers(here: Mapping[str, str], used: Mapping[str, str]) -> dict[str, str]:
-    """Return the ps whose processes an earlier coordinator used."""
-    return {task: identity for task, identity in here.items() if task[:3] == "ps-" and used.get(task) == identity}
+def stale(here: Mapping[str, str], unfit: Mapping[str, str]) -> dict[str, str]:
+    """Return the members whose processes are still those that shall not be used."""
+    return {task: identity for task, identity in here.items() if unfit.get(task) == identity}
 
 
 def can_do_without(

@@ -7,7 +7,6 @@ its power. The question is trainer/members.py's; a member that has one open is n
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from trainer.members import DEADLINE_SECONDS, METHOD
+from trainer.members import DEADLINE_SECONDS, METHOD, digest
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
@@ -38,6 +37,8 @@ class Member:
     answered_at: float | None = None  # since when it answers, without a break
     heard_at: float = 0.0  # when the last question was asked that it answered
     asked_at: float | None = None  # when the open question was asked
+    judged_at: float = 0.0  # when the last question was asked that is not open any more
+    failed_at: float | None = None  # when the last one failed, unless one was answered since
     quiet: float = 0.0
     state: str = "unknown"  # answers, closed (its host says so), silent
 
@@ -69,10 +70,10 @@ class Heartbeat:
         for channel in self._channels:
             channel.close()
 
-    def heard(self) -> bool:
-        """Return whether something is known of every member."""
+    def heard(self, since: float) -> bool:
+        """Return whether every member was asked after `since` (of time.monotonic), and has answered or failed to."""
         with self._lock:
-            return all(member.state != "unknown" for member in self._members.values())
+            return all(member.judged_at >= since for member in self._members.values())
 
     def identities(self, since: float = 0.0) -> dict[str, str]:
         """Return the members that answer, asked after `since` (of time.monotonic), with their processes' identities."""
@@ -123,15 +124,17 @@ class Heartbeat:
             asked_at, member.asked_at = member.asked_at or now, None
             if done.cancelled():
                 return
+            member.judged_at = asked_at
             if error is None:
-                member.identity, member.quiet, member.state = hashlib.sha256(done.result()).hexdigest(), 0.0, "answers"
+                member.identity, member.quiet, member.state = digest(done.result()), 0.0, "answers"
                 member.answered_at, member.heard_at = member.answered_at or now, asked_at
+                member.failed_at = None
                 return
             member.identity = member.answered_at = None
+            # However long this process itself was frozen meanwhile, a question counts for its deadline at most.
+            passed = min(now - (member.failed_at or asked_at), DEADLINE_SECONDS + PERIOD_SECONDS)
+            member.failed_at = now
             if error.code() is grpc.StatusCode.UNAVAILABLE and "refused" in (error.details() or ""):
                 member.quiet, member.state = 0.0, "closed"
             else:
-                pause = HURRY_SECONDS if self.hurry else PERIOD_SECONDS
-                # However long this process itself was frozen meanwhile, a question counts for its deadline at most.
-                asked = min(now - asked_at, DEADLINE_SECONDS)
-                member.quiet, member.state = member.quiet + asked + pause, "silent"
+                member.quiet, member.state = member.quiet + passed, "silent"

@@ -26,7 +26,11 @@ def identity(address: str, deadline: float = DEADLINE_SECONDS) -> str | None:
     The answer holds the incarnation of each of its devices, drawn at random when the server starts.
     """
     answer = ask(address, deadline)
-    return None if answer is None else hashlib.sha256(answer).hexdigest()
+    return None if answer is None else digest(answer)
+
+
+def digest(answer: bytes) -> str:
+    return hashlib.sha256(answer).hexdigest()
 
 
 def ask(address: str, deadline: float) -> bytes | None:

@@ -18,7 +18,7 @@ from trainer.checkpoints import RunDirectory
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.failures import TRY_AGAIN
-from trainer.formation import POLL_SECONDS, form, names, stale_servers
+from trainer.formation import POLL_SECONDS, form, names, stale
 from trainer.guard import Guard
 from trainer.heartbeat import Heartbeat
 from trainer.metrics import Progress
@@ -28,7 +28,7 @@ from trainer.signals import on_sigterm, raise_stopped
 
 log = logging.getLogger(__name__)
 REMIND_SECONDS = 30.0
-HEAR_SECONDS = 1.0
+EARLY_SECONDS = 1.0
 LEAVE_SECONDS = 3.0  # for the last words of a process that gives up
 
 
@@ -46,11 +46,14 @@ class Membership:
         self._directory = directory
         self._progress = progress
         record = read_record(directory.state) or {}
-        # The processes that hold variables of earlier coordinators, by task.
-        self._used = {**record.get("restart", {}), **record.get("members", {})}
+        # By task, the processes that served earlier coordinators; those of them that shall not be used as they are.
+        self._known = {**record.get("restart", {}), **record.get("members", {})}
+        servers = {task: identity for task, identity in self._known.items() if task[:3] == "ps-"}
+        self._unfit = {**record.get("restart", {}), **servers}
         self._without = set(record.get("without", ()))
         self._members: dict[str, str] = {}
         self._asked: set[str] = set()
+        self._told_lost: set[str] = set()
         self._named: dict[str, str] = {}
         self._told = 0.0
         self._heartbeat = Heartbeat(cluster.servers, config.silent_seconds)
@@ -58,47 +61,50 @@ class Membership:
         self._heartbeat.start()
 
     def restart_stale(self) -> None:
-        """Ask early for what takes time: new processes of those ps that hold an earlier coordinator's variables."""
-        deadline = time.monotonic() + HEAR_SECONDS
-        while not self._heartbeat.heard() and time.monotonic() < deadline:
+        """Ask early for what takes time: new processes in place of those that shall not be used as they are."""
+        deadline = time.monotonic() + EARLY_SECONDS
+        while not self._heartbeat.heard(self.began) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        stale = stale_servers(self._heartbeat.identities(), self._used)
-        if stale:
-            self._restart(stale)
+        unfit = stale(self._heartbeat.identities(), self._unfit)
+        if unfit:
+            self._restart(unfit)
 
     def leave(self) -> None:
         """Watch nobody any more, and tell the ps that this process ends: they start anew while the next one does."""
         self._heartbeat.stop()
         servers = {task: identity for task, identity in self._members.items() if task[:3] == "ps-"}
         if servers and not self._directory.finished(self._config.steps):
-            self._record(restart={**self._used, **servers})
+            self._record(restart={**self._unfit, **servers})
 
     def form(self) -> Cluster:
         """Wait for the members and return the cluster of those that this turn trains on; raises Stopped."""
         on_sigterm(raise_stopped)
         self.phases.enter("waiting")
         members = form(
-            self._config, self._cluster, self._heartbeat, self._used, self._without, self._restart, self._name_missing
+            self._config, self._cluster, self._heartbeat, self._unfit, self._without, self._restart, self._name_missing
         )
-        self._members = members
+        self._tell_lost({task for task, identity in self._members.items() if members.get(task) != identity})
         # While a strategy's constructor waits, no Python handler could run.
         on_sigterm(signal.SIG_DFL)
         absent = {task: address for task, address in self._cluster.servers.items() if task not in members}
-        # One that is away is asked too: it may thaw, and shall not come back with what it holds.
-        self._used = {task: self._used[task] for task in absent if task[:3] == "ps-" and task in self._used}
+        # One that is away is asked too: should it thaw, it shall come back without what it holds and waits for.
+        self._unfit = {task: self._known[task] for task in absent if task in self._known}
+        self._known.update(members)
+        self._members, self._told_lost = members, set()
         self._without, self._named = set(absent), {}
-        self._record(members=members, without=sorted(absent), restart=self._used)
+        self._record(members=members, without=sorted(absent), restart=self._unfit)
         if absent:
             log.warning("going on without %s", names(absent))
         else:
             log.info("all %d other members are there", len(members))
         message = f"without {names(absent)}" if absent else "all members"
         self._progress.events.write("formed", seconds=time.monotonic() - self.began, message=message)
-        self.guard.formed(members, unfit=self._used)
+        self.guard.formed(members, unfit=self._unfit)
         return self._cluster.only(members)
 
     def lost(self, message: str) -> None:
         """Say that this turn is over and the next begins; nobody is watched until it has its members."""
+        self._told_lost = set(self.guard.lost_servers())
         self.guard.formed({})
         self.began = time.monotonic()
         log.warning("forming the cluster anew in this process: %s", message)
@@ -114,17 +120,25 @@ class Membership:
         if processes.keys() <= self._asked:
             return
         self._asked = set(processes)
-        log.info("%s: restarting, to free the variables of an earlier coordinator", ", ".join(processes))
+        log.info("%s: restarting, without what an earlier coordinator left there", ", ".join(processes))
         self._record(restart=processes)
 
     def _name_missing(self, missing: dict[str, str]) -> None:
         if missing == self._named and time.monotonic() - self._told < REMIND_SECONDS:
             return
+        self._tell_lost(self._members.keys() & missing.keys())
         message = f"no answer from {names(missing)}"
         log.info("waiting for members: %s", message)
         self._progress.enter("waiting", message)
         self._progress.events.write("waiting", message=message)
         self._named, self._told = dict(missing), time.monotonic()
+
+    def _tell_lost(self, tasks: set[str]) -> None:
+        """Tell of ps that the turn before had, unless the guard has: TensorFlow was faster than the heartbeat."""
+        for task in sorted(tasks - self._told_lost):
+            if task.startswith("ps-"):
+                self._tell("ps-lost", task, "its process has ended")
+        self._told_lost |= tasks
 
     def _tell(self, event: str, task: str, message: str) -> None:
         address = self._cluster.servers[task]

@@ -85,5 +85,5 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
     if finished is not None:
         return FINISHED, f"run {config.run} finished at step {finished}"
     if asked is not None and asked == identity(address):
-        return TRY_AGAIN, "starting anew: it holds variables of a coordinator that is gone"
+        return TRY_AGAIN, "starting anew, as the coordinator asks: what an earlier one left here is in the way"
     return None, ""
