@@ -321,7 +321,7 @@ def _with_a_long_step(drill: Drill) -> Drill:
 
 CATALOGUE: tuple[Drill, ...] = (*_DRILLS, *(_with_a_long_step(drill) for drill in _DRILLS if drill.name in _SILENT))
 
-# What `make test` has time for.
+# The most telling ones: `make dozen`.
 DOZEN = (
     "worker",
     "ps",

@@ -14,7 +14,7 @@ VERDICT = re.compile(r"^(pass|FAIL|skip)  ([a-z0-9-]+): ")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "dozen: one of the drills that `make test` has time for")
+    config.addinivalue_line("markers", "dozen: one of the drills of `make dozen`")
 
 
 @pytest.fixture(scope="session")
