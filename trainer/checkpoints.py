@@ -162,6 +162,15 @@ class RunDirectory:
                 counting.append(step)
         return counting[::-1]
 
+    def saved_epoch(self) -> int:
+        """Return the newest epoch in which a checkpoint was saved, 0 without any."""
+        newest = 0
+        for step in self._with_manifest():
+            with contextlib.suppress(ValueError):
+                if manifest := Manifest.read(self.manifest(step)):
+                    newest = max(newest, manifest.epoch)
+        return newest
+
     def unreadable(self) -> list[int]:
         """Return the steps of checkpoints whose manifest is no manifest."""
         found = []

@@ -47,7 +47,7 @@ REMIND_SECONDS = 30.0
 END_SECONDS = 600.0
 FLUSH_SECONDS = 10.0
 SETTLE_SECONDS = 10.0
-TURNS_IN_VAIN = 3  # turns without a new step, after which a new process may do better
+TURNS_IN_VAIN = 3  # turns without a new checkpoint, after which a new process may do better
 
 
 def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_process: bool = False) -> int:
@@ -71,8 +71,6 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             log.info("run %s finished at step %d; start a new one with --run NAME", config.run, finished)
             notifier.ready(f"run {config.run} finished at step {finished}")
             return FINISHED
-        if leads:
-            directory.claim(config)
         # A coordinator that is refused must not say of the run what it is doing itself.
         progress = Progress(config, directory, notifier, leads, waits=leads)
         progress.enter("waiting", "loading TensorFlow and the program")
@@ -80,6 +78,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         notifier.watch(lambda: True)
         if leads:
             lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, "waiting"))
+            directory.claim(config)
             progress.begin()
             if lease.taken_from:
                 progress.events.write("lease-taken", message=f"from {lease.taken_from}")
@@ -163,10 +162,15 @@ class Training:
 
     def run(self) -> None:
         """Take turns until the run is finished; raises what another process must mend, and Stopped."""
-        membership, in_vain = self._membership, 0
+        membership, in_vain, best = self._membership, 0, self._directory.newest() or 0
         if membership is None and self._cluster.servers:
             wait_for_members(self._config, self._cluster, self._directory, self._progress)
         while True:
+            if membership is not None:
+                # A request that came in the turn before would be forgotten: the signal has been handled.
+                on_sigterm(raise_stopped)
+                if self._stopping():
+                    raise Stopped
             cluster = membership.form() if membership else self._cluster
             try:
                 self._take_turn(cluster, membership.began if membership else self._began)
@@ -176,12 +180,15 @@ class Training:
             except Exception as error:
                 if membership is None or not self._is_mendable_here(error):
                     raise
-                in_vain = 0 if self._course and self._course.advanced else in_vain + 1
+                saved = self._directory.newest() or 0
+                in_vain, best = (0, saved) if saved > best else (in_vain + 1, best)
                 if in_vain == TURNS_IN_VAIN:
                     raise
                 message = explain(error)
             if self._course is not None and not self._course.settle(SETTLE_SECONDS):
                 raise Infrastructure(f"{message}; and the save in flight does not end")
+            if membership is not None and self._replicas.recovering:
+                raise Infrastructure(f"{message}; and TensorFlow is taking in a worker")
             # Nothing may hold what lies on the servers: the next turn makes it anew, and this must be freed.
             self._replicas.close()
             self._replicas = self._course = None
@@ -191,7 +198,7 @@ class Training:
 
     def _is_mendable_here(self, error: Exception) -> bool:
         """Return whether the next turn can be taken in this process."""
-        if isinstance(error, Stopped | UserError | Infrastructure) or not is_infrastructure(error):
+        if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error):
             return False
         # Without replicas, TensorFlow's own threads can't be asked how far they are.
         return self._replicas is not None and not self._replicas.recovering

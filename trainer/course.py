@@ -26,6 +26,7 @@ from trainer.replicas import fetch_numbers
 
 log = logging.getLogger(__name__)
 STOP_PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 5.0
 
 
 class Course:
@@ -76,10 +77,7 @@ class Course:
     def restore(self) -> None:
         """Go back to the newest checkpoint; a new run has none and stays at step 0."""
         replicas, checkpoints = self._replicas, self._checkpoints
-        aside = set(self._directory.set_aside_files())
         saved = checkpoints.restore() if self._progress.leads else None
-        for path in sorted(set(self._directory.set_aside_files()) - aside):
-            self._progress.events.write("checkpoint-set-aside", message=path.name)
         # The coordinator tries them; the other members read the one that it took.
         (agreed,) = replicas.agree([-1 if saved is None else saved])
         if agreed >= 0 and saved is None:
@@ -171,14 +169,14 @@ class Course:
         )
         self._pacer.sizes = (sizes[0], sizes[1])
         ends = stop or self.done
-        returned = self._guard.returned() if self._guard and save and not ends else []
+        returned = self._returned() if save and not ends else []
         if save or ends:
             self.save(wait=bool(ends or returned))
         if show or ends:
             self._show(outputs, reset_metrics)
         if stop and not self.done:
             raise Stopped
-        if returned and self._config.elastic:
+        if returned:
             raise Reform(f"{', '.join(returned)} answers again")
 
     def save(self, again: bool = False, wait: bool = True) -> None:
@@ -197,6 +195,14 @@ class Course:
             if again or not there:
                 self._checkpoints.save(wait, again)
         self._saved_at = time.monotonic()
+
+    def _returned(self) -> list[str]:
+        """Return the members that can be taken in now: not while TensorFlow takes in another, or saves fail."""
+        if self._guard is None or not self._config.elastic or self._replicas.recovering:
+            return []
+        if self._checkpoints.trouble() is not None or not self._checkpoints.settle(PATIENCE_SECONDS):
+            return []
+        return self._guard.returned()
 
     def settle(self, seconds: float) -> bool:
         """Wait for the save in flight, not longer than that; returns whether it has ended."""

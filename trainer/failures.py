@@ -50,8 +50,8 @@ class Infrastructure(Exception):
     """Trouble of machines, network or storage: trying again later may work."""
 
 
-class Stopped(Exception):
-    """Someone asked the process to stop (SIGTERM)."""
+class Stopped(BaseException):
+    """Someone asked the process to stop (SIGTERM), wherever it was: nobody's `except Exception` is meant for it."""
 
 
 def is_infrastructure(error: BaseException, program_file: Path | None = None) -> bool:

@@ -49,6 +49,7 @@ def form(
     heartbeat.hurry = True
     began = time.monotonic()
     asked: dict[str, str] = {}
+    asked_at = began
     while True:
         # Only who was asked after the turn before was over: it may have ended because of one that has just died.
         here = heartbeat.identities(since=began)
@@ -59,14 +60,15 @@ def form(
         old = stale(here, unfit)
         if old.keys() - asked.keys():
             asked.update(old)
+            asked_at = time.monotonic()
             restart(asked)
-        if waited > HEED_SECONDS and old:
+        if old and time.monotonic() - asked_at > HEED_SECONDS:
             log.warning("%s did not start anew when asked to: used as it is", ", ".join(old))
-            unfit = {}
+            unfit = {task: identity for task, identity in unfit.items() if task not in old}
             continue
         here = {task: identity for task, identity in here.items() if task not in old}
         missing = {task: address for task, address in cluster.servers.items() if task not in here}
-        returning = waited < RETURN_SECONDS and missing.keys() & asked.keys()
+        returning = time.monotonic() - asked_at < RETURN_SECONDS and missing.keys() & asked.keys()
         if not missing or (not returning and can_do_without(config, cluster, missing, without, waited)):
             heartbeat.hurry = False
             return here

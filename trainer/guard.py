@@ -50,6 +50,7 @@ class Guard:
 
         `unfit` are processes of absent members that shall not come back as they are.
         """
+        self._formation = {}
         self._gone = {}
         self._unfit = dict(unfit or {})
         self._formation = dict(members)
@@ -58,7 +59,7 @@ class Guard:
         """Compare once; the heartbeat calls this after each round."""
         if late := self._phases.overdue():
             self._give_up("phase-overdue", late, [])
-        formation = self._formation
+        formation, gone_since = self._formation, self._gone
         for task, seconds in self._heartbeat.silent().items():
             if task in formation:
                 self._give_up("member-silent", f"{task} has not answered for {seconds:.0f} s: cut off", [task])
@@ -67,21 +68,25 @@ class Guard:
         now = time.monotonic()
         for task in formation:
             gone = task in closed or here.get(task, formation[task]) != formation[task]
-            if gone and task not in self._gone:
-                self._gone[task] = now
+            if gone and task not in gone_since:
+                gone_since[task] = now
                 self._tell("ps-lost" if task.startswith("ps-") else "member-lost", task, "its process has ended")
-            if task in self._gone and task.startswith("worker-") and task in here:
-                del self._gone[task]
-                self._formation[task] = here[task]
+            if task in gone_since and task.startswith("worker-") and task in here:
+                del gone_since[task]
+                formation[task] = here[task]
                 self._tell("member-back", task, "its server answers again")
-        lost = [task for task, since in self._gone.items() if task[:3] == "ps-" and now - since > REPORT_SECONDS]
+        lost = [task for task, since in gone_since.items() if task[:3] == "ps-" and now - since > REPORT_SECONDS]
         if lost and self._formation is formation:
             message = f"{', '.join(lost)} has ended, and TensorFlow waits for it all the same"
             self._give_up("recovering", message, lost)
 
     def lost_servers(self) -> list[str]:
         """Return the ps of the formation whose processes have ended."""
-        return sorted(task for task in self._gone if task.startswith("ps-"))
+        return sorted(task for task in list(self._gone) if task.startswith("ps-"))
+
+    def formation(self) -> dict[str, str]:
+        """Return the members that are watched, with their present processes."""
+        return dict(self._formation)
 
     def workers_alive(self) -> bool:
         """Return whether a worker of the formation may still do something."""

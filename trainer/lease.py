@@ -71,7 +71,8 @@ class Lease:
                 watched, since = seen, now
             if free or now - since > seconds:
                 taken_from = holder(record) if epoch and not record.get("released") else ""
-                lease = cls(directory, epoch + 1, seconds, taken_from)
+                # Beyond every checkpoint's as well: somebody may have put one of another run there.
+                lease = cls(directory, max(epoch, directory.saved_epoch()) + 1, seconds, taken_from)
                 if lease._claim():
                     lease._begin()
                     return lease
@@ -147,7 +148,10 @@ class Lease:
                 log.error("cannot renew the lease of run %s, trying again: %s", self._directory.run, error)
                 continue
             if not held and not self._ended.is_set():
-                other = holder(read_lease(self._directory, self._directory.lease_epoch()))
+                try:
+                    other = holder(read_lease(self._directory, self._directory.lease_epoch()))
+                except OSError:
+                    other = "another coordinator"
                 self.on_lost(f"lost the lease of run {self._directory.run}: {other} has it")
                 return
         self._record["released"] = True

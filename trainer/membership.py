@@ -6,6 +6,7 @@ members the training goes on without.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -47,7 +48,7 @@ class Membership:
         self._progress = progress
         record = read_record(directory.state) or {}
         # By task, the processes that served earlier coordinators; those of them that shall not be used as they are.
-        self._known = {**record.get("restart", {}), **record.get("members", {})}
+        self._known = {**record.get("members", {}), **record.get("restart", {})}
         servers = {task: identity for task, identity in self._known.items() if task[:3] == "ps-"}
         self._unfit = {**record.get("restart", {}), **servers}
         self._without = set(record.get("without", ()))
@@ -73,8 +74,11 @@ class Membership:
         """Watch nobody any more, and tell the ps that this process ends: they start anew while the next one does."""
         self._heartbeat.stop()
         servers = {task: identity for task, identity in self._members.items() if task[:3] == "ps-"}
-        if servers and not self._directory.finished(self._config.steps):
-            self._record(restart={**self._unfit, **servers})
+        try:
+            if servers and not self._directory.finished(self._config.steps):
+                self._record(restart={**self._unfit, **servers})
+        except (OSError, ValueError) as error:
+            log.warning("cannot ask the ps to start anew: %s", error)
 
     def form(self) -> Cluster:
         """Wait for the members and return the cluster of those that this turn trains on; raises Stopped."""
@@ -121,7 +125,7 @@ class Membership:
             return
         self._asked = set(processes)
         log.info("%s: restarting, without what an earlier coordinator left there", ", ".join(processes))
-        self._record(restart=processes)
+        self._record(restart={**self._unfit, **processes})
 
     def _name_missing(self, missing: dict[str, str]) -> None:
         if missing == self._named and time.monotonic() - self._told < REMIND_SECONDS:
@@ -159,11 +163,14 @@ class Membership:
             self._progress.events.write(event, task=task, host=self._cluster.servers[task], message=message)
         if not tasks:
             self._progress.events.write(event, message=message)
+        now = self.guard.formation()
+        self._unfit.update({task: now[task] for task in tasks if task in now})
         self.leave()
         # A phase that hung counts as a crash, a member that is gone does not.
         end_attempt(self._directory, counted=not tasks, trouble=bool(tasks), message=message)
         workers = [task for task in tasks if task.startswith("worker-")]
         if self._config.elastic and workers:
-            self._record(without=sorted({*self._without, *workers}))
+            with contextlib.suppress(OSError, ValueError):  # the next process will wait for them in vain
+                self._record(without=sorted({*self._without, *workers}))
         self._progress.enter("waiting", message)
         self._progress.close(LEAVE_SECONDS)

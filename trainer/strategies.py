@@ -44,9 +44,14 @@ def stop_listening(port: int) -> None:
     """Free the port of this process's last strategy: TensorFlow never stops a server, and can't start another there."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
-            copy = socket.socket(fileno=os.dup(int(name)))
+            descriptor = os.dup(int(name))
         except OSError:
-            continue  # no socket, or closed meanwhile
+            continue  # closed meanwhile
+        try:
+            copy = socket.socket(fileno=descriptor)
+        except OSError:
+            os.close(descriptor)  # no socket
+            continue
         with copy:
             # gRPC's sockets share their address with others (SO_REUSEADDR): it is enough that this one rests.
             if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and copy.getsockname()[1] == port:

@@ -183,3 +183,12 @@ def test_taking_the_lease_removes_what_a_death_in_mid_save_left(directory: RunDi
     take(directory).release()
     assert list(directory.checkpoints.iterdir()) == []
     assert sorted(path.name for path in directory.path.glob("lease-*")) == ["lease-2.json"]
+
+
+def test_a_lease_is_newer_than_every_checkpoint_that_lies_there(directory: RunDirectory) -> None:
+    directory.checkpoints.mkdir(parents=True)
+    (directory.checkpoints / "ckpt-3.index").write_text("from another run")
+    directory.write_manifest(3, 9, "2.21")
+    lease = take(directory)
+    assert lease.epoch == 10
+    lease.release()
