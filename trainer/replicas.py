@@ -54,7 +54,7 @@ class RemoteReplicas:
         with self._empty_part_named():
             return self._coordinator.schedule(self._call, args=args)
 
-    def join(self, waiting: Callable[[], None]) -> None:
+    def join(self, waiting: Callable[[], None] = lambda: None) -> None:
         """Wait for all calls; raises what went wrong in them, or what `waiting`, called again and again, raises."""
         with self._empty_part_named():
             while not self._coordinator.done():
@@ -110,7 +110,7 @@ class OwnReplicas:
         except tf.errors.OutOfRangeError as error:
             raise UserError("the training data is empty, or this process's part of it") from error
 
-    def join(self, waiting: Callable[[], None]) -> None:
+    def join(self, waiting: Callable[[], None] = lambda: None) -> None:
         """Nothing is in flight here after a call."""
 
     def agree(self, numbers: list[int]) -> list[int]:
