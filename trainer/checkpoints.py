@@ -88,8 +88,6 @@ class RunDirectory:
         self.train_events = self.path / "events" / "train"
         self.eval_events = self.path / "events" / "eval"
         self.export = self.path / "export"
-        self.attempts = self.path / "attempts.json"
-        self.event_log = self.path / "events.jsonl"
 
     def claim(self, config: Config) -> None:
         """Remember the run's program, or raise UserError when the run belongs to another one."""
@@ -151,25 +149,15 @@ class RunDirectory:
         What a coordinator saved that had lost its lease, and did not know, never counts: steps that a later epoch
         went back behind.
         """
-        found = []
-        for step in self._with_manifest():
-            with contextlib.suppress(ValueError):  # `unreadable` finds it
-                if manifest := Manifest.read(self.manifest(step)):
-                    found.append((manifest.epoch, step))
         counting: list[int] = []
-        for _, step in sorted(found, reverse=True):
+        for _, step in sorted(self._epochs(), reverse=True):
             if not counting or step < counting[-1]:
                 counting.append(step)
         return counting[::-1]
 
     def saved_epoch(self) -> int:
         """Return the newest epoch in which a checkpoint was saved, 0 without any."""
-        newest = 0
-        for step in self._with_manifest():
-            with contextlib.suppress(ValueError):
-                if manifest := Manifest.read(self.manifest(step)):
-                    newest = max(newest, manifest.epoch)
-        return newest
+        return max((epoch for epoch, _ in self._epochs()), default=0)
 
     def unreadable(self) -> list[int]:
         """Return the steps of checkpoints whose manifest is no manifest."""
@@ -270,6 +258,15 @@ class RunDirectory:
     def set_aside_files(self) -> list[Path]:
         """Return the manifests that were set aside and not removed since."""
         return sorted(self.checkpoints.glob(f"ckpt-*.manifest.json{SET_ASIDE}"))
+
+    def _epochs(self) -> list[tuple[int, int]]:
+        """Return epoch and step of every checkpoint with a manifest that can be read."""
+        found = []
+        for step in self._with_manifest():
+            with contextlib.suppress(ValueError):  # `unreadable` finds it
+                if manifest := Manifest.read(self.manifest(step)):
+                    found.append((manifest.epoch, step))
+        return found
 
     def _with_manifest(self) -> list[int]:
         return sorted(int(match[1]) for name in names(self.checkpoints) if (match := MANIFEST.fullmatch(name)))

@@ -28,7 +28,7 @@ from trainer.failures import (
     explain,
     is_infrastructure,
 )
-from trainer.formation import Reform
+from trainer.formation import Reform, names
 from trainer.lease import Lease
 from trainer.logs import without_chatter
 from trainer.members import silent
@@ -306,7 +306,7 @@ def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, 
         if not progress.leads and directory.finished(config.steps) is not None:
             raise Infrastructure("the run has finished meanwhile")  # which this member finds at its next start
         if missing != named or time.monotonic() - told >= REMIND_SECONDS:
-            message = "no answer from " + ", ".join(f"{task} ({address})" for task, address in missing.items())
+            message = f"no answer from {names(missing)}"
             log.info("waiting for members: %s", message)
             progress.enter("waiting", message)
             named, told = missing, time.monotonic()

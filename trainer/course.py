@@ -60,8 +60,7 @@ class Course:
         self._guard = guard
         self._asked_at: float | None = None
         self._began = began
-        self.advanced = False
-        """Whether a block has ended."""
+        self._advanced = False
         self._pacer = Pacer(config.steps_per_call, replicas.parallel, config.log_seconds)
         self._checkpoints = Checkpoints(
             directory, replicas.model, replicas.step, config, leads=progress.leads, lease=lease, saved=self._saved
@@ -154,8 +153,8 @@ class Course:
         now = time.monotonic()
         self._phases.progressed()
         self._progress.ledger.trained(self.step)
-        if not self.advanced:
-            self.advanced = True
+        if not self._advanced:
+            self._advanced = True
             self._progress.events.write("training", seconds=now - self._began, message=f"step {self.step}")
         every, interval = config.checkpoint_steps, config.checkpoint_seconds
         # A call that ran twice, because its worker died, takes the step beyond where the block was to end.

@@ -6,7 +6,6 @@ cluster of the members that answer.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ from trainer.phases import Phases
 if TYPE_CHECKING:
     from trainer.heartbeat import Heartbeat
 
-log = logging.getLogger(__name__)
 # TensorFlow reports a ps whose socket closes at once, except in the middle of a long step, or when no step needs it.
 REPORT_SECONDS = 10.0
 STEADY_SECONDS = 3.0  # a member that is back has answered for so long

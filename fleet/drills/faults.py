@@ -71,6 +71,11 @@ def run_everywhere(stage: Stage, scripts: Mapping[str, str], timeout: float = 60
     return {host: answer.stdout for host, answer in answers.items()}
 
 
+def for_each(victims: Mapping[str, list[tuple[Task, int]]], line: Callable[[Task, int], str]) -> dict[str, str]:
+    """Return each host's script: a line for each of its tasks."""
+    return {host: "\n".join(line(task, pid) for task, pid in mine) for host, mine in victims.items()}
+
+
 @dataclass(frozen=True)
 class Kill(Fault):
     """SIGKILL, after which systemd starts the tasks again."""
@@ -130,14 +135,8 @@ class Freeze(Fault):
 
     def strike(self, stage: Stage) -> str:
         victims = by_host(stage, self.hits(stage))
-        scripts = {
-            host: "\n".join(
-                f"root kill -STOP {pid} && sleep 0.1 && grep -q '^State:.T' /proc/{pid}/status || exit 1"
-                for _, pid in mine
-            )
-            for host, mine in victims.items()
-        }
-        run_everywhere(stage, scripts)
+        stop = "root kill -STOP {0} && sleep 0.1 && grep -q '^State:.T' /proc/{0}/status || exit 1"
+        run_everywhere(stage, for_each(victims, lambda task, pid: stop.format(pid)))
         return ", ".join(f"{task.name}'s process {pid} is stopped" for mine in victims.values() for task, pid in mine)
 
     def heal(self, stage: Stage) -> None:
@@ -160,14 +159,8 @@ class Down(Fault):
 
     def strike(self, stage: Stage) -> str:
         victims = by_host(stage, self.hits(stage))
-        scripts = {
-            host: "\n".join(
-                f"root kill -KILL {pid}; root systemctl stop {task.unit}; ! [ -e /proc/{pid}/exe ] || exit 1"
-                for task, pid in mine
-            )
-            for host, mine in victims.items()
-        }
-        run_everywhere(stage, scripts)
+        kill = "root kill -KILL {0}; root systemctl stop {1}; ! [ -e /proc/{0}/exe ] || exit 1"
+        run_everywhere(stage, for_each(victims, lambda task, pid: kill.format(pid, task.unit)))
         return f"{', '.join(task.name for mine in victims.values() for task, _ in mine)} down"
 
     def heal(self, stage: Stage) -> None:
