@@ -100,9 +100,22 @@ class RunDirectory:
         created = record["created"] if record is not None else time.time()
         write_record(self.settings, {"program": config.program, "created": created, "settings": config.as_dict()})
 
+    def mend(self) -> None:
+        """Set damaged records aside that a run can do without: only the lease's holder may."""
+        for path in (self.state, self.status, self.evaluation, self.attempts):
+            try:
+                read_record(path)
+            except ValueError as error:
+                aside = path.with_name(path.name + SET_ASIDE)
+                path.replace(aside)
+                log.warning("%s: going on without it, it is kept as %s", error, aside.name)
+
     def finished(self, steps: int) -> int | None:
         """Return the step at which the run finished, or None when there is something left to train."""
-        record = read_record(self.state)
+        try:
+            record = read_record(self.state)
+        except ValueError:  # a coordinator mends it
+            return None
         if record is None or record.get("state") != "finished":
             return None
         # A callback may have ended the training before the last step that was asked for.

@@ -74,10 +74,12 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         # A coordinator that is refused must not say of the run what it is doing itself.
         progress = Progress(config, directory, notifier, leads, waits=leads)
         progress.enter("waiting", "loading TensorFlow and the program")
+        phases = Phases.of(config, progress.phase)
         notifier.ready(progress.status.line())
-        notifier.watch(lambda: True)
+        notifier.watch(partial(is_in_time, phases))
         if leads:
             lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, "waiting"))
+            directory.mend()
             directory.claim(config)
             progress.begin()
             if lease.taken_from:
@@ -90,13 +92,13 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
                 )
                 time.sleep(pause)
         if config.strategy == "parameter_server" and not in_process:
-            membership = Membership(config, cluster, directory, progress, Phases.of(config, progress.phase))
+            membership = Membership(config, cluster, directory, progress, phases)
             membership.restart_stale()
         with without_chatter():
             import tensorflow  # noqa: F401
         program = load_program(config.program)
         file = program_file(program)
-        Training(config, cluster, program, directory, progress, membership, lease).run()
+        Training(config, cluster, program, directory, progress, phases, membership, lease).run()
         return FINISHED
     except Stopped:
         enter(progress, "stopped", "")
@@ -124,6 +126,13 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             lease.release()
 
 
+def is_in_time(phases: Phases) -> bool:
+    """Return whether systemd's watchdog is to be told that all is well; under parameter_server the guard is faster."""
+    if late := phases.overdue():
+        log.error("%s; leaving it to systemd's watchdog to start anew", late)
+    return not late
+
+
 def enter(progress: Progress | None, state: str, message: str) -> None:
     if progress is not None:
         progress.enter(state, message)
@@ -131,7 +140,7 @@ def enter(progress: Progress | None, state: str, message: str) -> None:
 
 def train(config: Config, cluster: Cluster, program: Any, directory: RunDirectory, progress: Progress) -> None:
     """Train to the end on members that live as long as this process does; raises Stopped when asked to stop."""
-    Training(config, cluster, program, directory, progress).run()
+    Training(config, cluster, program, directory, progress, Phases.of(config, progress.phase)).run()
 
 
 class Training:
@@ -144,6 +153,7 @@ class Training:
         program: Any,
         directory: RunDirectory,
         progress: Progress,
+        phases: Phases,
         membership: Membership | None = None,
         lease: Lease | None = None,
     ) -> None:
@@ -154,7 +164,7 @@ class Training:
         self._progress = progress
         self._membership = membership
         self._lease = lease
-        self._phases = membership.phases if membership else Phases.of(config, progress.phase)
+        self._phases = phases
         self._stopping = StopRequest()
         self._began = time.monotonic()
         self._replicas: Any = None

@@ -39,7 +39,7 @@ class Membership:
     def __init__(
         self, config: Config, cluster: Cluster, directory: RunDirectory, progress: Progress, phases: Phases
     ) -> None:
-        self.phases = phases
+        self._phases = phases
         self.began = time.monotonic()
         """When the time without training began that the present turn ends."""
         self._config = config
@@ -83,7 +83,7 @@ class Membership:
     def form(self) -> Cluster:
         """Wait for the members and return the cluster of those that this turn trains on; raises Stopped."""
         on_sigterm(raise_stopped)
-        self.phases.enter("waiting")
+        self._phases.enter("waiting")
         members = form(
             self._config, self._cluster, self._heartbeat, self._unfit, self._without, self._restart, self._name_missing
         )

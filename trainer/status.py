@@ -58,13 +58,16 @@ class Status:
 
 def read_status(directory: RunDirectory, program: str | None = None, steps: int | None = None) -> Status:
     """Return a run's status with its newest evaluation and last events; of a run that was never started, a new one."""
-    record = read_record(directory.status)
     status = Status(run=directory.run, run_dir=str(directory.path), program=program, steps=steps)
-    if record is not None:
+    try:
+        record = read_record(directory.status) or {}
+        evaluation = read_record(directory.evaluation)
+    except ValueError as error:  # the next coordinator mends it; one run's damage must not hide the others
+        record, evaluation = {"run": directory.run, "run_dir": "", "state": "unknown", "message": str(error)}, None
+    if record:
         known = {field.name for field in dataclasses.fields(Status)}
         status = Status(**{key: value for key, value in record.items() if key in known})
     status.run_dir = str(directory.path)
-    evaluation = read_record(directory.evaluation)
     if evaluation is not None:
         status.evaluation = {"step": evaluation.get("step"), "metrics": evaluation.get("metrics")}
     status.events = read_events(directory.event_log)

@@ -22,6 +22,7 @@ PACE = ".psfleet-drill"  # trainer/drill.py reads it on the shared path
 SHORT_STEP = 0.05
 LONG_STEP = 60.0
 START_SECONDS = 240.0
+STILL_SECONDS = 60.0
 AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 
 _STEP = re.compile(r"\bstep (\d+) of \d+")
@@ -204,7 +205,10 @@ class Stage:
         """Have a long step in flight on every worker; raises DrillFailed when short ones go on."""
         self.pace(LONG_STEP)
         last, since = self.look().step, self.desk.clock()
+        end = since + STILL_SECONDS
         while self.desk.clock() - since < 4.0:
+            if self.desk.clock() > end:
+                raise DrillFailed(f"short steps go on {STILL_SECONDS:.0f} s after {PACE} was to make them long")
             step = self.look().step
             if step != last:
                 last, since = step, self.desk.clock()

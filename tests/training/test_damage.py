@@ -41,6 +41,8 @@ def test_run_goes_on_before_the_damage_and_saves_that_step_again(runs: Runs, end
     assert first.wait() == 0, first.output
     assert runs.checkpoints(run) == [50, 100]
     truncate(checkpoints, f"ckpt-100.{ending}")
+    for name in ("state.json", "status.json", "evaluation.json"):
+        (runs.directory(run) / name).write_text('{"step": 1')
 
     second = runs.local("ids:Ids", run, 150, *OPTIONS)
     assert second.wait() == 0, second.output
@@ -51,6 +53,11 @@ def test_run_goes_on_before_the_damage_and_saves_that_step_again(runs: Runs, end
     assert "trained to step 150; 100 steps in" in second.output
     aside = {path.name.removeprefix("ckpt-100.").split("-")[0] for path in checkpoints.glob("ckpt-100.*.bad")}
     assert aside == {"manifest.json.bad", "index.bad", "data"}
+    assert {path.name for path in runs.directory(run).glob("*.bad")} == {
+        "state.json.bad",
+        "status.json.bad",
+        "evaluation.json.bad",
+    }
     assert runs.checkpoints(run) == [50, 100, 150]
     assert [read_all(str(checkpoints / f"ckpt-{step}")) for step in (50, 100, 150)] == [50, 100, 150]
 

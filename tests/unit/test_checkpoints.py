@@ -231,3 +231,20 @@ def test_finished_until_more_steps_are_wanted(tmp_path: Path) -> None:
     assert directory.finished(100) == 100
     assert directory.finished(50) == 100
     assert directory.finished(200) is None
+
+
+def test_damaged_records_are_set_aside_and_whole_ones_stay(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "r")
+    directory.set_state("finished", 100)
+    directory.evaluation.write_text('{"step": 7}')
+    directory.status.write_text('{"step": 7, "sta')
+    directory.mend()
+    assert directory.finished(100) == 100
+    assert directory.evaluation.exists()
+    assert not directory.status.exists()
+    assert (directory.path / "status.json.bad").read_text() == '{"step": 7, "sta'
+    directory.state.write_text("")
+    assert directory.finished(100) is None
+    directory.mend()
+    directory.set_state("training", 50)
+    assert (directory.path / "state.json.bad").read_text() == ""

@@ -82,6 +82,14 @@ def test_status_of_a_newer_trainer_can_be_read(tmp_path: Path) -> None:
     assert read_status(directory).state == "training"
 
 
+def test_a_damaged_status_hides_no_other_run(tmp_path: Path) -> None:
+    write_status(tmp_path, "a", state="training")
+    RunDirectory(tmp_path, "b").path.mkdir()
+    RunDirectory(tmp_path, "b").status.write_text("{")
+    assert {status.run: status.state for status in read_all(tmp_path)} == {"a": "training", "b": "unknown"}
+    assert "status.json is not JSON" in describe(read_status(RunDirectory(tmp_path, "b")))
+
+
 def test_text_shows_what_is_known() -> None:
     status = Status(
         run="a", run_dir="/r/a", state="training", step=10, steps=40, steps_per_second=20.0, eta_seconds=1.5
