@@ -263,7 +263,7 @@ class Training:
         try:
             if config.api == "fit":
                 if not train_with_fit(config, program, replicas, course):
-                    course.save()
+                    course.save_the_end()
                     ended = ", where a callback ended it"
             else:
                 if hasattr(program, "callbacks"):

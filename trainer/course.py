@@ -14,7 +14,7 @@ from typing import Any
 from trainer.checkpoints import Checkpoints, RunDirectory
 from trainer.config import Config
 from trainer.evaluation import Results
-from trainer.failures import Stopped
+from trainer.failures import Infrastructure, Stopped
 from trainer.formation import Reform
 from trainer.guard import Guard
 from trainer.lease import Lease
@@ -169,7 +169,9 @@ class Course:
         self._pacer.sizes = (sizes[0], sizes[1])
         ends = stop or self.done
         returned = self._returned() if save and not ends else []
-        if save or ends:
+        if self.done and not stop:
+            self.save_the_end()
+        elif save or ends:
             self.save(wait=bool(ends or returned))
         if show or ends:
             self._show(outputs, reset_metrics)
@@ -194,6 +196,22 @@ class Course:
             if again or not there:
                 self._checkpoints.save(wait, again)
         self._saved_at = time.monotonic()
+
+    def save_the_end(self, again: bool = False) -> None:
+        """Save what the training has come to, and try until it is saved: nothing is left to train meanwhile.
+
+        Raises UserError when saves have failed for the user's limit, Infrastructure when asked to stop.
+        """
+        while True:
+            try:
+                self.save(again)
+                return
+            except Infrastructure as error:
+                # Members in step save together, and so begin together anew.
+                if self._stopping() or self._config.strategy == "multi_worker_mirrored":
+                    raise
+                self._progress.enter("training", str(error))
+                time.sleep(PATIENCE_SECONDS)
 
     def _returned(self) -> list[str]:
         """Return the members that can be taken in now: not while TensorFlow takes in another, or saves fail."""

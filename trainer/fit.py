@@ -58,7 +58,7 @@ def train_with_fit(config: Config, program: Any, replicas: Any, course: Course) 
     )
     if own or getattr(model.optimizer, "use_ema", False):
         # At the end Keras takes averages for weights, and callbacks may put back the best ones.
-        course.save(again=True)
+        course.save_the_end(again=True)
     return course.done
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from threading import Event, Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +15,7 @@ import tensorflow as tf
 from trainer.checkpoints import RunDirectory
 from trainer.config import Config
 from trainer.course import Course
-from trainer.failures import Stopped
+from trainer.failures import Stopped, UserError
 from trainer.loop import train_with_loop
 from trainer.metrics import Progress
 from trainer.notify import Notifier
@@ -97,3 +100,34 @@ def test_an_epoch_at_whose_end_a_run_was_stopped_is_evaluated_when_it_goes_on(tm
     assert run.evaluated == []
     run.train()
     assert run.evaluated == [20, 40, 60, 80, 100]
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Says whether the shared path is full; nothing waits for longer than it must."""
+    full = Event()
+    write = RunDirectory.write_manifest
+
+    def write_or_fail(self: RunDirectory, *arguments: Any) -> None:
+        if full.is_set():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, *arguments)
+
+    monkeypatch.setattr(RunDirectory, "write_manifest", write_or_fail)
+    monkeypatch.setattr("trainer.course.PATIENCE_SECONDS", 0.1)
+    full.set()
+    return full
+
+
+def test_the_end_is_saved_when_the_storage_is_back(tmp_path: Path, full: Event) -> None:
+    run = Run(tmp_path)
+    Timer(1.5, full.clear).start()
+    run.train()
+    assert run.directory.newest() == 100
+
+
+@pytest.mark.usefixtures("full")
+def test_the_end_that_cannot_be_saved_is_an_error_after_the_users_limit(tmp_path: Path) -> None:
+    run = Run(tmp_path, storage_seconds=1.0)
+    with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+ for 1 s: .* storage_seconds, 1"):
+        run.train()
