@@ -3,7 +3,8 @@
 `strike` returns what was proven and raises DrillFailed when it can't be; `heal` may be called twice, and where nothing
 was struck. `lasts` is how long the fault stays (seconds; 0: it is over at once), `hits` whose processes it ends,
 freezes or cuts off. `strikes_late`: it happens at the end of `strike` rather than at its beginning; `takes_ssh`: the
-hosts can't be asked while it lasts.
+hosts can't be asked while it lasts; `takes_away`: the training goes on without the members that it hits, and takes
+them in again afterwards.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Fault:
     lasts: float = 0.0
     strikes_late: ClassVar[bool] = False
     takes_ssh: ClassVar[bool] = False
+    takes_away: ClassVar[bool] = False
 
     def hits(self, stage: Stage) -> list[Task]:
         return []
@@ -173,6 +175,7 @@ class Cut(Fault):
 
     job: str
     lasts: float = 120.0
+    takes_away: ClassVar[bool] = True
 
     def hits(self, stage: Stage) -> list[Task]:
         return stage.inventory.tasks_on(stage.victim(self.job).host)
@@ -226,6 +229,7 @@ class PowerOff(Fault):
     job: str
     lasts: float = 60.0
     takes_ssh: ClassVar[bool] = True
+    takes_away: ClassVar[bool] = True
 
     def hits(self, stage: Stage) -> list[Task]:
         return stage.inventory.tasks_on(stage.victim(self.job).host)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fleet.drills.faults import Fault
-from fleet.drills.stage import AS_TRAINER, SHORT_STEP, DrillFailed, Stage
+from fleet.drills.stage import AS_TRAINER, SHORT_STEP, DrillFailed, Process, Stage
 from fleet.drills.watch import (
     Watch,
     describe_process,
@@ -68,6 +68,7 @@ def recovers(
             stage.begin_long_step()
         found = Findings()
         watch = Watch(stage)
+        others: dict[str, Process] = {}
         hit = fault.hits(stage)
         must = [task.name for task in stage.inventory.tasks if drill.must_restart(stage, task, hit)]
         try:
@@ -85,6 +86,7 @@ def recovers(
                 if goes_on:
                     trained = watch.has_trained_since(ends - TRAINS_BY_THEN)
                     found.expect(trained, f"nothing was trained at the end of the {fault.lasts:.0f} s of the fault")
+                others = stage.processes(away=[task.host for task in hit])
                 fault.heal(stage)
                 watch.away, healed = [], stage.desk.clock()
             watch.until(
@@ -99,8 +101,13 @@ def recovers(
         low = lowest_step(watch.samples)
         found.expect(low is None or low >= floor, f"it went back to step {low}, before the checkpoint {floor}")
         for task in hit:
-            if task.server and not drill.long_step:
+            if task.server and (fault.lasts or not drill.long_step):
                 found.expect(_is_used(stage, task), f"{task.name} runs, and takes no part")
+        if fault.takes_away:
+            now = stage.processes()
+            for name in others:
+                same = now[name].invocation == others[name].invocation
+                found.expect(same, f"{name} was started anew when {', '.join(task.name for task in hit)} came back")
         if tensors:
             _expect_equal_tensors(found, stage, watch)
         return found

@@ -340,6 +340,29 @@ def test_what_others_must_end_is_taken_back_only_after_the_recovery() -> None:
     assert stage.healed >= stage.struck + stage.after
 
 
+class Leave(Strike):
+    lasts = 30.0
+    takes_away = True
+
+
+class RestartsAtTheReturn(Simulated):
+    def processes(self, hosts: Any = None, away: Any = ()) -> dict[str, Process]:
+        found = super().processes(hosts, away)
+        if self.healed:
+            found["worker-0"] = replace(RUNS, invocation="c3")
+        return found
+
+
+@pytest.mark.usefixtures("_takes_part")
+@pytest.mark.parametrize(
+    ("cluster", "problems"),
+    [(Simulated, []), (RestartsAtTheReturn, ["worker-0 was started anew when ps-1 came back"])],
+)
+def test_who_comes_back_may_disturb_nobody(cluster: type[Simulated], problems: list[str]) -> None:
+    drill = replace(named("ps-cut"), may_too=("worker",))
+    assert recovers(Leave())(cluster(8.0, 1000, ()), drill).problems == problems
+
+
 @pytest.mark.usefixtures("_takes_part")
 @pytest.mark.parametrize(
     ("seen", "problem"),
