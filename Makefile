@@ -43,11 +43,12 @@ lab: packages  ## five hosts with SSH (docs/lab.md)
 site: venv  ## make the hosts right: ansible-playbook site.yml
 	ansible-playbook site.yml
 
-test: packages  ## lint, unit, training and infra, in this order
+test: packages  ## lint, unit, training, infra and dozen, in this order
 	$(MAKE) lint
 	$(MAKE) unit
 	$(MAKE) training
 	$(MAKE) infra
+	$(MAKE) dozen
 
 lint: venv  ## ruff, mypy, yamllint, ansible-lint
 	ruff check

@@ -14,7 +14,7 @@ VERDICT = re.compile(r"^(pass|FAIL|skip)  ([a-z0-9-]+): ")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "dozen: one of the drills of `make dozen`")
+    config.addinivalue_line("markers", "dozen: one of the drills of `make dozen`, and so of `make test`")
 
 
 @pytest.fixture(scope="session")
