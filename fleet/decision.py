@@ -115,6 +115,8 @@ def judge_task(task: Task, observation: Observation) -> tuple[str, bool]:
     state = f"{unit.active} ({unit.sub})"
     if unit.health is Health.RUNNING:
         now = observation.clocks[task.host]
+        if (seconds := unit.silent(now)) is not None:
+            return f"{state}, no sign of life for {seconds:.0f} s", True
         # One that trains listens only while its strategy lives.
         deaf = observation.listening.get(task.name) is False and task.server
         return state, deaf and unit.since is not None and now - unit.since > PORT_SECONDS

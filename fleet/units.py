@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -19,6 +20,8 @@ PROPERTIES = (
     "StatusText",
     "StateChangeTimestamp",
     "MainPID",
+    "WatchdogTimestamp",
+    "WatchdogUSec",
 )
 
 # Exit code of `python -m trainer` for the user's own error, after which systemd leaves the task down.
@@ -52,6 +55,8 @@ class Unit:
     status_text: str = ""
     since: float | None = None  # when the state last changed, in seconds since 1970 by the host's clock
     pid: int = 0  # 0: no process
+    alive: float | None = None  # its last sign of life to systemd's watchdog, likewise
+    watchdog: float | None = None  # after so many seconds without one systemd ends it
 
     @property
     def enabled(self) -> bool:
@@ -70,6 +75,16 @@ class Unit:
             "reloading": Health.RUNNING,
             "deactivating": Health.STOPPING,
         }.get(self.active, Health.STOPPED)
+
+    def silent(self, now: float) -> float | None:
+        """Return for how long (seconds) it has given no sign of life, if it should have given two meanwhile.
+
+        A server's is that it answers TensorFlow's own GetStatus.
+        """
+        if self.alive is None or not self.watchdog or self.health is not Health.RUNNING:
+            return None
+        seconds = now - self.alive
+        return seconds if seconds > self.watchdog * 2 / 3 else None
 
     @property
     def up(self) -> bool:
@@ -114,6 +129,8 @@ def _unit(values: Mapping[str, str]) -> Unit:
         status_text=values.get("StatusText", ""),
         since=_timestamp(values.get("StateChangeTimestamp", "")),
         pid=int(values.get("MainPID") or 0),
+        alive=_timestamp(values.get("WatchdogTimestamp", "")),
+        watchdog=_time_span(values.get("WatchdogUSec", "")),
     )
 
 
@@ -123,6 +140,13 @@ def _timestamp(text: str) -> float | None:
         return datetime.strptime(text, "%a %Y-%m-%d %H:%M:%S UTC").replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
         return None
+
+
+def _time_span(text: str) -> float | None:
+    # As systemd writes it: "30s", "1min 30s". Empty, "0" or "infinity": none.
+    units = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+    found = re.findall(r"(\d+)(d|h|min|s|ms|us)\b", text)
+    return sum(int(number) * units[unit] for number, unit in found) or None
 
 
 def find_trouble(unit: Unit, restarts_before: int) -> str | None:

@@ -106,7 +106,7 @@ def recovers(
         if fault.takes_away:
             now = stage.processes()
             for name in others:
-                same = now[name].invocation == others[name].invocation
+                same = name in now and now[name].invocation == others[name].invocation
                 found.expect(same, f"{name} was started anew when {', '.join(task.name for task in hit)} came back")
         if tensors:
             _expect_equal_tensors(found, stage, watch)

@@ -16,6 +16,8 @@ ActiveState=active
 SubState=running
 UnitFileState=enabled
 StateChangeTimestamp=Thu 2025-11-20 14:25:01 UTC
+WatchdogTimestamp=Thu 2025-11-20 14:25:31 UTC
+WatchdogUSec=1min 30s
 
 Result=exit-code
 NRestarts=4
@@ -100,3 +102,14 @@ def test_restarts_are_trouble_only_when_they_go_on() -> None:
 @pytest.mark.parametrize("active", ["active", "activating", "inactive"])
 def test_running_starting_and_stopped_units_are_no_trouble(active: str) -> None:
     assert find_trouble(Unit("u", active=active), 0) is None
+
+
+def test_a_unit_without_signs_of_life_is_silent() -> None:
+    chief = parse_units(SHOWN)["trainer@chief-0.service"]
+    assert chief.watchdog == 90.0
+    assert chief.alive is not None
+    assert chief.silent(chief.alive + 59.0) is None
+    assert chief.silent(chief.alive + 61.0) == pytest.approx(61.0)
+    assert replace(chief, active="inactive").silent(chief.alive + 1000.0) is None
+    ps = parse_units(SHOWN)["trainer@ps-0.service"]
+    assert (ps.alive, ps.watchdog, ps.silent(2e9)) == (None, None, None)
