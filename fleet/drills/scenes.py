@@ -29,6 +29,7 @@ PATIENCE = 60.0
 # A training that a lasting fault must not stop trains in so many of its last seconds.
 TRAINS_BY_THEN = 15.0
 USED_SECONDS = 60.0
+RETURN_SECONDS = 90.0
 
 
 @dataclass
@@ -93,6 +94,14 @@ def recovers(
                 lambda: watch.run_again(must) and watch.has_trained_since(max(healed, _last_restart(watch)) + 1.0),
                 drill.paused + PATIENCE,
             )
+            if fault.takes_away:
+                back = watch.until(lambda: watch.has_formed_whole_since(healed), RETURN_SECONDS)
+                found.expect(back, f"{', '.join(task.name for task in hit)} was not taken in again")
+                whole = stage.desk.clock()
+                found.expect(
+                    watch.until(lambda: watch.has_trained_since(whole), PATIENCE),
+                    "nothing was trained with all members",
+                )
         finally:
             fault.heal(stage)
             stage.pace(SHORT_STEP)

@@ -345,7 +345,18 @@ class Leave(Strike):
     takes_away = True
 
 
-class RestartsAtTheReturn(Simulated):
+class TakesIn(Simulated):
+    def look(self) -> Sample:
+        sample = super().look()
+        if not self.healed or self.now < self.healed + 7.0:
+            return sample
+        return replace(sample, events=[*sample.events, {"time": self.healed + 7.0, **FORMED}])
+
+
+FORMED = {"event": "formed", "message": "all members"}
+
+
+class RestartsAtTheReturn(TakesIn):
     def processes(self, hosts: Any = None, away: Any = ()) -> dict[str, Process]:
         found = super().processes(hosts, away)
         if self.healed:
@@ -356,7 +367,11 @@ class RestartsAtTheReturn(Simulated):
 @pytest.mark.usefixtures("_takes_part")
 @pytest.mark.parametrize(
     ("cluster", "problems"),
-    [(Simulated, []), (RestartsAtTheReturn, ["worker-0 was started anew when ps-1 came back"])],
+    [
+        (TakesIn, []),
+        (Simulated, ["ps-1 was not taken in again"]),
+        (RestartsAtTheReturn, ["worker-0 was started anew when ps-1 came back"]),
+    ],
 )
 def test_who_comes_back_may_disturb_nobody(cluster: type[Simulated], problems: list[str]) -> None:
     drill = replace(named("ps-cut"), may_too=("worker",))
