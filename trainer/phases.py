@@ -19,8 +19,8 @@ class Phases:
         """Take each phase's deadline (seconds, 0 for none) and whom to tell that a phase begins."""
         self._deadlines = dict(deadlines)
         self._entered = entered
-        self.phase = "waiting"
-        self._since = time.monotonic()
+        # In one piece: the guard's thread looks at any moment.
+        self._now = ("waiting", time.monotonic())
 
     @classmethod
     def of(cls, config: Config, entered: Callable[[str], None]) -> Phases:
@@ -28,10 +28,14 @@ class Phases:
         deadlines = {phase: getattr(config, f"{phase}_seconds") for phase in PHASES}
         return cls({**deadlines, "waiting": 0.0}, entered)
 
+    @property
+    def phase(self) -> str:
+        return self._now[0]
+
     def enter(self, phase: str) -> None:
         """Begin a phase: its deadline counts from now."""
         assert phase in PHASES, phase
-        self.phase, self._since = phase, time.monotonic()
+        self._now = (phase, time.monotonic())
         self._entered(phase)
 
     @contextlib.contextmanager
@@ -46,11 +50,12 @@ class Phases:
 
     def progressed(self) -> None:
         """Something of this phase is done: its deadline counts from now."""
-        self._since = time.monotonic()
+        self._now = (self.phase, time.monotonic())
 
     def overdue(self) -> str:
         """Say which phase has passed its deadline, or nothing."""
-        phase, seconds = self.phase, time.monotonic() - self._since
+        phase, since = self._now
+        seconds = time.monotonic() - since
         deadline = self._deadlines.get(phase, 0.0)
         if not deadline or seconds <= deadline:
             return ""
