@@ -14,7 +14,7 @@ from typing import Any
 from trainer.checkpoints import Checkpoints, RunDirectory
 from trainer.config import Config
 from trainer.evaluation import Results
-from trainer.failures import Infrastructure, Stopped
+from trainer.failures import Infrastructure, Stopped, UserError
 from trainer.formation import Reform
 from trainer.guard import Guard
 from trainer.lease import Lease
@@ -59,6 +59,8 @@ class Course:
         self._phases = phases
         self._guard = guard
         self._asked_at: float | None = None
+        self._idle_at: float | None = None
+        self._used = 0.0
         self._began = began
         self._advanced = False
         self._pacer = Pacer(config.steps_per_call, replicas.parallel, config.log_seconds)
@@ -129,25 +131,50 @@ class Course:
         self._block_at = time.monotonic()
 
     def waiting(self) -> None:
-        """Leave while calls are in flight, when asked to stop and they will not end in time; raises Stopped."""
+        """Look around while calls are in flight.
+
+        Leaves when asked to stop and they will not end in time, or when no worker came for the user's limit; raises
+        Stopped, and UserError.
+        """
+        alive = self._guard is None or self._guard.workers_alive()
+        self._wait_for_workers(alive)
         if not self._stopping():
             return
         self._asked_at = self._asked_at or time.monotonic()
         why = ""
         if time.monotonic() - self._asked_at > STOP_PATIENCE_SECONDS:
             why = f"a call has not ended {STOP_PATIENCE_SECONDS:.0f} s after the request to stop"
-        elif self._guard is not None and not self._guard.workers_alive():
+        elif not alive:
             why = "no worker is there to end the calls in flight"
         if why:
             log.warning("%s: saving without it", why)
             self.save()
             raise Stopped
 
+    def _wait_for_workers(self, alive: bool) -> None:
+        """Tell the time in which no worker is there from that of the training, which it neither is nor slows down."""
+        now, limit = time.monotonic(), self._config.waiting_seconds
+        if not alive and self._idle_at is None:
+            self._idle_at, self._used = now, self._phases.seconds
+            self._phases.enter("waiting")
+            self._progress.enter("waiting", "no worker answers: going on with the first that is back")
+        elif not alive and self._idle_at is not None and 0 < limit < now - self._idle_at:
+            self.save()
+            raise UserError(f"waited {now - self._idle_at:.0f} s (waiting_seconds) for a worker: start one")
+        elif alive and self._idle_at is not None:
+            self._block_at += now - self._idle_at
+            self._logged_at += now - self._idle_at
+            self._idle_at = None
+            # A worker that comes and goes shall not have the deadline begin anew each time.
+            self._phases.enter("training", self._used)
+            self._progress.enter("training")
+
     def block_ended(self, outputs: Any, reset_metrics: bool = True) -> None:
         """Do what is due now that all calls of the block have ended; raises Stopped when asked to stop."""
         config, replicas = self._config, self._replicas
         if self._guard and (lost := self._guard.lost_servers()):
             raise Reform(f"{', '.join(lost)} has ended")  # which no step needed: TensorFlow has not said so
+        self._wait_for_workers(alive=True)  # by the next call at the latest it is seen whether one is there
         self._pacer.measured(self._calls, time.monotonic() - self._block_at)
         before, self.step = self.step, int(replicas.step.numpy())
         now = time.monotonic()

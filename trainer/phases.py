@@ -32,10 +32,15 @@ class Phases:
     def phase(self) -> str:
         return self._now[0]
 
-    def enter(self, phase: str) -> None:
-        """Begin a phase: its deadline counts from now."""
+    @property
+    def seconds(self) -> float:
+        """How much of its deadline the phase has used."""
+        return time.monotonic() - self._now[1]
+
+    def enter(self, phase: str, used: float = 0.0) -> None:
+        """Begin a phase: its deadline counts from now, or so many seconds of it are used already."""
         assert phase in PHASES, phase
-        self._now = (phase, time.monotonic())
+        self._now = (phase, time.monotonic() - used)
         self._entered(phase)
 
     @contextlib.contextmanager

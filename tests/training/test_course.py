@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Timer
 from types import SimpleNamespace
@@ -55,8 +57,16 @@ class Run:
         self.directory = RunDirectory(path, "default")
         self.evaluated: list[int] = []
 
-    def train(self, twice: int = -1, stop: bool = False, die_after: int = 99) -> None:
-        replicas = Counting(twice)
+    def train(
+        self,
+        twice: int = -1,
+        stop: bool = False,
+        die_after: int = 99,
+        replicas: Counting | None = None,
+        guard: Any = None,
+        phases: dict[str, float] | None = None,
+    ) -> None:
+        replicas = replicas or Counting(twice)
 
         def evaluate() -> dict[str, float]:
             self.evaluated.append(int(replicas.step.numpy()))
@@ -64,8 +74,11 @@ class Run:
                 raise SystemExit
             return {"loss": 0.0}
 
-        progress = Progress(self.config, self.directory, Notifier())
-        course = Course(self.config, replicas, self.directory, progress, lambda: stop, evaluate, Phases({}))
+        self.progress = progress = Progress(self.config, self.directory, Notifier())
+        self.phases = Phases(phases or {}, progress.phase)
+        course = Course(
+            self.config, replicas, self.directory, progress, lambda: stop, evaluate, self.phases, guard=guard
+        )
         course.restore()
         train_with_loop(replicas, course)
 
@@ -100,6 +113,95 @@ def test_an_epoch_at_whose_end_a_run_was_stopped_is_evaluated_when_it_goes_on(tm
     assert run.evaluated == []
     run.train()
     assert run.evaluated == [20, 40, 60, 80, 100]
+
+
+class Present:
+    """A guard that says who is there, as the test wants."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.back: list[str] = []
+
+    def lost_servers(self) -> list[str]:
+        return []
+
+    def returned(self) -> list[str]:
+        return self.back
+
+    def workers_alive(self) -> bool:
+        return self.alive
+
+
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Returns what sets the clock forward."""
+    passed, monotonic = [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed[0])
+    return lambda seconds: passed.append(passed.pop() + seconds)
+
+
+class Deserted(Counting):
+    """All workers are away during the block that ends beyond step 50: twice, for half of the time each."""
+
+    recovering = False
+
+    def __init__(self, run: Run, guard: Present, pass_time: Callable[[float], None], seconds: float) -> None:
+        super().__init__()
+        self.told: list[tuple[str, str]] = []
+        self._run, self._guard, self._pass_time, self._seconds = run, guard, pass_time, seconds
+
+    def join(self, waiting: Any) -> None:
+        if self.told or self.step.numpy() < 50:
+            return
+        for alive in (False, False, True) * 2:
+            if not alive and not self._guard.alive:
+                self._pass_time(self._seconds / 2)
+            self._guard.alive = alive
+            waiting()
+            assert not self._run.phases.overdue()
+            self.told.append((self._run.progress.status.state, self._run.phases.phase))
+
+
+def test_time_without_a_worker_is_waiting_and_no_training(tmp_path: Path, pass_time: Callable[[float], None]) -> None:
+    run, guard = Run(tmp_path, steps_per_call=10), Present()
+    replicas = Deserted(run, guard, pass_time, 7200)
+    run.train(replicas=replicas, guard=guard, phases={"training": 1800.0})
+    gone, there = ("waiting", "waiting"), ("training", "training")
+    assert replicas.told == [gone, gone, there, gone, gone, there]
+    ledger = run.progress.ledger.as_dict()
+    assert ledger["waiting"] == pytest.approx(7200, abs=60)
+    assert 0 < ledger["useful"] < 60
+    assert run.progress.status.steps_per_second > 1.0
+
+
+def test_a_worker_that_comes_and_goes_does_not_put_off_the_deadline(
+    tmp_path: Path, pass_time: Callable[[float], None]
+) -> None:
+    run, guard = Run(tmp_path, steps_per_call=10), Present()
+
+    class Flapping(Counting):
+        def join(self, waiting: Any) -> None:
+            for alive in (True, False) * 3:
+                guard.alive = alive
+                waiting()
+                pass_time(700)
+            guard.alive = True
+            waiting()
+            assert run.phases.overdue().startswith("training has lasted 2100 s")
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        run.train(replicas=Flapping(), guard=guard, phases={"training": 1800.0})
+
+
+def test_no_worker_for_the_users_limit_is_an_error_after_a_save(
+    tmp_path: Path, pass_time: Callable[[float], None]
+) -> None:
+    run, guard = Run(tmp_path, steps_per_call=10, waiting_seconds=1000.0), Present()
+    replicas = Deserted(run, guard, pass_time, 7200)
+    with pytest.raises(UserError, match=r"waited 36\d\d s \(waiting_seconds\) for a worker"):
+        run.train(replicas=replicas, guard=guard)
+    assert run.directory.newest() == replicas.step.numpy() > 50
 
 
 @pytest.fixture
