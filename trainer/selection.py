@@ -31,8 +31,18 @@ def apply_selection(config: Config) -> Config:
     try:
         chosen = config.replace(**selection)
         if "run" in selection and "program" not in selection:
-            record = read_record(RunDirectory(chosen.shared_dir, chosen.run).settings) or {}
-            return chosen.replace(program=record.get("program", chosen.program))
+            return chosen.replace(program=remembered_program(chosen) or chosen.program)
         return chosen
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def remembered_program(config: Config) -> str | None:
+    """Return the program that the run began with, None for a new run; raises ConfigError."""
+    path = RunDirectory(config.shared_dir, config.run).settings
+    try:
+        record = read_record(path) or {}
+    except ValueError as error:
+        mend = f"remove the file, or put a good one there, and start run {config.run} again with its --program"
+        raise ConfigError(f"{error}; {mend}") from error
+    return record.get("program")

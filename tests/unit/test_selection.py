@@ -37,6 +37,17 @@ def test_a_new_run_takes_the_settings_program_and_an_old_one_keeps_its_own(tmp_p
     assert apply_selection(config(tmp_path)).program == "mine:Two"
 
 
+def test_a_damaged_record_of_the_selected_run_is_named_with_what_mends_it(tmp_path: Path) -> None:
+    select(tmp_path, {"run": "second"})
+    record = RunDirectory(tmp_path, "second").settings
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
+    with pytest.raises(ConfigError, match=r"runs/second/run.json is not JSON.*remove the file.*run second.*--program"):
+        apply_selection(config(tmp_path))
+    select(tmp_path, {"run": "second", "program": "mine:Two"})
+    assert apply_selection(config(tmp_path)).program == "mine:Two"
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
