@@ -59,15 +59,20 @@ class Status:
 def read_status(directory: RunDirectory, program: str | None = None, steps: int | None = None) -> Status:
     """Return a run's status with its newest evaluation and last events; of a run that was never started, a new one."""
     status = Status(run=directory.run, run_dir=str(directory.path), program=program, steps=steps)
+    # The next coordinator mends what is damaged; one record's damage must not hide the others, nor other runs.
     try:
         record = read_record(directory.status) or {}
-        evaluation = read_record(directory.evaluation)
-    except ValueError as error:  # the next coordinator mends it; one run's damage must not hide the others
-        record, evaluation = {"run": directory.run, "run_dir": "", "state": "unknown", "message": str(error)}, None
+    except ValueError as error:
+        record = {"run": directory.run, "run_dir": "", "state": "unknown", "message": str(error)}
     if record:
         known = {field.name for field in dataclasses.fields(Status)}
         status = Status(**{key: value for key, value in record.items() if key in known})
     status.run_dir = str(directory.path)
+    evaluation = None
+    try:
+        evaluation = read_record(directory.evaluation)
+    except ValueError as error:
+        status.message = status.message or str(error)
     if evaluation is not None:
         status.evaluation = {"step": evaluation.get("step"), "metrics": evaluation.get("metrics")}
     status.events = read_events(directory.event_log)

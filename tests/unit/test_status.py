@@ -90,6 +90,15 @@ def test_a_damaged_status_hides_no_other_run(tmp_path: Path) -> None:
     assert "status.json is not JSON" in describe(read_status(RunDirectory(tmp_path, "b")))
 
 
+def test_a_damaged_evaluation_hides_nothing_else(tmp_path: Path) -> None:
+    write_status(tmp_path, "a", state="training", step=3, evaluation={"step": 1, "metrics": {"loss": 9.0}})
+    directory = RunDirectory(tmp_path, "a")
+    directory.evaluation.write_text("{")
+    status = read_status(directory)
+    assert (status.state, status.step, status.evaluation) == ("training", 3, {"step": 1, "metrics": {"loss": 9.0}})
+    assert "evaluation.json is not JSON" in status.message
+
+
 def test_text_shows_what_is_known() -> None:
     status = Status(
         run="a", run_dir="/r/a", state="training", step=10, steps=40, steps_per_second=20.0, eta_seconds=1.5
