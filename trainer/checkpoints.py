@@ -88,6 +88,7 @@ class RunDirectory:
         self.train_events = self.path / "events" / "train"
         self.eval_events = self.path / "events" / "eval"
         self.export = self.path / "export"
+        self._changing = threading.Lock()
 
     def claim(self, config: Config) -> None:
         """Remember the run's program, or raise UserError when the run belongs to another one."""
@@ -137,10 +138,32 @@ class RunDirectory:
         tasks that the coordinator uses with the identities of their processes, `without` those that it goes on
         without, `restart` the ps, with their identities, that shall start anew.
         """
-        record = {"epoch": 0, "members": {}, "without": [], "restart": {}, **(read_record(self.state) or {})}
         more = {"epoch": epoch, "members": members, "without": without, "restart": restart}
-        record.update({key: value for key, value in more.items() if value is not None})
-        write_record(self.state, {**record, "state": state, "step": step, "asked": asked})
+        self._change_state({"state": state, "step": step, "asked": asked, **more})
+
+    def set_members(
+        self,
+        members: Mapping[str, str] | None = None,
+        without: Sequence[str] | None = None,
+        restart: Mapping[str, str] | None = None,
+    ) -> None:
+        """Record whom the coordinator uses, as `set_state` does; the state stays as it was."""
+        self._change_state({"members": members, "without": without, "restart": restart})
+
+    def read_state(self) -> dict[str, Any]:
+        """Return the state record; what there is of none, or of a damaged one, is that of a new run."""
+        new = {"state": "waiting", "step": 0, "epoch": 0, "members": {}, "without": [], "restart": {}}
+        try:
+            return {**new, **(read_record(self.state) or {})}
+        except ValueError as error:
+            log.warning("%s: going on without it", error)
+            return new
+
+    def _change_state(self, changes: Mapping[str, Any]) -> None:
+        # The guard's thread writes its last words while the main one goes on.
+        with self._changing:
+            told = {key: value for key, value in changes.items() if value is not None}
+            write_record(self.state, {**self.read_state(), **told})
 
     def lease(self, epoch: int) -> Path:
         return self.path / f"lease-{epoch}.json"

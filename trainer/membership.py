@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-from typing import Any
 
 from trainer.attempts import end_attempt
 from trainer.checkpoints import RunDirectory
@@ -24,7 +23,6 @@ from trainer.guard import Guard
 from trainer.heartbeat import Heartbeat
 from trainer.metrics import Progress
 from trainer.phases import Phases
-from trainer.records import read_record
 from trainer.signals import on_sigterm, raise_stopped
 
 log = logging.getLogger(__name__)
@@ -46,12 +44,12 @@ class Membership:
         self._cluster = cluster
         self._directory = directory
         self._progress = progress
-        record = read_record(directory.state) or {}
+        record = directory.read_state()
         # By task, the processes that served earlier coordinators; those of them that shall not be used as they are.
-        self._known = {**record.get("members", {}), **record.get("restart", {})}
+        self._known = {**record["members"], **record["restart"]}
         servers = {task: identity for task, identity in self._known.items() if task[:3] == "ps-"}
-        self._unfit = {**record.get("restart", {}), **servers}
-        self._without = set(record.get("without", ()))
+        self._unfit = {**record["restart"], **servers}
+        self._without = set(record["without"])
         self._members: dict[str, str] = {}
         self._asked: set[str] = set()
         self._told_lost: set[str] = set()
@@ -76,7 +74,7 @@ class Membership:
         servers = {task: identity for task, identity in self._members.items() if task[:3] == "ps-"}
         try:
             if servers and not self._directory.finished(self._config.steps):
-                self._record(restart={**self._unfit, **servers})
+                self._directory.set_members(restart={**self._unfit, **servers})
         except (OSError, ValueError) as error:
             log.warning("cannot ask the ps to start anew: %s", error)
 
@@ -96,7 +94,7 @@ class Membership:
         self._known.update(members)
         self._members, self._told_lost = members, set()
         self._without, self._named = set(absent), {}
-        self._record(members=members, without=sorted(absent), restart=self._unfit)
+        self._directory.set_members(members=members, without=sorted(absent), restart=self._unfit)
         if absent:
             log.warning("going on without %s", names(absent))
         else:
@@ -115,17 +113,12 @@ class Membership:
         self._progress.enter("waiting", message)
         self._progress.events.write("recovering", message=message)
 
-    def _record(self, **changes: Any) -> None:
-        record = read_record(self._directory.state) or {"state": "waiting", "step": 0}
-        state, step, asked = record["state"], record["step"], record.get("asked", 0)
-        self._directory.set_state(state, step, asked, **changes)
-
     def _restart(self, processes: dict[str, str]) -> None:
         if processes.keys() <= self._asked:
             return
         self._asked = set(processes)
         log.info("%s: restarting, without what an earlier coordinator left there", ", ".join(processes))
-        self._record(restart={**self._unfit, **processes})
+        self._directory.set_members(restart={**self._unfit, **processes})
 
     def _name_missing(self, missing: dict[str, str]) -> None:
         if missing == self._named and time.monotonic() - self._told < REMIND_SECONDS:
@@ -171,6 +164,6 @@ class Membership:
         workers = [task for task in tasks if task.startswith("worker-")]
         if self._config.elastic and workers:
             with contextlib.suppress(OSError, ValueError):  # the next process will wait for them in vain
-                self._record(without=sorted({*self._without, *workers}))
+                self._directory.set_members(without=sorted({*self._without, *workers}))
         self._progress.enter("waiting", message)
         self._progress.close(LEAVE_SECONDS)

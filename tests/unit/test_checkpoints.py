@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,6 +214,41 @@ def test_the_state_keeps_what_is_not_told_anew(directory: RunDirectory) -> None:
         "without": ["worker-1"],
         "restart": {},
     }
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]"])
+def test_a_state_that_is_damaged_meanwhile_is_written_anew(directory: RunDirectory, damage: str) -> None:
+    directory.set_state("training", 5, members={"ps-0": "a"})
+    directory.state.write_text(damage)
+    directory.set_state("training", 7, restart={"ps-0": "a"})
+    directory.set_members(without=["worker-1"])
+    record = read_record(directory.state)
+    assert record is not None
+    told = record["state"], record["step"], record["members"], record["without"], record["restart"]
+    assert told == ("training", 7, {}, ["worker-1"], {"ps-0": "a"})
+
+
+def test_what_two_threads_say_of_the_state_is_kept(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.set_state("training", 5)
+    reading = threading.Event()
+
+    def read_slowly(path: Path) -> dict[str, Any] | None:
+        record = read_record(path)
+        if threading.current_thread() is first:
+            reading.set()
+            time.sleep(0.3)
+        return record
+
+    monkeypatch.setattr("trainer.checkpoints.read_record", read_slowly)
+    first = threading.Thread(target=directory.set_state, args=("stopped", 6))
+    first.start()
+    assert reading.wait(10)
+    directory.set_state("stopped", 6, without=["worker-1"])
+    first.join()
+    monkeypatch.undo()
+    record = read_record(directory.state)
+    assert record is not None
+    assert record["without"] == ["worker-1"]
 
 
 def test_a_run_remembers_its_program(tmp_path: Path) -> None:
