@@ -37,18 +37,19 @@ def form(
     without: Collection[str],
     restart: Callable[[dict[str, str]], None],
     tell: Callable[[dict[str, str]], None],
+    asked: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Wait for the members and return those to train on (task name to identity).
 
     `unfit` are processes (by task) that shall not be used as they are, for what an earlier coordinator left there:
-    `restart` is called once with those that answer, and others are waited for in their place. `without` are members
-    that the training already goes on without: they are not waited for. `tell` is called with the missing (task name to
-    address), again and again.
+    `restart` is called once with those that answer, and others are waited for in their place; `asked` are those that
+    were asked already. `without` are members that the training already goes on without: they are not waited for. `tell`
+    is called with the missing (task name to address), again and again.
     Raises UserError when the user's limit to the waiting is over.
     """
     heartbeat.hurry = True
     began = time.monotonic()
-    asked: dict[str, str] = {}
+    asked = dict(asked or {})
     asked_at = began
     while True:
         # Only who was asked after the turn before was over: it may have ended because of one that has just died.

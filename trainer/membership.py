@@ -51,7 +51,7 @@ class Membership:
         self._unfit = {**record["restart"], **servers}
         self._without = set(record["without"])
         self._members: dict[str, str] = {}
-        self._asked: set[str] = set()
+        self._asked: dict[str, str] = {}
         self._told_lost: set[str] = set()
         self._named: dict[str, str] = {}
         self._told = 0.0
@@ -83,8 +83,16 @@ class Membership:
         on_sigterm(raise_stopped)
         self._phases.enter("waiting")
         members = form(
-            self._config, self._cluster, self._heartbeat, self._unfit, self._without, self._restart, self._name_missing
+            self._config,
+            self._cluster,
+            self._heartbeat,
+            self._unfit,
+            self._without,
+            self._restart,
+            self._name_missing,
+            self._asked,
         )
+        self._asked = {}
         self._tell_lost({task for task, identity in self._members.items() if members.get(task) != identity})
         # While a strategy's constructor waits, no Python handler could run.
         on_sigterm(signal.SIG_DFL)
@@ -114,9 +122,7 @@ class Membership:
         self._progress.events.write("recovering", message=message)
 
     def _restart(self, processes: dict[str, str]) -> None:
-        if processes.keys() <= self._asked:
-            return
-        self._asked = set(processes)
+        self._asked = dict(processes)
         log.info("%s: restarting, without what an earlier coordinator left there", ", ".join(processes))
         self._directory.set_members(restart={**self._unfit, **processes})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -153,6 +154,27 @@ def test_unfit_processes_are_replaced_first(heartbeat: Hears) -> None:
 def test_an_unfit_process_that_does_not_heed_is_used(heartbeat: Hears, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formation, "HEED_SECONDS", 0.3)
     assert take(heartbeat, {"ps-0": "p0"}, [], heeded=False) == FORMATION
+
+
+def test_a_ps_that_was_asked_before_has_the_time_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was asked has gone by now, and takes longer to be back than the others are waited for."""
+    heartbeat = Hears(worker_0="w0", worker_1="w1", ps_1="p1")
+    cluster = Cluster({**CLUSTER.jobs, "ps": ["c:1", "d:1"]}, "chief", 0)
+    config = Config.from_dict({"program": "p:P", "ps_wait_seconds": 0.1})
+
+    def come(missing: dict[str, str]) -> None:
+        if time.monotonic() - began > 0.5:
+            heartbeat.members["ps-0"] = "new"
+
+    def take(asked: dict[str, str]) -> set[str]:
+        return set(form(config, cluster, heartbeat, asked, (), lambda processes: None, come, asked))  # type: ignore[arg-type]
+
+    began = time.monotonic()
+    assert take({"ps-0": "p0"}) == {"worker-0", "worker-1", "ps-0", "ps-1"}
+    del heartbeat.members["ps-0"]
+    began = time.monotonic()
+    monkeypatch.setattr(formation, "RETURN_SECONDS", 0.2)
+    assert take({"ps-0": "p0"}) == {"worker-0", "worker-1", "ps-1"}
 
 
 def test_the_limit_of_waiting_names_who_is_missing() -> None:
