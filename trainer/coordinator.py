@@ -32,7 +32,7 @@ from trainer.formation import Reform, names
 from trainer.lease import Lease
 from trainer.logs import without_chatter
 from trainer.members import silent
-from trainer.membership import Membership
+from trainer.membership import Membership, say_last
 from trainer.metrics import Progress
 from trainer.notify import Notifier
 from trainer.phases import Phases
@@ -116,10 +116,13 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         return USER_ERROR
     finally:
         # Who gets here has ended by itself, and knew why.
-        if membership is not None:
-            membership.leave()
-        if begun:
-            end_attempt(directory, trouble=trouble)
+        def leave() -> None:
+            if membership is not None:
+                membership.leave()
+            if begun:
+                end_attempt(directory, trouble=trouble)
+
+        say_last(leave)
         if progress is not None:
             progress.close(FLUSH_SECONDS)
         if lease is not None:

@@ -12,6 +12,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 from trainer.attempts import end_attempt
 from trainer.checkpoints import RunDirectory
@@ -28,7 +30,16 @@ from trainer.signals import on_sigterm, raise_stopped
 log = logging.getLogger(__name__)
 REMIND_SECONDS = 30.0
 EARLY_SECONDS = 1.0
-LEAVE_SECONDS = 3.0  # for the last words of a process that gives up
+LEAVE_SECONDS = 3.0
+
+
+def say_last(words: Callable[[], None]) -> None:
+    """Leave the last words of a process on the shared path, in a few seconds even if that hangs."""
+    thread = threading.Thread(target=words, name="last words", daemon=True)
+    thread.start()
+    thread.join(LEAVE_SECONDS)
+    if thread.is_alive():
+        log.warning("the shared path does not take the last words of this process: they are lost")
 
 
 class Membership:
@@ -151,10 +162,7 @@ class Membership:
     def _give_up(self, event: str, message: str, tasks: list[str]) -> None:
         """End this process, whatever its main thread waits for: the next one forms the cluster of who answers."""
         log.error("%s; starting anew", message)
-        # The shared path may hang as well.
-        words = threading.Thread(target=self._leave_word, args=(event, message, tasks), daemon=True)
-        words.start()
-        words.join(LEAVE_SECONDS)
+        say_last(partial(self._leave_word, event, message, tasks))
         os._exit(TRY_AGAIN)
 
     def _leave_word(self, event: str, message: str, tasks: list[str]) -> None:
