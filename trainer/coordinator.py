@@ -26,6 +26,7 @@ from trainer.failures import (
     Stopped,
     UserError,
     explain,
+    is_device,
     is_infrastructure,
 )
 from trainer.formation import Reform, names
@@ -62,7 +63,8 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
     progress: Progress | None = None
     lease: Lease | None = None
     file: Path | None = None
-    begun = trouble = False
+    begun = trouble = broken = False
+    message = ""
     membership: Membership | None = None
     on_sigterm(raise_stopped)
     try:
@@ -107,7 +109,8 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
     except Exception as error:
         message = str(error) if isinstance(error, UserError | Infrastructure) else explain(error, file)
         if is_infrastructure(error, file):
-            trouble = True
+            broken = is_device(error)  # which may be so for ever
+            trouble = not broken
             log.error("trouble with the cluster, trying again: %s", message)
             enter(progress, "waiting", message)
             return TRY_AGAIN
@@ -118,9 +121,9 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         # Who gets here has ended by itself, and knew why.
         def leave() -> None:
             if membership is not None:
-                membership.leave()
+                membership.leave(workers_too=broken)
             if begun:
-                end_attempt(directory, trouble=trouble)
+                end_attempt(directory, broken, trouble, message if broken else "")
 
         say_last(leave)
         if progress is not None:
@@ -211,7 +214,7 @@ class Training:
 
     def _is_mendable_here(self, error: Exception) -> bool:
         """Return whether the next turn can be taken in this process."""
-        if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error):
+        if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error) or is_device(error):
             return False
         # Without replicas, TensorFlow's own threads can't be asked how far they are.
         return self._replicas is not None and not self._replicas.recovering

@@ -38,6 +38,15 @@ REPLACED_SERVER = re.compile(
 )
 
 
+# What CUDA says of a device that is broken, or gone: nothing runs on it until the process that uses it has ended.
+DEVICE = re.compile(
+    r"CUDA_ERROR_(ECC_UNCORRECTABLE|LAUNCH_FAILED|LAUNCH_TIMEOUT|HARDWARE_STACK_ERROR|NVLINK_UNCORRECTABLE"
+    r"|DEVICE_UNAVAILABLE)|uncorrectable (ECC|NVLink) error|unspecified launch failure"
+    r"|launch timed out and was terminated|hardware stack error|devices? is/are busy or unavailable",
+    re.IGNORECASE,
+)
+
+
 # What a file system says that is full or gone, whoever asked it.
 STORAGE = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ETIMEDOUT, errno.ENOTCONN)
 
@@ -73,7 +82,17 @@ def is_infrastructure(error: BaseException, program_file: Path | None = None) ->
     # TensorFlow's file system says "<path>; <what the system says>", as an error of some kind or other.
     message = str(error)
     storage = any(f"; {os.strerror(number)}" in message for number in STORAGE)
-    return storage or REPLACED_SERVER.search(message) is not None
+    return storage or REPLACED_SERVER.search(message) is not None or is_device(error)
+
+
+def is_device(error: BaseException) -> bool:
+    """Return whether it is a broken device's: trying again may help, on another one or after a reset."""
+    error = getattr(error, "original_exception", None) or error
+    if "tensorflow" not in sys.modules:
+        return False
+    from tensorflow import errors
+
+    return isinstance(error, errors.InternalError) and DEVICE.search(str(error)) is not None
 
 
 def explain(error: BaseException, program_file: Path | None = None) -> str:

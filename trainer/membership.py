@@ -79,10 +79,13 @@ class Membership:
         if unfit:
             self._restart(unfit)
 
-    def leave(self) -> None:
-        """Watch nobody any more, and tell the ps that this process ends: they start anew while the next one does."""
+    def leave(self, workers_too: bool = False) -> None:
+        """Watch nobody any more, and tell the ps that this process ends: they start anew while the next one does.
+
+        `workers_too`: a worker's process may be past using.
+        """
         self._heartbeat.stop()
-        servers = {task: identity for task, identity in self._members.items() if task[:3] == "ps-"}
+        servers = {task: identity for task, identity in self._members.items() if workers_too or task[:3] == "ps-"}
         try:
             if servers and not self._directory.finished(self._config.steps):
                 self._directory.set_members(restart={**self._unfit, **servers})
