@@ -1,0 +1,145 @@
+"""What a coordinator leaves behind when it ends by itself; nobody trains here."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer import coordinator, membership
+from trainer.checkpoints import LostLease, RunDirectory
+from trainer.cluster import Cluster
+from trainer.config import Config
+from trainer.coordinator import Training, run_coordinator
+from trainer.failures import TRY_AGAIN, USER_ERROR, UserError, is_device, is_infrastructure
+from trainer.membership import Membership
+from trainer.metrics import Progress
+from trainer.notify import Notifier
+from trainer.phases import Phases
+from trainer.records import read_record, write_record
+
+pytestmark = pytest.mark.timeout(120)
+MEMBERS = {"worker-0": "w0", "ps-0": "p0"}
+# Nothing listens there.
+CLUSTER = Cluster({"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:9"], "ps": ["127.0.0.1:9"]}, "chief", 0)
+
+
+class Formed(Membership):
+    """Has its members already."""
+
+    def restart_stale(self) -> None:
+        self._members = dict(MEMBERS)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(program="mine:One", run="mine", steps=10, shared_dir=str(tmp_path))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path, "mine")
+
+
+@pytest.fixture
+def ends_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Returns what sets how the loading of the program ends."""
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(coordinator, "Membership", Formed)
+    yield lambda load: monkeypatch.setattr(coordinator, "load_program", load)
+    signal.signal(signal.SIGTERM, handler)
+
+
+def test_a_path_that_hangs_keeps_no_coordinator_that_has_failed(
+    config: Config, directory: RunDirectory, ends_with: Any
+) -> None:
+    def load(name: str) -> Any:
+        for path in (directory.state, directory.attempts):
+            path.unlink(missing_ok=True)
+            os.mkfifo(path)  # whoever reads it waits for ever
+        raise UserError("the user's limit is over")
+
+    ends_with(load)
+    assert run_coordinator(config, CLUSTER, Notifier()) == USER_ERROR
+    assert not directory.lease_epoch() or (read_record(directory.lease(1)) or {})["released"]
+
+
+BROKEN = "failed to copy memory: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered"
+
+
+def test_a_broken_device_is_tried_again_within_the_budget_by_new_processes(
+    config: Config, directory: RunDirectory, ends_with: Any
+) -> None:
+    def load(name: str) -> Any:
+        raise tf.errors.InternalError(None, None, BROKEN)
+
+    ends_with(load)
+    config = config.replace(restarts_without_step=1)
+    assert [run_coordinator(config, CLUSTER, Notifier()) for _ in range(2)] == [TRY_AGAIN] * 2
+    assert (read_record(directory.state) or {})["restart"] == MEMBERS
+    assert run_coordinator(config, CLUSTER, Notifier()) == USER_ERROR
+    assert "CUDA_ERROR_ECC_UNCORRECTABLE" in (read_record(directory.status) or {})["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "device"),
+    [
+        (tf.errors.InternalError(None, None, BROKEN), True),
+        (tf.errors.InternalError(None, None, "failed to query event: CUDA_ERROR_LAUNCH_FAILED: unspecified"), True),
+        (tf.errors.InternalError(None, None, "CUDA error: unspecified launch failure"), True),
+        (tf.errors.InternalError(None, None, "Failed copying input tensor from CPU to GPU: out of memory"), False),
+        (tf.errors.InvalidArgumentError(None, None, BROKEN), False),
+        (ValueError(BROKEN), False),
+    ],
+)
+def test_what_is_a_broken_devices_error(error: Exception, device: bool) -> None:
+    assert (is_device(error), is_infrastructure(error)) == (device, device)
+
+
+@pytest.mark.parametrize("held", [[False], [True, False]])
+def test_a_run_is_not_finished_by_whoever_has_lost_it(
+    config: Config, directory: RunDirectory, held: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.export.export_model", lambda *arguments: "export")
+    looks = iter(held)
+    lease: Any = SimpleNamespace(held=lambda: next(looks))
+    progress = Progress(config, directory, Notifier())
+    training = Training(config, CLUSTER, None, directory, progress, Phases({}), lease=lease)
+    training._course = SimpleNamespace(step=10, values={})
+    training._replicas = SimpleNamespace(element_spec=None)
+    with pytest.raises(LostLease):
+        training._finish(10, 1.0, "")
+    assert directory.finished(10) is None
+    assert next(looks, "asked") == "asked"
+
+
+def test_who_was_asked_early_to_start_anew_is_known_to_be_on_the_way(
+    config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_record(directory.state, {"state": "training", "step": 5, "members": MEMBERS})
+    told: list[Any] = []
+
+    def form(*arguments: Any) -> dict[str, str]:
+        told.append(arguments[-1])
+        return MEMBERS
+
+    monkeypatch.setattr(membership, "form", form)
+    monkeypatch.setattr("trainer.heartbeat.Heartbeat.identities", lambda self, since=0.0: MEMBERS)
+    handler = signal.getsignal(signal.SIGTERM)
+    progress = Progress(config, directory, Notifier())
+    found = Membership(config, CLUSTER, directory, progress, Phases({}))
+    try:
+        found.restart_stale()
+        assert (read_record(directory.state) or {})["restart"] == {"ps-0": "p0"}
+        found.form()
+        found.form()
+    finally:
+        found.leave()
+        signal.signal(signal.SIGTERM, handler)
+    assert told == [{"ps-0": "p0"}, {}]
