@@ -199,7 +199,13 @@ class Course:
         if self.done and not stop:
             self.save_the_end()
         elif save or ends:
-            self.save(wait=bool(ends or returned))
+            try:
+                self.save(wait=bool(ends or returned))
+            except Infrastructure as error:
+                if ends:
+                    raise
+                log.warning("%s: training goes on, without %s", error, ", ".join(returned))
+                returned = []
         if show or ends:
             self._show(outputs, reset_metrics)
         if stop and not self.done:

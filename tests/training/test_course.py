@@ -18,6 +18,7 @@ from trainer.checkpoints import RunDirectory
 from trainer.config import Config
 from trainer.course import Course
 from trainer.failures import Stopped, UserError
+from trainer.formation import Reform
 from trainer.loop import train_with_loop
 from trainer.metrics import Progress
 from trainer.notify import Notifier
@@ -219,6 +220,22 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Event:
     monkeypatch.setattr("trainer.course.PATIENCE_SECONDS", 0.1)
     full.set()
     return full
+
+
+def test_a_save_that_fails_puts_off_taking_in_who_has_returned(tmp_path: Path, full: Event) -> None:
+    run, guard = Run(tmp_path, steps_per_call=5, checkpoint_steps=20), Present()
+    full.clear()
+
+    class Returning(Counting):
+        recovering = False
+
+        def join(self, waiting: Any) -> None:
+            guard.back = ["worker-1"] if self.step.numpy() >= 30 else []
+            (full.set if 30 <= self.step.numpy() < 50 else full.clear)()
+
+    with pytest.raises(Reform, match="worker-1 answers again"):
+        run.train(replicas=Returning(), guard=guard)
+    assert run.directory.steps() == [20, 60, 80]
 
 
 def test_the_end_is_saved_when_the_storage_is_back(tmp_path: Path, full: Event) -> None:
