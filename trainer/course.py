@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainer.checkpoints import Checkpoints, RunDirectory
+from trainer.checkpoints import SLOW_SECONDS, Checkpoints, RunDirectory
 from trainer.config import Config
 from trainer.evaluation import Results
 from trainer.failures import Infrastructure, Stopped, UserError
@@ -213,21 +213,26 @@ class Course:
         if returned:
             raise Reform(f"{', '.join(returned)} answers again")
 
-    def save(self, again: bool = False, wait: bool = True) -> None:
+    def save(self, again: bool = False, wait: bool = True, last: bool = False) -> None:
         """Save a checkpoint of this step, unless there is one; `again` replaces it, since the weights have changed.
 
-        `wait` says whether to return when it is on disk, or as soon as the training can go on.
+        `wait` says whether to return when it is on disk, or as soon as the training can go on; `last`, that there is
+        as much time as the user gives the storage.
         """
         self.step = int(self._replicas.step.numpy())
         if again:
             self._evaluated = -1
         with self._phases.during("saving"):
             if wait:
-                self._checkpoints.settle()
+                self._settle(last)
             # A member that is told to save must save, even when the coordinator's files are there already.
             (there,) = self._replicas.agree([int(self._progress.leads and self._checkpoints.has(self.step))])
             if again or not there:
-                self._checkpoints.save(wait, again)
+                self._checkpoints.save(wait and not last, again)
+                if last:
+                    self._settle(last)
+                    if trouble := self._checkpoints.trouble():
+                        raise Infrastructure(trouble)
         self._saved_at = time.monotonic()
 
     def save_the_end(self, again: bool = False) -> None:
@@ -237,7 +242,7 @@ class Course:
         """
         while True:
             try:
-                self.save(again)
+                self.save(again, last=True)
                 return
             except Infrastructure as error:
                 # Members in step save together, and so begin together anew.
@@ -245,6 +250,18 @@ class Course:
                     raise
                 self._progress.enter("training", str(error))
                 time.sleep(PATIENCE_SECONDS)
+
+    def _settle(self, last: bool) -> None:
+        """Wait for the save in flight; for the last one no longer than the user gives a path that may hang."""
+        began, limit = time.monotonic(), max(SLOW_SECONDS, self._config.storage_seconds)
+        while not self._checkpoints.settle(PATIENCE_SECONDS if last else None):
+            seconds = time.monotonic() - began
+            if seconds > limit:
+                raise UserError(
+                    f"the last checkpoint is not written to {self._directory.checkpoints} after {seconds:.0f} s; "
+                    f"that is longer than storage_seconds, {self._config.storage_seconds:g}"
+                )
+            self._phases.progressed()
 
     def _returned(self) -> list[str]:
         """Return the members that can be taken in now: not while TensorFlow takes in another, or saves fail."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer.checkpoints import RunDirectory
+from trainer.checkpoints import Checkpoints, RunDirectory
 from trainer.config import Config
 from trainer.course import Course
 from trainer.failures import Stopped, UserError
@@ -245,8 +245,58 @@ def test_the_end_is_saved_when_the_storage_is_back(tmp_path: Path, full: Event) 
     assert run.directory.newest() == 100
 
 
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch, pass_time: Callable[[float], None]) -> list[float]:
+    """Returns for how long (seconds) the next waits for a save are in vain: at first none is."""
+    hanging: list[float] = []
+
+    def settle(self: Checkpoints, seconds: float | None = None) -> bool:
+        if not hanging:
+            return True
+        assert seconds is not None, "it would wait for ever"
+        pass_time(hanging.pop(0))
+        return False
+
+    monkeypatch.setattr(Checkpoints, "settle", settle)
+    return hanging
+
+
+class HangsAtTheEnd(Counting):
+    def __init__(self, hanging: list[float], for_seconds: list[float]) -> None:
+        super().__init__()
+        self._hanging, self._for_seconds = hanging, for_seconds
+
+    def join(self, waiting: Any) -> None:
+        if self.step.numpy() >= 100:
+            self._hanging += self._for_seconds
+
+
+def test_a_last_save_that_hangs_is_waited_for_beyond_the_phases_deadline(
+    tmp_path: Path, hanging: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, late = Run(tmp_path), []
+    progressed = Phases.progressed
+
+    def look(self: Phases) -> None:
+        late.append(self.overdue())
+        progressed(self)
+
+    monkeypatch.setattr(Phases, "progressed", look)
+    run.train(replicas=HangsAtTheEnd(hanging, [1000.0] * 3), phases={"saving": 1800.0})
+    assert run.directory.newest() == 100
+    assert set(late) == {""}
+
+
+def test_a_last_save_that_hangs_is_an_error_after_the_users_limit(tmp_path: Path, hanging: list[float]) -> None:
+    run = Run(tmp_path)
+    with pytest.raises(
+        UserError, match=r"last checkpoint is not written to \S+ after 4\d\d\d s; .* storage_seconds, 3600"
+    ):
+        run.train(replicas=HangsAtTheEnd(hanging, [1000.0] * 5))
+
+
 @pytest.mark.usefixtures("full")
 def test_the_end_that_cannot_be_saved_is_an_error_after_the_users_limit(tmp_path: Path) -> None:
     run = Run(tmp_path, storage_seconds=1.0)
-    with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+ for 1 s: .* storage_seconds, 1"):
+    with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+ for \d+ s: .* storage_seconds, 1"):
         run.train()
