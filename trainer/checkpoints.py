@@ -4,7 +4,8 @@
                         checkpoints/ckpt-<step>{.index,.data-*,.manifest.json} events/{train,eval} export/
 
 A checkpoint holds the model with its optimizer, and the step. Its number is its step. It counts when it has a manifest,
-which is written last. One that turns out to be bad counts no more: its files are renamed to <name>.bad.
+which is written last. One that turns out to be bad counts no more: its files are renamed to <name>.bad. One that
+replaces another of its step is written beside it, as ckpt-<step>_new, and takes its place when it is complete.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ LEASE = re.compile(r"lease-(\d+)\.json")
 MANIFEST = re.compile(r"ckpt-(\d+)\.manifest\.json")
 # Also what a save leaves when it is interrupted: TensorFlow's ckpt-<step>_temp, a manifest's temporary file.
 OF_CHECKPOINT = re.compile(r"\.?ckpt-(\d+)[._].*")
+BESIDE = re.compile(r"\.?ckpt-(\d+)_new.*")
 SET_ASIDE = ".bad"
 # A save that was asked for while another is written waits for it this long, and is then left out: training goes on.
 PATIENCE_SECONDS = 5.0
@@ -172,12 +174,12 @@ class RunDirectory:
         """Return the newest lease's epoch, 0 when the run has never been coordinated."""
         return max((int(match[1]) for name in names(self.path) if (match := LEASE.fullmatch(name))), default=0)
 
-    def prefix(self, step: int) -> str:
-        """Return the checkpoint's name as TensorFlow wants it, without an ending."""
-        return str(self.checkpoints / f"ckpt-{step}")
+    def prefix(self, step: int, beside: bool = False) -> str:
+        """Return the checkpoint's name as TensorFlow wants it, without an ending, perhaps of one beside another."""
+        return str(self.checkpoints / f"ckpt-{step}{'_new' if beside else ''}")
 
-    def manifest(self, step: int) -> Path:
-        return self.checkpoints / f"ckpt-{step}.manifest.json"
+    def manifest(self, step: int, beside: bool = False) -> Path:
+        return Path(f"{self.prefix(step, beside)}.manifest.json")
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints that count, oldest first; whether their files are good is not looked at.
@@ -237,30 +239,54 @@ class RunDirectory:
         index = self.checkpoints / f"ckpt-{step}.index"
         return "" if sha256(index) == manifest.index_sha256 else f"{index.name} is not the one that was saved"
 
-    def write_manifest(self, step: int, epoch: int, tensorflow: str) -> None:
-        """Make the files that TensorFlow has written a checkpoint that counts."""
+    def write_manifest(self, step: int, epoch: int, tensorflow: str, beside: bool = False) -> None:
+        """Make the files that TensorFlow has written a checkpoint that counts, or one that is ready for `replace`."""
         # An NFS client knows of the files that others have made once it has made one itself.
         with tempfile.TemporaryFile(dir=self.checkpoints):
             pass
-        files = {name: (self.checkpoints / name).stat().st_size for name in self._files(step)}
+        prefix = self.prefix(step, beside)
+        endings = [name.partition(".")[2] for name in self._files(step, beside)]
+        files = {f"ckpt-{step}.{ending}": Path(f"{prefix}.{ending}").stat().st_size for ending in endings}
         manifest = Manifest(
             step=step,
             epoch=epoch,
             files=files,
-            index_sha256=sha256(self.checkpoints / f"ckpt-{step}.index"),
+            index_sha256=sha256(Path(f"{prefix}.index")),
             psfleet=__version__,
             tensorflow=tensorflow,
             created=time.time(),
         )
-        write_record(self.manifest(step), dataclasses.asdict(manifest))
+        write_record(self.manifest(step, beside), dataclasses.asdict(manifest))
+
+    def replace(self) -> None:
+        """Put complete checkpoints in the place of those that they were written beside; begun, it must be ended.
+
+        What is not complete is removed, and what is older than a later coordinator's checkpoints.
+        """
+        for step in steps_of(BESIDE, names(self.checkpoints)):
+            try:
+                manifest = Manifest.read(self.manifest(step, beside=True))
+            except ValueError as error:
+                log.warning("%s: removing it", error)
+                manifest = None
+            if manifest is None or manifest.epoch < self.saved_epoch():
+                self.manifest(step, beside=True).unlink(missing_ok=True)
+                self._remove([name for name in self._named(step) if BESIDE.fullmatch(name)])
+                continue
+            for name in manifest.files:
+                with contextlib.suppress(FileNotFoundError):  # it is there already
+                    Path(f"{self.prefix(step, beside=True)}.{name.partition('.')[2]}").replace(self.checkpoints / name)
+            self._remove([name for name in self._files(step) if name not in manifest.files])
+            self.manifest(step, beside=True).replace(self.manifest(step))
 
     def remove(self, step: int, bad: bool = False) -> None:
         """Remove what there is of a checkpoint, the manifest first, and perhaps what was set aside at its step."""
         self.manifest(step).unlink(missing_ok=True)
-        for name in self._named(step):
+        self._remove([name for name in self._named(step) if bad or not name.endswith(SET_ASIDE)])
+
+    def _remove(self, found: Sequence[str]) -> None:
+        for name in found:
             path = self.checkpoints / name
-            if name.endswith(SET_ASIDE) and not bad:
-                continue
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -274,9 +300,10 @@ class RunDirectory:
 
     def remove_orphans(self, epoch: int = 0) -> None:
         """Remove what interrupted saves left, and leases before this epoch: only the lease's holder may."""
+        self.replace()
         spared = {*self.steps(), *self.unreadable()}
         found = [name for name in names(self.checkpoints) if not name.endswith(SET_ASIDE)]
-        for step in {int(match[1]) for name in found if (match := OF_CHECKPOINT.fullmatch(name))} - spared:
+        for step in steps_of(OF_CHECKPOINT, found) - spared:
             log.info("removing what there is of %s, which is no checkpoint that counts", self.prefix(step))
             self.remove(step)
         for name in names(self.path):
@@ -311,9 +338,10 @@ class RunDirectory:
         found = names(self.checkpoints)
         return sorted(name for name in found if (match := OF_CHECKPOINT.fullmatch(name)) and int(match[1]) == step)
 
-    def _files(self, step: int) -> list[str]:
+    def _files(self, step: int, beside: bool = False) -> list[str]:
         """Return the names of the files that TensorFlow wrote."""
-        return [name for name in self._named(step) if re.fullmatch(rf"ckpt-{step}\.(index|data-[\d-]+of-\d+)", name)]
+        written = re.compile(rf"ckpt-{step}{'_new' if beside else ''}\.(index|data-[\d-]+of-\d+)")
+        return [name for name in self._named(step) if written.fullmatch(name)]
 
     def list_for_tensorflow(self) -> None:
         """Write the `checkpoint` file that tf.train.latest_checkpoint reads; nothing here reads it."""
@@ -336,6 +364,10 @@ def names(directory: Path) -> list[str]:
         return os.listdir(directory)  # noqa: PTH208
     except FileNotFoundError:
         return []
+
+
+def steps_of(pattern: re.Pattern[str], found: Sequence[str]) -> set[int]:
+    return {int(match[1]) for name in found if (match := pattern.fullmatch(name))}
 
 
 def sha256(path: Path) -> str:
@@ -471,21 +503,26 @@ class Checkpoints:
     def _save(self, step: int, write: Callable[[str], object]) -> None:
         """Write ckpt-<step> with its manifest, and tell how that ended."""
         directory = self._directory
+        beside = self.has(step)  # the good one of this step stays until the new one is complete
         prefix = directory.prefix(step)
         began = self._writing[1]
         try:
             self._check_lease()
             directory.checkpoints.mkdir(parents=True, exist_ok=True)
-            directory.remove(step)
-            write(prefix)
+            directory.replace()
+            if not beside:
+                directory.remove(step)
+            write(directory.prefix(step, beside))
             self._check_lease()
-            directory.write_manifest(step, self._lease.epoch if self._lease else 0, self._tf.__version__)
+            epoch = self._lease.epoch if self._lease else 0
+            directory.write_manifest(step, epoch, self._tf.__version__, beside)
+            directory.replace()
         except Exception as error:
             self._failed(began, first_line(error))
             log.error("cannot save %s: %s", prefix, self._error)
             if not isinstance(error, LostLease):
                 with contextlib.suppress(OSError):  # what there is of it would only make a full disk fuller
-                    directory.remove(step)
+                    directory.replace() if beside else directory.remove(step)
             self._told(step, time.monotonic() - began, self._error)
             return
         self._newest, self._failing_since = step, None
@@ -517,6 +554,7 @@ class Checkpoints:
         bad; Infrastructure when the storage fails.
         """
         directory = self._directory
+        directory.replace()
         for step in directory.unreadable():
             self._set_aside(step, directory.check(step))
         for step in reversed(directory.steps() if steps is None else steps):

@@ -133,6 +133,28 @@ def test_a_step_is_saved_once_unless_its_values_have_changed(directory: RunDirec
     assert trained.values() == {5.0, 6.0}
 
 
+@pytest.mark.parametrize("fails", ["write", "write_manifest"])
+def test_a_step_that_cannot_be_saved_again_keeps_the_checkpoint_that_it_has(
+    directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    saves = Saves(directory, trained)
+    trained.set(5)
+    saves.save(wait=True)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    trained.model.table.variables[0].assign(np.full([32, 4], 6.0, np.float32))
+    with monkeypatch.context() as patched:
+        patched.setattr(saves._snapshot if fails == "write" else directory, fails, full)
+        with pytest.raises(Infrastructure, match="No space left"):
+            saves.save(wait=True, again=True)
+    assert not list(directory.checkpoints.glob("*_new*"))
+    trained.set(0)
+    assert Saves(directory, trained).restore() == 5
+    assert trained.values() == {5.0}
+
+
 def test_a_save_waits_for_the_one_before(directory: RunDirectory, trained: Trained) -> None:
     saves = Saves(directory, trained)
     for step in (1, 2, 3):
@@ -215,7 +237,7 @@ def test_a_full_disk_gets_its_room_back(
     saves.save(wait=True)
     trained.set(2)
 
-    def full(step: int, epoch: int, tensorflow: str) -> None:
+    def full(*arguments: Any) -> None:
         assert list(directory.checkpoints.glob("ckpt-2.data-*"))
         raise OSError(28, "No space left on device")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -32,9 +33,10 @@ def write(directory: RunDirectory, step: int, epoch: int = 1, shards: int = 2) -
     directory.write_manifest(step, epoch, "2.21.0")
 
 
-def write_files(directory: RunDirectory, step: int, shards: int = 2) -> None:
+def write_files(directory: RunDirectory, step: int, shards: int = 2, beside: bool = False) -> None:
     for ending in (".index", *(f".data-{shard:05d}-of-{shards:05d}" for shard in range(shards))):
-        (directory.checkpoints / f"ckpt-{step}{ending}").write_text(f"{step}{ending}")
+        text = f"{step}{ending}" + (" anew" if beside else "")
+        Path(directory.prefix(step, beside) + ending).write_text(text)
 
 
 def there(directory: RunDirectory) -> set[str]:
@@ -160,6 +162,62 @@ def test_prune_keeps_the_newest_and_every_file_of_them(directory: RunDirectory) 
     assert directory.steps() == [3, 10, 11]
     assert {name.split(".")[0] for name in there(directory)} == {"ckpt-3", "ckpt-10", "ckpt-11"}
     assert [directory.check(step) for step in directory.steps()] == ["", "", ""]
+
+
+class Died(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_a_replacement_takes_its_place_wherever_the_process_dies(
+    directory: RunDirectory, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what it was until the new one is complete, and the new one from then on."""
+    write(directory, 50)
+    replace, left = Path.replace, 0
+
+    def die_later(path: Path, target: Path) -> None:
+        nonlocal left
+        if left == 0:
+            raise Died
+        left -= 1
+        replace(path, target)
+
+    for dies_after in range(shards + 3):
+        write(directory, 100)
+        write_files(directory, 100, shards, beside=True)
+        directory.remove_orphans()
+        assert directory.check(100) == ""
+        assert (directory.checkpoints / "ckpt-100.index").read_text() == "100.index"
+
+        write_files(directory, 100, shards, beside=True)
+        directory.write_manifest(100, 1, "2.21.0", beside=True)
+        left = dies_after
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "replace", die_later)
+            # The index, the data and the manifest are renamed.
+            with contextlib.nullcontext() if dies_after > shards + 1 else pytest.raises(Died):
+                directory.replace()
+        directory.remove_orphans()
+        assert directory.steps() == [50, 100]
+        assert directory.check(100) == ""
+        assert (directory.checkpoints / "ckpt-100.index").read_text() == "100.index anew"
+        assert len([name for name in there(directory) if "100" in name]) == shards + 2
+
+
+def test_a_replacement_of_an_older_epoch_or_without_a_good_manifest_replaces_nothing(directory: RunDirectory) -> None:
+    write(directory, 100, epoch=2)
+    before = there(directory)
+    write_files(directory, 100, beside=True)
+    directory.write_manifest(100, 1, "2.21.0", beside=True)
+    directory.replace()
+    assert there(directory) == before
+    write_files(directory, 100, beside=True)
+    directory.manifest(100, beside=True).write_text("{}")
+    directory.replace()
+    assert there(directory) == before
+    assert directory.check(100) == ""
+    assert (directory.checkpoints / "ckpt-100.index").read_text() == "100.index"
 
 
 def test_what_is_set_aside_counts_no_more_and_is_still_there(directory: RunDirectory) -> None:
