@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # TensorFlow reports a ps whose socket closes at once, except in the middle of a long step, or when no step needs it.
 REPORT_SECONDS = 10.0
 STEADY_SECONDS = 3.0  # a member that is back has answered for so long
+# A worker that was quiet for longer, more than a question's time, and then ends has perhaps lost its host.
+QUIET_SECONDS = 4.0
 
 
 class Guard:
@@ -61,6 +63,11 @@ class Guard:
         for task, seconds in self._heartbeat.silent().items():
             if task in formation:
                 self._give_up("member-silent", f"{task} has not answered for {seconds:.0f} s: cut off", [task])
+        # Reset and soon up again, a host has told nobody of its connections, and TensorFlow waits on them for ever.
+        for task, (identity, seconds) in self._heartbeat.ended().items():
+            if task.startswith("worker-") and identity == formation.get(task) and seconds > QUIET_SECONDS:
+                message = f"{task} had not answered for {seconds:.0f} s when its process was found to have ended"
+                self._give_up("member-silent", message, [task])
         here = self._heartbeat.identities()
         closed = self._heartbeat.closed()
         now = time.monotonic()

@@ -40,6 +40,8 @@ class Member:
     judged_at: float = 0.0  # when the last question was asked that is not open any more
     failed_at: float | None = None  # when the last one failed, unless one was answered since
     quiet: float = 0.0
+    process: str | None = None  # the identity that it had last
+    ended: tuple[str, float] | None = None  # the last process that turned out to have ended, and how quiet it was then
     state: str = "unknown"  # answers, closed (its host says so), silent
 
 
@@ -90,6 +92,14 @@ class Heartbeat:
         with self._lock:
             return [task for task, member in self._members.items() if member.state == "closed"]
 
+    def ended(self) -> dict[str, tuple[str, float]]:
+        """Return the processes that turned out to have ended, with the seconds for which each had been quiet by then.
+
+        One that was quiet first may have lost its host, which told nobody that its connections are gone.
+        """
+        with self._lock:
+            return {task: member.ended for task, member in self._members.items() if member.ended}
+
     def steady(self, seconds: float) -> set[str]:
         """Return the members that have answered for so long without a break."""
         since = time.monotonic() - seconds
@@ -126,7 +136,12 @@ class Heartbeat:
                 return
             member.judged_at = asked_at
             if error is None:
-                member.identity, member.quiet, member.state = digest(done.result()), 0.0, "answers"
+                member.identity = digest(done.result())
+                if member.identity == member.process:
+                    member.ended = None
+                else:
+                    self._has_ended(member)
+                member.process, member.quiet, member.state = member.identity, 0.0, "answers"
                 member.answered_at, member.heard_at = member.answered_at or now, asked_at
                 member.failed_at = None
                 return
@@ -135,6 +150,12 @@ class Heartbeat:
             passed = min(now - (member.failed_at or asked_at), DEADLINE_SECONDS + PERIOD_SECONDS)
             member.failed_at = now
             if error.code() is grpc.StatusCode.UNAVAILABLE and "refused" in (error.details() or ""):
+                self._has_ended(member)
                 member.quiet, member.state = 0.0, "closed"
             else:
                 member.quiet, member.state = member.quiet + passed, "silent"
+
+    def _has_ended(self, member: Member) -> None:
+        """Remember how quiet a member's last process was by now; only the first time counts."""
+        if member.process is not None and (member.ended is None or member.ended[0] != member.process):
+            member.ended = member.process, member.quiet

@@ -37,11 +37,24 @@ def test_heartbeat_tells_frozen_from_gone_and_knows_a_process_again(runs: Runs) 
         process.send(signal.SIGCONT)
         until(lambda: heartbeat.identities() == {"worker-0": first}, "the same process")
         assert heartbeat.silent() == {}
+        assert heartbeat.ended() == {}
 
         process.end()
         until(lambda: heartbeat.closed() == ["worker-0"], "a closed port")
-        runs.start(["-m", "trainer"], TF_CONFIG=config)
-        assert until(lambda: heartbeat.identities().get("worker-0"), "another answer") != first
+        assert heartbeat.ended()["worker-0"][0] == first
+        assert heartbeat.ended()["worker-0"][1] < SILENT_SECONDS
+        process = runs.start(["-m", "trainer"], TF_CONFIG=config)
+        second = until(lambda: heartbeat.identities().get("worker-0"), "another answer")
+        assert second != first
         assert heartbeat.silent() == {}
+
+        # As when its host is reset: nothing at first, then its new kernel, which knows of no connection.
+        process.send(signal.SIGSTOP)
+        until(lambda: "worker-0" in heartbeat.silent(), "silence")
+        process.end()
+        until(lambda: heartbeat.closed() == ["worker-0"], "a closed port")
+        assert heartbeat.silent() == {}
+        assert heartbeat.ended()["worker-0"][0] == second
+        assert heartbeat.ended()["worker-0"][1] >= SILENT_SECONDS
     finally:
         heartbeat.stop()

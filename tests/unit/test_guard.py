@@ -29,6 +29,7 @@ class Hears:
         self.members = {task.replace("_", "-"): identity for task, identity in members.items()}
         self.quiet: dict[str, float] = {}
         self.shut: list[str] = []
+        self.over: dict[str, tuple[str, float]] = {}
         self.long_there: set[str] = set()
 
     def identities(self, since: float = 0.0) -> dict[str, str]:
@@ -39,6 +40,9 @@ class Hears:
 
     def closed(self) -> list[str]:
         return self.shut
+
+    def ended(self) -> dict[str, tuple[str, float]]:
+        return self.over
 
     def steady(self, seconds: float) -> set[str]:
         return self.long_there
@@ -98,6 +102,29 @@ def test_a_worker_that_is_replaced_is_told_twice_and_then_watched(
     watching.look()
     assert said[1:] == [("member-back", "worker-1")]
     assert watching.formation()["worker-1"] == "new"
+
+
+@pytest.mark.parametrize("now", [None, "new"])
+def test_a_worker_whose_host_was_reset_is_given_up_though_it_is_up_again(
+    watching: Guard, heartbeat: Hears, said: list[tuple[Any, ...]], now: str | None
+) -> None:
+    heartbeat.over = {"worker-1": ("w1", 12.0), "worker-0": ("older", 12.0), "ps-0": ("p0", 12.0)}
+    if now:
+        heartbeat.members["worker-1"] = now
+    else:
+        del heartbeat.members["worker-1"]
+        heartbeat.shut = ["worker-1"]
+    watching.look()
+    assert [what for what in said if what[0] == "member-silent"] == [("member-silent", ["worker-1"])]
+
+
+def test_a_worker_that_left_one_question_open_before_it_ended_is_not_given_up(
+    watching: Guard, heartbeat: Hears, said: list[tuple[Any, ...]]
+) -> None:
+    heartbeat.over = {"worker-1": ("w1", 3.0)}
+    heartbeat.members["worker-1"] = "new"
+    watching.look()
+    assert said == [("member-lost", "worker-1"), ("member-back", "worker-1")]
 
 
 def test_a_lost_ps_is_given_up_when_tensorflow_does_not_say_so(
