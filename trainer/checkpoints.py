@@ -241,9 +241,7 @@ class RunDirectory:
 
     def write_manifest(self, step: int, epoch: int, tensorflow: str, beside: bool = False) -> None:
         """Make the files that TensorFlow has written a checkpoint that counts, or one that is ready for `replace`."""
-        # An NFS client knows of the files that others have made once it has made one itself.
-        with tempfile.TemporaryFile(dir=self.checkpoints):
-            pass
+        self._refresh()
         prefix = self.prefix(step, beside)
         endings = [name.partition(".")[2] for name in self._files(step, beside)]
         files = {f"ckpt-{step}.{ending}": Path(f"{prefix}.{ending}").stat().st_size for ending in endings}
@@ -300,9 +298,12 @@ class RunDirectory:
 
     def remove_orphans(self, epoch: int = 0) -> None:
         """Remove what interrupted saves left, and leases before this epoch: only the lease's holder may."""
+        with contextlib.suppress(FileNotFoundError):  # nothing was ever saved
+            self._refresh()
         self.replace()
-        spared = {*self.steps(), *self.unreadable()}
+        # In this order: a manifest that comes to light in between spares its checkpoint.
         found = [name for name in names(self.checkpoints) if not name.endswith(SET_ASIDE)]
+        spared = {*self.steps(), *self.unreadable()}
         for step in steps_of(OF_CHECKPOINT, found) - spared:
             log.info("removing what there is of %s, which is no checkpoint that counts", self.prefix(step))
             self.remove(step)
@@ -321,6 +322,11 @@ class RunDirectory:
     def set_aside_files(self) -> list[Path]:
         """Return the manifests that were set aside and not removed since."""
         return sorted(self.checkpoints.glob(f"ckpt-*.manifest.json{SET_ASIDE}"))
+
+    def _refresh(self) -> None:
+        """Make a file, whereupon an NFS client knows of those that others have made."""
+        with tempfile.TemporaryFile(dir=self.checkpoints):
+            pass
 
     def _epochs(self) -> list[tuple[int, int]]:
         """Return epoch and step of every checkpoint with a manifest that can be read."""

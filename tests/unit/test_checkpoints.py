@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainer import __version__
+from trainer import __version__, checkpoints
 from trainer.checkpoints import RunDirectory, run_directories
 from trainer.config import Config
 from trainer.failures import UserError
@@ -83,6 +83,43 @@ def test_what_has_no_manifest_does_not_count_and_is_removed(directory: RunDirect
     kept = {"ckpt-100.index", "ckpt-100.data-00000-of-00002", "ckpt-100.data-00001-of-00002", "ckpt-100.manifest.json"}
     directory.remove_orphans()
     assert there(directory) == {*kept, "ckpt-mine.index"}
+
+
+def test_a_checkpoint_is_not_removed_whose_manifest_is_seen_late(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, where a listing may be older than the next one."""
+    write(directory, 100)
+    late = [directory.manifest(100).name]
+
+    def listed(path: Path) -> list[str]:
+        return [name for name in os.listdir(path) if name not in late]  # noqa: PTH208
+
+    def refreshed(dir: Path) -> contextlib.nullcontext[None]:
+        assert dir == directory.checkpoints
+        late.clear()
+        return contextlib.nullcontext()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "names", listed)
+        patched.setattr(checkpoints.tempfile, "TemporaryFile", refreshed)
+        directory.remove_orphans()
+    assert directory.check(100) == ""
+
+    listings = 0
+
+    def listed_twice(path: Path) -> list[str]:
+        nonlocal listings
+        listings += path == directory.checkpoints
+        return [name for name in os.listdir(path) if listings > 2 or name != "ckpt-100.manifest.json"]  # noqa: PTH208
+
+    monkeypatch.setattr(checkpoints, "names", listed_twice)
+    directory.remove_orphans()
+    assert directory.check(100) == ""
+
+
+def test_the_run_directory_of_a_new_run_has_no_orphans(tmp_path: Path) -> None:
+    RunDirectory(tmp_path, "new").remove_orphans()
 
 
 @pytest.mark.parametrize(
