@@ -137,10 +137,10 @@ class Heartbeat:
             member.judged_at = asked_at
             if error is None:
                 member.identity = digest(done.result())
-                if member.identity == member.process:
-                    member.ended = None
-                else:
+                if member.identity != member.process:
                     self._has_ended(member)
+                elif member.ended and member.ended[0] == member.process:  # it was only cut off
+                    member.ended = None
                 member.process, member.quiet, member.state = member.identity, 0.0, "answers"
                 member.answered_at, member.heard_at = member.answered_at or now, asked_at
                 member.failed_at = None
