@@ -61,6 +61,8 @@ class Manifest:
     psfleet: str
     tensorflow: str
     created: float
+    final: bool = False
+    """Whether the weights are what `fit` has made of them at the end of the training."""
 
     @classmethod
     def read(cls, path: Path) -> Manifest | None:
@@ -239,7 +241,7 @@ class RunDirectory:
         index = self.checkpoints / f"ckpt-{step}.index"
         return "" if sha256(index) == manifest.index_sha256 else f"{index.name} is not the one that was saved"
 
-    def write_manifest(self, step: int, epoch: int, tensorflow: str, beside: bool = False) -> None:
+    def write_manifest(self, step: int, epoch: int, tensorflow: str, beside: bool = False, final: bool = False) -> None:
         """Make the files that TensorFlow has written a checkpoint that counts, or one that is ready for `replace`."""
         self._refresh()
         prefix = self.prefix(step, beside)
@@ -253,6 +255,7 @@ class RunDirectory:
             psfleet=__version__,
             tensorflow=tensorflow,
             created=time.time(),
+            final=final,
         )
         write_record(self.manifest(step, beside), dataclasses.asdict(manifest))
 
@@ -423,8 +426,13 @@ class Checkpoints:
         """Return whether the step is that of the newest checkpoint, as far as this process knows."""
         return step == self._newest
 
+    def is_final(self, step: int) -> bool:
+        """Return whether the newest checkpoint is of this step, and what the end of the training has made of it."""
+        manifest = Manifest.read(self._directory.manifest(step)) if self.has(step) else None
+        return manifest is not None and manifest.final
+
     def save(self, wait: bool = False, again: bool = False) -> None:
-        """Save the state as it is now, unless this step is saved; `again` replaces it, since the weights have changed.
+        """Save the state as it is now, unless this step is saved; `again` replaces it, since the end has changed it.
 
         Under parameter_server this returns as soon as training may go on, and a thread writes; with `wait` it returns
         when the checkpoint is on disk, and raises Infrastructure when it can't be. Otherwise a save that fails is
@@ -443,7 +451,7 @@ class Checkpoints:
             return
         if again or not self.has(step):
             self._check_limit()
-            self._begin(step)
+            self._begin(step, again)
             if wait:
                 self.settle()
                 if self._failing_since is not None:
@@ -484,11 +492,11 @@ class Checkpoints:
         if self._failing_since is not None and self._beyond_limit:
             raise UserError(f"{self.trouble()}; that is longer than storage_seconds, {self._limit:g}")
 
-    def _begin(self, step: int) -> None:
+    def _begin(self, step: int, final: bool) -> None:
         """Have the state written by a thread, or write it where that makes no difference."""
         self._writing = step, time.monotonic()
         if not self._remote:
-            self._save(step, self._checkpoint.write)
+            self._save(step, self._checkpoint.write, final)
             return
         objects = [id(found) for found in self._tf.train.TrackableView(self._checkpoint).descendants()]
         if objects != self._snapshot_objects:
@@ -496,7 +504,8 @@ class Checkpoints:
 
             self._snapshot, self._snapshot_objects = Snapshot(self._checkpoint), objects
         self._snapshot.take()
-        self._writer = threading.Thread(target=self._save, args=(step, self._snapshot.write), name="save", daemon=True)
+        arguments = (step, self._snapshot.write, final)
+        self._writer = threading.Thread(target=self._save, args=arguments, name="save", daemon=True)
         self._writer.start()
 
     def trouble(self) -> str | None:
@@ -506,7 +515,7 @@ class Checkpoints:
         seconds = time.monotonic() - self._failing_since
         return f"no checkpoint could be saved in {self._directory.checkpoints} for {seconds:.0f} s: {self._error}"
 
-    def _save(self, step: int, write: Callable[[str], object]) -> None:
+    def _save(self, step: int, write: Callable[[str], object], final: bool) -> None:
         """Write ckpt-<step> with its manifest, and tell how that ended."""
         directory = self._directory
         beside = self.has(step)  # the good one of this step stays until the new one is complete
@@ -521,7 +530,7 @@ class Checkpoints:
             write(directory.prefix(step, beside))
             self._check_lease()
             epoch = self._lease.epoch if self._lease else 0
-            directory.write_manifest(step, epoch, self._tf.__version__, beside)
+            directory.write_manifest(step, epoch, self._tf.__version__, beside, final)
             directory.replace()
         except Exception as error:
             self._failed(began, first_line(error))

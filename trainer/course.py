@@ -99,6 +99,11 @@ class Course:
         return self.step >= self._config.steps
 
     @property
+    def final(self) -> bool:
+        """Return whether the checkpoint of this step is what `fit` has made of it at the end of the training."""
+        return bool(self._replicas.agree([int(self._progress.leads and self._checkpoints.is_final(self.step))])[0])
+
+    @property
     def epoch_steps(self) -> int:
         return self._config.epoch_steps or self._config.steps
 

@@ -6,6 +6,7 @@ one given to it here keeps both numbers on the coordinator and packs the steps a
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ import tensorflow as tf
 from trainer.config import Config
 from trainer.course import Course
 
+log = logging.getLogger(__name__)
 # `fit` makes iterators of its own, and the calls have theirs already: they read what the custom loop reads.
 NO_DATA = tf.keras.utils.experimental.DatasetCreator(lambda context: tf.data.Dataset.range(1))
 
@@ -22,19 +24,26 @@ def train_with_fit(config: Config, program: Any, replicas: Any, course: Course) 
 
     Returns False when a callback of the program ended the training before its last step.
     """
-    if course.done:
-        return True
     model = replicas.model
+    # At the end Keras takes averages for weights, and callbacks may put back the best ones.
+    has_end = hasattr(program, "callbacks") or getattr(model.optimizer, "use_ema", False)
+    if course.done and (course.final or not has_end):
+        return True
     # A variable made outside the strategy's scope lies on the coordinator: reading it asks nobody. Set past Keras,
     # which would put it into the checkpoint.
     object.__setattr__(model, "_steps_per_execution", tf.Variable(1, dtype=tf.int64))
     model.make_train_function = lambda force=False: (
         lambda iterator: replicas.call(int(model._steps_per_execution.numpy()))
     )
-    epoch, step = divmod(course.step, course.epoch_steps)
+    epochs = -(-config.steps // course.epoch_steps)
+    epoch, step = (epochs, 0) if course.done else divmod(course.step, course.epoch_steps)
     # What BackupAndRestore tells `fit` about where to go on, told by our checkpoint.
     model._maybe_load_initial_counters_from_ckpt = lambda steps, initial: (epoch, step)
-    epochs = -(-config.steps // course.epoch_steps)
+    if course.done:
+        log.warning(
+            "the end of the training at step %d was cut off: it is made up for, except that the callbacks hear nothing "
+            "of the last epoch's end, and have forgotten what they knew (the best weights)", course.step
+        )  # fmt: skip
     # In the scope, so that Keras refuses what it can't call under parameter servers.
     with model.distribute_strategy.scope():
         follow = FollowCourse(replicas, course)
@@ -56,8 +65,7 @@ def train_with_fit(config: Config, program: Any, replicas: Any, course: Course) 
         callbacks=callbacks,
         verbose=0,
     )
-    if own or getattr(model.optimizer, "use_ema", False):
-        # At the end Keras takes averages for weights, and callbacks may put back the best ones.
+    if has_end:
         course.save_the_end(again=True)
     return course.done
 
@@ -76,7 +84,8 @@ class FollowCourse(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._course.begin()
-        self._plan()
+        if not self._course.done:
+            self._plan()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._course.block_begins()

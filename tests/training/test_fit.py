@@ -97,6 +97,26 @@ def test_an_evaluation_at_the_end_that_was_cut_off_is_made_again(runs: Runs) -> 
     assert (status["state"], status["evaluation"]["step"]) == ("finished", 20)
 
 
+def test_an_end_that_was_cut_off_is_made_up_for(runs: Runs, tmp_path: Path) -> None:
+    options = [*FIT, "--in-process", "--checkpoint-steps", "20"]
+    first = runs.local("epochs:DiesAtTheEnd", "cut-end", 20, *options, EPOCHS=str(tmp_path / "died"))
+    assert first.wait() == -signal.SIGKILL, first.output
+    assert runs.checkpoints("cut-end") == [20]
+    again = runs.local("epochs:DiesAtTheEnd", "cut-end", 20, *options, EPOCHS=str(tmp_path / "died"))
+    assert again.wait() == 0, again.output
+    assert "the end of the training at step 20 was cut off" in again.output
+    model = tf.saved_model.load(str(runs.directory("cut-end") / "export"))
+    exported = [variable.numpy() for variable in model.variables]
+    assert any((value == 7).all() for value in exported)
+    reader = tf.train.load_checkpoint(str(runs.directory("cut-end") / "checkpoints" / "ckpt-20"))
+    shapes = reader.get_variable_to_shape_map()
+    saved = {name: reader.get_tensor(name) for name, shape in shapes.items() if shape == [1024, 10]}
+    (kernel,) = (value for name, value in saved.items() if "/optimizer/" not in name)
+    # Momentum and average; the kernel is its average by now.
+    assert [(value == kernel).all() for name, value in saved.items() if "/optimizer/" in name].count(True) == 1
+    assert any((value == kernel).all() for value in exported if value.shape == (1024, 10))
+
+
 def test_a_train_step_of_the_program_is_used(runs: Runs) -> None:
     process = runs.local("table:Table", "own-step", 20, *FIT, "--checkpoint-steps", "20")
     assert process.wait() == 0, process.output

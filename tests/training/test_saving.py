@@ -73,9 +73,9 @@ class Saves(Checkpoints):
         assert seconds >= 0
         self.told.append((step, error))
 
-    def _save(self, step: int, write: Any) -> None:
+    def _save(self, step: int, write: Any, final: bool) -> None:
         assert self.may_write.wait(60)
-        super()._save(step, write)
+        super()._save(step, write, final)
 
 
 @pytest.fixture
@@ -126,11 +126,15 @@ def test_a_step_is_saved_once_unless_its_values_have_changed(directory: RunDirec
     saves.save()
     assert saves.told == [(5, None)]
     trained.model.table.variables[0].assign(np.full([32, 4], 6.0, np.float32))
+    assert not saves.is_final(5)
     saves.save(wait=True, again=True)
     assert saves.told == [(5, None)] * 2
     trained.set(0)
-    assert Saves(directory, trained).restore() == 5
+    later = Saves(directory, trained)
+    assert later.restore() == 5
     assert trained.values() == {5.0, 6.0}
+    assert later.is_final(5)
+    assert not later.is_final(4)
 
 
 @pytest.mark.parametrize("fails", ["write", "write_manifest"])

@@ -63,6 +63,7 @@ def test_a_manifest_says_what_a_checkpoint_consists_of_and_who_wrote_it(director
         "index_sha256": hashlib.sha256(index).hexdigest(),
         "psfleet": "0.1.0",
         "tensorflow": "2.21.0",
+        "final": False,
     }
     assert directory.check(7) == ""
 
