@@ -93,6 +93,8 @@ class RunDirectory:
         self.eval_events = self.path / "events" / "eval"
         self.export = self.path / "export"
         self._changing = threading.Lock()
+        self.failing_since: float | None = None
+        """Since when (of time.monotonic) no checkpoint could be saved, over all the turns of this process."""
 
     def claim(self, config: Config) -> None:
         """Remember the run's program, or raise UserError when the run belongs to another one."""
@@ -418,7 +420,6 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
         self._writing: tuple[int, float] = (0, 0.0)
         self._newest: int | None = None
-        self._failing_since: float | None = None
         self._beyond_limit = False
         self._error = ""
 
@@ -454,7 +455,7 @@ class Checkpoints:
             self._begin(step, again)
             if wait:
                 self.settle()
-                if self._failing_since is not None:
+                if self._error:
                     self._check_limit()
                     raise Infrastructure(f"cannot save {self._directory.prefix(step)}: {self._error}")
 
@@ -485,11 +486,11 @@ class Checkpoints:
 
     def _failed(self, began: float, error: str) -> None:
         self._error = error
-        self._failing_since = self._failing_since or began
-        self._beyond_limit = time.monotonic() - self._failing_since > self._limit
+        self._directory.failing_since = self._directory.failing_since or began
+        self._beyond_limit = time.monotonic() - self._directory.failing_since > self._limit
 
     def _check_limit(self) -> None:
-        if self._failing_since is not None and self._beyond_limit:
+        if self._directory.failing_since is not None and self._beyond_limit:
             raise UserError(f"{self.trouble()}; that is longer than storage_seconds, {self._limit:g}")
 
     def _begin(self, step: int, final: bool) -> None:
@@ -510,9 +511,9 @@ class Checkpoints:
 
     def trouble(self) -> str | None:
         """Say why and since when checkpoints can't be saved, or nothing."""
-        if self._failing_since is None:
+        if self._directory.failing_since is None:
             return None
-        seconds = time.monotonic() - self._failing_since
+        seconds = time.monotonic() - self._directory.failing_since
         return f"no checkpoint could be saved in {self._directory.checkpoints} for {seconds:.0f} s: {self._error}"
 
     def _save(self, step: int, write: Callable[[str], object], final: bool) -> None:
@@ -533,14 +534,17 @@ class Checkpoints:
             directory.write_manifest(step, epoch, self._tf.__version__, beside, final)
             directory.replace()
         except Exception as error:
-            self._failed(began, first_line(error))
+            if self._is_of_a_server(error):
+                self._error = first_line(error)
+            else:
+                self._failed(began, first_line(error))
             log.error("cannot save %s: %s", prefix, self._error)
             if not isinstance(error, LostLease):
                 with contextlib.suppress(OSError):  # what there is of it would only make a full disk fuller
                     directory.replace() if beside else directory.remove(step)
             self._told(step, time.monotonic() - began, self._error)
             return
-        self._newest, self._failing_since = step, None
+        self._newest, self._directory.failing_since, self._error = step, None, ""
         log.info("saved %s in %.2f s", prefix, time.monotonic() - began)
         self._told(step, time.monotonic() - began, None)
         try:
@@ -548,6 +552,12 @@ class Checkpoints:
             directory.list_for_tensorflow()
         except OSError as error:
             log.error("cannot remove old checkpoints: %s", error)
+
+    def _is_of_a_server(self, error: Exception) -> bool:
+        """Return whether a save failed with a ps, which the next turn does without, rather than with the storage."""
+        if not isinstance(error, self._tf.errors.OpError) or not is_infrastructure(error):
+            return False
+        return not any(text in str(error) for text in STORAGE)
 
     def _check_lease(self) -> None:
         if self._lease is not None and not self._lease.held():

@@ -233,6 +233,47 @@ def test_without_patience_the_first_failure_is_the_last(directory: RunDirectory,
         saves.save()
 
 
+def test_the_users_limit_counts_over_the_turns_of_a_process(directory: RunDirectory, trained: Trained) -> None:
+    directory.path.mkdir(parents=True)
+    directory.checkpoints.write_text("a file where a directory should be")
+    saves = Saves(directory, trained)
+    trained.set(1)
+    saves.save()
+    saves.settle()
+    assert directory.failing_since is not None
+    directory.failing_since -= 1000.0
+    later = Saves(directory, trained, storage_seconds=900.0)
+    with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+ for 1\d\d\d s"):
+        later.save(wait=True)
+    directory.checkpoints.unlink()
+    saves.save(wait=True)
+    assert later.trouble() is None
+
+
+def test_a_save_that_a_ps_ends_says_nothing_of_the_storage(
+    directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorflow import errors
+
+    saves = Saves(directory, trained, storage_seconds=0)
+    trained.set(1)
+    saves.save(wait=True)
+    message = "Socket closed"
+
+    def fail(*arguments: Any) -> None:
+        raise errors.UnavailableError(None, None, message)
+
+    monkeypatch.setattr(saves._snapshot, "write", fail)
+    trained.set(2)
+    with pytest.raises(Infrastructure, match="ckpt-2: Socket closed"):
+        saves.save(wait=True)
+    assert saves.trouble() is None
+    # TensorFlow's file system has errors of this kind as well.
+    message = f"{directory.prefix(2)}.index; No locks available"
+    with pytest.raises(UserError, match=r"for 0 s: .*No locks available"):
+        saves.save(wait=True)
+
+
 def test_a_full_disk_gets_its_room_back(
     directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
