@@ -47,6 +47,8 @@ def test_heartbeat_tells_frozen_from_gone_and_knows_a_process_again(runs: Runs) 
         second = until(lambda: heartbeat.identities().get("worker-0"), "another answer")
         assert second != first
         assert heartbeat.silent() == {}
+        until(lambda: heartbeat.steady(2.0) == {"worker-0"}, "two seconds of answers")
+        assert heartbeat.ended()["worker-0"][0] == first
 
         # As when its host is reset: nothing at first, then its new kernel, which knows of no connection.
         process.send(signal.SIGSTOP)
