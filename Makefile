@@ -6,6 +6,8 @@ export PSFLEET_INVENTORY
 export ANSIBLE_INVENTORY := $(PSFLEET_INVENTORY)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 LOCK ?= locks/cpu
+CUDA_LOCK = $(if $(filter locks/cpu,$(LOCK)),locks/cuda,$(LOCK)-cuda)
+COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock"
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
 .PHONY: help demo venv venv-tf packages lab site test lint unit training infra dozen drills lock \
@@ -75,12 +77,12 @@ drills: venv lab  ## every drill (about an hour)
 	ansible-playbook site.yml
 	python -m pytest tests/drills
 
-lock: venv  ## resolve locks/cpu.in and locks/control.in anew (LOCK=locks/mine: your own)
+lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's (LOCK=locks/mine: your own)
 	for minor in 3.10 3.11 3.12 3.13; do \
-	  uv pip compile -q --generate-hashes --python-version $$minor --python-platform x86_64-manylinux_2_28 --no-emit-index-url \
-	    --no-annotate --custom-compile-command "make lock" $(LOCK).in -o $(LOCK)-$$minor.txt || exit 1; done
-	uv pip compile -q --generate-hashes --python-version 3.11 --universal --no-annotate \
-	  --custom-compile-command "make lock" locks/control.in -c locks/cpu-3.11.txt -o locks/control.txt
+	  hosts="--python-version $$minor --python-platform x86_64-manylinux_2_28 --no-emit-index-url"; \
+	  $(COMPILE) $$hosts $(LOCK).in -o $(LOCK)-$$minor.txt && \
+	  $(COMPILE) $$hosts $(LOCK).in locks/cuda.in -c $(LOCK)-$$minor.txt -o $(CUDA_LOCK)-$$minor.txt || exit 1; done
+	$(COMPILE) --python-version 3.11 --universal locks/control.in -c locks/cpu-3.11.txt -o locks/control.txt
 
 bench-throughput: venv-tf  ## training speed against TensorFlow's guide written plainly, and scaling
 	bench/throughput
