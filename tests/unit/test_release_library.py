@@ -51,6 +51,43 @@ def test_the_same_content_gives_the_same_release(kit):
     assert first["environments"]["3.11"]["name"].startswith("cpu-3.11-")
 
 
+def test_a_cluster_without_gpus_has_the_release_that_it_always_had(kit, tmp_path):
+    """As the kit built it before there was a second lock, from the description of what a release is."""
+    (tmp_path / "locks" / "cuda-3.11.txt").write_text("a==1\nnvidia==1\n")
+    release, archive = release_archive.build(program="", **kit)
+    files = {"locks/cpu-3.11.txt": b"a==1\n", "trainer/__init__.py": b""}
+    digest = hashlib.sha256(b"".join(f"{name}\0{len(data)}\0".encode() + data for name, data in files.items()))
+    environment = f"cpu-3.11-{hashlib.sha256(files['locks/cpu-3.11.txt']).hexdigest()[:12]}"
+    written = {"id": digest.hexdigest()[:12]} | {
+        "environments": {"3.11": {"name": environment, "lock": "locks/cpu-3.11.txt"}}
+    }
+    assert release == written
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        assert tar.extractfile("release.json").read().decode() == json.dumps(written, indent=2) + "\n"
+
+
+def test_gpus_bring_a_second_lock_into_the_one_release(kit, tmp_path):
+    (tmp_path / "locks" / "cuda-3.11.txt").write_text("a==1\nnvidia==1\n")
+    alone, _ = release_archive.build(program="", **kit)
+    release, archive = release_archive.build(program="", **kit, lock_gpu=str(tmp_path / "locks" / "cuda"))
+    assert names(archive) == ["locks/cpu-3.11.txt", "locks/cuda-3.11.txt", "release.json", "trainer/__init__.py"]
+    assert release["environments"] == alone["environments"]
+    assert release["gpu_environments"]["3.11"]["lock"] == "locks/cuda-3.11.txt"
+    assert release["gpu_environments"]["3.11"]["name"].startswith("cuda-3.11-")
+    assert release["id"] != alone["id"]
+
+
+def test_a_missing_lock_is_refused_by_its_setting(kit, tmp_path):
+    with pytest.raises(release_archive.ReleaseError, match=r"release_lock_gpu: no file .*mine-cuda-<python>\.txt"):
+        release_archive.build(program="", **kit, lock_gpu=str(tmp_path / "locks" / "mine-cuda"))
+
+
+def test_two_locks_of_one_name_are_refused(kit, tmp_path):
+    (tmp_path / "cpu-3.11.txt").write_text("a==2\n")
+    with pytest.raises(release_archive.ReleaseError, match="has the name of another lock"):
+        release_archive.build(program="", **kit, lock_gpu=str(tmp_path / "cpu"))
+
+
 def test_a_changed_program_changes_the_release_and_not_the_environment(kit, tmp_path):
     program = tmp_path / "mine"
     (program / "models").mkdir(parents=True)
@@ -110,6 +147,24 @@ def test_wheels_are_proven_against_the_lock(tmp_path):
     (tmp_path / "my_tool-1.0-py3-none-any.whl").write_bytes(b"wrong")
     assert wheelhouse.compare(lock, tmp_path) == (["my-tool==1.0"], ["my_tool-1.0-py3-none-any.whl"])
     assert wheelhouse.compare(lock, tmp_path / "absent") == (["my-tool==1.0"], [])
+
+
+def test_a_wheel_of_another_set_is_taken_from_there(tmp_path):
+    cpu, cuda = tmp_path / "3.11", tmp_path / "cuda-3.11"
+    for directory in (cpu, cuda):
+        directory.mkdir()
+    (cpu / "my_tool-1.0-py3-none-any.whl").write_bytes(b"right")
+    (cpu / "another-1.0-py3-none-any.whl").write_bytes(b"of no use here")
+    lock = wheelhouse.read_lock(LOCK.format(digest=hashlib.sha256(b"right").hexdigest(), other="0" * 64))
+    wheelhouse.adopt(lock, ["my-tool==1.0"], cuda)
+    assert wheelhouse.compare(lock, cuda) == ([], [])
+    assert [file.name for file in cuda.iterdir()] == ["my_tool-1.0-py3-none-any.whl"]
+
+
+def test_only_what_is_missing_is_asked_for():
+    text = "# made by hand\na==1 \\\n    --hash=sha256:00\nmy-tool==1.0 ; x \\\n    --hash=sha256:11\nz==2\n"
+    assert wheelhouse.excerpt(text, ["my-tool==1.0"]) == "my-tool==1.0 ; x \\\n    --hash=sha256:11\n"
+    assert wheelhouse.excerpt(text, ["z==2"]) == "z==2\n"
 
 
 @pytest.fixture

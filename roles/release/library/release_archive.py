@@ -36,6 +36,9 @@ options:
     description: Path of the lock files without C(-<python>.txt), such as C(locks/cpu).
     type: path
     required: true
+  lock_gpu:
+    description: The same for the hosts with GPUs. Left out where there are none.
+    type: path
   dest:
     description: Directory for the archives.
     type: path
@@ -64,6 +67,10 @@ environments:
   description: For each Python minor version that has a lock, the environment's name and the lock's path in the release.
   type: dict
   returned: success
+gpu_environments:
+  description: The same for the hosts with GPUs.
+  type: dict
+  returned: with O(lock_gpu)
 """
 
 # Code is kilobytes. What is larger is data in the wrong place, or an environment that was left in the directory.
@@ -137,8 +144,8 @@ def _read_wheel(path: Path) -> Iterator[tuple[str, bytes]]:
                 yield info.filename, wheel.read(info)
 
 
-def read_locks(lock: str) -> dict[str, bytes]:
-    """Read the lock files as {Python minor version: content}.
+def read_locks(lock: str, setting: str = "release_lock") -> dict[str, bytes]:
+    """Read the lock files as {Python minor version: content}; `setting` is where the path comes from.
 
     Raises:
         ReleaseError: there is none.
@@ -149,31 +156,42 @@ def read_locks(lock: str) -> dict[str, bytes]:
     }
     if not locks:
         raise ReleaseError(
-            f"release_lock: no file {lock}-<python>.txt, such as {lock}-3.11.txt. `make lock` writes them"
+            f"{setting}: no file {lock}-<python>.txt, such as {lock}-3.11.txt. `make lock` writes them "
+            "(`make lock LOCK=locks/mine` those of locks/mine.in: locks/mine and locks/mine-cuda)"
         )
     return dict(sorted(locks.items()))
 
 
-def build(kit: str, program: str, lock: str) -> tuple[dict[str, Any], bytes]:
+def build(kit: str, program: str, lock: str, lock_gpu: str | None = None) -> tuple[dict[str, Any], bytes]:
     """Put a release together.
 
     Returns:
-        The release's description (`id`, `environments`) and its archive, a gzipped tar.
+        The release's description (`id`, `environments`, with `lock_gpu` also `gpu_environments`) and its archive, a
+        gzipped tar.
     """
     package = Path(kit)
     files = read_program(program)
     files |= {f"trainer/{name}": data for name, data in _read_directory_flat(package)}
-    environments = {}
-    for python, data in read_locks(lock).items():
-        name = f"{Path(lock).name}-{python}"
-        files[f"locks/{name}.txt"] = data
-        environments[python] = {"name": f"{name}-{hashlib.sha256(data).hexdigest()[:12]}", "lock": f"locks/{name}.txt"}
+    release: dict[str, Any] = {"environments": _add_locks(files, lock, "release_lock")}
+    if lock_gpu is not None:
+        release["gpu_environments"] = _add_locks(files, lock_gpu, "release_lock_gpu")
     digest = hashlib.sha256()
     for name, data in sorted(files.items()):
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
-    release = {"id": digest.hexdigest()[:12], "environments": environments}
+    release = {"id": digest.hexdigest()[:12], **release}
     files["release.json"] = (json.dumps(release, indent=2) + "\n").encode()
     return release, _tar(files)
+
+
+def _add_locks(files: dict[str, bytes], lock: str, setting: str) -> dict[str, dict[str, str]]:
+    environments = {}
+    for python, data in read_locks(lock, setting).items():
+        name = f"{Path(lock).name}-{python}"
+        if files.get(f"locks/{name}.txt", data) != data:
+            raise ReleaseError(f"{setting}: {lock!r} has the name of another lock. Give one of them another file name")
+        files[f"locks/{name}.txt"] = data
+        environments[python] = {"name": f"{name}-{hashlib.sha256(data).hexdigest()[:12]}", "lock": f"locks/{name}.txt"}
+    return environments
 
 
 def _read_directory_flat(package: Path) -> Iterator[tuple[str, bytes]]:
@@ -198,12 +216,13 @@ def main() -> None:
             "kit": {"type": "path", "required": True},
             "program": {"type": "str", "default": ""},
             "lock": {"type": "path", "required": True},
+            "lock_gpu": {"type": "path"},
             "dest": {"type": "path", "required": True},
         },
         supports_check_mode=True,
     )
     try:
-        release, data = build(module.params["kit"], module.params["program"], module.params["lock"])
+        release, data = build(*(module.params[name] for name in ("kit", "program", "lock", "lock_gpu")))
     except ReleaseError as error:
         module.fail_json(msg=str(error))
     # A cache of this machine, and nothing that a host sees: writing it is no change, and check mode needs it too.

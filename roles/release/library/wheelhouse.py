@@ -7,6 +7,8 @@ import hashlib
 import re
 import shutil
 import sys
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -15,7 +17,8 @@ DOCUMENTATION = r"""
 module: wheelhouse
 short_description: Make a directory hold exactly the wheels of a lock file
 description:
-  - Runs C(pip download --require-hashes) for one Python minor version and x86-64 Linux, when a wheel is missing.
+  - Runs C(pip download --require-hashes), for one Python minor version and x86-64 Linux, for what is missing.
+  - A wheel that a directory beside this one has is linked from there and not fetched again.
   - Every file that is there already is proven against the lock's hashes; a damaged or left-over one is removed.
 options:
   lock:
@@ -43,7 +46,7 @@ EXAMPLES = r"""
 """
 RETURN = r"""
 fetched:
-  description: Requirements whose wheel was missing.
+  description: Requirements whose wheel was missing, here and in the directories beside this one.
   type: list
   elements: str
   returned: success
@@ -65,20 +68,49 @@ PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
 
 def read_lock(text: str) -> dict[str, set[str]]:
     """Read hash-locked requirements as {"name==version": hexadecimal SHA-256 digests}."""
-    lock: dict[str, set[str]] = {}
-    for requirement in re.split(r"\n(?=\S)", text):
+    return {
+        name: set(re.findall(r"--hash=sha256:([0-9a-f]{64})", requirement))
+        for name, requirement in _requirements(text).items()
+    }
+
+
+def excerpt(text: str, names: Collection[str]) -> str:
+    """Return a lock file with the named requirements alone."""
+    return "".join(f"{requirement}\n" for name, requirement in _requirements(text).items() if name in names)
+
+
+def _requirements(text: str) -> dict[str, str]:
+    found = {}
+    for requirement in re.split(r"\n(?=\S)", text.rstrip("\n")):
         name = re.match(r"[A-Za-z0-9._-]+==[^\s;]+", requirement)
         if name:
-            lock[name[0]] = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", requirement))
-    return lock
+            found[name[0]] = requirement
+    return found
 
 
 def compare(lock: dict[str, set[str]], directory: Path) -> tuple[list[str], list[str]]:
     """Find the requirements without a wheel and the files that belong to none."""
-    files = {file.name: _digest(file) for file in directory.iterdir()} if directory.is_dir() else {}
+    files = _digests(directory.iterdir()) if directory.is_dir() else {}
     missing = [name for name, hashes in lock.items() if not hashes & set(files.values())]
     known = set().union(*lock.values())
     return missing, sorted(name for name, digest in files.items() if digest not in known)
+
+
+def adopt(lock: dict[str, set[str]], missing: Collection[str], directory: Path) -> None:
+    """Link missing wheels from the sets beside this one, such as the CPU set's TensorFlow for the CUDA set."""
+    wanted = set().union(*(lock[name] for name in missing))
+    for beside in sorted(directory.parent.iterdir()):
+        if beside.is_dir() and beside != directory:
+            for name, digest in _digests(beside.glob("*.whl")).items():
+                if digest in wanted and not (directory / name).exists():
+                    (directory / name).hardlink_to(beside / name)
+
+
+def _digests(files: Iterable[Path]) -> dict[str, str]:
+    listed = list(files)
+    # The CUDA set is 3.5 GB: all cores hash at once.
+    with ThreadPoolExecutor() as pool:
+        return dict(zip((file.name for file in listed), pool.map(_digest, listed), strict=True))
 
 
 def _digest(file: Path) -> str:
@@ -101,35 +133,43 @@ def main() -> None:
             msg=f"no lock {str(lock_file)!r} for Python {module.params['python']}, which a host has. `make lock` "
             "writes one for each Python that TensorFlow 2.21 knows (3.10 to 3.13)"
         )
-    missing, unknown = compare(read_lock(lock_file.read_text()), directory)
-    if missing and not module.check_mode:
-        _download(module, lock_file, directory)
+    text = lock_file.read_text()
+    lock = read_lock(text)
+    missing, unknown = compare(lock, directory)
+    changed = bool(missing or unknown)
     if not module.check_mode:
+        directory.mkdir(parents=True, exist_ok=True)
         for name in unknown:
             (directory / name).unlink()
-    module.exit_json(changed=bool(missing or unknown), fetched=missing, removed=unknown)
+        if missing:
+            adopt(lock, missing, directory)
+            missing, _ = compare(lock, directory)
+        if missing:
+            _download(module, excerpt(text, missing), directory)
+    module.exit_json(changed=changed, fetched=missing, removed=unknown)
 
 
-def _download(module: AnsibleModule, lock_file: Path, directory: Path) -> None:
+def _download(module: AnsibleModule, requirements: str, directory: Path) -> None:
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    directory.mkdir(parents=True, exist_ok=True)
+    wanted = partial / "requirements.txt"
+    wanted.write_text(requirements)
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--progress-bar=off"]
-    command += ["--require-hashes", "--no-deps", "--only-binary=:all:", "--find-links", str(directory)]
+    command += ["--require-hashes", "--no-deps", "--only-binary=:all:"]
     command += ["--implementation=cp", "--python-version", module.params["python"]]
     command += [f"--abi=cp{module.params['python'].replace('.', '')}", "--abi=abi3", "--abi=none"]
     command += [f"--platform={platform}" for platform in PLATFORMS]
-    code, _out, error = module.run_command([*command, "--requirement", str(lock_file), "--dest", str(partial)])
+    code, _out, error = module.run_command([*command, "--requirement", str(wanted), "--dest", str(partial)])
     if code != 0:
         module.fail_json(
-            msg=f"pip could not fetch the wheels of {lock_file} (it needs the package index, and hashes that match):\n"
-            + "\n".join(error.strip().splitlines()[-15:]),
+            msg=f"pip could not fetch the wheels of {module.params['lock']} "
+            "(it needs the package index, and hashes that match):\n" + "\n".join(error.strip().splitlines()[-15:]),
             cmd=command,
         )
-    for file in partial.iterdir():
+    for file in partial.glob("*.whl"):
         file.replace(directory / file.name)
-    partial.rmdir()
+    shutil.rmtree(partial)
 
 
 if __name__ == "__main__":
