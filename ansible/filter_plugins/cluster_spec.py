@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,11 @@ JOBS = ("chief", "ps", "worker", "evaluator")
 DEFAULT_PORTS = {"chief": 2222, "ps": 2300, "worker": 2400, "tensorboard": 6006}
 # The kernel refuses one environment string of 128 KiB or more (MAX_ARG_STRLEN), its name and `=` included.
 MAX_ENVIRONMENT_STRING = 131_071
+# Jobs of many members, whose hosts may say which index they have.
+NUMBERED_JOBS = ("ps", "worker")
+MAX_INDEX = 9999
+# Stands in TF_CONFIG for a member that no host is: nothing listens there, and who asks is refused at once.
+NOBODY = "127.0.0.1:1"
 
 
 class ClusterSpecError(ValueError):
@@ -29,36 +35,39 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
     Args:
         groups: hosts of each group, in the order written. A group's name is a TensorFlow job.
         hostvars: each host's variables. Read are `cluster_address` (else `ansible_host`), for each job
-            `<job>_tasks` (default 1) and `<job>_port` (the first task's port), and of `trainer_run` the strategy and
+            `<job>_tasks` (default 1) and `<job>_port` (the first task's port), `ps_index` and `worker_index` (the first
+            task's index; without it a task's index is its place in the group), and of `trainer_run` the strategy and
             the evaluation: they say which of the groups have tasks.
 
     Returns:
         `{"cluster": {job: ["address:port", ...]}, "cluster_json": "...", "tasks": [{"name", "job", "index", "host",
         "address", "port", "server"}], "by_host": {host: [task, ...]}, "hosts": [host, ...],
-        "tensorboard": {host: {"address", "port"}}}`.
+        "tensorboard": {host: {"address", "port"}}, "vacant": [name, ...]}`.
         `cluster` is what TF_CONFIG carries: the strategy's jobs, one without tasks left out; `cluster_json` is the same
         as a line of text. `tasks` has the evaluator too, and `by_host` the same tasks host by host. A task's `port` is
         None where it listens on nothing; `server` says that it only serves: it reads no run settings and waits for
-        the coordinator's orders. `hosts` are those of all jobs, with or without tasks.
+        the coordinator's orders. `hosts` are those of all jobs, with or without tasks. `vacant` names the members
+        below a job's highest index that no host is.
 
     Raises:
-        ClusterSpecError: a host has no literal address, a number of tasks or a port is no such number, or the
-            strategy is unknown.
+        ClusterSpecError: a host has no literal address, a number of tasks, a port or an index is no such number, an
+            index is missing or given twice, or the strategy is unknown.
     """
     member_jobs = STRATEGY_JOBS[strategy_of(groups, hostvars)]
     jobs = busy_jobs(groups, hostvars)
     cluster: dict[str, list[str]] = {}
     tasks: list[dict[str, Any]] = []
     for job in jobs:
-        members: list[str] = []
+        indices = _task_indices(job, groups.get(job, ()), hostvars)
+        members = [NOBODY] * (max(indices.values(), default=-1) + 1)
         for host in groups.get(job, ()):
             variables = hostvars[host]
             address = _address(host, variables)
             first_port = _port(host, job, variables)
             for slot in range(_task_count(host, job, variables)):
-                index = len(members)
+                index = indices[host, slot]
                 port = None if first_port is None else first_port + slot
-                members.append(f"{_bracketed(address)}:{port}")
+                members[index] = f"{_bracketed(address)}:{port}"
                 tasks.append(
                     {
                         "name": f"{job}-{index}",
@@ -75,6 +84,7 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         # An evaluator in the cluster would be waited for for ever (tensorflow#46169).
         if members and job in member_jobs:
             cluster[job] = members
+    tasks.sort(key=lambda task: (JOBS.index(task["job"]), task["index"]))
     tensorboard = {
         host: {"address": _address(host, hostvars[host]), "port": _port(host, "tensorboard", hostvars[host])}
         for host in groups.get("tensorboard", ())
@@ -89,6 +99,12 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         "by_host": by_host,
         "hosts": list(dict.fromkeys(host for job in JOBS for host in groups.get(job, ()))),
         "tensorboard": tensorboard,
+        "vacant": [
+            f"{job}-{index}"
+            for job, members in cluster.items()
+            for index, address in enumerate(members)
+            if address == NOBODY
+        ],
     }
 
 
@@ -159,6 +175,47 @@ def _task_count(host: str, job: str, variables: Mapping[str, Any]) -> int:
     if not _is_int(count) or count < 0:
         raise ClusterSpecError(f"host '{host}' has {job}_tasks: {count!r}; expected a number of tasks such as 2")
     return count
+
+
+def _task_indices(
+    job: str, hosts: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]]
+) -> dict[tuple[str, int], int]:
+    """Give each task of a job, {(host, number on the host): index}."""
+    slots = [(host, slot) for host in hosts for slot in range(_task_count(host, job, hostvars[host]))]
+    first = {host: _first_index(host, job, hostvars[host]) for host, _ in slots}
+    without = [host for host, index in first.items() if index is None]
+    if len(without) == len(first):
+        return {place: index for index, place in enumerate(slots)}
+    indices = {(host, slot): index + slot for host, slot in slots if (index := first[host]) is not None}
+    free = next(index for index in range(len(indices) + 1) if index not in indices.values())
+    if without:
+        raise ClusterSpecError(
+            f"{job}_index is missing on {', '.join(without)}, and other hosts of the group {job} have one. Give each "
+            f"its own ({free} is free), or none to any: then a host's place in the group counts"
+        )
+    taken: dict[int, str] = {}
+    for (host, _), index in indices.items():
+        if index in taken:
+            raise ClusterSpecError(
+                f"the hosts '{taken[index]}' and '{host}' are both {job}-{index}. Give one of them another "
+                f"{job}_index: {free} is free"
+            )
+        taken[index] = host
+    return indices
+
+
+def _first_index(host: str, job: str, variables: Mapping[str, Any]) -> int | None:
+    given = variables.get(f"{job}_index")
+    # Tags are strings, and a tag that a machine lacks may be composed to an empty one.
+    if job not in NUMBERED_JOBS or given is None or given == "":
+        return None
+    index = int(given) if isinstance(given, str) and re.fullmatch("[0-9]{1,4}", given) else given
+    if not _is_int(index) or not 0 <= index <= MAX_INDEX:
+        raise ClusterSpecError(
+            f"host '{host}' has {job}_index: {given!r}; expected the index of its first {job} task, a number from 0 to "
+            f"{MAX_INDEX}"
+        )
+    return int(index)
 
 
 def _port(host: str, job: str, variables: Mapping[str, Any]) -> int | None:

@@ -16,6 +16,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from cluster_spec import (  # noqa: E402
     JOBS,
     MAX_ENVIRONMENT_STRING,
+    NUMBERED_JOBS,
     ClusterSpecError,
     busy_jobs,
     cluster_spec,
@@ -52,7 +53,7 @@ def preflight_problems(
     except ClusterSpecError as error:
         # An unknown strategy is among the run settings' problems already.
         return list(dict.fromkeys([*problems, str(error)]))
-    return [*problems, *_port_problems(spec), *_size_problems(spec)]
+    return [*problems, *_vacancy_problems(spec, groups, hostvars), *_port_problems(spec), *_size_problems(spec)]
 
 
 def preflight_notes(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -74,6 +75,10 @@ def preflight_notes(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, 
             "nobody evaluates: evaluation is sidecar and the group evaluator is empty. Put a host there, or let the "
             "coordinator do it with trainer_run: {evaluation: inline}"
         )
+    numbered = any(f"{job}_index" in hostvars[groups[job][0]] for job in NUMBERED_JOBS if groups.get(job))
+    vacant = ", ".join(cluster_spec(groups, hostvars)["vacant"]) if numbered else ""
+    if vacant:
+        notes.append(f"no host is {vacant}: the training goes on without, until a new machine has that index")
     return notes
 
 
@@ -154,6 +159,19 @@ def _tasks_of(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mappin
         count = hostvars[host].get(f"{job}_tasks", 1)
         named += [host] * (count if isinstance(count, int) else 1)
     return named
+
+
+def _vacancy_problems(
+    spec: Mapping[str, Any], groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    strategy = strategy_of(groups, hostvars)
+    elastic = strategy == "parameter_server" and run_settings(groups, hostvars).get("elastic", Config.elastic)
+    if spec["vacant"] and not elastic:
+        why = "elastic: false" if strategy == "parameter_server" else f"the strategy {strategy}"
+        yield (
+            f"no host is {', '.join(spec['vacant'])}, and {why} needs every member. Give a new machine that index "
+            "(ps_index, worker_index), or number the hosts without a gap"
+        )
 
 
 def _port_problems(spec: Mapping[str, Any]) -> Iterator[str]:

@@ -40,6 +40,80 @@ def test_index_counts_all_tasks_of_a_job():
     ]
 
 
+def numbered(**indices):
+    """The lab's variables with a worker_index for each host named; None leaves it out."""
+    hostvars = addresses(LAB | {"worker": list(indices)})
+    return LAB | {"worker": list(indices)}, {
+        host: variables | ({} if indices.get(host) is None else {"worker_index": indices[host]})
+        for host, variables in hostvars.items()
+    }
+
+
+def workers(groups, hostvars):
+    return {t["index"]: t["host"] for t in cluster_spec(groups, hostvars)["tasks"] if t["job"] == "worker"}
+
+
+def test_an_index_counts_whatever_the_order():
+    groups, hostvars = numbered(a="2", b=0, c="1")
+    spec = cluster_spec(groups, hostvars)
+    assert workers(groups, hostvars) == {0: "b", 1: "c", 2: "a"}
+    assert [task["name"] for task in spec["tasks"]][-4:] == ["worker-0", "worker-1", "worker-2", "evaluator-0"]
+    shuffled = {name: list(reversed(hosts)) for name, hosts in groups.items()}
+    hostvars |= {host: variables | {"ps_index": host[-1]} for host, variables in hostvars.items() if "ps" in host}
+    assert cluster_spec(shuffled, hostvars)["cluster_json"] == cluster_spec(groups, hostvars)["cluster_json"]
+
+
+def test_a_machine_that_goes_shifts_nobody_and_one_that_comes_takes_its_place():
+    before = numbered(a=0, b=1, c=2)
+    gone = numbered(a=0, c=2)
+    spec = cluster_spec(*gone)
+    assert workers(*gone) == {0: "a", 2: "c"}
+    assert spec["vacant"] == ["worker-1"]
+    assert [member.rpartition(":")[2] for member in spec["cluster"]["worker"]] == ["2400", "1", "2400"]
+    assert [task["name"] for task in host_tasks(spec, "c")] == ["worker-2"]
+    assert workers(*numbered(new=1, c=2, a=0)) == {0: "a", 1: "new", 2: "c"}
+    assert cluster_spec(*before)["vacant"] == []
+
+
+def test_without_an_index_a_machine_that_goes_shifts_the_next():
+    """What the index is for."""
+    assert workers(*numbered(a=None, b=None, c=None))[1] == "b"
+    assert workers(*numbered(a=None, c=None))[1] == "c"
+
+
+def test_the_index_is_that_of_a_hosts_first_task():
+    groups, hostvars = numbered(a=2, b=0)
+    hostvars["b"]["worker_tasks"] = 2
+    assert workers(groups, hostvars) == {0: "b", 1: "b", 2: "a"}
+    hostvars["a"]["worker_index"] = 1
+    with pytest.raises(ClusterSpecError, match=r"'a' and 'b' are both worker-1.*worker_index: 2 is free"):
+        cluster_spec(groups, hostvars)
+
+
+@pytest.mark.parametrize(
+    ("indices", "said"),
+    [
+        ({"a": 0, "b": None, "c": 2}, "worker_index is missing on b, and other hosts .*1 is free"),
+        ({"a": 0, "b": ""}, "worker_index is missing on b"),
+        ({"a": 1, "b": "1"}, "the hosts 'a' and 'b' are both worker-1.*worker_index: 0 is free"),
+        ({"a": "first"}, "host 'a' has worker_index: 'first'; expected the index of its first worker task"),
+        ({"a": -1}, "worker_index: -1"),
+        ({"a": 1.0}, "worker_index: 1.0"),
+        ({"a": True}, "worker_index: True"),
+        ({"a": "20261121"}, "worker_index: '20261121'; expected .* a number from 0 to 9999"),
+    ],
+)
+def test_a_wrong_index_is_refused_by_value(indices, said):
+    with pytest.raises(ClusterSpecError, match=said):
+        cluster_spec(*numbered(**indices))
+
+
+def test_the_coordinator_and_the_evaluator_are_alone_and_need_no_index():
+    groups, hostvars = numbered(a=0, b=1)
+    hostvars["head"] |= {"chief_index": 3, "evaluator_index": 3, "ps_index": 3}
+    assert cluster_spec(groups, hostvars)["cluster"]["chief"] == ["10.0.3.12:2222"]
+
+
 def test_a_job_without_tasks_is_left_out():
     hostvars = addresses(LAB) | {
         "ps-0": {"ansible_host": "a", "ps_tasks": 0},

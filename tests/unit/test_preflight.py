@@ -107,6 +107,28 @@ def test_a_group_that_the_strategy_has_no_use_for_is_noted():
     assert [note.split()[1] for note in notes(evaluator, strategy="one_device")] == ["ps", "worker"]
 
 
+@pytest.mark.parametrize(
+    ("run", "needs"),
+    [
+        ({}, None),
+        ({"strategy": "multi_worker_mirrored"}, "multi_worker_mirrored"),
+        ({"elastic": False}, "elastic: false"),
+    ],
+)
+def test_a_vacant_place_is_noted_or_refused_where_every_member_is_needed(run, needs):
+    settings = everywhere(trainer_run=RUN | run)
+    hosts = settings | {"worker_0": settings["worker_0"] | {"worker_index": 0}}
+    hosts |= {"worker_1": settings["worker_1"] | {"worker_index": 2}}
+    found = problems(**hosts)
+    if needs is None:
+        assert found == []
+    else:
+        assert "no host is worker-1, and " in found[0]
+        assert needs in found[0]
+    notes = preflight_notes(*inventory(**hosts))
+    assert "no host is worker-1: the training goes on without, until a new machine has that index" in notes
+
+
 def test_an_evaluator_that_evaluates_nothing_is_noted():
     (note,) = notes({"evaluator": ["head"]}, evaluation="inline")
     assert note == "group evaluator (head) stands idle: it evaluates with evaluation: sidecar, and this is inline"
