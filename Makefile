@@ -83,6 +83,7 @@ lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's
 	  $(COMPILE) $$hosts $(LOCK).in -o $(LOCK)-$$minor.txt && \
 	  $(COMPILE) $$hosts $(LOCK).in locks/cuda.in -c $(LOCK)-$$minor.txt -o $(CUDA_LOCK)-$$minor.txt || exit 1; done
 	$(COMPILE) --python-version 3.11 --universal locks/control.in -c locks/cpu-3.11.txt -o locks/control.txt
+	$(COMPILE) --python-version 3.11 --universal locks/cloud.in -c locks/control.txt -o locks/cloud.txt
 
 bench-throughput: venv-tf  ## training speed against TensorFlow's guide written plainly, and scaling
 	bench/throughput
