@@ -6,7 +6,7 @@ import json
 
 import pytest
 from cluster_spec import NOBODY, cluster_spec, host_tasks
-from processes import DIGITS, MINUTE, Runs
+from processes import DIGITS, Runs
 
 from trainer.local import free_addresses
 
@@ -23,7 +23,7 @@ def test_training_ends_without_the_member_that_no_machine_is(runs: Runs) -> None
         "train-c": {"ansible_host": "127.0.0.1", "worker_port": ports[3], "worker_index": 2},
     }
     settings = runs.shared / "settings.json"
-    run = {"program": DIGITS, "shared_dir": str(runs.shared), "run": "vacant", "steps": 200, "worker_wait_seconds": 2}
+    run = {"program": DIGITS, "shared_dir": str(runs.shared), "run": "vacant", "steps": 200, "worker_wait_seconds": 10}
     settings.write_text(json.dumps(run | {"evaluation": "none"}))
     hostvars["head"]["trainer_run"] = run
     spec = cluster_spec(groups, hostvars)
@@ -34,6 +34,6 @@ def test_training_ends_without_the_member_that_no_machine_is(runs: Runs) -> None
         for task in host_tasks(spec, host)
     }
     assert sorted(started) == ["chief-0", "ps-0", "worker-0", "worker-2"]
-    assert started["chief-0"].wait(4 * MINUTE) == 0, started["chief-0"].output
+    assert started["chief-0"].wait() == 0, started["chief-0"].output
     assert f"going on without worker-1 ({NOBODY})" in started["chief-0"].output
     assert runs.status("vacant")["step"] == 200
