@@ -103,6 +103,23 @@ def test_machines_that_go_and_come_shift_nobody(cloud: Cloud, load: Callable[[],
     assert workers(load()) == {1: "10.0.0.14"}
 
 
+def test_a_machine_that_says_no_job_gets_none(
+    cloud: Cloud, load: Callable[[], Inventory], capfd: pytest.CaptureFixture[str]
+) -> None:
+    machine = WORKERS[cloud.name][2]
+    cloud.tag(machine, "psfleet_jobs", None)
+    if cloud.name == "gcp":  # its plugin has no strict
+        assert workers(load()) == {0: "10.0.0.15", 1: "10.0.0.16"}
+    else:
+        with pytest.raises(OperatorMistake, match="can't be read"):
+            load()
+        # Ansible puts the reason before it, as a warning.
+        said = capfd.readouterr().err
+        assert "Could not generate group for host" in said
+        assert machine in said
+        assert "psfleet_jobs" in said
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
