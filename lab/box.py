@@ -67,9 +67,9 @@ def sources() -> list[str]:
     ]
 
 
-def rootfs_path(cache: Path, packages: tuple[str, ...] = PACKAGES, customize: str = CUSTOMIZE) -> Path:
+def rootfs_path(cache: Path, packages: tuple[str, ...] | None = None, customize: str = CUSTOMIZE) -> Path:
     """Where the system's archive lies, named by all that goes into it."""
-    recipe = json.dumps([sources(), packages, customize, inspect.getsource(build_rootfs)])
+    recipe = json.dumps([sources(), packages or PACKAGES, customize, inspect.getsource(build_rootfs)])
     return cache / f"{suite()}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar.gz"
 
 
