@@ -47,7 +47,6 @@ VM_PACKAGES = (
     "vagrant",
     "vagrant-libvirt",
 )
-LIBVIRT = "qemu:///system"
 
 
 class LabError(Exception):
@@ -297,7 +296,7 @@ def prepare_vms(root: Path, key: str) -> None:
     """Have libvirt answer and the VMs' box ready."""
     missing = missing_packages(VM_PACKAGES)
     if missing and shutil.which("dpkg-query"):
-        raise LabError(f"VMs need more packages: type `sudo python3 -m lab packages {' '.join(missing)}`")
+        raise LabError(f"VMs need {' '.join(missing)}: type `sudo python3 -m lab packages --vms`")
     raise_libvirt()
     lab = root / ".lab"
     if vm.installed_id(lab) != vm.box_id(vm.rootfs(root / ".cache"), key):
@@ -306,7 +305,7 @@ def prepare_vms(root: Path, key: str) -> None:
 
 
 def libvirt_answers() -> bool:
-    asked = subprocess.run(["virsh", "--connect", LIBVIRT, "uri"], capture_output=True)
+    asked = subprocess.run(["virsh", "--connect", vm.LIBVIRT, "uri"], capture_output=True)
     return asked.returncode == 0
 
 
@@ -324,15 +323,15 @@ def raise_libvirt() -> None:
         if libvirt_answers():
             return
         time.sleep(1)
-    raise LabError(f"libvirt does not answer at {LIBVIRT}: look at `systemctl status libvirtd`")
+    raise LabError(f"libvirt does not answer at {vm.LIBVIRT}: look at `systemctl status libvirtd`")
 
 
 def clean(root: Path) -> None:
     """Take away all that a lab made, also where half of it is gone."""
     lab, dotfile = root / ".lab", root / ".vagrant"
-    if any(path.parent.name != "lxc" for path in dotfile.glob("machines/*/*/id")):
+    if any(path.parent.name not in ("lxc", "libvirt") for path in dotfile.glob("machines/*/*/id")):
         run("vagrant", "destroy", "--force", cwd=root)
-        vm.forget_all()
+    vm.remove([path.read_text().strip() for path in dotfile.glob("machines/*/libvirt/id")])
     other = owner()
     ours = not (other and other != root and lives(other))
     if ours and (other or hosts() or loop_devices()):

@@ -22,6 +22,7 @@ PACKAGES = (
 )
 SIZE = "20G"  # of the disk; what is not written takes no room
 VOLUME = "_vagrant_box_image_0_box.img"  # how vagrant-libvirt names its copy of a box's disk
+LIBVIRT, NETWORK = "qemu:///system", "psfleet"
 KERNEL, INITRD = "vmlinuz", "initrd.img"  # beside the box, where libvirt reads them
 
 # What a VM has that a container hasn't: a boot, a disk and a network to set up by itself. The first interface is
@@ -107,22 +108,26 @@ def pack(scratch: Path, archive_of_root: Path, public_key: str, identity: str) -
     return made
 
 
+def virsh(*words: str) -> None:
+    """Have libvirt do something; what is not there any more is no mistake."""
+    if shutil.which("virsh"):
+        subprocess.run(["virsh", "--connect", LIBVIRT, *words], capture_output=True)
+
+
 def forget() -> None:
     """Take the box from Vagrant's store, and libvirt's copy of it."""
     shutil.rmtree(directory(), ignore_errors=True)
-    remove_volume(f"{name()}{VOLUME}")
+    virsh("vol-delete", "--pool", "default", f"{name()}{VOLUME}")
 
 
-def forget_all() -> None:
-    """Take the boxes of all Debian releases away."""
+def remove(machines: list[str]) -> None:
+    """Take these VMs away with their disks, whichever inventory made them, and then network and boxes."""
+    for machine in machines:
+        virsh("destroy", machine)
+        virsh("undefine", machine, "--remove-all-storage")
+    if machines:
+        virsh("net-destroy", NETWORK)
+        virsh("net-undefine", NETWORK)
     for store in directory().parent.glob("psfleet-vm-*"):
         shutil.rmtree(store)
-        remove_volume(f"{store.name}{VOLUME}")
-
-
-def remove_volume(volume: str) -> None:
-    """Remove one of libvirt's disks; one that is not there is no mistake."""
-    if shutil.which("virsh"):
-        subprocess.run(
-            ["virsh", "--connect", "qemu:///system", "vol-delete", "--pool", "default", volume], capture_output=True
-        )
+        virsh("vol-delete", "--pool", "default", f"{store.name}{VOLUME}")

@@ -65,5 +65,7 @@ def test_nobody_writes_to_the_empty_mount_point(host, path):
     )
     assert below == "555:root"
     user = "setpriv --reuid=trainer --regid=trainer --init-groups"
-    tried = host.run(f"mount --bind / /run/below && {user} touch /run/below{path}/x; code=$?; umount /run/below; exit $code")
+    tried = host.run(
+        f"mount --bind / /run/below && {user} touch /run/below{path}/x; code=$?; umount /run/below; exit $code"
+    )
     assert tried.rc != 0

@@ -24,8 +24,11 @@ def test_a_stale_handle_is_mounted_anew(vms, head, server, site, truth):
     path, served = site["cluster_shared_dir"], site["cluster_nfs_dir"]
     worker = vms[truth["worker"]["hosts"][0]]
     answer(server, "exportfs -ua; echo 2 >/proc/sys/vm/drop_caches")
-    moved = answer(server, f"cp --archive {served} {served}.new && mv {served} {served}.old && mv {served}.new {served} "
-                           f"&& rm -r {served}.old && exportfs -ra && echo moved")
+    moved = answer(
+        server,
+        f"cp --archive {served} {served}.new && mv {served} {served}.old && mv {served}.new {served} "
+        f"&& rm -r {served}.old && exportfs -ra && echo moved",
+    )
     assert moved == "moved"
     wait_until(lambda: "Stale" in answer(worker, f"LC_ALL=C ls {path} 2>&1"), 60, "the handle is stale")
     with worker.sudo():
