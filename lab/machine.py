@@ -271,6 +271,18 @@ def make_key(lab: Path) -> str:
     return public.read_text().strip()
 
 
+def check_suite(lab: Path) -> None:
+    """Refuse to go on with another Debian release than the hosts that are there were made from."""
+    record = lab / "suite"
+    if hosts() and record.exists() and record.read_text() != box.suite():
+        raise LabError(
+            f"the lab's hosts are {record.read_text()}, and {box.suite()} is asked for: type `make clean` first, "
+            f"or PSFLEET_SUITE={record.read_text()}"
+        )
+    if not hosts():
+        record.write_text(box.suite())
+
+
 def prepare(root: Path, dotfile: Path, provider: str, addresses: list[str], shared_owner: int) -> None:
     """Make what Vagrant needs before it makes hosts; nothing changes where it is there already."""
     lab = root / ".lab"
@@ -286,6 +298,7 @@ def prepare(root: Path, dotfile: Path, provider: str, addresses: list[str], shar
         lab.mkdir(exist_ok=True)
         check_addresses(addresses, raise_bridge())
         remove_strays(dotfile)
+        check_suite(lab)
         mount_shared(lab, shared_owner)
         key = make_key(lab)
         if not os.environ.get("PSFLEET_BOX"):
