@@ -17,8 +17,10 @@ def test_only_version_4_2_is_spoken(host):
     assert {one for one in versions if one.startswith("+")} == {"+4", "+4.2"}
 
 
-def test_nfs3_s_port_mapper_is_off(host):
-    assert not host.socket("tcp://111").is_listening
+def test_nothing_of_version_3_listens(host):
+    """Neither the port mapper, nor mountd, nor statd: ports 2049 and SSH's alone."""
+    listening = host.check_output("ss --listening --tcp --numeric --no-header").splitlines()
+    assert {line.split()[3].rpartition(":")[2] for line in listening} == {"22", "2049"}
 
 
 def test_the_cluster_s_addresses_alone_may_mount(host, truth, site):

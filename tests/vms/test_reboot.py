@@ -19,21 +19,19 @@ def test_all_machines_reboot_at_once_and_the_training_resumes(training, vms, hea
         assert head.mount_point(site["cluster_shared_dir"]).filesystem == "nfs4"
 
 
-def test_a_stale_handle_is_mounted_anew(vms, head, server, site, truth):
+def test_a_stale_handle_is_mounted_anew_before_a_task_starts(training, vms, head, server, site, truth):
     """The server's directory is made anew, as on a disk that was replaced: the clients' handles name nothing."""
     path, served = site["cluster_shared_dir"], site["cluster_nfs_dir"]
-    worker = vms[truth["worker"]["hosts"][0]]
-    answer(server, "exportfs -ua; echo 2 >/proc/sys/vm/drop_caches")
-    moved = answer(
-        server,
-        f"cp --archive {served} {served}.new && mv {served} {served}.old && mv {served}.new {served} "
-        f"&& rm -r {served}.old && exportfs -ra && echo moved",
-    )
-    assert moved == "moved"
-    wait_until(lambda: "Stale" in answer(worker, f"LC_ALL=C ls {path} 2>&1"), 60, "the handle is stale")
-    with worker.sudo():
-        check = worker.run("/usr/local/sbin/psfleet-check-shared-path")
-        assert check.rc == 1
-        assert "stale" in check.stderr
-        wait_until(lambda: worker.run("/usr/local/sbin/psfleet-check-shared-path").rc == 0, 120, "it is mounted anew")
-        assert worker.mount_point(path).filesystem == "nfs4"
+    clients = (head, vms[truth["worker"]["hosts"][0]])
+    anew = f"cp -a {served} {served}.new && mv {served} {served}.old && mv {served}.new {served} && rm -r {served}.old"
+    assert answer(server, f"{anew} && exportfs -f && exportfs -ra && echo moved") == "moved"
+    for host in clients:
+        wait_until(lambda host=host: "Stale" in answer(host, f"LC_ALL=C ls {path} 2>&1"), 60, "the handle is stale")
+        answer(host, "systemctl restart --no-block 'trainer@*'")
+    for host in clients:
+        wait_until(
+            lambda host=host: answer(host, f"ls -A {path}").count(".psfleet-host-") > 1, 300, "it is mounted anew"
+        )
+        assert "stale, mounting it anew" in answer(host, "journalctl --no-pager --boot --unit=psfleet-remount")
+    before = status(head).get("step") or 0
+    wait_until(lambda: (status(head).get("step") or 0) > before, 3600, f"a step after {before}")
