@@ -10,7 +10,7 @@ CUDA_LOCK = $(if $(filter locks/cpu,$(LOCK)),locks/cuda,$(LOCK)-cuda)
 COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock"
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: help demo venv venv-tf packages lab site test lint unit training infra dozen drills cloud lock \
+.PHONY: help demo venv venv-tf packages lab site test lint unit training infra test-vms dozen drills cloud lock \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
 
 help:  ## list these targets
@@ -68,6 +68,15 @@ training: venv-tf  ## tests that train in local processes
 infra: venv lab  ## tests of the hosts, over SSH
 	ansible-playbook site.yml
 	python -m pytest tests/infra
+
+test-vms: export VAGRANT_DEFAULT_PROVIDER = libvirt
+test-vms: export PSFLEET_INVENTORY = inventory/vms
+test-vms: export ANSIBLE_INVENTORY = inventory/vms
+test-vms: venv  ## three full VMs with their own kernels, NFS and reboots; slow without KVM (docs/vms.md)
+	@$(PYTHON) -m lab packages --vms
+	vagrant up
+	ansible-playbook site.yml
+	python -m pytest tests/vms
 
 dozen: venv lab  ## the most telling dozen of the drills, on the lab's hosts (docs/drills.md)
 	ansible-playbook site.yml

@@ -67,13 +67,13 @@ def sources() -> list[str]:
     ]
 
 
-def rootfs_path(cache: Path) -> Path:
+def rootfs_path(cache: Path, packages: tuple[str, ...] | None = None, customize: str = CUSTOMIZE) -> Path:
     """Where the system's archive lies, named by all that goes into it."""
-    recipe = json.dumps([sources(), PACKAGES, CUSTOMIZE, inspect.getsource(build_rootfs)])
+    recipe = json.dumps([sources(), packages or PACKAGES, customize, inspect.getsource(build_rootfs)])
     return cache / f"{suite()}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar.gz"
 
 
-def build_rootfs(target: Path) -> None:
+def build_rootfs(target: Path, packages: tuple[str, ...] = PACKAGES, customize: str = CUSTOMIZE) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / "rootfs.tar.gz"
         subprocess.run(
@@ -81,12 +81,12 @@ def build_rootfs(target: Path) -> None:
                 "mmdebstrap",
                 "--quiet",
                 "--variant=minbase",
-                f"--include={','.join(PACKAGES)}",
+                f"--include={','.join(packages)}",
                 "--dpkgopt=path-exclude=/usr/share/man/*",
                 "--dpkgopt=path-exclude=/usr/share/doc/*",
                 "--dpkgopt=path-include=/usr/share/doc/*/copyright",
                 "--dpkgopt=path-exclude=/usr/share/locale/*",
-                f'--customize-hook=chroot "$1" sh -c {shlex.quote(CUSTOMIZE)}',
+                f'--customize-hook=chroot "$1" sh -c {shlex.quote(customize)}',
                 suite(),
                 str(made),
                 *sources(),

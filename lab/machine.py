@@ -1,4 +1,4 @@
-"""The lab machine: its packages, bridge and shared file system, and whose lab it carries."""
+"""The lab machine: its packages, bridge, shared file system and libvirt, and whose lab it carries."""
 
 import fcntl
 import json
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
-from . import box
+from . import box, vm
 
 RECORD = Path("/var/lib/psfleet-lab")
 CONTAINERS = Path("/var/lib/lxc")
@@ -34,6 +34,18 @@ PACKAGES = (
     "sudo",
     "vagrant",
     "vagrant-lxc",
+)
+VM_PACKAGES = (
+    "dnsmasq-base",
+    "e2fsprogs",
+    "iptables",
+    "libvirt-clients",
+    "libvirt-daemon-system",
+    "mmdebstrap",
+    "qemu-system-x86",
+    "qemu-utils",
+    "vagrant",
+    "vagrant-libvirt",
 )
 
 
@@ -259,12 +271,26 @@ def make_key(lab: Path) -> str:
     return public.read_text().strip()
 
 
+def check_suite(lab: Path) -> None:
+    """Refuse to go on with another Debian release than the hosts that are there were made from."""
+    record = lab / "suite"
+    if hosts() and record.exists() and record.read_text() != box.suite():
+        raise LabError(
+            f"the lab's hosts are {record.read_text()}, and {box.suite()} is asked for: type `make clean` first, "
+            f"or PSFLEET_SUITE={record.read_text()}"
+        )
+    if not hosts():
+        record.write_text(box.suite())
+
+
 def prepare(root: Path, dotfile: Path, provider: str, addresses: list[str], shared_owner: int) -> None:
     """Make what Vagrant needs before it makes hosts; nothing changes where it is there already."""
     lab = root / ".lab"
     if provider != "lxc":
         lab.mkdir(exist_ok=True)
-        make_key(lab)
+        key = make_key(lab)
+        if provider == "libvirt" and not os.environ.get("PSFLEET_BOX"):
+            prepare_vms(root, key)
         return
     require_root()
     with lock():
@@ -272,17 +298,53 @@ def prepare(root: Path, dotfile: Path, provider: str, addresses: list[str], shar
         lab.mkdir(exist_ok=True)
         check_addresses(addresses, raise_bridge())
         remove_strays(dotfile)
+        check_suite(lab)
         mount_shared(lab, shared_owner)
         key = make_key(lab)
         if not os.environ.get("PSFLEET_BOX"):
             box.provide(lab / "debian.box", root / ".cache", key)
 
 
+def prepare_vms(root: Path, key: str) -> None:
+    """Have libvirt answer and the VMs' box ready."""
+    missing = missing_packages(VM_PACKAGES)
+    if missing and shutil.which("dpkg-query"):
+        raise LabError(f"VMs need {' '.join(missing)}: type `sudo python3 -m lab packages --vms`")
+    raise_libvirt()
+    lab = root / ".lab"
+    if vm.installed_id(lab) != vm.box_id(vm.rootfs(root / ".cache"), key):
+        require_root()
+        vm.provide(lab, root / ".cache", key)
+
+
+def libvirt_answers() -> bool:
+    asked = subprocess.run(["virsh", "--connect", vm.LIBVIRT, "uri"], capture_output=True)
+    return asked.returncode == 0
+
+
+def raise_libvirt() -> None:
+    """Start libvirt's daemons where no systemd does it."""
+    if libvirt_answers():
+        return
+    if Path("/run/systemd/system").is_dir():
+        run("systemctl", "start", "libvirtd")
+    else:
+        require_root()
+        for daemon in ("virtlogd", "libvirtd"):
+            run(daemon, "--daemon")
+    for _ in range(30):
+        if libvirt_answers():
+            return
+        time.sleep(1)
+    raise LabError(f"libvirt does not answer at {vm.LIBVIRT}: look at `systemctl status libvirtd`")
+
+
 def clean(root: Path) -> None:
     """Take away all that a lab made, also where half of it is gone."""
     lab, dotfile = root / ".lab", root / ".vagrant"
-    if any(path.parent.name != "lxc" for path in dotfile.glob("machines/*/*/id")):
+    if any(path.parent.name not in ("lxc", "libvirt") for path in dotfile.glob("machines/*/*/id")):
         run("vagrant", "destroy", "--force", cwd=root)
+    vm.remove([path.read_text().strip() for path in dotfile.glob("machines/*/libvirt/id")])
     other = owner()
     ours = not (other and other != root and lives(other))
     if ours and (other or hosts() or loop_devices()):

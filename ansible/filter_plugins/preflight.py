@@ -128,12 +128,14 @@ def _group_problems(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, 
     if len(chiefs) != 1:
         named = f"has {len(chiefs)} ({', '.join(chiefs)})" if chiefs else "is empty"
         yield f"group chief {named}; expected exactly one host: the one that runs the coordinator"
-    served = groups.get("nfs_server", ())
-    if served:
+    servers = groups.get("nfs_server", ())
+    if len(servers) > 1:
         yield (
-            f"group nfs_server has {', '.join(served)}; psfleet can't serve NFS yet. Leave the group empty and mount "
-            "the shared path on every host yourself"
+            f"group nfs_server has {', '.join(servers)}; expected one host, or none where the shared path comes from "
+            "outside"
         )
+    for server in servers:
+        yield from _nfs_problems(hostvars[server])
     evaluators = _tasks_of(groups, hostvars, "evaluator")
     if len(evaluators) > 1:
         yield f"group evaluator has {len(evaluators)} ({', '.join(evaluators)}); expected one host, or none"
@@ -150,6 +152,20 @@ def _missing_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Ma
     for job in STRATEGY_JOBS[strategy]:
         if job != "chief" and not _tasks_of(groups, hostvars, job):
             yield f"group {job} is empty; the strategy {strategy} needs at least one {job}"
+
+
+def _nfs_problems(site: Mapping[str, Any]) -> Iterator[str]:
+    served, shared_dir = site.get("cluster_nfs_dir"), site.get("cluster_shared_dir")
+    if not isinstance(served, str) or not re.fullmatch(r"(/[\w.-]+)+", served):
+        yield (
+            f"cluster_nfs_dir is {served!r}; expected the absolute path of the directory that the nfs_server serves, "
+            "of letters, digits, dots and dashes, such as /srv/nfs/trainer, in group_vars/all.yml"
+        )
+    elif served == shared_dir:
+        yield (
+            f"cluster_nfs_dir is {served}, and cluster_shared_dir too; expected two paths: the one is the server's own "
+            "directory, the other is where every host mounts it"
+        )
 
 
 def _tasks_of(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], job: str) -> list[str]:

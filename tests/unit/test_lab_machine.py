@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import box, machine
+from lab import box, machine, vm
 
 
 @pytest.fixture
@@ -111,3 +111,38 @@ def test_a_resolver_that_is_gone_or_another_process_is_seen(tmp_path: Path) -> N
     assert not machine.resolver_runs(record)
     record.write_text("")
     assert not machine.resolver_runs(record)
+
+
+def test_hosts_of_another_debian_release_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[str] = []
+    monkeypatch.setattr(machine, "hosts", lambda: there)
+    monkeypatch.setenv("PSFLEET_SUITE", "bookworm")
+    machine.check_suite(tmp_path)
+    there.append("psfleet-head")
+    machine.check_suite(tmp_path)
+    monkeypatch.setenv("PSFLEET_SUITE", "trixie")
+    with pytest.raises(machine.LabError, match=r"hosts are bookworm, and trixie is asked for.*make clean"):
+        machine.check_suite(tmp_path)
+    there.clear()
+    machine.check_suite(tmp_path)
+    assert (tmp_path / "suite").read_text() == "trixie"
+
+
+def test_box_of_the_vms_is_named_by_what_goes_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = vm.rootfs(tmp_path)
+    assert before != box.rootfs_path(tmp_path)
+    assert vm.box_id(before, "a key") != vm.box_id(before, "another")
+    monkeypatch.setattr(vm, "PACKAGES", (*vm.PACKAGES, "rsync"))
+    assert vm.rootfs(tmp_path) != before
+
+
+def test_box_of_the_vms_counts_only_with_its_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VAGRANT_HOME", str(tmp_path / "home"))
+    store = vm.directory() / "0" / "libvirt"
+    store.mkdir(parents=True)
+    (store / "metadata.json").write_text('{"psfleet": "an id"}')
+    assert vm.installed_id(tmp_path) is None
+    (tmp_path / vm.name()).mkdir()
+    for part in (vm.KERNEL, vm.INITRD):
+        (tmp_path / vm.name() / part).touch()
+    assert vm.installed_id(tmp_path) == "an id"

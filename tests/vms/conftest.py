@@ -1,0 +1,153 @@
+"""The VMs as the tests see them: over SSH, through the inventory that Ansible reads. Emulated ones are slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import testinfra
+from testinfra.host import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = "vms"
+# From VMs just made right to a training under way, the reboot of all, and the server's return.
+ORDER = ["test_site", "test_all_hosts", "test_nfs_server", "test_nfs_client", "test_training", "test_reboot"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ORDER.index(item.path.stem))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Add the journals of a failed test's hosts to its report."""
+    report = yield
+    if report.failed and hasattr(item, "funcargs"):
+        host = item.funcargs.get("host")
+        for name, one in ({name_of(host): host} if host else hosts_of("all")).items():
+            report.sections.append((f"journal of {name}", journal(one)))
+    return report
+
+
+def journal(host: Host) -> str:
+    units = "--unit='trainer@*' --unit='*.mount' --unit='nfs-*' --unit=chrony"
+    return answer(host, f"journalctl --no-pager --lines=30 {units}")
+
+
+def hosts_of(group: str) -> dict[str, Host]:
+    return {name_of(host): host for host in testinfra.get_hosts([f"ansible://{group}"])}
+
+
+def name_of(host: Host) -> str:
+    """The host's name in the inventory."""
+    return host.backend.get_pytest_id().removeprefix("ansible://")
+
+
+def answer(host: Host, command: str) -> str:
+    """What a command prints as root, or nothing while the host can't be reached."""
+    try:
+        with host.sudo():
+            return host.run(command).stdout.strip()
+    except RuntimeError:
+        return ""
+
+
+def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Poll until `true()` is; its value is returned. Fails with `what` after the deadline."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = true()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds:.0f} s: {what}")
+        time.sleep(2)
+
+
+def reboot(*hosts: Host, seconds: float = 900) -> None:
+    """Reboot all at once, and wait until each has another boot id and all its units are up."""
+    boots = [answer(host, "cat /proc/sys/kernel/random/boot_id") for host in hosts]
+    assert all(boots), "a host did not answer before its reboot"
+    for host in hosts:
+        answer(host, "systemd-run --quiet --on-active=2 systemctl reboot")
+    for host, boot in zip(hosts, boots, strict=True):
+        wait_until(
+            lambda host=host, boot=boot: answer(host, "cat /proc/sys/kernel/random/boot_id") not in ("", boot),
+            seconds,
+            f"{name_of(host)} is back",
+        )
+    for host in hosts:
+        wait_until(
+            lambda host=host: answer(host, "systemctl is-system-running") in ("running", "degraded"),
+            seconds,
+            f"{name_of(host)} is up",
+        )
+
+
+def fab(*arguments: str, timeout: int = 1800) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["fab", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+
+
+def status(host: Host) -> dict[str, Any]:
+    """The run's state as the trainer itself tells it, on the chief's host; empty while it can't be asked."""
+    command = "cd /opt/trainer/current && env/bin/python -m trainer status --json --settings /etc/trainer/run.json"
+    try:
+        with host.sudo("trainer"):
+            return json.loads(host.run(command).stdout or "{}")
+    except RuntimeError:
+        return {}
+
+
+@pytest.fixture(scope="session")
+def truth() -> dict[str, Any]:
+    """The inventory as Ansible lists it: groups and hostvars."""
+    listed = subprocess.run(["ansible-inventory", "--list"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return json.loads(listed.stdout)
+
+
+@pytest.fixture(scope="session")
+def vms(truth: dict[str, Any]) -> dict[str, Host]:
+    """Each VM by its inventory name; commands run as the login user."""
+    return {name: testinfra.get_host(f"ansible://{name}") for name in truth["_meta"]["hostvars"]}
+
+
+@pytest.fixture(scope="session")
+def site(truth: dict[str, Any]) -> dict[str, Any]:
+    """The site's values, as any host has them."""
+    return next(iter(truth["_meta"]["hostvars"].values()))
+
+
+@pytest.fixture(scope="session")
+def head(vms: dict[str, Host], truth: dict[str, Any]) -> Host:
+    return vms[truth["chief"]["hosts"][0]]
+
+
+@pytest.fixture(scope="session")
+def server(vms: dict[str, Host], truth: dict[str, Any]) -> Host:
+    return vms[truth["nfs_server"]["hosts"][0]]
+
+
+@pytest.fixture
+def _as_root(host: Host) -> Iterator[None]:
+    with host.sudo():
+        yield
+
+
+@pytest.fixture(scope="session")
+def training(head: Host) -> Iterator[str]:
+    """A training under way that has saved a checkpoint; gives the run's name."""
+    run = f"{RUN}-{int(time.time())}"
+    started = fab("start-cluster", "--run", run, "--detach")
+    assert started.returncode == 0, started.stdout + started.stderr
+    wait_until(lambda: status(head).get("checkpoint"), 3600, "the first checkpoint")
+    yield run
+    fab("stop-cluster")
+
+
+assert "PSFLEET_INVENTORY" in os.environ or "ANSIBLE_INVENTORY" in os.environ, "type `make test-vms` (docs/vms.md)"

@@ -1,0 +1,37 @@
+"""Reboots: of all machines at once, and of the server alone, with another disk behind its export."""
+
+from .conftest import answer, reboot, status, wait_until
+
+
+def test_all_machines_reboot_at_once_and_the_training_resumes(training, vms, head, site):
+    before = status(head)
+    assert before["state"] == "training", before
+    reboot(*vms.values())
+    after = wait_until(
+        lambda: (now := status(head)).get("run") == training and (now.get("step") or 0) > before["step"] and now,
+        3600,
+        f"a step after {before['step']}",
+    )
+    assert after["updated"] > before["updated"]
+    for host in vms.values():
+        assert answer(host, "systemctl list-units --failed --plain --no-legend") == ""
+    with head.sudo():
+        assert head.mount_point(site["cluster_shared_dir"]).filesystem == "nfs4"
+
+
+def test_a_stale_handle_is_mounted_anew_before_a_task_starts(training, vms, head, server, site, truth):
+    """The server's directory is made anew, as on a disk that was replaced: the clients' handles name nothing."""
+    path, served = site["cluster_shared_dir"], site["cluster_nfs_dir"]
+    clients = (head, vms[truth["worker"]["hosts"][0]])
+    anew = f"cp -a {served} {served}.new && mv {served} {served}.old && mv {served}.new {served} && rm -r {served}.old"
+    assert answer(server, f"{anew} && exportfs -f && exportfs -ra && echo moved") == "moved"
+    for host in clients:
+        wait_until(lambda host=host: "Stale" in answer(host, f"LC_ALL=C ls {path} 2>&1"), 60, "the handle is stale")
+        answer(host, "systemctl restart --no-block 'trainer@*'")
+    for host in clients:
+        wait_until(
+            lambda host=host: answer(host, f"ls -A {path}").count(".psfleet-host-") > 1, 300, "it is mounted anew"
+        )
+        assert "stale, mounting it anew" in answer(host, "journalctl --no-pager --boot --unit=psfleet-remount")
+    before = status(head).get("step") or 0
+    wait_until(lambda: (status(head).get("step") or 0) > before, 3600, f"a step after {before}")
