@@ -75,7 +75,9 @@ key_enrolled:
 NVIDIA = "0x10de"
 # The first four digits of a PCI class. A card's sound and USB functions have the same vendor and are no GPUs.
 GPU_CLASSES = ("0x0300", "0x0302")  # VGA, and 3D: what has no plug for a screen
-BRIDGE_CLASS = "0x0680"  # of NVIDIA's bridges only NVSwitch is found beside a GPU
+BRIDGE_CLASS = "0x0680"
+# The network interfaces of old boards with NVIDIA's chips have that class too, with lower numbers.
+FIRST_NVSWITCH = 0x1000
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 # Debian renames the file after the package; what the kernel has loaded is called nvidia all the same.
 MODULES = ("nvidia", "nvidia-current", "nvidia-current-open")
@@ -137,7 +139,9 @@ def look(root: Path, run: Run, kernel: str) -> dict[str, Any]:
     license_name = modinfo("license")
     return {
         "gpus": pci_devices(root, GPU_CLASSES),
-        "nvswitches": pci_devices(root, (BRIDGE_CLASS,)),
+        "nvswitches": [
+            bridge for bridge in pci_devices(root, (BRIDGE_CLASS,)) if int(bridge["device"], 16) >= FIRST_NVSWITCH
+        ],
         "kernel": kernel,
         "loaded": loaded_version(root),
         "installed": modinfo("version"),
