@@ -23,7 +23,7 @@ FIELDS = ("index", "name", "uuid", "driver_version", "compute_cap", "mig.mode.cu
 COMPUTE_SECONDS = 240
 SIZE = 512
 # `nvidia-smi -L`: "  MIG 1g.5gb     Device  0: (UUID: MIG-fb42055e-9e53-5764-9278-438605a3014c)"
-_MIG = re.compile(r"^\s+MIG \S+\s+Device\s+\d+: \(UUID: (MIG-[0-9a-f-]+)\)", re.MULTILINE)
+_MIG = re.compile(r"^\s*MIG \S+\s+Device\s+\d+: \(UUID: (MIG-[0-9a-f-]+)\)", re.MULTILINE)
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -38,7 +38,12 @@ def main(argv: Sequence[str]) -> int:
     if options.compute:
         print(json.dumps(compute()))
         return 0
-    report = check(json.loads(options.expected.read_text()), Path("/"), run_command)
+    try:
+        expected = json.loads(options.expected.read_text())
+    except FileNotFoundError as error:
+        print(f"{error}. Run `ansible-playbook site.yml` with this host in the group gpu", file=sys.stderr)
+        return 1
+    report = check(expected, Path("/"), run_command)
     print(json.dumps(report) if options.json else describe(report))
     return 1 if report["problems"] else 0
 

@@ -100,7 +100,7 @@ def branch_problem(branch: str) -> str | None:
     if int(branch) < table["driver"]["oldest_branch"]:
         return (
             f"driver {branch} is too old: TensorFlow {table['tensorflow']['version']} is built for CUDA "
-            f"{table['tensorflow']['cuda']}, which needs {table['driver']['oldest_branch']} or newer (nvidia_driver_branch)"
+            f"{table['tensorflow']['cuda']}, which needs {table['driver']['oldest_branch']} or newer"
         )
     return None
 

@@ -143,4 +143,4 @@ def test_a_task_with_gpus_is_told_which_and_to_take_their_memory_as_it_needs_it(
         "TF_FORCE_GPU_ALLOW_GROWTH=true",
         "TRAINER_GPUS=2",
     ]
-    assert lines["ps"] == lines["chief"] == lines["evaluator"] == lines["worker"][:1] + ["CUDA_VISIBLE_DEVICES=-1"]
+    assert lines["ps"] == lines["chief"] == lines["evaluator"] == [*lines["worker"][:1], "CUDA_VISIBLE_DEVICES=-1"]

@@ -93,12 +93,12 @@ def test_a_key_that_the_firmware_trusts_is_found(tmp_path, said, enrolled):
 
 # `apt-cache madison` in Debian 12 on the day when the security archive's libraries were newer than the open module.
 MADISON = """\
-nvidia-open-kernel-dkms | 535.261.03-1 | http://deb.debian.org/debian bookworm/contrib amd64 Packages
-nvidia-smi | 535.309.01-0+deb12u1 | http://deb.debian.org/debian-security bookworm-security/non-free amd64 Packages
-nvidia-smi | 535.261.03-1 | http://deb.debian.org/debian bookworm/non-free amd64 Packages
-nvidia-kernel-dkms | 535.309.01-0+deb12u1 | http://deb.debian.org/debian-security bookworm-security/non-free amd64 Packages
-nvidia-kernel-dkms | 535.261.03-1 | http://deb.debian.org/debian bookworm/non-free amd64 Packages
-mokutil | 0.6.0-2 | http://deb.debian.org/debian bookworm/main amd64 Packages
+nvidia-open-kernel-dkms | 535.261.03-1 | http://mirror bookworm/contrib amd64 Packages
+nvidia-smi | 535.309.01-0+deb12u1 | http://mirror bookworm-security/non-free amd64 Packages
+nvidia-smi | 535.261.03-1 | http://mirror bookworm/non-free amd64 Packages
+nvidia-kernel-dkms | 535.309.01-0+deb12u1 | http://mirror bookworm-security/non-free amd64 Packages
+nvidia-kernel-dkms | 535.261.03-1 | http://mirror bookworm/non-free amd64 Packages
+mokutil | 0.6.0-2 | http://mirror bookworm/main amd64 Packages
 """
 OPEN = ["nvidia-open-kernel-dkms", "nvidia-smi"]
 PROPRIETARY = ["nvidia-kernel-dkms", "nvidia-smi"]
