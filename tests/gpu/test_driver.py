@@ -52,9 +52,10 @@ class Machine:
         base = CACHE / f"{SUITE}-{recipe}.tar"
         if not base.exists():
             CACHE.mkdir(parents=True, exist_ok=True)
-            run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", SUITE, f"{base}.new", *sources())
-            Path(f"{base}.new").rename(base)
-        shutil.rmtree(self.root, ignore_errors=True)
+            made = CACHE / "new.tar"
+            run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", SUITE, made, *sources())
+            made.rename(base)
+        run("rm", "--recursive", "--force", "--one-file-system", self.root)  # never into what may be mounted there
         self.root.mkdir()
         run("tar", "--directory", self.root, "--extract", "--file", base)
         (self.root / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")  # no service starts in a chroot
