@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 LOCK ?= locks/cpu
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: help demo venv venv-tf packages lab site test lint unit training infra dozen drills lock \
+.PHONY: help demo venv venv-tf packages lab site test lint unit training infra dozen drills test-driver lock \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
 
 help:  ## list these targets
@@ -73,6 +73,9 @@ dozen: venv lab  ## the most telling dozen of the drills, on the lab's hosts (do
 drills: venv lab  ## every drill (about an hour)
 	ansible-playbook site.yml
 	python -m pytest tests/drills
+
+test-driver: venv packages  ## the NVIDIA driver's packages and its module's build, in a chroot (docs/gpu.md)
+	python -m pytest tests/gpu
 
 lock: venv  ## resolve locks/cpu.in and locks/control.in anew (LOCK=locks/mine: your own)
 	for minor in 3.10 3.11 3.12 3.13; do \

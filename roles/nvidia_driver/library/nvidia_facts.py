@@ -164,7 +164,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec={"kernel": {"type": "str", "default": ""}}, supports_check_mode=True)
 
     def run(command: list[str]) -> tuple[int, str]:
-        path = module.get_bin_path(command[0], opt_dirs=["/usr/sbin", "/sbin"])
+        path = module.get_bin_path(command[0])  # sbin too
         if path is None:
             return 127, ""
         code, out, _error = module.run_command([path, *command[1:]])
