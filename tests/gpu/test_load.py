@@ -97,3 +97,12 @@ def test_a_driver_that_the_machine_came_with_is_only_looked_at(machine):
     machines.load(machine.root, "470.82.01")
     said = in_one_line(machine.play("tests/gpu/driver.yml", check=False, **own))
     assert "driver 470 is too old: TensorFlow 2.21 is built for CUDA 12.5, which needs 525 or newer" in said
+
+
+def test_a_module_that_cannot_be_built_is_told_with_the_compilers_line(machine):
+    # As tests/gpu/test_driver.py's machine left it when it built the open module for the security archive's kernel.
+    error = "/var/lib/dkms/nvidia-current-open/535.261.03/build/nvidia/nv-pci.c:223:9: error: too few arguments"
+    machines.write(machine.root / "var/lib/dkms/nvidia-current-open/535.261.03/build/make.log", f"  CC nv.o\n{error}\n")
+    said = in_one_line(machine.play("tests/gpu/packages.yml", check=False))
+    assert "host 'machine' can't install driver 535.261.03 (open modules) for its kernel 6.1.0-56-cloud-amd64" in said
+    assert f"{error} (this driver is older than the kernel" in said
