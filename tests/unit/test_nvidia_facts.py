@@ -133,11 +133,11 @@ def test_ten_is_newer_than_nine():
     assert choose("535", "", ["a"], offered, {})[0] == "535.10.1"
 
 
-def ask(installed="", others=("mokutil",), optional=()):
+def ask(installed="", others=("mokutil",), following=None):
     def output(*command):
         return MADISON if command[0] == "apt-cache" else installed
 
-    return answer(output, "535", "", OPEN, list(others), list(optional))
+    return answer(output, "535", "", OPEN, list(others), following or {})
 
 
 def test_only_what_is_missing_is_installed():
@@ -157,7 +157,20 @@ def test_headers_of_a_kernel_that_the_archive_has_left_behind_are_named():
     (problem,) = ask(others=["linux-headers-6.1.0-13-amd64"])["problems"]
     assert "linux-headers-6.1.0-13-amd64" in problem
     assert "upgrade the kernel and reboot" in problem
-    assert ask(optional=["linux-headers-amd64"])["problems"] == []
+
+
+def test_headers_of_later_kernels_come_where_later_kernels_do():
+    following = {"linux-image-cloud-amd64": "mokutil"}  # of which the recorded archive has one
+    assert ask(others=[], following=following)["install"] == [
+        "nvidia-open-kernel-dkms=535.261.03*",
+        "nvidia-smi=535.261.03*",
+    ]
+    later = ask("installed linux-image-cloud-amd64 6.1.176-1\n", others=[], following=following)
+    assert later["install"][-1] == "mokutil"
+    assert (
+        ask("installed linux-image-cloud-amd64 6.1.176-1\n", following={"linux-image-cloud-amd64": "x"})["problems"]
+        == []
+    )
 
 
 def test_dpkgs_states_are_read():

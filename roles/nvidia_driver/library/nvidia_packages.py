@@ -35,11 +35,12 @@ options:
     type: list
     elements: str
     default: []
-  optional:
-    description: Packages that are wanted besides where the archive has them.
-    type: list
-    elements: str
-    default: []
+  following:
+    description: >-
+      Packages that are wanted where another one is installed, by its name. The headers of later kernels are, on a
+      machine that gets later kernels.
+    type: dict
+    default: {}
 author:
   - psfleet
 """
@@ -133,7 +134,7 @@ def main() -> None:
             "version": {"type": "str", "default": ""},
             "together": {"type": "list", "elements": "str", "required": True},
             "others": {"type": "list", "elements": "str", "default": []},
-            "optional": {"type": "list", "elements": "str", "default": []},
+            "following": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
@@ -145,10 +146,15 @@ def main() -> None:
 
 
 def answer(
-    output: Callable[..., str], branch: str, version: str, together: list[str], others: list[str], optional: list[str]
+    output: Callable[..., str],
+    branch: str,
+    version: str,
+    together: list[str],
+    others: list[str],
+    following: dict[str, str],
 ) -> dict[str, Any]:
     """Ask apt and dpkg, and put the module's answer together."""
-    packages = [*together, *others, *optional]
+    packages = [*together, *others, *following.keys(), *following.values()]
     offered = offered_versions(output("apt-cache", "madison", *packages))
     shown = "--showformat=${db:Status-Status} ${Package} ${Version}\n"
     installed = installed_versions(output("dpkg-query", "--show", shown, *packages))
@@ -164,7 +170,7 @@ def answer(
         for package in others
         if package not in installed and package not in offered
     ]
-    others = others + [package for package in optional if package in offered]
+    others = others + [package for leader, package in following.items() if leader in installed and package in offered]
     return {"version": chosen, "install": missing(chosen, together, others, installed), "problems": problems}
 
 
