@@ -39,6 +39,7 @@ def nvidia_driver(
         `{"branch", "open", "capabilities": [...], "problems": [...]}`; a problem names the value and the mend.
     """
     table = read_table()
+    branch, capability = str(branch), str(capability)  # YAML takes 580 and 8.6 for numbers
     host = f"host '{machine['name']}'"
     if not seen["gpus"]:
         problem = (

@@ -158,3 +158,7 @@ def test_each_source_of_the_role_has_its_packages_file():
     for source in read_table()["branches"]:
         names = yaml.safe_load((role / "vars" / f"{source}.yml").read_text())
         assert {"__nvidia_driver_together", "__nvidia_driver_others", "__nvidia_driver_fabric_manager"} <= set(names)
+
+
+def test_numbers_that_yaml_made_of_versions_are_taken():
+    assert plan("ffff", branch=580, capability=8.6) == plan("ffff", branch="580", capability="8.6")
