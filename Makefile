@@ -10,7 +10,7 @@ CUDA_LOCK = $(if $(filter locks/cpu,$(LOCK)),locks/cuda,$(LOCK)-cuda)
 COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock"
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: help demo venv venv-tf packages lab site test lint unit training infra test-vms dozen drills cloud lock \
+.PHONY: help demo venv venv-tf packages lab site test lint unit training infra test-vms dozen drills cloud test-driver lock \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
 
 help:  ## list these targets
@@ -89,6 +89,9 @@ drills: venv lab  ## every drill (about an hour)
 cloud: venv  ## the clouds' inventory plugins on recorded answers (adds locks/cloud.txt to .venv)
 	uv pip install --quiet --python .venv/bin/python --require-hashes -r locks/cloud.txt
 	python -m pytest tests/cloud
+
+test-driver: venv packages  ## the NVIDIA driver's packages and its module's build, in a chroot (docs/gpu.md)
+	python -m pytest tests/gpu
 
 lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's (LOCK=locks/mine: your own)
 	for minor in 3.10 3.11 3.12 3.13; do \

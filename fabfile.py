@@ -13,6 +13,7 @@ from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.drills import rehearsal
 from fleet.errors import FleetError
+from fleet.gpu import check_gpus
 from fleet.inventory import load_inventory, refuse_problems
 from fleet.ssh import SshHosts
 
@@ -121,6 +122,13 @@ def runs(context: Context, json: bool = False, inventory: str | None = None) -> 
     """Show every run on the shared path."""
     with _cluster(context, inventory) as cluster:
         verbs.show_runs(cluster, verbs.Desk(), json)
+
+
+@task(auto_shortflags=False, help={"json": "print JSON instead of a table", "inventory": _INVENTORY})
+def gpu_check(context: Context, json: bool = False, inventory: str | None = None) -> None:
+    """Prove the GPUs: driver, number, and a product of matrices on each."""
+    with _cluster(context, inventory) as cluster, _leaving():
+        check_gpus(cluster, verbs.Desk(), json)
 
 
 @task(

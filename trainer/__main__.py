@@ -18,6 +18,7 @@ from trainer.checkpoints import RunDirectory
 from trainer.config import Config, ConfigError
 from trainer.failures import TRY_AGAIN, USER_ERROR, explain
 from trainer.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
+from trainer.gpus import find_missing
 from trainer.logs import set_up_logging
 from trainer.notify import Notifier
 from trainer.runtime import prepare_tensorflow
@@ -119,6 +120,10 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     prepare_tensorflow()
     # Also where flags said it: TensorFlow and the user's program may look there.
     os.environ["TF_CONFIG"] = cluster.as_tf_config()
+    missing = find_missing(environment)
+    if missing:
+        log.error("%s", missing)
+        return TRY_AGAIN
     if cluster.job != "evaluator" and not cluster.trains:
         from trainer.server import run_server
 

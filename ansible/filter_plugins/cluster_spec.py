@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from trainer.config import CHECKS, STRATEGY_JOBS, Config
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+from gpu_devices import HIDDEN, GpuError, computes, host_devices, share_devices  # noqa: E402
+
+from trainer.config import CHECKS, STRATEGY_JOBS, Config  # noqa: E402
 
 # Jobs in the order in which a host's tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
 JOBS = ("chief", "ps", "worker", "evaluator")
@@ -36,18 +38,19 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         groups: hosts of each group, in the order written. A group's name is a TensorFlow job.
         hostvars: each host's variables. Read are `cluster_address` (else `ansible_host`), for each job
             `<job>_tasks` (default 1) and `<job>_port` (the first task's port), `ps_index` and `worker_index` (the first
-            task's index; without it a task's index is its place in the group), and of `trainer_run` the strategy and
-            the evaluation: they say which of the groups have tasks.
+            task's index; without it a task's index is its place in the group), in the group gpu `gpu_count` or
+            `gpu_devices`, and of `trainer_run` the strategy and the evaluation: they say which of the groups have
+            tasks.
 
     Returns:
         `{"cluster": {job: ["address:port", ...]}, "cluster_json": "...", "tasks": [{"name", "job", "index", "host",
         "address", "port", "server"}], "by_host": {host: [task, ...]}, "hosts": [host, ...],
-        "tensorboard": {host: {"address", "port"}}, "vacant": [name, ...]}`.
+        "tensorboard": {host: {"address", "port"}}, "gpus": {host: {"count", "devices"}}, "vacant": [name, ...]}`.
         `cluster` is what TF_CONFIG carries: the strategy's jobs, one without tasks left out; `cluster_json` is the same
         as a line of text. `tasks` has the evaluator too, and `by_host` the same tasks host by host. A task's `port` is
         None where it listens on nothing; `server` says that it only serves: it reads no run settings and waits for
-        the coordinator's orders. `hosts` are those of all jobs, with or without tasks. `vacant` names the members
-        below a job's highest index that no host is.
+        the coordinator's orders. On hosts of the group gpu each task has `cuda_visible_devices`. `hosts` are those of
+        all jobs, with or without tasks. `vacant` names the members below a job's highest index that no host is.
 
     Raises:
         ClusterSpecError: a host has no literal address, a number of tasks, a port or an index is no such number, an
@@ -92,6 +95,9 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
     by_host: dict[str, list[dict[str, Any]]] = {}
     for task in tasks:
         by_host.setdefault(task["host"], []).append(task)
+    gpus = {host: _host_gpus(host, hostvars[host]) for host in groups.get("gpu", ())}
+    for host, found in gpus.items():
+        _give_devices(host, found["devices"], by_host.get(host, []), strategy_of(groups, hostvars))
     return {
         "cluster": cluster,
         "cluster_json": _json(cluster),
@@ -99,6 +105,7 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         "by_host": by_host,
         "hosts": list(dict.fromkeys(host for job in JOBS for host in groups.get(job, ()))),
         "tensorboard": tensorboard,
+        "gpus": gpus,
         "vacant": [
             f"{job}-{index}"
             for job, members in cluster.items()
@@ -106,6 +113,25 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
             if address == NOBODY
         ],
     }
+
+
+def _host_gpus(host: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {"count": variables.get("gpu_count"), "devices": host_devices(host, variables)}
+    except GpuError as error:
+        raise ClusterSpecError(str(error)) from error
+
+
+def _give_devices(host: str, devices: Sequence[str], tasks: Sequence[dict[str, Any]], strategy: str) -> None:
+    """Say for each task on a host with GPUs which of them it sees."""
+    training = [task["name"] for task in tasks if computes(task["job"], strategy)]
+    try:
+        shares = share_devices(host, devices, len(training))
+    except GpuError as error:
+        raise ClusterSpecError(str(error)) from error
+    shared = dict(zip(training, shares, strict=True))
+    for task in tasks:
+        task["cuda_visible_devices"] = shared.get(task["name"], HIDDEN)
 
 
 def busy_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from cluster_spec import (  # noqa: E402
     strategy_of,
     tf_config,
 )
+from gpu_devices import gpu_problems  # noqa: E402
 
 from trainer.config import STRATEGY_JOBS, Config, ConfigError  # noqa: E402
 
@@ -53,7 +54,8 @@ def preflight_problems(
     except ClusterSpecError as error:
         # An unknown strategy is among the run settings' problems already.
         return list(dict.fromkeys([*problems, str(error)]))
-    return [*problems, *_vacancy_problems(spec, groups, hostvars), *_port_problems(spec), *_size_problems(spec)]
+    gpus = gpu_problems(groups, hostvars, spec["tasks"], strategy_of(groups, hostvars))
+    return [*problems, *_vacancy_problems(spec, groups, hostvars), *_port_problems(spec), *_size_problems(spec), *gpus]
 
 
 def preflight_notes(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -170,7 +170,7 @@ def test_a_missing_command_is_named(monkeypatch):
     assert [p for p in problems() if "no `rsync`" in p]
 
 
-@pytest.mark.parametrize("name", ["lab", "three-machines"])
+@pytest.mark.parametrize("name", ["lab", "three-machines", "gpu-example"])
 def test_the_inventories_that_we_ship_are_right(name):
     command = ["ansible-inventory", "--inventory", ROOT / "inventory" / name, "--list"]
     listed = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout)

@@ -1,0 +1,54 @@
+"""The role `gpu` on a chroot: nvidia-smi, the module and what a GPU would compute are pretended, the rest is real."""
+
+import json
+import re
+import shutil
+
+import pytest
+import yaml
+
+from tests.gpu import machines
+from tests.gpu.chroot import ROOT, Machine
+
+SMI = yaml.safe_load((machines.RECORDS / "smi.yml").read_text())
+PYTHON = """\
+case "$*" in *--compute*) echo '[{"name": "", "error": null}, {"name": "", "error": %s}]'; exit;; esac
+exec -a "$0" /usr/bin/python3 "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def machine():
+    made = Machine("proof")
+    made.do("useradd", "--system", "--create-home", "trainer")
+    shutil.copytree(ROOT / "trainer", made.root / "opt/trainer/current/trainer")
+    machines.write(made.root / "smi", SMI["query"]["stdout"])
+    made.script("/usr/local/bin/nvidia-smi", 'if [ "$1" != -L ]; then cat /smi; fi')
+    return made
+
+
+def play(machine, module="580.95.05", error="null", check=True):
+    machines.load(machine.root, module)
+    machine.script("/opt/trainer/current/env/bin/python", PYTHON % error)
+    python = machine.root / "opt/trainer/current/env/bin/python"
+    python.write_text(python.read_text().replace("#!/bin/sh", "#!/bin/bash"))
+    said = machine.play("tests/gpu/proof.yml", check=check, ansible_become_method="su")
+    return " ".join(said.split())
+
+
+def test_gpus_as_expected_are_proven_and_a_second_run_changes_nothing(machine):
+    play(machine)
+    expected = json.loads((machine.root / "etc/trainer/gpu.json").read_text())
+    assert expected == {"driver": "580.95.05", "gpus": 2, "devices": ["0", "1"]}
+    assert re.search(r"changed=0 .* failed=0", play(machine))
+
+
+def test_another_module_than_the_pinned_one_ends_the_play_with_the_hosts_name(machine):
+    said = play(machine, module="580.82.07", check=False)
+    assert "host 'machine':" in said
+    assert "the loaded module is 580.82.07; site.yml pinned 580.95.05" in said
+
+
+def test_a_gpu_that_computes_wrong_ends_the_play(machine):
+    said = play(machine, error='"3 of 262144 numbers are wrong"', check=False)
+    assert "a compiled product of matrices on 1: 3 of 262144 numbers are wrong" in said

@@ -1,0 +1,146 @@
+"""The proof's judgement, with nvidia-smi's words (tests/gpu/records/smi.yml says whose) and TensorFlow's pretended."""
+
+import json
+import subprocess
+
+import pytest
+import yaml
+
+from tests.gpu import machines
+from trainer.gpu_check import EXPECTED, check, describe, main, run_command
+from trainer.gpus import find_missing
+
+SMI = yaml.safe_load((machines.RECORDS / "smi.yml").read_text())
+MIG = ["MIG-fb42055e-9e53-5764-9278-438605a3014c", "MIG-3d4db13e-c42d-5555-98f4-8b50389791bc"]
+TWO = {"driver": "580.95.05", "gpus": 2, "devices": ["0", "1"]}
+
+
+class Machine:
+    """Answers as nvidia-smi and as the proof's own child process, and keeps what the child was shown."""
+
+    def __init__(self, root, query="query", module="580.95.05", code=0, computed=None):
+        self.root, self.query, self.code, self.computed = root, query, code, computed
+        self.shown = []
+        if module:
+            machines.load(root, module)
+
+    def run(self, command, env=None, timeout=None):
+        if command[0] == "nvidia-smi":
+            out = SMI["mig_list" if command[1] == "-L" else self.query]["stdout"]
+            return subprocess.CompletedProcess(command, self.code, out, "")
+        assert command[-1] == "--compute"
+        self.shown.append(env["CUDA_VISIBLE_DEVICES"])
+        names = env["CUDA_VISIBLE_DEVICES"].split(",")
+        found = [{"name": f"/device:GPU:{number}", "error": None} for number in range(len(names))]
+        return self.computed or subprocess.CompletedProcess(command, 0, f"chatter\n{json.dumps(found)}\n", "")
+
+    def check(self, expected):
+        return check(expected, self.root, self.run)
+
+
+def only(report):
+    (problem,) = report["problems"]
+    return problem
+
+
+def test_gpus_as_expected_are_proven(tmp_path):
+    machine = Machine(tmp_path)
+    report = machine.check(TWO)
+    assert report["problems"] == []
+    assert (report["module"], report["smi"]) == ("580.95.05", "580.95.05")
+    assert [gpu["compute_cap"] for gpu in report["gpus"]] == ["7.5", "7.5"]
+    assert machine.shown == ["0,1"]
+    assert describe(report).splitlines()[-1] == "computes 1: right"
+
+
+def test_each_mig_instance_is_computed_on_in_a_process_of_its_own(tmp_path):
+    machine = Machine(tmp_path, query="query_mig")
+    report = machine.check({"driver": "", "gpus": None, "devices": MIG})
+    assert report["problems"] == []
+    assert machine.shown == MIG
+
+
+def test_mig_without_named_instances_is_refused(tmp_path):
+    report = Machine(tmp_path, query="query_mig").check({"driver": "", "gpus": 1, "devices": ["0"]})
+    assert "GPU 0 is cut into MIG instances" in only(report)
+    assert "nvidia-smi -i 0 -mig 0" in only(report)
+
+
+def test_an_instance_that_is_gone_is_named(tmp_path):
+    gone = "MIG-00000000-9e53-5764-9278-438605a3014c"
+    report = Machine(tmp_path, query="query_mig").check({"driver": "", "gpus": None, "devices": [MIG[0], gone]})
+    assert only(report).startswith(f"{gone} of gpu_devices isn't there")
+
+
+@pytest.mark.parametrize(
+    ("expected", "said"),
+    [
+        ({"driver": "580.173.02"}, "the loaded module is 580.95.05; site.yml pinned 580.173.02"),
+        ({"gpus": 8}, "nvidia-smi shows 2 GPUs and the inventory says gpu_count: 8"),
+    ],
+)
+def test_what_differs_from_the_inventory_is_named_and_nothing_computed(tmp_path, expected, said):
+    machine = Machine(tmp_path)
+    assert said in only(machine.check(TWO | expected))
+    assert machine.shown == []
+
+
+def test_a_library_of_another_version_than_the_module_is_named(tmp_path):
+    report = Machine(tmp_path, module="580.173.02").check(TWO | {"driver": "580.173.02"})
+    assert only(report) == "nvidia-smi says driver 580.95.05 and the loaded module is 580.173.02"
+
+
+def test_nvidia_smi_that_fails_is_quoted(tmp_path):
+    record = SMI["mismatch"]
+    machines.write(tmp_path / "proc/driver/nvidia/version", record["module"])
+    report = Machine(tmp_path, query="mismatch", module=None, code=record["code"]).check(TWO | {"driver": ""})
+    assert report["module"] == "580.173.02"
+    assert only(report).startswith(
+        "nvidia-smi ends with 18: Failed to initialize NVML: Driver/library version mismatch"
+    )
+
+
+def test_a_machine_without_driver_says_so(tmp_path):
+    report = check(TWO, tmp_path, lambda *_args, **_kw: run_command(["/nowhere/nvidia-smi"]))
+    assert report["problems"][0].startswith("no NVIDIA kernel module is loaded")
+    assert "there is no /nowhere/nvidia-smi" in report["problems"][1]
+
+
+def test_tensorflow_that_sees_too_few_is_quoted(tmp_path):
+    complaint = "W0000 Cannot dlopen some GPU libraries. Please make sure the missing libraries mentioned above"
+    computed = subprocess.CompletedProcess([], 0, "[]\n", f"chatter\n{complaint}\n")
+    report = Machine(tmp_path, computed=computed).check(TWO)
+    assert only(report) == f"TensorFlow sees 0 GPUs of 2 (0,1). {complaint}"
+
+
+def test_a_wrong_product_and_a_process_that_dies_are_problems(tmp_path):
+    wrong = [{"name": "/device:GPU:0", "error": "7 of 262144 numbers are wrong"}, {"name": "", "error": None}]
+    report = Machine(tmp_path, computed=subprocess.CompletedProcess([], 0, json.dumps(wrong), "")).check(TWO)
+    assert only(report) == "a compiled product of matrices on 0: 7 of 262144 numbers are wrong"
+    # What XLA of this wheel says of a GPU after 9.0 (tensorflow/tensorflow#111958), and how it ends: by abort.
+    death = "LLVM ERROR: PTX version 8.5 does not support target 'sm_120'"
+    report = Machine(tmp_path, computed=subprocess.CompletedProcess([], -6, "", death)).check(TWO)
+    assert only(report) == f"TensorFlow ended with -6 on 0,1: {death}"
+
+
+def test_the_program_ends_with_1_where_something_is_wrong(tmp_path, capsys):
+    expected = tmp_path / "gpu.json"
+    expected.write_text(json.dumps(TWO))
+    assert main(["--json", "--expected", str(expected)]) == 1  # no machine of the tests has two T4
+    assert json.loads(capsys.readouterr().out)["problems"]
+
+
+def test_a_machine_that_was_never_set_up_is_told_how(capsys, tmp_path):
+    assert main(["--expected", str(tmp_path / "nothing")]) == 1
+    assert "Run `ansible-playbook site.yml`" in capsys.readouterr().err
+    assert str(EXPECTED) == "/etc/trainer/gpu.json"
+
+
+def test_a_command_that_does_not_end_is_a_failure():
+    answer = run_command(["sleep", "5"], timeout=0.05)
+    assert (answer.returncode, answer.stderr) == (124, "no answer in 0.05 s")
+
+
+def test_a_task_without_gpus_of_its_own_asks_tensorflow_nothing():
+    assert find_missing({}) is None
+    assert find_missing({"CUDA_VISIBLE_DEVICES": "-1"}) is None
