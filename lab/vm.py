@@ -21,7 +21,6 @@ PACKAGES = (
     "udev",
 )
 SIZE = "20G"  # of the disk; what is not written takes no room
-VOLUME = "_vagrant_box_image_0_box.img"  # how vagrant-libvirt names its copy of a box's disk
 LIBVIRT, NETWORK = "qemu:///system", "psfleet"
 KERNEL, INITRD = "vmlinuz", "initrd.img"  # beside the box, where libvirt reads them
 
@@ -108,16 +107,25 @@ def pack(scratch: Path, archive_of_root: Path, public_key: str, identity: str) -
     return made
 
 
-def virsh(*words: str) -> None:
-    """Have libvirt do something; what is not there any more is no mistake."""
-    if shutil.which("virsh"):
-        subprocess.run(["virsh", "--connect", LIBVIRT, *words], capture_output=True)
+def virsh(*words: str) -> str:
+    """Have libvirt do something, and give what it prints; what is not there any more is no mistake."""
+    if not shutil.which("virsh"):
+        return ""
+    return subprocess.run(["virsh", "--connect", LIBVIRT, *words], capture_output=True, text=True).stdout
+
+
+def remove_volumes(box_name: str) -> None:
+    """Remove libvirt's copies of a box's disk, which vagrant-libvirt names by box and time."""
+    volumes = [line.split()[0] for line in virsh("vol-list", "--pool", "default").splitlines() if line.strip()]
+    for volume in volumes:
+        if volume.startswith(f"{box_name}_vagrant_box_image_"):
+            virsh("vol-delete", "--pool", "default", volume)
 
 
 def forget() -> None:
     """Take the box from Vagrant's store, and libvirt's copy of it."""
     shutil.rmtree(directory(), ignore_errors=True)
-    virsh("vol-delete", "--pool", "default", f"{name()}{VOLUME}")
+    remove_volumes(name())
 
 
 def remove(machines: list[str]) -> None:
@@ -130,4 +138,4 @@ def remove(machines: list[str]) -> None:
         virsh("net-undefine", NETWORK)
     for store in directory().parent.glob("psfleet-vm-*"):
         shutil.rmtree(store)
-        virsh("vol-delete", "--pool", "default", f"{store.name}{VOLUME}")
+        remove_volumes(store.name)
