@@ -20,9 +20,13 @@ from trainer.members import DEADLINE_SECONDS, METHOD, digest
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
 HURRY_SECONDS = 0.2  # while somebody waits for a member
+# A member that doesn't answer gets a new channel so often: one was seen that never found a server that was back.
+RENEW_SECONDS = 20.0
+LOST_SECONDS = 10.0
 # Left alone, a channel would look for a server that was away ever more rarely.
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share the old one's connection
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
@@ -55,21 +59,20 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._calls: dict[str, Any] = {}
-        self._channels: list[grpc.Channel] = []
+        self._channels: dict[str, grpc.Channel] = {}
+        self._opened: dict[str, float] = {}
         self.hurry = True
         self.on_beat: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         """Ask from now on, and call `on_beat` after each round."""
-        for task, member in self._members.items():
-            channel = grpc.insecure_channel(member.address, options=CHANNEL_OPTIONS)
-            self._channels.append(channel)
-            self._calls[task] = channel.unary_unary(METHOD)
+        for task in self._members:
+            self._open(task)
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def stop(self) -> None:
         self._end.set()
-        for channel in self._channels:
+        for channel in list(self._channels.values()):
             channel.close()
 
     def heard(self, since: float) -> bool:
@@ -108,19 +111,31 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while not self._end.wait(HURRY_SECONDS if self.hurry else PERIOD_SECONDS):
-            for task in self._members:
+            for task, member in self._members.items():
+                if member.identity is None and time.monotonic() - self._opened[task] > RENEW_SECONDS:
+                    self._channels[task].close()  # which ends the open question, unless that is lost
+                    self._open(task)
                 self._ask(task)
             try:
                 self.on_beat()
             except Exception:
                 log.exception("the heartbeat's round failed")
 
+    def _open(self, task: str) -> None:
+        channel = grpc.insecure_channel(self._members[task].address, options=CHANNEL_OPTIONS)
+        self._channels[task], self._calls[task] = channel, channel.unary_unary(METHOD)
+        self._opened[task] = time.monotonic()
+
     def _ask(self, task: str) -> None:
         member = self._members[task]
         with self._lock:
-            if member.asked_at is not None:
+            now = time.monotonic()
+            if member.asked_at is not None and now - member.asked_at <= LOST_SECONDS:
                 return
-            member.asked_at = time.monotonic()
+            if member.asked_at is not None:  # nobody says how it ended: it counts as one without an answer
+                member.identity = member.answered_at = None
+                member.quiet, member.state = member.quiet + DEADLINE_SECONDS + PERIOD_SECONDS, "silent"
+            member.asked_at = now
         try:
             future = self._calls[task].future(b"", timeout=DEADLINE_SECONDS)
             future.add_done_callback(lambda done: self._heard(member, done))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+from typing import Any
 
+import grpc
 import pytest
 from processes import Runs, until
 
+from trainer import heartbeat as module
 from trainer.heartbeat import Heartbeat
 from trainer.local import free_addresses
 
@@ -60,3 +63,42 @@ def test_heartbeat_tells_frozen_from_gone_and_knows_a_process_again(runs: Runs) 
         assert heartbeat.ended()["worker-0"][1] >= SILENT_SECONDS
     finally:
         heartbeat.stop()
+
+
+class Deaf:
+    """A channel whose questions never end."""
+
+    def unary_unary(self, method: str) -> Deaf:
+        return self
+
+    def future(self, request: bytes, timeout: float) -> Deaf:
+        return self
+
+    def add_done_callback(self, callback: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_channel_that_says_nothing_more_is_replaced(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    chief, worker = free_addresses(2)
+    config = {"cluster": {"chief": [chief], "worker": [worker], "ps": [chief]}, "task": {"type": "worker", "index": 0}}
+    real, opened = grpc.insecure_channel, list[object]()
+
+    def open_channel(*arguments: Any, **options: Any) -> Any:
+        opened.append(Deaf() if not opened else real(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(grpc, "insecure_channel", open_channel)
+    monkeypatch.setattr(module, "LOST_SECONDS", 1.0)
+    monkeypatch.setattr(module, "RENEW_SECONDS", 6.0)
+    runs.start(["-m", "trainer"], TF_CONFIG=json.dumps(config))
+    heartbeat = Heartbeat({"worker-0": worker}, SILENT_SECONDS)
+    heartbeat.start()
+    try:
+        until(lambda: "worker-0" in heartbeat.silent(), "silence")
+        until(lambda: heartbeat.identities().get("worker-0"), "an answer")
+    finally:
+        heartbeat.stop()
+    assert heartbeat.silent() == {}
