@@ -76,8 +76,8 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
     try:
         config = selected()
         directory = RunDirectory(config.shared_dir, config.run)
-        finished = directory.finished(config.steps)
         asked = ((read_record(directory.state) or {}).get("restart") or {}).get(task)
+        finished = directory.finished(config.steps)
     except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None, ""
     if config.strategy != "parameter_server":
