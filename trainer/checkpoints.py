@@ -243,6 +243,20 @@ class RunDirectory:
         index = self.checkpoints / f"ckpt-{step}.index"
         return "" if sha256(index) == manifest.index_sha256 else f"{index.name} is not the one that was saved"
 
+    def check_room(self) -> None:
+        """Raise OSError when there is less room than the newest checkpoint takes.
+
+        A write that TensorFlow breaks off takes the calls in flight with it.
+        """
+        step = self.newest()
+        manifest = Manifest.read(self.manifest(step)) if step is not None else None
+        needed = sum(manifest.files.values()) if manifest else 0
+        space = os.statvfs(self.checkpoints)
+        free = space.f_bavail * space.f_frsize
+        if free < needed:
+            text = f"{os.strerror(errno.ENOSPC)}: {free} bytes are free, and a checkpoint takes {needed}"
+            raise OSError(errno.ENOSPC, text)
+
     def write_manifest(self, step: int, epoch: int, tensorflow: str, beside: bool = False, final: bool = False) -> None:
         """Make the files that TensorFlow has written a checkpoint that counts, or one that is ready for `replace`."""
         self._refresh()
@@ -526,6 +540,7 @@ class Checkpoints:
             self._check_lease()
             directory.checkpoints.mkdir(parents=True, exist_ok=True)
             directory.replace()
+            directory.check_room()
             if not beside:
                 directory.remove(step)
             write(directory.prefix(step, beside))

@@ -262,7 +262,10 @@ class Training:
         with self._phases.during("restoring"):
             course.restore()
         if progress.leads:
-            directory.set_state("training", course.step, epoch=self._lease.epoch if self._lease else None)
+            try:
+                directory.set_state("training", course.step, epoch=self._lease.epoch if self._lease else None)
+            except OSError as error:  # training goes on where it can
+                log.warning("cannot write down the state: %s", error)
         first, trained_from = course.step, time.monotonic()
         self._phases.enter("training")
         ended = ""

@@ -116,7 +116,10 @@ class Membership:
         self._known.update(members)
         self._members, self._told_lost = members, set()
         self._without, self._named = set(absent), {}
-        self._directory.set_members(members=members, without=sorted(absent), restart=self._unfit)
+        try:
+            self._directory.set_members(members=members, without=sorted(absent), restart=self._unfit)
+        except OSError as error:  # only the next process would read it
+            log.warning("cannot write down the members: %s", error)
         if absent:
             log.warning("going on without %s", names(absent))
         else:

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -381,3 +382,15 @@ def test_damaged_records_are_set_aside_and_whole_ones_stay(tmp_path: Path) -> No
     directory.mend()
     directory.set_state("training", 50)
     assert (directory.path / "state.json.bad").read_text() == ""
+
+
+def test_no_save_is_begun_without_room_for_it(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.checkpoints.mkdir(parents=True, exist_ok=True)
+    directory.check_room()
+    write(directory, 7)
+    directory.check_room()
+    real = os.statvfs(directory.checkpoints)
+    full = SimpleNamespace(f_bavail=0, f_frsize=real.f_frsize)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(OSError, match=r"No space left on device: 0 bytes are free, and a checkpoint takes \d+"):
+        directory.check_room()
