@@ -273,8 +273,8 @@ _DRILLS = (
     ),
     Drill(
         "nan",
-        "check_numerics finds a loss that is no number: the user's error, with the line",
-        fails("drill.py:"),
+        "check_numerics finds a loss that is no number: the user's error",
+        fails("the drill's loss"),
         90,
         90,
         program="trainer.drill:NotANumber",
