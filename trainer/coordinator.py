@@ -48,6 +48,9 @@ REMIND_SECONDS = 30.0
 END_SECONDS = 600.0
 FLUSH_SECONDS = 10.0
 SETTLE_SECONDS = 10.0
+# In the background TensorFlow has the servers free what this process let go of. A request that the next cluster cuts
+# off was seen never to be answered, and the strategy's constructor waits for it.
+FREED_SECONDS = 1.0
 TURNS_IN_VAIN = 3  # turns without a new checkpoint, after which a new process may do better
 
 
@@ -209,6 +212,8 @@ class Training:
             self._replicas.close()
             self._replicas = self._course = None
             gc.collect()
+            if membership is not None and not membership.guard.lost_servers():
+                time.sleep(FREED_SECONDS)
             if membership is not None:
                 membership.lost(message)
 
