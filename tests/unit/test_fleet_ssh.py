@@ -194,7 +194,7 @@ def test_hosts_that_wait_for_a_thread_have_time_of_their_own(server: Server, mon
     monkeypatch.setattr("fleet.ssh.MOST_AT_ONCE", 1)
     monkeypatch.setattr("fleet.ssh.OPEN_SECONDS", 0.3)
     hosts = ssh(*(server.host(name, **ACCEPT) for name in ("a", "b", "c")))
-    answers = hosts.run(dict.fromkeys("abc", "sleep 0.5"), timeout=0.8)
+    answers = hosts.run(dict.fromkeys("abc", "sleep 2"), timeout=4.0)
     assert [answer.unreachable for answer in answers.values()] == [None, None, None]
     hosts.close()
 
