@@ -22,10 +22,8 @@ JOURNAL_LINES = 15
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")
 
-_TRAINER = (
-    f"cd {CURRENT} && root setpriv --reuid=trainer --regid=trainer --init-groups -- env/bin/python -m trainer "
-    "{verb} --json --settings /etc/trainer/run.json"
-)
+AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
+_TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings /etc/trainer/run.json"
 
 
 @dataclass
@@ -100,8 +98,8 @@ class Cluster:
             shlex.quote(path)
         )
         script = (
-            f"printf '%s\\n' {shlex.quote(json.dumps(dict(selection)))} | root setpriv --reuid=trainer "
-            f"--regid=trainer --init-groups -- sh -c {shlex.quote('umask 022; ' + write)}"
+            f"printf '%s\\n' {shlex.quote(json.dumps(dict(selection)))} | "
+            f"{AS_TRAINER} sh -c {shlex.quote('umask 022; ' + write)}"
         )
         host = self.inventory.chief.host
         answer = self._ask(host, script)

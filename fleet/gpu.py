@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.cluster import CURRENT, Cluster
+from fleet.cluster import AS_TRAINER, CURRENT, Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.ssh import Answer
 from fleet.tables import render_table
@@ -14,10 +14,7 @@ from fleet.verbs import Desk
 
 # The first product on a GPU may wait for the driver to translate the wheel's kernels, and MIG instances take turns.
 CHECK_SECONDS = 900
-_CHECK = (
-    f"cd {CURRENT} && root setpriv --reuid=trainer --regid=trainer --init-groups -- "
-    "env/bin/python -m trainer.gpu_check --json"
-)
+_CHECK = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer.gpu_check --json"
 _HEADER = ("HOST", "GPUS", "MODEL", "DRIVER", "COMPUTES", "STATE")
 _UNKNOWN = ("-",) * (len(_HEADER) - 2)
 

@@ -403,6 +403,12 @@ class LostLease(Infrastructure):
     """The run directory is another coordinator's by now."""
 
 
+def check_lease(lease: Lease | None) -> None:
+    """Raise LostLease when the run has become another coordinator's, as while this process was frozen."""
+    if lease is not None and not lease.held():
+        raise LostLease("lost the lease: another coordinator has this run")
+
+
 class Checkpoints:
     """Saves and restores what is trained."""
 
@@ -537,14 +543,14 @@ class Checkpoints:
         prefix = directory.prefix(step)
         began = self._writing[1]
         try:
-            self._check_lease()
+            check_lease(self._lease)
             directory.checkpoints.mkdir(parents=True, exist_ok=True)
             directory.replace()
             directory.check_room()
             if not beside:
                 directory.remove(step)
             write(directory.prefix(step, beside))
-            self._check_lease()
+            check_lease(self._lease)
             epoch = self._lease.epoch if self._lease else 0
             directory.write_manifest(step, epoch, self._tf.__version__, beside, final)
             directory.replace()
@@ -573,10 +579,6 @@ class Checkpoints:
         if not isinstance(error, self._tf.errors.OpError) or not is_infrastructure(error):
             return False
         return not any(text in str(error) for text in STORAGE)
-
-    def _check_lease(self) -> None:
-        if self._lease is not None and not self._lease.held():
-            raise LostLease("lost the lease: another coordinator has this run")
 
     def read(self, step: int) -> None:
         """Restore the checkpoint that another member has restored; raises Infrastructure when it can't be read."""

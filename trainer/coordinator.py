@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.attempts import begin_attempt, end_attempt
-from trainer.checkpoints import LostLease, RunDirectory
+from trainer.checkpoints import RunDirectory, check_lease
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.failures import (
@@ -301,11 +301,11 @@ class Training:
         from trainer.export import export_model
 
         config, directory, progress, course = self._config, self._directory, self._progress, self._course
-        self._check_lease()
+        check_lease(self._lease)
         progress.enter("training", "exporting the model")
         export = export_model(self._program, directory, course.step, self._replicas.element_spec)
         progress.exported(export)
-        self._check_lease()
+        check_lease(self._lease)
         directory.set_state("finished", course.step, config.steps)
         progress.enter("finished", ended.lstrip(", "))
         if config.strategy == "multi_worker_mirrored":
@@ -317,11 +317,6 @@ class Training:
             config.run, config.program, course.step, ended, steps, seconds, steps / seconds,
             time.monotonic() - self._began, numbers(course.values), progress.status.checkpoint, export,
         )  # fmt: skip
-
-    def _check_lease(self) -> None:
-        """Say nothing of a run that has become another coordinator's while this process was frozen."""
-        if self._lease is not None and not self._lease.held():
-            raise LostLease("lost the lease: another coordinator has this run")
 
 
 def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, progress: Progress) -> None:

@@ -100,9 +100,14 @@ def _control_problems(ansible_version: str) -> Iterator[str]:
             yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {mend}"
 
 
+def _is_path(value: object) -> bool:
+    """Whether it is an absolute path that needs no quotes anywhere."""
+    return isinstance(value, str) and re.fullmatch(r"(/[\w.-]+)+", value) is not None
+
+
 def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
     shared_dir, uid = site.get("cluster_shared_dir"), site.get("cluster_uid")
-    if not isinstance(shared_dir, str) or not re.fullmatch(r"(/[\w.-]+)+", shared_dir):
+    if not _is_path(shared_dir):
         yield (
             f"cluster_shared_dir is {shared_dir!r}; expected the absolute path that all hosts share, of letters, "
             "digits, dots and dashes, such as /srv/trainer, in group_vars/all.yml"
@@ -158,7 +163,7 @@ def _missing_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Ma
 
 def _nfs_problems(site: Mapping[str, Any]) -> Iterator[str]:
     served, shared_dir = site.get("cluster_nfs_dir"), site.get("cluster_shared_dir")
-    if not isinstance(served, str) or not re.fullmatch(r"(/[\w.-]+)+", served):
+    if not _is_path(served):
         yield (
             f"cluster_nfs_dir is {served!r}; expected the absolute path of the directory that the nfs_server serves, "
             "of letters, digits, dots and dashes, such as /srv/nfs/trainer, in group_vars/all.yml"

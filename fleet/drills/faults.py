@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fleet.drills.stage import AS_TRAINER, DrillFailed, Stage
+from fleet.cluster import AS_TRAINER
+from fleet.drills.stage import DrillFailed, Stage
 from fleet.errors import HostsUnreachable
 from fleet.inventory import Host, Task
 

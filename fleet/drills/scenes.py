@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from fleet.cluster import AS_TRAINER
 from fleet.drills.faults import Fault
-from fleet.drills.stage import AS_TRAINER, SHORT_STEP, DrillFailed, Process, Stage
+from fleet.drills.stage import SHORT_STEP, DrillFailed, Process, Stage
 from fleet.drills.watch import (
     Watch,
     describe_process,

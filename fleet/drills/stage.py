@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import AS_TRAINER, Cluster, Observation
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.inventory import Task
 from fleet.ssh import ANSWER_SECONDS
@@ -23,7 +23,6 @@ SHORT_STEP = 0.05
 LONG_STEP = 60.0
 START_SECONDS = 240.0
 STILL_SECONDS = 60.0
-AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 
 _STEP = re.compile(r"\bstep (\d+) of \d+")
 _UNIT = ("Id", "InvocationID", "ActiveState", "SubState", "Result", "ExecMainStatus", "MainPID", "NRestarts")
