@@ -22,6 +22,7 @@ from trainer.failures import (
     STOPPED,
     TRY_AGAIN,
     USER_ERROR,
+    EmptyPart,
     Infrastructure,
     Stopped,
     UserError,
@@ -178,6 +179,7 @@ class Training:
         self._began = time.monotonic()
         self._replicas: Any = None
         self._course: Any = None
+        self._doubted = False  # whether the turn before ended at a part without data
 
     def run(self) -> None:
         """Take turns until the run is finished; raises what another process must mend, and Stopped."""
@@ -204,6 +206,8 @@ class Training:
                 if in_vain == TURNS_IN_VAIN:
                     raise
                 message = explain(error)
+                if isinstance(error, EmptyPart):
+                    message = "a worker's data ended in the middle of a call, as a fault leaves it"
             if self._course is not None and not self._course.settle(SETTLE_SECONDS):
                 raise Infrastructure(f"{message}; and the save in flight does not end")
             if membership is not None and self._replicas.recovering:
@@ -219,6 +223,10 @@ class Training:
 
     def _is_mendable_here(self, error: Exception) -> bool:
         """Return whether the next turn can be taken in this process."""
+        if isinstance(error, EmptyPart):
+            # A part that is empty ends the first block of each turn; a call that a fault broke off, hardly two turns.
+            doubted, self._doubted = self._doubted and not self._course.advanced, True
+            return not doubted and not self._replicas.recovering
         if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error) or is_device(error):
             return False
         # Without replicas, TensorFlow's own threads can't be asked how far they are.

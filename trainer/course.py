@@ -62,7 +62,8 @@ class Course:
         self._idle_at: float | None = None
         self._used = 0.0
         self._began = began
-        self._advanced = False
+        self.advanced = False
+        """Whether a block has ended."""
         self._pacer = Pacer(config.steps_per_call, replicas.parallel, config.log_seconds)
         self._checkpoints = Checkpoints(
             directory, replicas.model, replicas.step, config, leads=progress.leads, lease=lease, saved=self._saved
@@ -185,8 +186,8 @@ class Course:
         now = time.monotonic()
         self._phases.progressed()
         self._progress.ledger.trained(self.step)
-        if not self._advanced:
-            self._advanced = True
+        if not self.advanced:
+            self.advanced = True
             self._progress.events.write("training", seconds=now - self._began, message=f"step {self.step}")
         every, interval = config.checkpoint_steps, config.checkpoint_seconds
         # A call that ran twice, because its worker died, takes the step beyond where the block was to end.

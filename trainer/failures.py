@@ -55,6 +55,13 @@ class UserError(Exception):
     """An error that only the user can mend: the message says where it is and, if known, what to do."""
 
 
+class EmptyPart(UserError):
+    """A worker's data has ended, which it never does by itself unless there is none.
+
+    Or a fault has broken off a call that TensorFlow runs again: its iterator was cancelled, and gives no more.
+    """
+
+
 class Infrastructure(Exception):
     """Trouble of machines, network or storage: trying again later may work."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.config import Config
-from trainer.failures import UserError
+from trainer.failures import EmptyPart, UserError
 from trainer.input import own_train_dataset, replica_element_spec, train_dataset_fn
 from trainer.learning_rate import LearningRate
 from trainer.program import build_model
@@ -77,7 +77,7 @@ class RemoteReplicas:
         try:
             yield
         except tf.errors.OutOfRangeError as error:
-            raise UserError(
+            raise EmptyPart(
                 f"a worker's part of the training data is empty: {self.parallel} workers share it"
             ) from error
 

@@ -55,7 +55,7 @@ def servers(runs: Runs) -> Servers:
 def test_users_error_ends_with_78_and_names_the_line(servers: Servers, runs: Runs, name: str, expected: str) -> None:
     run = f"broken-{name}"
     process = servers.coordinate(f"broken:{name}", run)
-    assert process.wait(MINUTE) == 78, process.output
+    assert process.wait(2 * MINUTE) == 78, process.output
     status = runs.status(run)
     assert status["state"] == "failed"
     assert expected in status["message"]

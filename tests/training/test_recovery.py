@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +156,22 @@ def test_a_phase_that_hangs_ends_in_a_clear_error(runs: Runs) -> None:
     status = runs.status("stuck")
     assert status["state"] == "failed"
     assert "restarts_without_step is 1" in status["message"]
+
+
+def test_a_part_that_ends_once_is_a_fault_s_and_twice_is_empty(runs: Runs, tmp_path: Path) -> None:
+    """A fault that breaks off a call can't be had at will: the program does what it leaves behind."""
+    ending = tmp_path / "ending"
+    options = [*OPTIONS, "--no-evaluator"]
+    process = runs.local("ending:Ending", "ending", ENDLESS, *options, ENDING=str(ending))
+    process.search(r"saved \S+/ckpt-\d+ in")
+    ending.touch()
+    process.search("forming the cluster anew in this process: a worker's data ended in the middle of a call")
+    ending.unlink()
+    process.search(r"going on at step")
+    step = runs.checkpoints("ending")[-1]
+    until(lambda: runs.checkpoints("ending")[-1] > step, "a newer checkpoint", say=lambda: process.output)
+    assert starts(process) == dict.fromkeys(starts(process), 1)
+    ending.touch()
+    assert process.wait() == 78, process.output
+    assert len(process.pids("chief-0")) == 1
+    assert "a worker's part of the training data is empty: 2 workers share it" in runs.status("ending")["message"]
