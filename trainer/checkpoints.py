@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import __version__
 from trainer.config import Config
 from trainer.events import EventLog
-from trainer.failures import Infrastructure, UserError, first_line, is_infrastructure
+from trainer.failures import Infrastructure, UserError, first_line, is_infrastructure, is_stale
 from trainer.records import read_record, write_record, write_text
 
 if TYPE_CHECKING:
@@ -440,7 +440,7 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
         self._writing: tuple[int, float] = (0, 0.0)
         self._newest: int | None = None
-        self._beyond_limit = False
+        self._beyond_limit = self._is_stale = False
         self._error = ""
 
     def has(self, step: int) -> bool:
@@ -510,6 +510,8 @@ class Checkpoints:
         self._beyond_limit = time.monotonic() - self._directory.failing_since > self._limit
 
     def _check_limit(self) -> None:
+        if self._is_stale:
+            raise Infrastructure(f"{self.trouble()}; the path must be mounted anew")
         if self._directory.failing_since is not None and self._beyond_limit:
             raise UserError(f"{self.trouble()}; that is longer than storage_seconds, {self._limit:g}")
 
@@ -559,6 +561,7 @@ class Checkpoints:
                 self._error = first_line(error)
             else:
                 self._failed(began, first_line(error))
+                self._is_stale = is_stale(error)
             log.error("cannot save %s: %s", prefix, self._error)
             if not isinstance(error, LostLease):
                 with contextlib.suppress(OSError):  # what there is of it would only make a full disk fuller
@@ -566,6 +569,7 @@ class Checkpoints:
             self._told(step, time.monotonic() - began, self._error)
             return
         self._newest, self._directory.failing_since, self._error = step, None, ""
+        self._is_stale = False
         log.info("saved %s in %.2f s", prefix, time.monotonic() - began)
         self._told(step, time.monotonic() - began, None)
         try:

@@ -29,6 +29,7 @@ from trainer.failures import (
     explain,
     is_device,
     is_infrastructure,
+    is_stale,
 )
 from trainer.formation import Reform, names
 from trainer.lease import Lease
@@ -227,7 +228,9 @@ class Training:
             # A part that is empty ends the first block of each turn; a call that a fault broke off, hardly two turns.
             doubted, self._doubted = self._doubted and not self._course.advanced, True
             return not doubted and not self._replicas.recovering
-        if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error) or is_device(error):
+        if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error):
+            return False
+        if is_device(error) or is_stale(error):
             return False
         # Without replicas, TensorFlow's own threads can't be asked how far they are.
         return self._replicas is not None and not self._replicas.recovering

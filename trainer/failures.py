@@ -92,6 +92,16 @@ def is_infrastructure(error: BaseException, program_file: Path | None = None) ->
     return storage or REPLACED_SERVER.search(message) is not None or is_device(error)
 
 
+def is_stale(error: BaseException) -> bool:
+    """Return whether a path's file handle is stale: a network file system must be mounted anew.
+
+    That happens before a task's start, where the path is psfleet's to mount.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ESTALE
+    return f"; {os.strerror(errno.ESTALE)}" in str(error)
+
+
 def is_device(error: BaseException) -> bool:
     """Return whether it is a broken device's: trying again may help, on another one or after a reset."""
     error = getattr(error, "original_exception", None) or error

@@ -16,7 +16,7 @@ from functools import partial
 from trainer.checkpoints import RunDirectory
 from trainer.cluster import Cluster
 from trainer.config import Config, ConfigError
-from trainer.failures import FINISHED, TRY_AGAIN
+from trainer.failures import FINISHED, TRY_AGAIN, is_stale
 from trainer.logs import without_chatter
 from trainer.members import answers, identity
 from trainer.notify import Notifier
@@ -29,7 +29,10 @@ SELF_CHECK_SECONDS = 10.0
 # TensorFlow's default, one a core, a server of few cores would soon have none left, not even to say that it lives.
 THREADS = 32
 LOOK_SECONDS = 2.0
-# A run is seen finished so often in a row: a network file system may show the selection of the run before once more.
+ASKED = "starting anew, as the coordinator asks: what an earlier one left here is in the way"
+STALE = "starting anew: the shared path's file handle is stale, and must be mounted anew"
+# What only the shared path says is seen so often in a row: a network file system may show the selection of the run
+# before once more, and calls the handle of a file stale that was just replaced.
 LOOKS = 2
 
 
@@ -60,11 +63,11 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
 
 def follow(task: str, address: str, notifier: Notifier, selected: Callable[[], Config]) -> None:
     """End this process as soon as the run's state record says so; a path that hangs stops only this thread."""
-    seen = 0
+    seen, before = 0, ""
     while True:
         code, why = ending(task, address, selected)
-        seen = seen + 1 if code == FINISHED else 0
-        if code is not None and (code == TRY_AGAIN or seen == LOOKS):
+        seen, before = seen + 1 if why == before else 1, why
+        if code is not None and (why == ASKED or seen == LOOKS):
             log.info("%s", why)
             notifier.status(why)
             os._exit(code)
@@ -78,12 +81,14 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
         directory = RunDirectory(config.shared_dir, config.run)
         asked = ((read_record(directory.state) or {}).get("restart") or {}).get(task)
         finished = directory.finished(config.steps)
-    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError):
+    except OSError as error:
+        return (TRY_AGAIN, STALE) if is_stale(error) else (None, "")
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError):
         return None, ""
     if config.strategy != "parameter_server":
         return None, ""
     if finished is not None:
         return FINISHED, f"run {config.run} finished at step {finished}"
     if asked is not None and asked == identity(address):
-        return TRY_AGAIN, "starting anew, as the coordinator asks: what an earlier one left here is in the way"
+        return TRY_AGAIN, ASKED
     return None, ""

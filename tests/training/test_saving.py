@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -309,3 +310,25 @@ def test_who_has_lost_the_lease_saves_nothing_and_removes_nothing(directory: Run
         saves.save(wait=True)
     assert directory.steps() == [1, 2]
     assert [directory.check(step) for step in (1, 2)] == ["", ""]
+
+
+def test_a_stale_path_is_left_for_the_next_start_to_mount(
+    directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real stale handle needs NFS: tests/vms has it."""
+
+    def stale() -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(directory.path))
+
+    saves = Saves(directory, trained)
+    monkeypatch.setattr(directory, "check_room", stale)
+    trained.set(1)
+    saves.save()
+    saves.settle()
+    trained.set(2)
+    with pytest.raises(Infrastructure, match=r"Stale file handle.* must be mounted anew"):
+        saves.save()
+    monkeypatch.undo()
+    later = Saves(directory, trained)
+    later.save(wait=True)
+    assert directory.steps() == [2]
