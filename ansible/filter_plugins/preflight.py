@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
@@ -25,6 +25,7 @@ from cluster_spec import (  # noqa: E402
     tf_config,
 )
 from gpu_devices import gpu_problems  # noqa: E402
+from nfs import nfs_source  # noqa: E402
 
 from trainer.config import STRATEGY_JOBS, Config, ConfigError  # noqa: E402
 
@@ -142,7 +143,7 @@ def _group_problems(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, 
             "outside"
         )
     for server in servers:
-        yield from _nfs_problems(hostvars[server])
+        yield from _nfs_problems(server, hostvars)
     evaluators = _tasks_of(groups, hostvars, "evaluator")
     if len(evaluators) > 1:
         yield f"group evaluator has {len(evaluators)} ({', '.join(evaluators)}); expected one host, or none"
@@ -161,17 +162,23 @@ def _missing_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Ma
             yield f"group {job} is empty; the strategy {strategy} needs at least one {job}"
 
 
-def _nfs_problems(site: Mapping[str, Any]) -> Iterator[str]:
-    served, shared_dir = site.get("cluster_nfs_dir"), site.get("cluster_shared_dir")
+def _nfs_problems(server: str, hostvars: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    served, shared_dir = (hostvars[server].get(name) for name in ("cluster_nfs_dir", "cluster_shared_dir"))
+    try:
+        nfs_source({"nfs_server": [server]}, hostvars, host="")
+    except ClusterSpecError as error:
+        yield str(error)
     if not _is_path(served):
         yield (
             f"cluster_nfs_dir is {served!r}; expected the absolute path of the directory that the nfs_server serves, "
             "of letters, digits, dots and dashes, such as /srv/nfs/trainer, in group_vars/all.yml"
         )
-    elif served == shared_dir:
+    elif _is_path(shared_dir) and (
+        PurePosixPath(served).is_relative_to(shared_dir) or PurePosixPath(shared_dir).is_relative_to(served)
+    ):
         yield (
-            f"cluster_nfs_dir is {served}, and cluster_shared_dir too; expected two paths: the one is the server's own "
-            "directory, the other is where every host mounts it"
+            f"cluster_nfs_dir is {served}, and cluster_shared_dir is {shared_dir}; expected two paths, neither in the "
+            "other: the one is the server's own directory, the other is where every host mounts it"
         )
 
 

@@ -66,6 +66,13 @@ def test_an_empty_inventory_is_refused():
             "group nfs_server has head, ps-0; expected one host, or none",
         ),
         ({"nfs_server": ["head"]}, everywhere(cluster_nfs_dir="/srv/trainer"), "cluster_nfs_dir is /srv/trainer, and"),
+        ({"nfs_server": ["head"]}, everywhere(cluster_nfs_dir="/srv/trainer/nfs"), "neither in the other"),
+        ({"nfs_server": ["head"]}, everywhere(cluster_nfs_dir="/srv"), "neither in the other"),
+        (
+            {"nfs_server": ["store"]},
+            {"store": {"ansible_host": None, "cluster_nfs_dir": "/srv/nfs", "cluster_shared_dir": "/srv/trainer"}},
+            "host 'store' has no address",
+        ),
         ({}, everywhere(cluster_uid="trainer"), "cluster_uid is 'trainer'; expected the user number"),
         ({}, everywhere(trainer_run=None), "trainer_run is None; expected the run settings"),
         ({}, everywhere(trainer_run=RUN | {"step": 10}), "did you mean 'steps'"),

@@ -30,10 +30,11 @@ def test_mount_is_a_unit_that_comes_back_at_boot(host, path):
 
 
 @pytest.mark.parametrize("unit", ["trainer@any-0.service"])
-def test_a_task_requires_the_mount(host, path, unit):
+def test_a_task_mounts_the_path_and_goes_with_it(host, path, unit):
     mount = host.check_output(f"systemd-escape --path --suffix mount {path}")
-    assert mount in host.check_output(f"systemctl show --value --property=Requires {unit}").split()
-    assert mount in host.check_output(f"systemctl show --value --property=After {unit}").split()
+    for dependency in ("Wants", "After", "PartOf"):
+        assert mount in host.check_output(f"systemctl show --value --property={dependency} {unit}").split()
+    assert mount not in host.check_output(f"systemctl show --value --property=Requires {unit}").split()
 
 
 def test_root_of_a_client_is_nobody_there(host, path):

@@ -1,0 +1,72 @@
+"""What a server reads of the run's state, and when it ends for it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trainer import server
+from trainer.checkpoints import RunDirectory
+from trainer.config import Config
+from trainer.server import ASKED, STALE, ending, follow
+
+TASK, ADDRESS = "ps-0", "localhost:1"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(program="p:P", run="r", steps=10, shared_dir=str(tmp_path))
+
+
+def test_a_finished_run_ends_its_servers_and_a_question_to_another_process_does_not(config: Config) -> None:
+    directory = RunDirectory(config.shared_dir, config.run)
+    assert ending(TASK, ADDRESS, lambda: config) == (None, "")
+    directory.set_state("training", 5, restart={TASK: "another process"})
+    assert ending(TASK, ADDRESS, lambda: config) == (None, "")
+    directory.set_state("finished", 10, asked=10)
+    assert ending(TASK, ADDRESS, lambda: config) == (0, "run r finished at step 10")
+
+
+@pytest.mark.parametrize(("number", "expected"), [(errno.ESTALE, (75, STALE)), (errno.EIO, (None, ""))])
+def test_a_stale_path_is_left_for_the_next_start_to_mount(
+    config: Config, number: int, expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one needs NFS: tests/vms has it."""
+
+    def fail(*_: object, **__: object) -> str:
+        raise OSError(number, "what the system says")
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    assert ending(TASK, ADDRESS, lambda: config) == expected
+
+
+@pytest.mark.parametrize(
+    ("seen", "looks"),
+    [
+        ([(None, ""), (75, ASKED)], 2),
+        ([(75, STALE), (None, ""), (75, STALE), (75, STALE)], 4),
+        ([(0, "finished"), (75, STALE), (0, "finished"), (0, "finished")], 4),
+    ],
+)
+def test_what_the_path_alone_says_is_seen_twice(
+    config: Config, seen: list[tuple[int | None, str]], looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[int | None, str]] = []
+
+    def look(*_: object) -> tuple[int | None, str]:
+        said.append(seen[len(said)])
+        return said[-1]
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(server, "ending", look)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0)
+    monkeypatch.setattr("os._exit", leave)
+    notifier = SimpleNamespace(status=lambda text: None)
+    with pytest.raises(SystemExit) as left:
+        follow(TASK, ADDRESS, notifier, lambda: config)  # type: ignore[arg-type]
+    assert (left.value.code, len(said)) == (seen[-1][0], looks)
