@@ -23,7 +23,7 @@ def nfs_clients(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapp
 def nfs_source(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], host: str) -> str:
     """What `host` mounts: `address:path` of the server, and on the server itself the path alone."""
     server = groups["nfs_server"][0]
-    path = hostvars[server].get("cluster_nfs_dir")
+    path = str(hostvars[server].get("cluster_nfs_dir"))
     return path if host == server else f"{_bracketed(_address(server, hostvars[server]))}:{path}"
 
 

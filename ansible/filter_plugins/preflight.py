@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from cluster_spec import (  # noqa: E402
@@ -101,7 +101,7 @@ def _control_problems(ansible_version: str) -> Iterator[str]:
             yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {mend}"
 
 
-def _is_path(value: object) -> bool:
+def _is_path(value: object) -> TypeGuard[str]:
     """Whether it is an absolute path that needs no quotes anywhere."""
     return isinstance(value, str) and re.fullmatch(r"(/[\w.-]+)+", value) is not None
 
@@ -163,7 +163,7 @@ def _missing_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Ma
 
 
 def _nfs_problems(server: str, hostvars: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    served, shared_dir = (hostvars[server].get(name) for name in ("cluster_nfs_dir", "cluster_shared_dir"))
+    served, shared_dir = hostvars[server].get("cluster_nfs_dir"), hostvars[server].get("cluster_shared_dir")
     try:
         nfs_source({"nfs_server": [server]}, hostvars, host="")
     except ClusterSpecError as error:
