@@ -31,6 +31,7 @@ ORDER = [
     "test_tensorboard",
     "test_all_hosts",
     "test_repair",
+    "test_upgrades",
     "test_reboot",
     "test_fab",
     "test_strategies",
@@ -237,6 +238,8 @@ def check_task(host: Host, truth: dict[str, Any], job: str) -> None:
     assert environment["TF_USE_LEGACY_KERAS"] == "1"
     pid = host.check_output(f"systemctl show --value --property=MainPID {unit}")
     assert host.check_output(f"ps -o user= -p {pid}") == "trainer"
+    held = f"/proc/{pid}/root{environment.get('TMPDIR', '/tmp')}"  # the unit has such directories of its own
+    assert host.check_output(f"stat --file-system --format=%T {held}") != "tmpfs"
     assert host.check_output(f"readlink /proc/{pid}/cwd") == host.check_output("readlink -f /opt/trainer/current")
     if job != "evaluator":
         port = {"chief": 2222, "ps": 2300, "worker": 2400}[job]

@@ -26,6 +26,11 @@ def test_silent_connections_are_given_up_soon(host):
     assert host.sysctl("net.ipv4.tcp_retries2") == 5
 
 
+def test_journal_has_its_limit(host):
+    said = host.check_output("journalctl --quiet --output=cat --identifier=systemd-journald --grep='System Journal'")
+    assert " max 1G," in said.splitlines()[-1]
+
+
 def test_shared_path_is_mounted_and_writable_by_the_user(host):
     assert host.mount_point("/srv/trainer").exists
     with host.sudo("trainer"):

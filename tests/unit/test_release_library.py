@@ -167,6 +167,27 @@ def test_only_what_is_missing_is_asked_for():
     assert wheelhouse.excerpt(text, ["z==2"]) == "z==2\n"
 
 
+def test_downloads_are_held_beside_the_wheels(tmp_path):
+    class Module:
+        def __init__(self):
+            self.params = {"lock": "locks/mine", "python": "3.13"}
+
+        def run_command(self, command, environ_update):
+            held = [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"]
+            done = subprocess.run(held, env=os.environ | environ_update, check=True, capture_output=True, text=True)
+            self.held = Path(done.stdout.strip())
+            (Path(command[-1]) / "my_tool-1.0-py3-none-any.whl").write_bytes(b"right")
+            return 0, "", ""
+
+    module = Module()
+    wheels = tmp_path / "3.13"
+    wheels.mkdir()
+    wheelhouse._download(module, "my-tool==1.0\n", wheels)
+    assert module.held == tmp_path / "3.13.partial"
+    assert [path.name for path in tmp_path.rglob("*.whl")] == ["my_tool-1.0-py3-none-any.whl"]
+    assert not module.held.exists()
+
+
 @pytest.fixture
 def environment(tmp_path):
     """An environment with one installed distribution, as a wheel's record describes it."""

@@ -160,7 +160,9 @@ def _download(module: AnsibleModule, requirements: str, directory: Path) -> None
     command += ["--implementation=cp", "--python-version", module.params["python"]]
     command += [f"--abi=cp{module.params['python'].replace('.', '')}", "--abi=abi3", "--abi=none"]
     command += [f"--platform={platform}" for platform in PLATFORMS]
-    code, _out, error = module.run_command([*command, "--requirement", str(wanted), "--dest", str(partial)])
+    command += ["--requirement", str(wanted), "--dest", str(partial)]
+    # pip holds all that it downloads in the directory for temporary files, which Debian 13 has in memory.
+    code, _out, error = module.run_command(command, environ_update={"TMPDIR": str(partial)})
     if code != 0:
         module.fail_json(
             msg=f"pip could not fetch the wheels of {module.params['lock']} "
