@@ -38,6 +38,8 @@ Name=eth0
 DHCP=ipv4
 NETWORK
 ln -sf /run/systemd/resolve/stub-resolv.conf /etc/resolv.conf
+mkdir -p /etc/systemd/resolved.conf.d
+printf '[Resolve]\nLLMNR=no\n' >/etc/systemd/resolved.conf.d/psfleet.conf
 systemctl enable systemd-networkd systemd-resolved
 cat >/etc/systemd/system/ssh.service.d/host-keys.conf <<'UNIT'
 [Service]
