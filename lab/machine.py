@@ -322,6 +322,16 @@ def libvirt_answers() -> bool:
     return asked.returncode == 0
 
 
+def open_kvm(device: Path = Path("/dev/kvm")) -> None:
+    """Let QEMU's user open the device, as udev would have done; also one that doesn't work.
+
+    Else libvirt, which tries as root, finds KVM and then that QEMU can't have it, and probes QEMU anew at each call.
+    """
+    if device.exists():
+        shutil.chown(device, group="kvm")
+        device.chmod(0o660)
+
+
 def raise_libvirt() -> None:
     """Start libvirt's daemons where no systemd does it."""
     if libvirt_answers():
@@ -330,6 +340,7 @@ def raise_libvirt() -> None:
         run("systemctl", "start", "libvirtd")
     else:
         require_root()
+        open_kvm()
         for daemon in ("virtlogd", "libvirtd"):
             run(daemon, "--daemon")
     for _ in range(30):

@@ -146,3 +146,14 @@ def test_box_of_the_vms_counts_only_with_its_kernel(tmp_path: Path, monkeypatch:
     for part in (vm.KERNEL, vm.INITRD):
         (tmp_path / vm.name() / part).touch()
     assert vm.installed_id(tmp_path) == "an id"
+
+
+def test_kvm_is_opened_to_qemu_s_group_where_no_udev_did(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(machine.shutil, "chown", lambda path, group: asked.append((path, group)))
+    device = tmp_path / "kvm"
+    machine.open_kvm(device)  # a machine without one
+    device.touch(mode=0o600)
+    machine.open_kvm(device)
+    assert asked == [(device, "kvm")]
+    assert device.stat().st_mode & 0o777 == 0o660

@@ -70,7 +70,7 @@ def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
         time.sleep(2)
 
 
-def reboot(*hosts: Host, seconds: float = 900) -> None:
+def reboot(*hosts: Host, seconds: float = 1800) -> None:
     """Reboot all at once, and wait until each has another boot id and all its units are up."""
     boots = [answer(host, "cat /proc/sys/kernel/random/boot_id") for host in hosts]
     assert all(boots), "a host did not answer before its reboot"
@@ -90,7 +90,7 @@ def reboot(*hosts: Host, seconds: float = 900) -> None:
         )
 
 
-def fab(*arguments: str, timeout: int = 1800) -> subprocess.CompletedProcess[str]:
+def fab(*arguments: str, timeout: int = 5400) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["fab", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
@@ -143,11 +143,13 @@ def _as_root(host: Host) -> Iterator[None]:
 def training(head: Host) -> Iterator[str]:
     """A training under way that has saved a checkpoint; gives the run's name."""
     run = f"{RUN}-{int(time.time())}"
-    started = fab("start-cluster", "--run", run, "--detach")
-    assert started.returncode == 0, started.stdout + started.stderr
-    wait_until(lambda: status(head).get("checkpoint"), 3600, "the first checkpoint")
-    yield run
-    fab("stop-cluster")
+    try:
+        started = fab("start-cluster", "--run", run, "--detach", "--timeout", "3600")
+        assert started.returncode == 0, started.stdout + started.stderr
+        wait_until(lambda: status(head).get("checkpoint"), 3600, "the first checkpoint")
+        yield run
+    finally:
+        fab("stop-cluster")
 
 
 assert "PSFLEET_INVENTORY" in os.environ or "ANSIBLE_INVENTORY" in os.environ, "type `make test-vms` (docs/vms.md)"

@@ -49,7 +49,7 @@ def test_what_one_host_renames_the_others_see(host, path, vms):
         host.run_expect([0], f"echo {name} >{path}/rename.new && mv {path}/rename.new {path}/rename-{name}")
     others = [one for other, one in vms.items() if other not in (name, "vm-nfs")]
     for other in others:
-        wait_until(lambda other=other: other.run(f"cat {path}/rename-{name}").stdout.strip() == name, 30, "it is seen")
+        wait_until(lambda other=other: other.run(f"cat {path}/rename-{name}").stdout.strip() == name, 120, "it is seen")
     with host.sudo("trainer"):
         host.run_expect([0], f"rm {path}/rename-{name}")
 

@@ -26,11 +26,11 @@ def test_a_stale_handle_is_mounted_anew_before_a_task_starts(training, vms, head
     anew = f"cp -a {served} {served}.new && mv {served} {served}.old && mv {served}.new {served} && rm -r {served}.old"
     assert answer(server, f"{anew} && exportfs -f && exportfs -ra && echo moved") == "moved"
     for host in clients:
-        wait_until(lambda host=host: "Stale" in answer(host, f"LC_ALL=C ls {path} 2>&1"), 60, "the handle is stale")
+        wait_until(lambda host=host: "Stale" in answer(host, f"LC_ALL=C ls {path} 2>&1"), 300, "the handle is stale")
         answer(host, "systemctl restart --no-block 'trainer@*'")
     for host in clients:
         wait_until(
-            lambda host=host: answer(host, f"ls -A {path}").count(".psfleet-host-") > 1, 300, "it is mounted anew"
+            lambda host=host: answer(host, f"ls -A {path}").count(".psfleet-host-") > 1, 1200, "it is mounted anew"
         )
         assert "stale, mounting it anew" in answer(host, "journalctl --no-pager --boot --unit=psfleet-remount")
     before = status(head).get("step") or 0
