@@ -44,9 +44,7 @@ def send(task: str, address: str, process: str, code: int, why: str) -> bool:
     job, _, index = task.rpartition("-")
     server = f"/job:{job}/replica:0/task:{index}"
     # Without the filter the server would first look for all the others.
-    config = tf.compat.v1.ConfigProto(
-        operation_timeout_in_ms=int(1000 * DEADLINE_SECONDS), device_filters=[server], isolate_session_state=True
-    )
+    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(1000 * DEADLINE_SECONDS), device_filters=[server])
     try:
         with tf.Graph().as_default():
             with tf.device(f"{server}/device:CPU:0"):
