@@ -30,7 +30,7 @@ PARTITIONERS = ("min_size", "max_size", "fixed_shards", "none")
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.*", re.DOTALL)
 NO_URL = (
     "the run directory lies in a file system, since its records are renamed into place and its lease is a file that "
-    "one process creates: give an absolute path (of a bucket, one that the host mounts)"
+    "one process creates. Give an absolute path; docs/storage.md has the choices"
 )
 
 

@@ -104,7 +104,7 @@ def test_a_strategy_whose_members_read_the_run_directory_needs_a_shared_path() -
 def test_a_directory_of_the_command_line_is_no_url(url: str) -> None:
     assert absolute_path("/srv/trainer") == "/srv/trainer"
     assert absolute_path("runs") == str(Path("runs").absolute())
-    with pytest.raises(ConfigError, match=f"shared_dir is '{url}'.*give an absolute path"):
+    with pytest.raises(ConfigError, match=f"shared_dir is '{url}'.*Give an absolute path"):
         absolute_path(url)
 
 
