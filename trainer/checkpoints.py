@@ -48,7 +48,7 @@ PATIENCE_SECONDS = 5.0
 SLOW_SECONDS = 60.0
 # TensorFlow's file system says "<path>; <what the system says>", often as an error of no particular kind.
 STORAGE = tuple(f"; {os.strerror(number)}" for number in errno.errorcode)
-# Whose files all of a checkpoint are where the servers share no path. The whole name: "/job:chief" breaks the restore.
+# Writes and reads whole checkpoints where the servers share no path. Named in full: "/job:chief" breaks the restore.
 COORDINATOR = "/job:chief/replica:0/task:0/device:CPU:0"
 
 

@@ -127,7 +127,7 @@ def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
                 "has for itself, of letters, digits, dots and dashes. Leave it out for /var/lib/trainer/local"
             )
         elif isinstance(storage["path"], str) and URL.fullmatch(storage["path"]):
-            yield f'cluster_shared_dir is {storage["path"]!r}: {NO_URL}; or "" where hosts share no path'
+            yield f"cluster_shared_dir is {storage['path']!r}: {NO_URL}"
         else:
             yield (
                 f"cluster_shared_dir is {storage['path']!r}; expected the absolute path that all hosts share, of "
