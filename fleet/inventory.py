@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The tasks come from the filter that Ansible renders TF_CONFIG with, so both name the same ones.
 sys.path.insert(0, str(ROOT / "ansible" / "filter_plugins"))
-from cluster_spec import ClusterSpecError, cluster_spec  # noqa: E402
+from cluster_spec import ClusterSpecError, cluster_spec, storage_of  # noqa: E402
 
 # OpenSSH options in ansible_ssh_common_args that say where or as whom to connect. Paramiko can't follow them from
 # there, and leaving them out would reach another host than Ansible does.
@@ -82,13 +82,19 @@ class Inventory:
 
     @property
     def shared_dir(self) -> str:
-        shared = self.variables[self.chief.host].get("cluster_shared_dir")
+        """Where the chief's host has the runs: the path that all hosts share, or its own directory."""
+        shared = storage_of(self.variables[self.chief.host])["path"]
         if not isinstance(shared, str) or not shared.startswith("/"):
             raise OperatorMistake(
                 f"cluster_shared_dir is {shared!r} in {self.source}; expected the absolute path that every host "
                 "shares. Set it in group_vars/all.yml beside the inventory, such as cluster_shared_dir: /srv/trainer"
             )
         return shared
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the hosts share a path at all."""
+        return bool(storage_of(self.variables[self.chief.host])["shared"])
 
     @property
     def steps(self) -> int:

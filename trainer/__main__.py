@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.checkpoints import RunDirectory
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, absolute_path
 from trainer.failures import TRY_AGAIN, USER_ERROR, explain
 from trainer.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
 from trainer.gpus import find_missing
@@ -101,7 +101,7 @@ def read_config(options: argparse.Namespace, environment: Mapping[str, str]) -> 
         raise ConfigError("no run settings: set TRAINER_SETTINGS to the path of run.json, or pass --settings FILE")
     config = Config.from_file(Path(path))
     if getattr(options, "shared_dir", None):
-        config = config.replace(shared_dir=str(Path(options.shared_dir).absolute()))
+        config = config.replace(shared_dir=absolute_path(options.shared_dir))
     if not hasattr(options, "run"):
         config = apply_selection(config)
     chosen = {key: getattr(options, key) for key in ("run", "program") if hasattr(options, key)}
@@ -150,7 +150,7 @@ def is_journal(environment: Mapping[str, str]) -> bool:
 
 def show_status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     if options.shared_dir and not environment.get("TRAINER_SETTINGS") and not hasattr(options, "settings"):
-        shared_dir = Path(options.shared_dir).absolute()
+        shared_dir = Path(absolute_path(options.shared_dir))
         if hasattr(options, "run"):
             status = read_status(RunDirectory(shared_dir, options.run))
         else:
@@ -167,7 +167,7 @@ def show_status(options: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 def show_runs(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     shared_dir = options.shared_dir or read_config(options, environment).shared_dir
-    statuses = read_all(Path(shared_dir))
+    statuses = read_all(Path(absolute_path(shared_dir)))
     print(json.dumps([dataclasses.asdict(item) for item in statuses]) if options.json else describe_all(statuses))
     return 0
 

@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ PATIENCE_SECONDS = 5.0
 SLOW_SECONDS = 60.0
 # TensorFlow's file system says "<path>; <what the system says>", often as an error of no particular kind.
 STORAGE = tuple(f"; {os.strerror(number)}" for number in errno.errorcode)
+# Writes and reads whole checkpoints where the servers share no path. Named in full: "/job:chief" breaks the restore.
+COORDINATOR = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -435,6 +438,9 @@ class Checkpoints:
         self._kept = config.checkpoints_kept
         self._limit = config.storage_seconds
         self._remote = "/job:ps/" in step.device
+        io_device = COORDINATOR if config.chief_alone and self._remote else None
+        self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
+        self._write = partial(self._checkpoint.write, options=self._options)
         self._snapshot: Any = None
         self._snapshot_objects: list[int] = []
         self._writer: threading.Thread | None = None
@@ -519,13 +525,13 @@ class Checkpoints:
         """Have the state written by a thread, or write it where that makes no difference."""
         self._writing = step, time.monotonic()
         if not self._remote:
-            self._save(step, self._checkpoint.write, final)
+            self._save(step, self._write, final)
             return
         objects = [id(found) for found in self._tf.train.TrackableView(self._checkpoint).descendants()]
         if objects != self._snapshot_objects:
             from trainer.snapshot import Snapshot
 
-            self._snapshot, self._snapshot_objects = Snapshot(self._checkpoint), objects
+            self._snapshot, self._snapshot_objects = Snapshot(self._write), objects
         self._snapshot.take()
         arguments = (step, self._snapshot.write, final)
         self._writer = threading.Thread(target=self._save, args=arguments, name="save", daemon=True)
@@ -587,7 +593,7 @@ class Checkpoints:
     def read(self, step: int) -> None:
         """Restore the checkpoint that another member has restored; raises Infrastructure when it can't be read."""
         try:
-            self._checkpoint.read(self._directory.prefix(step)).assert_consumed()
+            self._checkpoint.read(self._directory.prefix(step), options=self._options).assert_consumed()
         except (self._tf.errors.OpError, OSError, IndexError) as error:
             raise Infrastructure(f"cannot read {self._directory.prefix(step)}: {error}") from error
 
@@ -609,7 +615,7 @@ class Checkpoints:
                 self._set_aside(step, wrong)
                 continue
             try:
-                self._checkpoint.read(prefix).assert_consumed()
+                self._checkpoint.read(prefix, options=self._options).assert_consumed()
             except (AssertionError, ValueError) as error:
                 raise misfit(prefix, error) from error
             except (self._tf.errors.OpError, IndexError) as error:

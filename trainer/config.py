@@ -27,6 +27,11 @@ APIS = ("custom_loop", "fit")
 EVALUATIONS = ("sidecar", "inline", "distributed", "exact", "none")
 SHARDINGS = ("program", "auto", "file", "data", "off")
 PARTITIONERS = ("min_size", "max_size", "fixed_shards", "none")
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.*", re.DOTALL)
+NO_URL = (
+    "the run directory lies in a file system, since its records are renamed into place and its lease is a file that "
+    "one process creates. Give an absolute path; docs/storage.md has the choices"
+)
 
 
 class ConfigError(ValueError):
@@ -40,6 +45,7 @@ class Config:
     program: str
     run: str = "default"
     shared_dir: str = "/srv/trainer"
+    chief_alone: bool = False
     strategy: str = "parameter_server"
     api: str = "custom_loop"
     steps: int = 1000
@@ -74,6 +80,8 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check_type(field.name, getattr(self, field.name), TYPES[field.name])
+        if URL.fullmatch(self.shared_dir):
+            raise ConfigError(f"shared_dir is {self.shared_dir!r}: {NO_URL}")
         for key, (holds, expected) in CHECKS.items():
             value = getattr(self, key)
             if not holds(value):
@@ -82,6 +90,11 @@ class Config:
             raise ConfigError(
                 "checkpoint_steps and checkpoint_seconds are both 0, so that a crash would lose the whole run: "
                 "set at least one of them"
+            )
+        if self.chief_alone and self.strategy == "multi_worker_mirrored":
+            raise ConfigError(
+                "chief_alone: with strategy multi_worker_mirrored every member reads the run directory: give all hosts "
+                "a shared path, or choose parameter_server"
             )
         if self.strategy == "parameter_server" and self.input_sharding != "program":
             raise ConfigError(
@@ -122,6 +135,13 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def absolute_path(text: str) -> str:
+    """Return the absolute path of a directory that the command line names; raises ConfigError for a URL."""
+    if URL.fullmatch(text):
+        raise ConfigError(f"shared_dir is {text!r}: {NO_URL}")
+    return str(Path(text).absolute())
 
 
 TYPES: dict[str, Any] = get_type_hints(Config)

@@ -38,6 +38,7 @@ from trainer.members import silent
 from trainer.membership import Membership, say_last
 from trainer.metrics import Progress
 from trainer.notify import Notifier
+from trainer.orders import COMING_SECONDS, dismiss
 from trainer.phases import Phases
 from trainer.program import load_program, program_file
 from trainer.rendezvous import gather
@@ -77,6 +78,9 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         if finished is not None:
             log.info("run %s finished at step %d; start a new one with --run NAME", config.run, finished)
             notifier.ready(f"run {config.run} finished at step {finished}")
+            if config.chief_alone and not in_process:
+                notifier.watch(lambda: True)
+                dismiss(cluster.servers, COMING_SECONDS)
             return FINISHED
         # A coordinator that is refused must not say of the run what it is doing itself.
         progress = Progress(config, directory, notifier, leads, waits=leads)
@@ -106,6 +110,8 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         program = load_program(config.program)
         file = program_file(program)
         Training(config, cluster, program, directory, progress, phases, membership, lease).run()
+        if membership is not None:
+            membership.dismiss()
         return FINISHED
     except Stopped:
         enter(progress, "stopped", "")

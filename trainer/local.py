@@ -31,6 +31,7 @@ from trainer.config import (
     TYPES,
     Config,
     ConfigError,
+    absolute_path,
 )
 from trainer.failures import FINISHED, STOPPED, USER_ERROR
 from trainer.status import describe, read_status
@@ -95,7 +96,7 @@ def run_local(options: argparse.Namespace) -> int:
     """Start the tasks, keep them alive and return the coordinator's exit code."""
     keys = {field.name for field in dataclasses.fields(Config)}
     settings = {key: value for key, value in vars(options).items() if key in keys}
-    settings["shared_dir"] = str(Path(settings["shared_dir"]).absolute())
+    settings["shared_dir"] = absolute_path(settings["shared_dir"])
     config = Config.from_dict(settings)
     workers, servers = cluster_size(config.strategy, options.workers, options.ps)
     evaluator = config.evaluation == "sidecar" if options.evaluator is None else options.evaluator

@@ -24,6 +24,7 @@ from trainer.formation import POLL_SECONDS, form, names, stale
 from trainer.guard import Guard
 from trainer.heartbeat import Heartbeat
 from trainer.metrics import Progress
+from trainer.orders import Messenger, dismiss
 from trainer.phases import Phases
 from trainer.signals import on_sigterm, raise_stopped
 
@@ -66,6 +67,7 @@ class Membership:
         self._told_lost: set[str] = set()
         self._named: dict[str, str] = {}
         self._told = 0.0
+        self._messenger = Messenger(cluster.servers) if config.chief_alone else None
         self._heartbeat = Heartbeat(cluster.servers, config.silent_seconds)
         self.guard = Guard(self._heartbeat, phases, self._give_up, self._tell)
         self._heartbeat.start()
@@ -84,6 +86,7 @@ class Membership:
 
         `workers_too`: a worker's process may be past using.
         """
+        self._send({})
         self._heartbeat.stop()
         servers = {task: identity for task, identity in self._members.items() if workers_too or task[:3] == "ps-"}
         try:
@@ -91,6 +94,12 @@ class Membership:
                 self._directory.set_members(restart={**self._unfit, **servers})
         except (OSError, ValueError) as error:
             log.warning("cannot ask the ps to start anew: %s", error)
+
+    def dismiss(self) -> None:
+        """End the servers that don't see the state record: the run is finished."""
+        if self._messenger is not None:
+            self.guard.formed({})
+            dismiss(self._cluster.servers)
 
     def form(self) -> Cluster:
         """Wait for the members and return the cluster of those that this turn trains on; raises Stopped."""
@@ -120,6 +129,7 @@ class Membership:
             self._directory.set_members(members=members, without=sorted(absent), restart=self._unfit)
         except OSError as error:  # only the next process would read it
             log.warning("cannot write down the members: %s", error)
+        self._send(self._unfit)
         if absent:
             log.warning("going on without %s", names(absent))
         else:
@@ -142,6 +152,12 @@ class Membership:
         self._asked = dict(processes)
         log.info("%s: restarting, without what an earlier coordinator left there", ", ".join(processes))
         self._directory.set_members(restart={**self._unfit, **processes})
+        self._send({**self._unfit, **processes})
+
+    def _send(self, restart: dict[str, str]) -> None:
+        """Have those restart that don't see the state record."""
+        if self._messenger is not None:
+            self._messenger.send(restart)
 
     def _name_missing(self, missing: dict[str, str]) -> None:
         if missing == self._named and time.monotonic() - self._told < REMIND_SECONDS:

@@ -1,7 +1,8 @@
 """A worker or a parameter server: TensorFlow's own server, kept by systemd, told what to do by the coordinator.
 
 What it computes, TensorFlow tells it. When to end, the run's state record does: a finished run needs no servers, and a
-ps that still holds a dead coordinator's variables is asked for a new process.
+ps that still holds a dead coordinator's variables is asked for a new process. Where it sees no such record, because the
+chief alone has the run directory, the coordinator sends it an order (trainer/orders.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from trainer.failures import FINISHED, TRY_AGAIN, is_stale
 from trainer.logs import without_chatter
 from trainer.members import answers, identity
 from trainer.notify import Notifier
+from trainer.orders import received
 from trainer.records import read_record
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,8 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
     """Return what this server should exit with now and why, or None; what can't be read asks for nothing."""
     try:
         config = selected()
+        if config.chief_alone and config.strategy == "parameter_server":
+            return received(identity(address))
         directory = RunDirectory(config.shared_dir, config.run)
         asked = ((read_record(directory.state) or {}).get("restart") or {}).get(task)
         finished = directory.finished(config.steps)

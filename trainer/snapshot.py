@@ -6,6 +6,7 @@ docs/decisions/0041 says how, and what it costs.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,8 +18,9 @@ class Snapshot:
     Everything is traced once: what is traced anew stays on every ps, some 200 KiB a save.
     """
 
-    def __init__(self, checkpoint: Any) -> None:
-        self._write = tf.function(checkpoint.write, autograph=False).get_concrete_function(tf.TensorSpec([], tf.string))
+    def __init__(self, write: Callable[[Any], Any]) -> None:
+        """Take what writes a checkpoint of the name that it is given."""
+        self._write = tf.function(write, autograph=False).get_concrete_function(tf.TensorSpec([], tf.string))
         variables = {id(variable.handle): variable for variable in self._write.graph.variables}
         self._pairs: list[tuple[Any, Any]] = []
         captures = []

@@ -23,6 +23,8 @@ MAX_ENVIRONMENT_STRING = 131_071
 # Jobs of many members, whose hosts may say which index they have.
 NUMBERED_JOBS = ("ps", "worker")
 MAX_INDEX = 9999
+# Each host's own directory where no path is shared (an empty cluster_shared_dir), unless cluster_local_dir names one.
+LOCAL_DIR = "/var/lib/trainer/local"
 # Stands in TF_CONFIG for a member that no host is: nothing listens there, and who asks is refused at once.
 NOBODY = "127.0.0.1:1"
 
@@ -45,12 +47,14 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
     Returns:
         `{"cluster": {job: ["address:port", ...]}, "cluster_json": "...", "tasks": [{"name", "job", "index", "host",
         "address", "port", "server"}], "by_host": {host: [task, ...]}, "hosts": [host, ...],
-        "tensorboard": {host: {"address", "port"}}, "gpus": {host: {"count", "devices"}}, "vacant": [name, ...]}`.
+        "tensorboard": {host: {"address", "port"}}, "gpus": {host: {"count", "devices"}}, "vacant": [name, ...],
+        "storage": {"path", "shared", "settings"}}`.
         `cluster` is what TF_CONFIG carries: the strategy's jobs, one without tasks left out; `cluster_json` is the same
         as a line of text. `tasks` has the evaluator too, and `by_host` the same tasks host by host. A task's `port` is
         None where it listens on nothing; `server` says that it only serves: it reads no run settings and waits for
         the coordinator's orders. On hosts of the group gpu each task has `cuda_visible_devices`. `hosts` are those of
         all jobs, with or without tasks. `vacant` names the members below a job's highest index that no host is.
+        `storage` is `storage_of`'s.
 
     Raises:
         ClusterSpecError: a host has no literal address, a number of tasks, a port or an index is no such number, an
@@ -112,6 +116,7 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
             for index, address in enumerate(members)
             if address == NOBODY
         ],
+        "storage": storage_of(_site(groups, hostvars)),
     }
 
 
@@ -151,9 +156,26 @@ def strategy_of(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapp
 
 def run_settings(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     """The site's `trainer_run` as the coordinator's host has it; empty where it is no mapping."""
-    host = next(iter(groups.get("chief") or groups.get("all") or ()), None)
-    settings = hostvars[host].get("trainer_run") if host is not None else None
+    settings = _site(groups, hostvars).get("trainer_run")
     return settings if isinstance(settings, Mapping) else {}
+
+
+def storage_of(site: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the runs lie: `path`, whether all hosts share it, and the run settings that say so.
+
+    An empty `cluster_shared_dir` means that they share none: then each host has a directory of its own there, and the
+    chief's has the runs.
+    """
+    shared = site.get("cluster_shared_dir") != ""
+    path = site.get("cluster_shared_dir") if shared else site.get("cluster_local_dir", LOCAL_DIR)
+    settings = {"shared_dir": path} | ({} if shared else {"chief_alone": True})
+    return {"path": path, "shared": shared, "settings": settings}
+
+
+def _site(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The site's variables, as the coordinator's host has them."""
+    host = next(iter(groups.get("chief") or groups.get("all") or ()), None)
+    return hostvars[host] if host is not None else {}
 
 
 def host_tasks(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:

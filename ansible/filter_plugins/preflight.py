@@ -21,13 +21,14 @@ from cluster_spec import (  # noqa: E402
     busy_jobs,
     cluster_spec,
     run_settings,
+    storage_of,
     strategy_of,
     tf_config,
 )
 from gpu_devices import gpu_problems  # noqa: E402
 from nfs import nfs_source  # noqa: E402
 
-from trainer.config import STRATEGY_JOBS, Config, ConfigError  # noqa: E402
+from trainer.config import NO_URL, STRATEGY_JOBS, URL, Config, ConfigError  # noqa: E402
 
 KNOWN_GROUPS = (*JOBS, "tensorboard", "nfs_server", "gpu", "monitoring")
 ANSIBLE = ((2, 19), (2, 20))
@@ -49,6 +50,8 @@ def preflight_problems(
     site = hostvars[groups["all"][0]]
     problems += _site_problems(site)
     problems += _group_problems(groups, hostvars)
+    if not storage_of(site)["shared"]:
+        problems += _unshared_problems(groups)
     try:
         problems += _missing_jobs(groups, hostvars)
         spec = cluster_spec(groups, hostvars)
@@ -60,7 +63,7 @@ def preflight_problems(
 
 
 def preflight_notes(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """List what is right and yet may surprise: groups without a task, and a training that nobody evaluates."""
+    """List what is right and yet may surprise: no shared path, groups without a task, a training nobody evaluates."""
     strategy, busy = strategy_of(groups, hostvars), busy_jobs(groups, hostvars)
     evaluation = run_settings(groups, hostvars).get("evaluation", Config.evaluation)
     notes = [
@@ -68,6 +71,13 @@ def preflight_notes(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, 
         for job in JOBS
         if groups.get(job) and job not in busy and job != "evaluator"
     ]
+    storage = storage_of(hostvars[groups["chief"][0]])
+    if not storage["shared"]:
+        notes.append(
+            f"no path is shared (cluster_shared_dir is empty): the runs lie on the disk of {groups['chief'][0]} alone, "
+            f"in {storage['path']}, and checkpoints go through the coordinator's memory; wheels are copied to each "
+            "host; there is no evaluator, and no lease that another host would see: docs/storage.md"
+        )
     if groups.get("evaluator") and "evaluator" not in busy:
         notes.append(
             f"group evaluator ({', '.join(groups['evaluator'])}) stands idle: it evaluates with evaluation: sidecar, "
@@ -75,8 +85,9 @@ def preflight_notes(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, 
         )
     if evaluation == "sidecar" and not _tasks_of(groups, hostvars, "evaluator"):
         notes.append(
-            "nobody evaluates: evaluation is sidecar and the group evaluator is empty. Put a host there, or let the "
-            "coordinator do it with trainer_run: {evaluation: inline}"
+            "nobody evaluates: evaluation is sidecar and the group evaluator is empty. "
+            + ("Put a host there, or let the " if storage["shared"] else "Let the ")
+            + "coordinator do it with trainer_run: {evaluation: inline}"
         )
     numbered = any(f"{job}_index" in hostvars[groups[job][0]] for job in NUMBERED_JOBS if groups.get(job))
     vacant = ", ".join(cluster_spec(groups, hostvars)["vacant"]) if numbered else ""
@@ -107,13 +118,23 @@ def _is_path(value: object) -> TypeGuard[str]:
 
 
 def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
-    shared_dir, uid = site.get("cluster_shared_dir"), site.get("cluster_uid")
-    if not _is_path(shared_dir):
-        yield (
-            f"cluster_shared_dir is {shared_dir!r}; expected the absolute path that all hosts share, of letters, "
-            "digits, dots and dashes, such as /srv/trainer, in group_vars/all.yml"
-        )
-        shared_dir = "/srv/trainer"
+    storage, uid = storage_of(site), site.get("cluster_uid")
+    settings = storage["settings"]
+    if not _is_path(storage["path"]):
+        settings = settings | {"shared_dir": "/srv/trainer"}
+        if not storage["shared"]:
+            yield (
+                f"cluster_local_dir is {storage['path']!r}; expected the absolute path of a directory that each host "
+                "has for itself, of letters, digits, dots and dashes. Leave it out for /var/lib/trainer/local"
+            )
+        elif isinstance(storage["path"], str) and URL.fullmatch(storage["path"]):
+            yield f"cluster_shared_dir is {storage['path']!r}: {NO_URL}"
+        else:
+            yield (
+                f"cluster_shared_dir is {storage['path']!r}; expected the absolute path that all hosts share, of "
+                'letters, digits, dots and dashes, such as /srv/trainer, in group_vars/all.yml; or "" where they '
+                "share none"
+            )
     if not isinstance(uid, int) or isinstance(uid, bool) or not 100 <= uid < 65534:
         yield (
             f"cluster_uid is {uid!r}; expected the user number of the training tasks on every host, free on all of "
@@ -125,8 +146,10 @@ def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
         return
     if "shared_dir" in run:
         yield "trainer_run has shared_dir; the shared path is cluster_shared_dir. Leave it out of trainer_run"
+    if "chief_alone" in run:
+        yield "trainer_run has chief_alone; an empty cluster_shared_dir says that. Leave it out of trainer_run"
     try:
-        Config.from_dict({"shared_dir": shared_dir, **run})
+        Config.from_dict({**settings, **run})
     except ConfigError as error:
         yield f"trainer_run: {error}"
 
@@ -153,6 +176,26 @@ def _group_problems(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, 
         lost = [host for host in hosts if host not in placed]
         if meant and group not in KNOWN_GROUPS and lost:
             yield f"group {group} is no job, so {', '.join(lost)} would do nothing. Did you mean {meant[0]}?"
+
+
+def _unshared_problems(groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What needs a path that all hosts share, where there is none."""
+    why = "cluster_shared_dir is empty: the chief alone has the run directory"
+    if groups.get("evaluator"):
+        yield (
+            f"group evaluator has {', '.join(groups['evaluator'])}, and {why}. Empty the group, and let the "
+            "coordinator evaluate with trainer_run: {evaluation: inline}; or give all hosts a shared path"
+        )
+    if groups.get("nfs_server"):
+        yield (
+            f"group nfs_server has {', '.join(groups['nfs_server'])}, and cluster_shared_dir is empty. Name there the "
+            "path where every host mounts what it serves, such as /srv/trainer; or empty the group"
+        )
+    if boards := [host for host in groups.get("tensorboard", ()) if host not in groups.get("chief", ())]:
+        yield (
+            f"group tensorboard has {', '.join(boards)}, and {why}. Put the chief's host into the group instead; or "
+            "give all hosts a shared path"
+        )
 
 
 def _missing_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

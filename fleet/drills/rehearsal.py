@@ -68,6 +68,8 @@ def choose(names: Sequence[str], everything: bool) -> list[Drill]:
 def refuse(each: Drill, inventory: Inventory) -> str | None:
     """Say why the inventory doesn't permit a drill, and how to mend it."""
     site = inventory.variables[inventory.chief.host]
+    if not inventory.is_shared:
+        return "its programs take their pace from a file on the shared path, and the hosts share none"
     if each.destructive and site.get("drills_destructive") is not True:
         return (
             "it fills, cuts off, reboots or powers off machines. Where that harms nobody, set drills_destructive: true "

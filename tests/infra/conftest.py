@@ -35,6 +35,7 @@ ORDER = [
     "test_reboot",
     "test_fab",
     "test_strategies",
+    "test_chief_alone",
     "test_training",
 ]
 
@@ -126,11 +127,11 @@ def play(*arguments: str, inventory: Path | None = None) -> Play:
     )
 
 
-def copy_inventory(copy: Path, run: dict[str, Any], release_program: str = "") -> Path:
-    """Copy the lab's inventory to a directory that is not there yet, with other run settings."""
+def copy_inventory(copy: Path, run: dict[str, Any], release_program: str = "", **site: Any) -> Path:
+    """Copy the lab's inventory to a directory that is not there yet, with other run settings, and other variables."""
     shutil.copytree(ROOT / os.environ.get("PSFLEET_INVENTORY", "inventory/lab"), copy)
     variables = copy / "group_vars" / "all.yml"
-    values = yaml.safe_load(variables.read_text()) | {"trainer_run": run, "release_program": release_program}
+    values = yaml.safe_load(variables.read_text()) | {"trainer_run": run, "release_program": release_program} | site
     variables.write_text(yaml.safe_dump(values))
     return copy
 

@@ -42,11 +42,11 @@ def until(holds: Callable[[], Any], what: str, deadline: float = 2 * MINUTE, say
 class Process:
     """A trainer process, its output so far, and its exit code."""
 
-    def __init__(self, arguments: list[str], **more: str) -> None:
+    def __init__(self, arguments: list[str], directory: Path = PROGRAMS, **more: str) -> None:
         self._lines: list[str] = []
         self._process = subprocess.Popen(
             [sys.executable, "-u", *arguments],
-            cwd=PROGRAMS,
+            cwd=directory,
             env=environment(**more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -124,8 +124,8 @@ class Runs:
         arguments += [] if "--strategy" in more else ["--ps", "2"]
         return self.start([*arguments, "--shared-dir", str(self.shared), *more], **variables)
 
-    def start(self, arguments: list[str], **more: str) -> Process:
-        process = Process(arguments, **more)
+    def start(self, arguments: list[str], directory: Path = PROGRAMS, **more: str) -> Process:
+        process = Process(arguments, directory, **more)
         self._started.append(process)
         return process
 

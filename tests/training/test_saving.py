@@ -104,6 +104,21 @@ def test_a_save_holds_the_values_of_its_moment_though_training_goes_on(
     assert trained.values() == {7.0}
 
 
+def test_with_no_shared_path_the_coordinator_writes_all_files(directory: RunDirectory, trained: Trained) -> None:
+    def writers(**settings: Any) -> set[str]:
+        saves = Saves(directory, trained, **settings)
+        saves.save(wait=True)
+        operations = saves._snapshot._write.graph.get_operations()
+        return {each.device for each in operations if each.type in ("SaveV2", "MergeV2Checkpoints")}
+
+    trained.set(7)
+    assert writers(chief_alone=True) == {"/job:chief/replica:0/task:0/device:CPU:0"}
+    trained.set(9)
+    assert Saves(directory, trained, chief_alone=True).restore() == 7
+    assert trained.values() == {7.0}
+    assert {device[:10] for device in writers()} >= {"/job:ps/re"}
+
+
 def test_saves_are_traced_once_and_their_copies_freed(directory: RunDirectory, trained: Trained) -> None:
     saves = Saves(directory, trained)
     snapshots = []

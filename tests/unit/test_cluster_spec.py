@@ -30,6 +30,18 @@ def test_cluster_has_jobs_in_the_order_written_and_no_evaluator():
     assert spec["tasks"][-1]["port"] is None
 
 
+def test_storage_is_the_shared_path_or_each_hosts_own_directory():
+    def storage(**site):
+        return cluster_spec(LAB, {host: values | site for host, values in addresses(LAB).items()})["storage"]
+
+    shared = {"path": "/srv/t", "shared": True, "settings": {"shared_dir": "/srv/t"}}
+    assert storage(cluster_shared_dir="/srv/t") == shared
+    assert storage(cluster_shared_dir="/srv/t", cluster_local_dir="/data") == shared
+    own = {"path": "/data", "shared": False, "settings": {"shared_dir": "/data", "chief_alone": True}}
+    assert storage(cluster_shared_dir="", cluster_local_dir="/data") == own
+    assert storage(cluster_shared_dir="")["path"] == "/var/lib/trainer/local"
+
+
 def test_index_counts_all_tasks_of_a_job():
     hostvars = addresses(LAB) | {"worker-0": {"ansible_host": "10.0.3.30", "worker_tasks": 2, "worker_port": 5000}}
     spec = cluster_spec(LAB, hostvars)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, absolute_path
 
 PROGRAM = "trainer.examples.digits:Digits"
 
@@ -57,6 +57,8 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
         ("run", "x\n", "run: is the name of a directory"),
         ("program", "digits", "program: must look like package.module:Name"),
         ("shared_dir", "runs", "shared_dir: must be an absolute path"),
+        ("shared_dir", "gs://bucket/runs", "shared_dir is 'gs://bucket/runs': the run directory lies in a file system"),
+        ("chief_alone", "yes", "chief_alone: expected true or false, not 'yes'"),
         (
             "strategy",
             "mirorred",
@@ -90,6 +92,20 @@ def test_a_run_without_any_checkpoint_is_refused() -> None:
 def test_sharding_policy_under_parameter_server_is_refused() -> None:
     assert "input_sharding: 'file' does nothing under parameter_server" in refused(input_sharding="file")
     Config.from_dict({"program": PROGRAM, "input_sharding": "file", "strategy": "multi_worker_mirrored"})
+
+
+def test_a_strategy_whose_members_read_the_run_directory_needs_a_shared_path() -> None:
+    settings = {"chief_alone": True, "strategy": "multi_worker_mirrored"}
+    assert "with strategy multi_worker_mirrored every member reads the run directory" in refused(**settings)
+    Config.from_dict({"program": PROGRAM, "chief_alone": True, "strategy": "mirrored"})
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/runs", "s3://bucket", "file:///srv/trainer"])
+def test_a_directory_of_the_command_line_is_no_url(url: str) -> None:
+    assert absolute_path("/srv/trainer") == "/srv/trainer"
+    assert absolute_path("runs") == str(Path("runs").absolute())
+    with pytest.raises(ConfigError, match=f"shared_dir is '{url}'.*Give an absolute path"):
+        absolute_path(url)
 
 
 def test_settings_that_are_no_mapping_are_refused() -> None:

@@ -175,6 +175,7 @@ def test_findings_beyond_a_bound_fail() -> None:
         ("worker-cut", {}, "drills_destructive: true"),
         ("worker-off", {"drills_destructive": True}, "drill_power_off and drill_power_on is missing"),
         ("evaluator", {}, "the inventory has 0 evaluator"),
+        ("worker", {"cluster_shared_dir": ""}, "the hosts share none"),
     ],
 )
 def test_what_the_inventory_does_not_permit_is_refused_with_the_mend(name: str, site: Any, said: str) -> None:

@@ -171,6 +171,13 @@ def test_shared_dir_must_be_an_absolute_path(tmp_path: Path) -> None:
         _ = load(tmp_path, SMALL.replace("cluster_shared_dir", "shared")).shared_dir
 
 
+def test_without_a_shared_path_the_runs_lie_in_the_chiefs_own_directory(tmp_path: Path) -> None:
+    alone = SMALL.replace("cluster_shared_dir: /srv/trainer", 'cluster_shared_dir: ""')
+    assert (load(tmp_path).is_shared, load(tmp_path, alone).is_shared) == (True, False)
+    assert load(tmp_path, alone).shared_dir == "/var/lib/trainer/local"
+    assert load(tmp_path, alone + "    cluster_local_dir: /data/trainer\n").shared_dir == "/data/trainer"
+
+
 def test_tensorboard_address_has_the_inventorys_port(tmp_path: Path) -> None:
     assert load(tmp_path, SMALL + "    tensorboard_port: 7007\n").tensorboard_url == "http://192.0.2.10:7007"
     assert load(tmp_path, SMALL.replace("tensorboard:", "unused:")).tensorboard_url is None

@@ -8,6 +8,7 @@ from preflight import preflight_notes, preflight_problems
 ROOT = Path(__file__).parents[2]
 ANSIBLE = "2.19.4"
 RUN = {"program": "trainer.examples.digits:Digits"}
+UNSHARED = {"cluster_shared_dir": ""}
 
 
 def inventory(groups=None, **hosts):
@@ -59,6 +60,21 @@ def test_an_empty_inventory_is_refused():
         ({}, everywhere(cluster_shared_dir="data"), "cluster_shared_dir is 'data'; expected the absolute path"),
         ({}, everywhere(cluster_shared_dir="/mnt/my share"), "cluster_shared_dir is '/mnt/my share'"),
         ({}, everywhere(trainer_run=RUN | {"shared_dir": "/x"}), "trainer_run has shared_dir"),
+        (
+            {},
+            everywhere(cluster_shared_dir="gs://bucket/x"),
+            "cluster_shared_dir is 'gs://bucket/x': the run",
+        ),
+        ({}, everywhere(trainer_run=RUN | {"chief_alone": True}), "trainer_run has chief_alone"),
+        ({}, everywhere(**UNSHARED, cluster_local_dir="data"), "cluster_local_dir is 'data'; expected the absolute"),
+        ({"evaluator": ["head"]}, everywhere(**UNSHARED), "group evaluator has head, and cluster_shared_dir is empty"),
+        ({"nfs_server": ["head"]}, everywhere(**UNSHARED), "group nfs_server has head, and cluster_shared_dir is"),
+        ({"tensorboard": ["ps-0"]}, everywhere(**UNSHARED), "group tensorboard has ps-0, and cluster_shared_dir is"),
+        (
+            {"ps": []},
+            everywhere(**UNSHARED, trainer_run=RUN | {"strategy": "multi_worker_mirrored"}),
+            "chief_alone: with strategy multi_worker_mirrored every member reads the run directory",
+        ),
         ({"nfs_server": ["head"]}, {}, "cluster_nfs_dir is None; expected the absolute path"),
         (
             {"nfs_server": ["head", "ps-0"]},
@@ -109,6 +125,14 @@ def test_an_unknown_strategy_is_told_once():
 
 def notes(groups=None, **run):
     return preflight_notes(*inventory(groups, **everywhere(trainer_run=RUN | run)))
+
+
+def test_no_shared_path_is_right_and_noted():
+    board = {"tensorboard": ["head"]}
+    assert problems(board, **everywhere(**UNSHARED)) == []
+    alone, nobody = preflight_notes(*inventory(board, **everywhere(**UNSHARED)))
+    assert "the runs lie on the disk of head alone, in /var/lib/trainer/local" in alone
+    assert nobody.endswith("Let the coordinator do it with trainer_run: {evaluation: inline}")
 
 
 def test_a_group_that_the_strategy_has_no_use_for_is_noted():
