@@ -129,7 +129,7 @@ def _gpu_problems(
     branch: str,
 ) -> Iterator[str]:
     table = read_table()
-    wheel, driver = table["tensorflow"], table["driver"]
+    wheel, driver, cudnn = table["tensorflow"], table["driver"], table["cudnn"]
     number = int(branch) if branch.isdecimal() else None
     for gpu, kind, capability in dict.fromkeys(
         (gpu["device"], kind["name"] if kind else "", capability)
@@ -149,11 +149,17 @@ def _gpu_problems(
                 f"{wheel['newest_capability']}. Take the host out of the group gpu (it trains on its processor), or "
                 "use a TensorFlow that knows the GPU, and say so in ansible/nvidia_compatibility.yml"
             )
+        elif _version(capability) < _version(cudnn["oldest_capability"]):
+            yield (
+                f"{what}; cuDNN {cudnn['version']} of locks/cuda has no code for it (from {cudnn['oldest_capability']} "
+                "on): a convolution would fail. Take the host out of the group gpu (it trains on its processor), or make "
+                "a lock with nvidia-cudnn-cu12<9.11, and say so as cudnn in ansible/nvidia_compatibility.yml"
+            )
         elif how == "ptx" and number is not None and number < driver["oldest_branch_for_ptx"]:
             yield (
                 f"{what}; the wheel has only PTX of CUDA {wheel['cuda']} for it, which driver {branch} can't "
-                f"translate: it needs {driver['oldest_branch_for_ptx']} or newer, such as nvidia_driver_source: nvidia "
-                "with nvidia_driver_branch: '580'"
+                f"translate: it needs {driver['oldest_branch_for_ptx']} or newer, such as what nvidia_driver_source: "
+                "nvidia has by default"
             )
     for kind_ in {kind["name"]: kind for kind in kinds if kind}.values():
         if flavour == "open" and not kind_["open"]:
