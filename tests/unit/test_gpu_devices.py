@@ -141,6 +141,8 @@ def test_a_task_with_gpus_is_told_which_and_to_take_their_memory_as_it_needs_it(
         "CUDA_DEVICE_ORDER=PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES=0,1",
         "TF_FORCE_GPU_ALLOW_GROWTH=true",
+        "CUDA_CACHE_PATH=/var/cache/trainer-cuda",
+        "CUDA_CACHE_MAXSIZE=4294967296",
         "TRAINER_GPUS=2",
     ]
     assert lines["ps"] == lines["chief"] == lines["evaluator"] == [*lines["worker"][:1], "CUDA_VISIBLE_DEVICES=-1"]
