@@ -102,6 +102,8 @@ def test_secure_boot_is_no_obstacle_to_signed_modules():
     ubuntu = {"system": "Ubuntu 24.04", "python": "3.12.3"}
     assert plan("1eb8", source="ubuntu", machine=ubuntu, secure_boot=True)["problems"] == []
     assert "Ubuntu's signed modules" in only("1eb8", machine=ubuntu, secure_boot=True)
+    assert "mokutil --import /var/lib/shim-signed/mok/MOK.der;" in only("1eb8", machine=ubuntu, secure_boot=True)
+    assert "mokutil --import /var/lib/dkms/mok.pub;" in only("1eb8", secure_boot=True)
 
 
 def test_a_machines_own_driver_is_only_looked_at():
@@ -173,6 +175,11 @@ def test_each_source_of_the_role_has_its_packages_file():
     for source in read_table()["branches"]:
         names = yaml.safe_load((role / "vars" / f"{source}.yml").read_text())
         assert {"__nvidia_driver_together", "__nvidia_driver_others", "__nvidia_driver_fabric_manager"} <= set(names)
+
+
+@pytest.mark.parametrize("capability", ["sm_86", "8", "8.6a"])
+def test_a_capability_that_is_none_is_refused_by_value(capability):
+    assert f"nvidia_driver_capability is '{capability}'; expected a compute" in only("ffff", capability=capability)
 
 
 def test_numbers_that_yaml_made_of_versions_are_taken():

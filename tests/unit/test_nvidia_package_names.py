@@ -10,12 +10,12 @@ VARS = Path(__file__).parents[2] / "roles" / "nvidia_driver" / "vars"
 KERNEL = "6.8.0-45-generic"
 
 
-def names(source, system, branch, is_open=True, nvswitches=0):
-    """Render the lists of packages; returns those of one version, and the others."""
+def render(source, system, branch, name, is_open=True, nvswitches=0):
+    """Render one of the role's variables on such a machine."""
     loader = DataLoader()
     variables: dict = {}
-    for name in ("main", source):
-        variables |= loader.load_from_file(str(VARS / f"{name}.yml"), trusted_as_template=True)
+    for file in ("main", source):
+        variables |= loader.load_from_file(str(VARS / f"{file}.yml"), trusted_as_template=True)
     distribution, _, version = system.partition(" ")
     facts = {"distribution": distribution, "distribution_version": version, "distribution_major_version": version}
     variables |= {
@@ -23,8 +23,7 @@ def names(source, system, branch, is_open=True, nvswitches=0):
         "__nvidia_driver_choice": {"branch": branch, "open": is_open},
         "__nvidia_driver_seen": {"kernel": KERNEL, "nvswitches": [{}] * nvswitches},
     }
-    templar = Templar(loader=loader, variables=variables)
-    return tuple(templar.template(variables[f"__nvidia_driver_{name}"]) for name in ("together", "others"))
+    return Templar(loader=loader, variables=variables).template(variables[f"__nvidia_driver_{name}"])
 
 
 OTHERS = [f"linux-headers-{KERNEL}", "mokutil", "nvidia-modprobe"]
@@ -55,7 +54,8 @@ OTHERS = [f"linux-headers-{KERNEL}", "mokutil", "nvidia-modprobe"]
 def test_nvidias_packages_have_the_branch_in_their_names_on_ubuntu_before_590(
     system, branch, is_open, together, more
 ):
-    assert names("nvidia", system, branch, is_open) == (together, OTHERS + more)
+    assert render("nvidia", system, branch, "together", is_open) == together
+    assert render("nvidia", system, branch, "others", is_open) == OTHERS + more
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,15 @@ def test_nvidias_packages_have_the_branch_in_their_names_on_ubuntu_before_590(
     ],
 )
 def test_the_fabric_manager_lost_its_number_with_580(system, branch, package):
-    assert names("nvidia", system, branch, nvswitches=2)[0][-1] == package
+    assert render("nvidia", system, branch, "together", nvswitches=2)[-1] == package
+
+
+def test_modules_follow_each_kind_of_kernel_that_a_machine_may_get():
+    following = render("ubuntu", "Ubuntu 24.04", "580", "following")
+    modules = "linux-modules-nvidia-580-server-open"
+    assert following == {
+        "linux-image-generic": f"{modules}-generic",
+        "linux-image-generic-hwe-24.04": f"{modules}-generic-hwe-24.04",
+    }
+    assert render("ubuntu", "Ubuntu 24.04", "580", "leader") == f"{modules}-{KERNEL}"
+    assert render("nvidia", "Ubuntu 24.04", "580", "leader") == ""
