@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.cluster import AS_TRAINER, CURRENT, Cluster
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.ssh import Answer
 from fleet.tables import render_table
@@ -14,7 +14,8 @@ from fleet.verbs import Desk
 
 # The first product on a GPU may wait for the driver to translate the wheel's kernels, and MIG instances take turns.
 CHECK_SECONDS = 900
-_CHECK = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer.gpu_check --json"
+# With the rights of a task: roles/gpu has the reason.
+_CHECK = "root /usr/local/sbin/psfleet-gpu-check --json"
 _HEADER = ("HOST", "GPUS", "MODEL", "DRIVER", "COMPUTES", "STATE")
 _UNKNOWN = ("-",) * (len(_HEADER) - 2)
 

@@ -1,7 +1,7 @@
 """Prove that this machine's GPUs can be trained on: `python -m trainer.gpu_check`.
 
 What counts is what runs: the loaded module, nvidia-smi, TensorFlow's list, and on each GPU a compiled product of
-matrices with the right numbers. /etc/trainer/gpu.json, which the role `gpu` writes, says what the inventory expects.
+matrices and a convolution with the right numbers. /etc/trainer/gpu.json, which the role `gpu` writes, says what the inventory expects.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ FIELDS = ("index", "name", "uuid", "driver_version", "compute_cap", "mig.mode.cu
 # The first product on a GPU may have to wait for the driver to translate the wheel's kernels.
 COMPUTE_SECONDS = 240
 SIZE = 512
+CUDA_DEVICE = "dev/nvidia-uvm"
 # `nvidia-smi -L`: "  MIG 1g.5gb     Device  0: (UUID: MIG-fb42055e-9e53-5764-9278-438605a3014c)"
 _MIG = re.compile(r"^\s*MIG \S+\s+Device\s+\d+: \(UUID: (MIG-[0-9a-f-]+)\)", re.MULTILINE)
 
@@ -80,6 +81,8 @@ def check(expected: Mapping[str, Any], root: Path, run: Run) -> dict[str, Any]:
     if not problems:
         report["devices"], wrong = try_devices(expected["devices"], run)
         problems += wrong
+        if wrong and not (root / CUDA_DEVICE).exists():
+            problems.append(f"there is no /{CUDA_DEVICE}, which CUDA needs: systemctl status psfleet-nvidia-devices")
     return report
 
 
@@ -117,7 +120,10 @@ def compare_devices(
     there = {gpu["uuid"] for gpu in gpus} | set(instances)
     for device in expected["devices"]:
         if not device.isdecimal() and device not in there:
-            problems.append(f"{device} of gpu_devices isn't there; nvidia-smi -L shows {', '.join(sorted(there))}")
+            problems.append(
+                f"{device} of gpu_devices isn't there; nvidia-smi -L shows {', '.join(sorted(there))}"
+                + (". MIG instances end with each boot: docs/gpu.md" if device.startswith("MIG-") else "")
+            )
     sliced = {gpu["index"] for gpu in gpus if gpu["mig.mode.current"] == "Enabled"}
     for device in expected["devices"]:
         if device in sliced:
@@ -154,32 +160,62 @@ def try_devices(devices: Sequence[str], run: Run) -> tuple[list[dict[str, Any]],
         for device, result in zip(visible, found, strict=False):
             results.append({"device": device, **result})
             if result["error"]:
-                problems.append(f"a compiled product of matrices on {device}: {result['error']}")
+                problems.append(f"{device}: {result['error']}")
     return results, problems
 
 
 def compute(kind: str = "GPU") -> list[dict[str, Any]]:
-    """Multiply matrices on each device that TensorFlow sees; returns each one's name and error, if any."""
-    import numpy as np
+    """Compute on each device that TensorFlow sees; returns each one's name and error, if any."""
     import tensorflow as tf
 
     for device in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(device, True)  # there may be a training beside it
+    return [
+        {"name": device.name, "error": try_product(device.name) or try_convolution(device.name)}
+        for device in tf.config.list_logical_devices(kind)
+    ]
+
+
+def try_product(device: str) -> str | None:
+    """Multiply matrices, which XLA compiles for the device."""
+    import numpy as np
+    import tensorflow as tf
+
     # Whole numbers up to 7: exact in any float that a GPU multiplies in, TF32 too, and so are their sums of SIZE.
     numbers = np.random.default_rng(7).integers(0, 8, (2, SIZE, SIZE))
     left, right = numbers.astype(np.float32)
     expected = (numbers[0] @ numbers[1]).astype(np.float32)
-    results = []
-    for device in tf.config.list_logical_devices(kind):
-        try:
-            with tf.device(device.name):
-                product = multiply()(tf.constant(left), tf.constant(right))
-                where = product.device
-            misplaced = None if where.endswith(device.name) else f"it was computed on {where}"
-            results.append({"name": device.name, "error": misplaced or judge(product.numpy(), expected)})
-        except tf.errors.OpError as error:
-            results.append({"name": device.name, "error": f"{type(error).__name__}: {error.message.splitlines()[0]}"})
-    return results
+    wrong = run_on(device, lambda: multiply()(tf.constant(left), tf.constant(right)), expected, 0)
+    return wrong and f"a compiled product of matrices: {wrong}"
+
+
+def try_convolution(device: str) -> str | None:
+    """Convolve, which a GPU does with cuDNN: another library than the product's, with its own list of GPUs."""
+    import numpy as np
+    import tensorflow as tf
+
+    generator = np.random.default_rng(7)
+    images = generator.integers(0, 8, (2, 30, 30, 8)).astype(np.float32)
+    filters = generator.integers(0, 8, (3, 3, 8, 16)).astype(np.float32)
+    windows = np.lib.stride_tricks.sliding_window_view(images, (3, 3), axis=(1, 2))
+    expected = np.einsum("nhwcij,ijcf->nhwf", windows, filters)
+    # cuDNN may take an algorithm that divides in between: its numbers are near, and not the same.
+    wrong = run_on(device, lambda: convolve(tf.constant(images), tf.constant(filters)), expected, 0.01)
+    return wrong and f"a convolution: {wrong}"
+
+
+def run_on(device: str, compute_there: Callable[[], Any], expected: Any, tolerance: float) -> str | None:
+    """Compute on a device and say what is wrong, or None."""
+    import tensorflow as tf
+
+    try:
+        with tf.device(device):
+            computed = compute_there()
+        if not computed.device.endswith(device):
+            return f"it was computed on {computed.device}"
+        return judge(computed.numpy(), expected, tolerance)
+    except tf.errors.OpError as error:
+        return f"{type(error).__name__}: {error.message.splitlines()[0]}"
 
 
 def multiply() -> Any:
@@ -189,9 +225,16 @@ def multiply() -> Any:
     return tf.function(tf.matmul, jit_compile=True)
 
 
-def judge(product: Any, expected: Any) -> str | None:
-    """Say what is wrong with a product, or None."""
-    wrong = int((product != expected).sum())
+def convolve(images: Any, filters: Any) -> Any:
+    """Make the convolution."""
+    import tensorflow as tf
+
+    return tf.nn.conv2d(images, filters, 1, "VALID")
+
+
+def judge(computed: Any, expected: Any, tolerance: float) -> str | None:
+    """Say how many numbers are off by more than a part of the greatest, or None."""
+    wrong = int((~(abs(computed - expected) <= tolerance * expected.max())).sum())  # so that no number is wrong too
     if wrong:
         return f"{wrong} of {expected.size} numbers are wrong"
     return None

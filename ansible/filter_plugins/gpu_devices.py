@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nvidia_compatibility import FLAVOURS, SOURCES, branch_problem
+from nvidia_compatibility import FLAVOURS, SOURCES, branch_problem, capability_problem
 
 # A UUID as `nvidia-smi -L` prints it. CUDA takes the beginning of one too, but then nobody can compare it.
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -25,20 +25,25 @@ def computes(job: str, strategy: str) -> bool:
 def host_devices(host: str, variables: Mapping[str, Any]) -> list[str]:
     """Name a host's GPUs as CUDA_VISIBLE_DEVICES does: by `gpu_devices` (UUIDs), else numbers up to `gpu_count`."""
     devices, count = variables.get("gpu_devices"), variables.get("gpu_count")
+    if devices is None or count is not None:
+        _check_count(host, count)
     if devices is not None:
-        wrong = [each for each in devices if not isinstance(each, str) or not _UUID.fullmatch(each)]
-        if isinstance(devices, str) or wrong or not devices or len(set(devices)) != len(devices):
+        uuids = isinstance(devices, list) and all(isinstance(each, str) and _UUID.fullmatch(each) for each in devices)
+        if not uuids or not devices or len(set(devices)) != len(devices):
             raise GpuError(
                 f"host '{host}' has gpu_devices: {devices!r}; expected UUIDs as `nvidia-smi -L` prints them, each "
                 "once, such as [MIG-fb42055e-9e53-5764-9278-438605a3014c]"
             )
         return list(devices)
+    return [str(number) for number in range(variables["gpu_count"])]
+
+
+def _check_count(host: str, count: Any) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise GpuError(
             f"host '{host}' is in the group gpu and has gpu_count: {count!r}; expected how many GPUs it has, such as "
             "gpu_count: 8 (or gpu_devices: the UUIDs of its MIG instances)"
         )
-    return [str(number) for number in range(count)]
 
 
 def share_devices(host: str, devices: Sequence[str], tasks: int) -> list[str]:
@@ -78,9 +83,10 @@ def gpu_problems(
         flavour = variables.get("nvidia_driver_flavour", FLAVOURS[0])
         if flavour not in FLAVOURS:
             yield f"host '{host}' has nvidia_driver_flavour: {flavour!r}; expected one of {', '.join(FLAVOURS)}"
-        problem = branch_problem(str(branch)) if branch else None
-        if problem:
-            yield f"host '{host}': {problem}"
+        capability = str(variables.get("nvidia_driver_capability", ""))
+        for problem in (branch_problem(str(branch)) if branch else None, capability_problem(capability)):
+            if problem:
+                yield f"host '{host}': {problem}"
     numbers: dict[int, list[str]] = {}
     for task in tasks:
         if computes(task["job"], strategy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -106,6 +107,13 @@ def branch_problem(branch: str) -> str | None:
     return None
 
 
+def capability_problem(capability: str) -> str | None:
+    """What is wrong with how a compute capability is written."""
+    if capability and not re.fullmatch(r"\d+\.\d+", capability):
+        return f"nvidia_driver_capability is {capability!r}; expected a compute capability such as '8.6'"
+    return None
+
+
 def _open_by_default(kinds: Sequence[Mapping[str, Any] | None], branch: str) -> bool:
     new_enough = branch.isdecimal() and int(branch) >= read_table()["driver"]["open_by_default_from"]
     return new_enough and all(kind is None or kind["open"] for kind in kinds)
@@ -129,7 +137,7 @@ def _gpu_problems(
     branch: str,
 ) -> Iterator[str]:
     table = read_table()
-    wheel, driver = table["tensorflow"], table["driver"]
+    wheel, driver, cudnn = table["tensorflow"], table["driver"], table["cudnn"]
     number = int(branch) if branch.isdecimal() else None
     for gpu, kind, capability in dict.fromkeys(
         (gpu["device"], kind["name"] if kind else "", capability)
@@ -142,6 +150,10 @@ def _gpu_problems(
                 "(developer.nvidia.com/cuda-gpus) as nvidia_driver_capability: '8.6', or add it to the table"
             )
             continue
+        mistyped = capability_problem(capability)
+        if mistyped:
+            yield f"{host}: {mistyped}"
+            continue
         how = runs_on(capability)
         if how is None:
             yield (
@@ -149,11 +161,17 @@ def _gpu_problems(
                 f"{wheel['newest_capability']}. Take the host out of the group gpu (it trains on its processor), or "
                 "use a TensorFlow that knows the GPU, and say so in ansible/nvidia_compatibility.yml"
             )
+        elif _version(capability) < _version(cudnn["oldest_capability"]):
+            yield (
+                f"{what}; cuDNN {cudnn['version']} of locks/cuda has no code for it (from {cudnn['oldest_capability']} "
+                "on): a convolution would fail. Take the host out of the group gpu (it trains on its processor), or make "
+                "a lock with nvidia-cudnn-cu12<9.11, and say so as cudnn in ansible/nvidia_compatibility.yml"
+            )
         elif how == "ptx" and number is not None and number < driver["oldest_branch_for_ptx"]:
             yield (
                 f"{what}; the wheel has only PTX of CUDA {wheel['cuda']} for it, which driver {branch} can't "
-                f"translate: it needs {driver['oldest_branch_for_ptx']} or newer, such as nvidia_driver_source: nvidia "
-                "with nvidia_driver_branch: '580'"
+                f"translate: it needs {driver['oldest_branch_for_ptx']} or newer, such as what nvidia_driver_source: "
+                "nvidia has by default"
             )
     for kind_ in {kind["name"]: kind for kind in kinds if kind}.values():
         if flavour == "open" and not kind_["open"]:
@@ -193,11 +211,18 @@ def _source_problems(host: str, seen: Mapping[str, Any], source: str, branch: st
             "package of it. Use nvidia_driver_source: nvidia"
         )
     if source in ("distribution", "nvidia") and seen["secure_boot"] and not seen["key_enrolled"]:
-        ubuntu = " Or use Ubuntu's signed modules: nvidia_driver_source: ubuntu." if system.startswith("Ubuntu") else ""
+        ubuntu = system.startswith("Ubuntu")
+        enroll = (
+            "apt-get install dkms mokutil shim-signed; update-secureboot-policy --new-key; mokutil --import "
+            "/var/lib/shim-signed/mok/MOK.der"
+            if ubuntu
+            else "apt-get install dkms mokutil; dkms generate_mok; mokutil --import /var/lib/dkms/mok.pub"
+        )
+        signed = " Or use Ubuntu's signed modules: nvidia_driver_source: ubuntu." if ubuntu else ""
         yield (
             f"{host} has Secure Boot on: its kernel loads no module that was built on the machine, unless the "
-            "firmware trusts DKMS's key. Enroll it once: apt-get install dkms mokutil; dkms generate_mok; mokutil "
-            f"--import /var/lib/dkms/mok.pub; reboot, and confirm at the console.{ubuntu} Or turn Secure Boot off"
+            f"firmware trusts DKMS's key. Enroll it once: {enroll}; reboot, and confirm at the console.{signed} Or turn "
+            "Secure Boot off"
         )
 
 

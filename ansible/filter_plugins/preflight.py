@@ -32,6 +32,8 @@ from trainer.config import NO_URL, STRATEGY_JOBS, URL, Config, ConfigError  # no
 
 KNOWN_GROUPS = (*JOBS, "tensorboard", "nfs_server", "gpu", "monitoring")
 ANSIBLE = ((2, 19), (2, 20))
+# More vacant places for each member that is there are no machines that went, but a mistyped index.
+MOST_VACANT = 10
 COLLECTIONS = ("ansible.posix",)
 COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-client"}
 
@@ -239,6 +241,15 @@ def _vacancy_problems(
 ) -> Iterator[str]:
     strategy = strategy_of(groups, hostvars)
     elastic = strategy == "parameter_server" and run_settings(groups, hostvars).get("elastic", Config.elastic)
+    for job in NUMBERED_JOBS:
+        places = [name for name in spec["vacant"] if name.startswith(f"{job}-")]
+        present = [task for task in spec["tasks"] if task["job"] == job]
+        if len(places) > MOST_VACANT * len(present):
+            last = max(present, key=lambda task: int(task["index"]))
+            yield (
+                f"{last['name']} on '{last['host']}' has the highest {job}_index, and of the places below {len(places)} "
+                f"are vacant; {len(present)} are taken. Number the hosts from 0 on, with few gaps"
+            )
     if spec["vacant"] and not elastic:
         why = "elastic: false" if strategy == "parameter_server" else f"the strategy {strategy}"
         yield (

@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "driver"
 # What a rented machine has before site.yml, and what the role `common` adds.
 PACKAGES = "ca-certificates,initramfs-tools,kmod,procps,python3,python3-apt,systemd"
+# What a test lays there stands in for the kernel's own.
+PRETENDED = {"pretended/boot_id": "proc/sys/kernel/random/boot_id", "pretended/driver": "proc/driver"}
 SUITE = "bookworm"
 MIRROR = os.environ.get("PSFLEET_MIRROR", "http://deb.debian.org/debian")
 SECURITY_MIRROR = os.environ.get("PSFLEET_SECURITY_MIRROR", "http://deb.debian.org/debian-security")
@@ -56,7 +58,7 @@ class Machine:
     def do(self, *command: str) -> str:
         return self._inside("chroot", str(self.root), *command)
 
-    def play(self, playbook: str, check: bool = True, **variables) -> str:
+    def play(self, playbook: str, *options: str, check: bool = True, **variables) -> str:
         """Run a playbook against this machine alone; `check=False` expects it to fail."""
         inventory = self.root.with_suffix(".json")
         reached = {
@@ -66,9 +68,12 @@ class Machine:
             "ansible_remote_tmp": "/tmp/.ansible",
         }
         inventory.write_text(json.dumps({"all": {"hosts": {"machine": reached | variables}}}))
-        return self._inside("ansible-playbook", "-i", str(inventory), playbook, check=check)
+        return self._inside("ansible-playbook", "-i", str(inventory), playbook, *options, check=check)
 
     def _inside(self, *command: str, check: bool = True) -> str:
-        mount = f'mount -t proc proc "{self.root}/proc" && exec "$@"'
+        mount = f'cd "{self.root}" && mount -t proc proc proc && '
+        for pretended, real in PRETENDED.items():
+            mount += f'{{ [ ! -e "{pretended}" ] || mount --bind "{pretended}" "{real}"; }} && '
+        mount += f'cd "{ROOT}" && exec "$@"'
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
         return run("unshare", "--mount", "sh", "-c", mount, "sh", *command, check=check, cwd=ROOT, env=environment)

@@ -50,5 +50,5 @@ def test_another_module_than_the_pinned_one_ends_the_play_with_the_hosts_name(ma
 
 
 def test_a_gpu_that_computes_wrong_ends_the_play(machine):
-    said = play(machine, error='"3 of 262144 numbers are wrong"', check=False)
-    assert "a compiled product of matrices on 1: 3 of 262144 numbers are wrong" in said
+    said = play(machine, error='"a convolution: 3 of 25088 numbers are wrong"', check=False)
+    assert "1: a convolution: 3 of 25088 numbers are wrong" in said

@@ -1,4 +1,6 @@
-"""The reboot itself: two containers with systemd, a boot id of their own and a pretended module that loads at boot.
+"""What takes a real systemd: the reboot, the unit that makes device files, and the rights that the proof runs with.
+
+Two containers with systemd, a boot id of their own and a pretended module that loads at boot.
 
 SSH goes through lxc-attach: the containers have no network. What is pretended is NVIDIA's alone (modinfo, modprobe,
 the module's version in /sys); the reboot, the waiting and the boot id's comparison are Ansible's on a real systemd.
@@ -11,6 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from tests.gpu import machines
@@ -26,7 +29,8 @@ DefaultDependencies=no
 Before=ssh.service
 [Service]
 Type=oneshot
-ExecStart=/bin/sh -c 'echo {DISK} >/sys/module/nvidia/version; echo boot >>/boots'
+ExecStart=/bin/sh -c 'echo {DISK} >/sys/module/nvidia/version; echo boot >>/boots; rm -f /device-files'
+ExecStart=/bin/sh -c 'if [ -e /lose-module ]; then mv /lose-module /no-module; fi'
 [Install]
 WantedBy=multi-user.target
 """
@@ -54,8 +58,12 @@ class Container:
         made.do("apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *PACKAGES)
         (self.root / "usr/sbin/policy-rc.d").unlink()
         machines.write(self.root / "root/.ssh/authorized_keys", key.with_suffix(".pub").read_text())
-        made.script("/usr/local/sbin/modinfo", f'case "$4" in version) echo {DISK};; license) echo NVIDIA;; esac')
-        made.script("/usr/bin/nvidia-modprobe", "exit 0")
+        made.script(
+            "/usr/local/sbin/modinfo",
+            f'[ ! -e /no-module ] || exit 1; case "$4" in version) echo {DISK};; license) echo NVIDIA;; esac',
+        )
+        made.script("/usr/bin/nvidia-modprobe", 'echo "nvidia-modprobe $*" >>/device-files')
+        made.script("/usr/bin/nvidia-smi", 'echo "nvidia-smi $*" >>/device-files')
         units = {"load.service": LOAD_AT_BOOT, "nvidia-persistenced.service": "[Service]\nExecStart=/bin/sleep inf\n"}
         for unit, text in units.items():
             machines.write(self.root / "etc/systemd/system" / unit, text)
@@ -113,7 +121,7 @@ def containers():
             container.stop()
 
 
-def play(containers, **variables):
+def play(containers, playbook="tests/gpu/load.yml", check=True, **variables):
     hosts = {}
     for container in containers:
         proxy = f"lxc-attach --name {container.name} --lxcpath {CACHE} --clear-env -- /usr/sbin/sshd -i"
@@ -128,10 +136,9 @@ def play(containers, **variables):
     inventory = CACHE / "reboot.json"
     inventory.write_text(json.dumps({"machine": {"hosts": hosts}}))
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
-    said = run(
-        "ansible-playbook", "-i", inventory, "tests/gpu/load.yml", "-e", "gpu_batch=1", cwd=ROOT, env=environment
-    )
-    return {name: int(re.search(rf"{name} +: .*changed=(\d+)", said)[1]) for name in NAMES}, said
+    command = ["ansible-playbook", "-i", inventory, playbook, "-e", "gpu_batch=1"]
+    said = run(*command, check=check, cwd=ROOT, env=environment)
+    return {name: int(changed) for name, changed in re.findall(r"(psfleet-gpu-\S+) +: .*changed=(\d+)", said)}, said
 
 
 def test_only_the_machine_that_runs_another_module_reboots_and_only_once(containers):
@@ -147,3 +154,60 @@ def test_only_the_machine_that_runs_another_module_reboots_and_only_once(contain
     changed, _said = play(containers)
     assert changed == dict.fromkeys(NAMES, 0)
     assert [container.boots() for container in containers] == [before[0] + 1, before[1]]
+
+
+def test_device_files_are_made_at_each_boot(containers):
+    for container in containers:
+        assert container.attach("systemctl", "is-active", "psfleet-nvidia-devices").strip() == "active"
+        made = (container.root / "device-files").read_text().splitlines()  # of this boot alone
+        assert made == ["nvidia-smi --list-gpus", "nvidia-modprobe -u -c 0"]
+
+
+# Tells what its rights are, wherever it runs.
+RIGHTS = """\
+id -un
+grep -E '^(NoNewPrivs|CapBnd|Seccomp):' /proc/self/status
+for place in /var/lib/trainer /var/cache/trainer-cuda /etc /run /dev/shm; do
+  if touch $place/try 2>/dev/null; then echo $place; fi
+done
+"""
+
+
+def test_the_proof_has_the_rights_of_a_task_and_keeps_what_it_translated(containers):
+    container = containers[0]
+    if "trainer" not in (container.root / "etc/passwd").read_text():
+        container.attach("useradd", "--system", "--create-home", "--home-dir", "/var/lib/trainer", "trainer")
+    python = container.root / "opt/trainer/current/env/bin/python"
+    machines.write(python, f"#!/bin/sh\n{RIGHTS}echo $CUDA_CACHE_PATH\n")
+    python.chmod(0o755)
+    _changed, said = play([container], "tests/gpu/proof.yml")
+    changed, said = play([container], "tests/gpu/proof.yml")
+    assert changed == {container.name: 0}, said
+    proof = container.attach("/usr/local/sbin/psfleet-gpu-check").splitlines()
+    assert proof[:2] == ["trainer", "CapBnd:\t0000000000000000"]
+    assert "NoNewPrivs:\t1" in proof
+    assert "/var/cache/trainer-cuda" in proof
+    assert not {"/var/lib/trainer", "/etc", "/run"} & set(proof)
+    # The same of a task: the role's unit, less what a training has and this program hasn't.
+    unit = jinja2.Template((ROOT / "roles/trainer/templates/trainer@.service.j2").read_text()).render(
+        trainer_stop_seconds=5, trainer_watchdog_seconds=0, trainer_settings={"shared_dir": "/srv"}
+    )
+    unit = re.sub(r"(?m)^(Type|EnvironmentFile|ExecStartPre|Restart\w*|WatchdogSec)=.*\n", "", unit)
+    unit = unit.replace("[Service]\n", "[Service]\nType=oneshot\nStandardOutput=file:/rights\n")
+    machines.write(container.root / "etc/systemd/system/trainer@.service", unit)
+    container.attach("systemctl", "daemon-reload")
+    container.attach("systemctl", "start", "trainer@worker-0")
+    task = (container.root / "rights").read_text().splitlines()
+    assert task[:-1] == proof[:-1]  # the last line is CUDA_CACHE_PATH, which a task has from its own file
+    shown = container.attach("systemctl", "show", "-P", "After", "trainer@worker-0").split()
+    assert "psfleet-nvidia-devices.service" in shown
+
+
+def test_a_kernel_without_the_module_is_named_after_the_reboot(containers):
+    container = containers[0]
+    machines.write(container.root / "lose-module", "")
+    (container.directory / "module/nvidia/version").write_text(OLD + "\n")
+    _changed, said = play([container], check=False)
+    said = " ".join(said.split())
+    assert f"host '{container.name}' came up with the kernel" in said
+    assert f"for which it has no NVIDIA module; it left {os.uname().release} with {DISK}. Run site.yml again" in said

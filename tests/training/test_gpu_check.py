@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from nvidia_compatibility import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +24,7 @@ def python(*arguments, **environment):
     )
 
 
-def test_a_compiled_product_is_right_to_the_last_number():
+def test_a_compiled_product_and_a_convolution_are_right():
     done = python("-c", "import json; from trainer.gpu_check import compute; print(json.dumps(compute('CPU')))")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [{"name": "/device:CPU:0", "error": None}]
@@ -38,7 +39,29 @@ def test_one_wrong_number_is_seen():
     )
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])[0]["error"] == "1 of 262144 numbers are wrong"
+    said = json.loads(done.stdout.splitlines()[-1])[0]["error"]
+    assert said == "a compiled product of matrices: 1 of 262144 numbers are wrong"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ("lambda *a: right(*a) * tf.tensor_scatter_nd_update(tf.ones([2, 28, 28, 16]), [[1, 9, 9, 3]], [0.5])", "1 of "),
+        ("lambda *a: right(*a) * float('nan')", "25088 of 25088 numbers are wrong"),
+        # As cuDNN speaks of a GPU that it has no code for.
+        ("lambda *a: raise_(tf.errors.InternalError(None, None, 'No DNN in stream executor.'))", "InternalError: No DNN"),
+    ],
+)
+def test_a_convolution_that_is_wrong_or_fails_is_told(spoil, said):
+    code = (
+        "import json, tensorflow as tf; from trainer import gpu_check\n"
+        "def raise_(error): raise error\n"
+        f"right = gpu_check.convolve; gpu_check.convolve = {spoil}\n"
+        "print(json.dumps(gpu_check.compute('CPU')))"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])[0]["error"].startswith(f"a convolution: {said}")
 
 
 def test_a_task_without_its_gpus_tries_again_instead_of_taking_the_processor():

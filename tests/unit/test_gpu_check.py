@@ -1,7 +1,9 @@
 """The proof's judgement, with nvidia-smi's words (tests/gpu/records/smi.yml says whose) and TensorFlow's pretended."""
 
 import json
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,6 +12,7 @@ from tests.gpu import machines
 from trainer.gpu_check import EXPECTED, check, describe, main, run_command
 from trainer.gpus import find_missing
 
+ROOT = Path(__file__).parents[2]
 SMI = yaml.safe_load((machines.RECORDS / "smi.yml").read_text())
 MIG = ["MIG-fb42055e-9e53-5764-9278-438605a3014c", "MIG-3d4db13e-c42d-5555-98f4-8b50389791bc"]
 TWO = {"driver": "580.95.05", "gpus": 2, "devices": ["0", "1"]}
@@ -21,6 +24,7 @@ class Machine:
     def __init__(self, root, query="query", module="580.95.05", code=0, computed=None):
         self.root, self.query, self.code, self.computed = root, query, code, computed
         self.shown = []
+        machines.write(root / "dev/nvidia-uvm", "")
         if module:
             machines.load(root, module)
 
@@ -70,6 +74,7 @@ def test_an_instance_that_is_gone_is_named(tmp_path):
     gone = "MIG-00000000-9e53-5764-9278-438605a3014c"
     report = Machine(tmp_path, query="query_mig").check({"driver": "", "gpus": None, "devices": [MIG[0], gone]})
     assert only(report).startswith(f"{gone} of gpu_devices isn't there")
+    assert only(report).endswith("MIG instances end with each boot: docs/gpu.md")
 
 
 @pytest.mark.parametrize(
@@ -113,10 +118,17 @@ def test_tensorflow_that_sees_too_few_is_quoted(tmp_path):
     assert only(report) == f"TensorFlow sees 0 GPUs of 2 (0,1). {complaint}"
 
 
+def test_a_missing_device_file_is_named_where_tensorflow_sees_too_few(tmp_path):
+    machine = Machine(tmp_path, computed=subprocess.CompletedProcess([], 0, "[]\n", ""))
+    (tmp_path / "dev/nvidia-uvm").unlink()
+    assert machine.check(TWO)["problems"][1].startswith("there is no /dev/nvidia-uvm, which CUDA needs: systemctl")
+
+
 def test_a_wrong_product_and_a_process_that_dies_are_problems(tmp_path):
-    wrong = [{"name": "/device:GPU:0", "error": "7 of 262144 numbers are wrong"}, {"name": "", "error": None}]
+    error = "a compiled product of matrices: 7 of 262144 numbers are wrong"
+    wrong = [{"name": "/device:GPU:0", "error": error}, {"name": "", "error": None}]
     report = Machine(tmp_path, computed=subprocess.CompletedProcess([], 0, json.dumps(wrong), "")).check(TWO)
-    assert only(report) == "a compiled product of matrices on 0: 7 of 262144 numbers are wrong"
+    assert only(report) == f"0: {error}"
     # What XLA of this wheel says of a GPU after 9.0 (tensorflow/tensorflow#111958), and how it ends: by abort.
     death = "LLVM ERROR: PTX version 8.5 does not support target 'sm_120'"
     report = Machine(tmp_path, computed=subprocess.CompletedProcess([], -6, "", death)).check(TWO)
@@ -144,3 +156,22 @@ def test_a_command_that_does_not_end_is_a_failure():
 def test_a_task_without_gpus_of_its_own_asks_tensorflow_nothing():
     assert find_missing({}) is None
     assert find_missing({"CUDA_VISIBLE_DEVICES": "-1"}) is None
+
+
+def test_the_proof_has_the_rights_of_a_task():
+    unit = (ROOT / "roles/trainer/templates/trainer@.service.j2").read_text()
+    allowed = unit.partition("# What a task may touch")[2].partition("\n\n")[0].splitlines()[1:]
+    proof = yaml.safe_load((ROOT / "roles/gpu/vars/main.yml").read_text())["__gpu_sandbox"]
+    assert proof == [line for line in allowed if not line.startswith("ReadWritePaths=")]
+    assert "NoNewPrivileges=yes" in proof
+
+
+def test_tasks_and_proof_keep_what_the_driver_translates_in_one_place():
+    proof = (ROOT / "roles/gpu/templates/psfleet-gpu-check.j2").read_text()
+    task = (ROOT / "roles/trainer/templates/task.env.j2").read_text()
+    settings = (ROOT / "roles/gpu/templates/psfleet-gpu.conf.j2").read_text()
+    for name in ("CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE"):
+        (value,) = re.findall(rf"^{name}=(\S+)$", task, re.MULTILINE)
+        assert f"--setenv={name}={value}" in proof
+    assert re.findall(r"CacheDirectory=(\S+)", proof) == re.findall(r"CacheDirectory=(\S+)", settings) == ["trainer-cuda"]
+    assert "CUDA_CACHE_PATH=/var/cache/trainer-cuda\n" in task

@@ -78,6 +78,10 @@ def test_a_host_outside_the_group_gets_no_word_about_gpus():
         ({"gpu_devices": ["MIG-GPU-1/0/0"]}, "expected UUIDs as `nvidia-smi -L` prints them"),
         ({"gpu_devices": [MIG[0], MIG[0]]}, "each once"),
         ({"gpu_devices": []}, "gpu_devices: []"),
+        ({"gpu_devices": 5}, "gpu_devices: 5; expected UUIDs"),
+        ({"gpu_devices": True}, "gpu_devices: True"),
+        ({"gpu_devices": {MIG[0]: 1}}, "expected UUIDs"),
+        ({"gpu_devices": MIG[:1], "gpu_count": "1"}, "gpu_count: '1'"),
     ],
 )
 def test_gpus_that_cannot_be_shared_out_are_refused_by_value(variables, said):
@@ -93,6 +97,8 @@ def test_gpus_that_cannot_be_shared_out_are_refused_by_value(variables, said):
         ({"nvidia_driver_flavour": "closed"}, "nvidia_driver_flavour: 'closed'; expected one of auto, open"),
         ({"nvidia_driver_branch": "470"}, "driver 470 is too old: TensorFlow 2.21 is built for CUDA 12.5"),
         ({"nvidia_driver_branch": "535.261.03"}, "'535.261.03'; expected a driver's major version"),
+        ({"nvidia_driver_capability": "sm_86"}, "nvidia_driver_capability is 'sm_86'; expected a compute capability"),
+        ({"nvidia_driver_capability": "8"}, "such as '8.6'"),
     ],
 )
 def test_wrong_driver_settings_are_refused_before_a_host_is_touched(variables, said):
@@ -141,6 +147,8 @@ def test_a_task_with_gpus_is_told_which_and_to_take_their_memory_as_it_needs_it(
         "CUDA_DEVICE_ORDER=PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES=0,1",
         "TF_FORCE_GPU_ALLOW_GROWTH=true",
+        "CUDA_CACHE_PATH=/var/cache/trainer-cuda",
+        "CUDA_CACHE_MAXSIZE=4294967296",
         "TRAINER_GPUS=2",
     ]
     assert lines["ps"] == lines["chief"] == lines["evaluator"] == [*lines["worker"][:1], "CUDA_VISIBLE_DEVICES=-1"]

@@ -57,6 +57,7 @@ def show(as_json=False, gpu=("a", "b"), **answers):
 def test_a_row_for_each_host_with_gpus():
     pretence = show(a=said(RIGHT), b=said(RIGHT))
     assert list(pretence.asked) == ["a", "b"]
+    assert pretence.asked["a"] == "root /usr/local/sbin/psfleet-gpu-check --json"
     assert show.text.splitlines() == [
         "HOST  GPUS  MODEL     DRIVER     COMPUTES  STATE",
         "a     2/2   Tesla T4  580.95.05  2/2       ok",

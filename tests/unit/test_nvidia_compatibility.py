@@ -9,6 +9,7 @@ from nvidia_compatibility import find_gpu, nvidia_driver, read_table, runs_on
 
 from tests.gpu.machines import MACHINES, RECORDS
 
+ROOT = Path(__file__).parents[2]
 PCI_IDS = RECORDS / "pci.ids-10de.txt"
 DEBIAN = {"name": "box", "system": "Debian 12", "python": "3.11.2"}
 
@@ -28,9 +29,23 @@ def only(*devices, **kwargs):
     return problem
 
 
-@pytest.mark.parametrize("device", ["1eb8", "20b2", "2330", "27b8", "1db6"])
+@pytest.mark.parametrize("device", ["1eb8", "20b2", "2330", "27b8"])
 def test_usual_gpus_pass_with_nvidias_580(device):
     assert plan(device)["problems"] == []
+
+
+@pytest.mark.parametrize(("device", "name"), [("15f8", "Pascal"), ("1b38", "Pascal"), ("1db1", "Volta"), ("1db4", "Volta")])
+def test_a_gpu_that_cudnn_has_no_code_for_is_refused(device, name):
+    problem = only(device)
+    assert f"10de:{device} ({name}, compute capability" in problem
+    assert "cuDNN 9.28 of locks/cuda has no code for it (from 7.5 on): a convolution would fail" in problem
+    assert "nvidia-cudnn-cu12<9.11" in problem
+
+
+def test_what_cudnn_runs_on_is_known_of_the_locks_version():
+    locks = sorted((ROOT / "locks").glob("cuda-*.txt"))
+    versions = {re.search(r"^nvidia-cudnn-cu12==(\d+\.\d+)\.", lock.read_text(), re.MULTILINE)[1] for lock in locks}
+    assert versions == {read_table()["cudnn"]["version"]}, "another cuDNN: ask its support matrix for the oldest GPU"
 
 
 def test_a_host_without_a_gpu_is_refused_by_name():
@@ -87,6 +102,8 @@ def test_secure_boot_is_no_obstacle_to_signed_modules():
     ubuntu = {"system": "Ubuntu 24.04", "python": "3.12.3"}
     assert plan("1eb8", source="ubuntu", machine=ubuntu, secure_boot=True)["problems"] == []
     assert "Ubuntu's signed modules" in only("1eb8", machine=ubuntu, secure_boot=True)
+    assert "mokutil --import /var/lib/shim-signed/mok/MOK.der;" in only("1eb8", machine=ubuntu, secure_boot=True)
+    assert "mokutil --import /var/lib/dkms/mok.pub;" in only("1eb8", secure_boot=True)
 
 
 def test_a_machines_own_driver_is_only_looked_at():
@@ -110,8 +127,8 @@ def test_the_open_module_is_taken_where_gpus_and_branch_allow(devices, branch, f
 
 
 def test_open_modules_for_an_old_gpu_are_refused():
-    assert "which NVIDIA's open kernel modules don't know" in only("1db6", flavour="open")
-    assert "the last driver for it is 580, and nvidia_driver_branch is 590" in only("1db6", branch="590")
+    assert "which NVIDIA's open kernel modules don't know" in plan("1db6", flavour="open")["problems"][1]
+    assert "the last driver for it is 580, and nvidia_driver_branch is 590" in plan("1db6", branch="590")["problems"][1]
 
 
 @pytest.mark.parametrize(
@@ -154,10 +171,15 @@ def test_the_table_agrees_with_pci_ids_on_every_chip():
 
 
 def test_each_source_of_the_role_has_its_packages_file():
-    role = Path(__file__).parents[2] / "roles" / "nvidia_driver"
+    role = ROOT / "roles" / "nvidia_driver"
     for source in read_table()["branches"]:
         names = yaml.safe_load((role / "vars" / f"{source}.yml").read_text())
         assert {"__nvidia_driver_together", "__nvidia_driver_others", "__nvidia_driver_fabric_manager"} <= set(names)
+
+
+@pytest.mark.parametrize("capability", ["sm_86", "8", "8.6a"])
+def test_a_capability_that_is_none_is_refused_by_value(capability):
+    assert f"nvidia_driver_capability is '{capability}'; expected a compute" in only("ffff", capability=capability)
 
 
 def test_numbers_that_yaml_made_of_versions_are_taken():

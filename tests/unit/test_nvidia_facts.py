@@ -42,6 +42,7 @@ def test_a_machine_without_pci_has_no_gpu(tmp_path):
 def test_the_loaded_version_is_read_of_both_kinds_of_module(tmp_path, record, version):
     machines.write(tmp_path / "proc/driver/nvidia/version", SMI[record]["module"])
     assert look(tmp_path)["loaded"] == version
+    assert look(tmp_path)["loaded_open"] is (record == "open_module")
     machines.load(tmp_path, "535.1.2")
     assert look(tmp_path)["loaded"] == "535.1.2"
 
@@ -87,8 +88,16 @@ def test_secure_boot_is_read_from_the_firmwares_variable(tmp_path, content, on):
 # mokutil's own words (its source, mokutil.c): "%s is already enrolled", "%s is not enrolled".
 @pytest.mark.parametrize(("said", "enrolled"), [("is already enrolled", True), ("is not enrolled", False)])
 def test_a_key_that_the_firmware_trusts_is_found(tmp_path, said, enrolled):
-    key = nvidia_facts.DKMS_KEYS[0]
-    assert look(tmp_path, {f"mokutil --test-key {key}": (0, f"{key} {said}\n")})["key_enrolled"] is enrolled
+    for system, key in (("debian", nvidia_facts.DKMS_KEY), ("ubuntu", nvidia_facts.UBUNTUS_DKMS_KEY)):
+        machines.write(tmp_path / "etc/os-release", f"ID_LIKE=debian\nID={system}\n")
+        answers = {f"mokutil --test-key {key}": (0, f"{key} {said}\n")}
+        assert look(tmp_path, answers)["key_enrolled"] is enrolled
+
+
+def test_a_key_that_dkms_does_not_use_counts_for_nothing(tmp_path):
+    machines.write(tmp_path / "etc/os-release", "ID=ubuntu\n")
+    key = nvidia_facts.DKMS_KEY
+    assert look(tmp_path, {f"mokutil --test-key {key}": (0, f"{key} is already enrolled\n")})["key_enrolled"] is False
 
 
 # `apt-cache madison` in Debian 12 on the day when the security archive's libraries were newer than the open module.
@@ -175,3 +184,39 @@ def test_headers_of_later_kernels_come_where_later_kernels_do():
 
 def test_dpkgs_states_are_read():
     assert installed_versions("installed a 1-1\nconfig-files b 2-1\nnot-installed c \n") == {"a": "1-1"}
+
+
+KERNELS = "linux-modules-nvidia-580-server-open-6.8.0-{}-generic"
+# Ubuntu's archive with a later driver, of which the modules of its later kernel are made.
+UBUNTU = """\
+nvidia-utils-580-server | 580.159.03-0ubuntu0.24.04.1 | http://mirror noble-updates/restricted amd64 Packages
+nvidia-utils-580-server | 580.142-0ubuntu0.24.04.1 | http://mirror noble/restricted amd64 Packages
+linux-modules-nvidia-580-server-open-6.8.0-45-generic | 6.8.0-45.45 | http://mirror noble/restricted amd64 Packages
+linux-modules-nvidia-580-server-open-6.8.0-50-generic | 6.8.0-50.51 | http://mirror noble/restricted amd64 Packages
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "version", "chosen"),
+    [(45, "", "580.142"), (50, "", "580.159.03"), (50, "580.142", "580.142")],
+)
+def test_the_version_follows_the_modules_of_the_kernel_that_runs(kernel, version, chosen):
+    made_of = {45: "580.142", 50: "580.159.03"}
+    depends = {
+        KERNELS.format(number): f"nvidia-kernel-common-580-server (<= {made}-1), nvidia-kernel-common-580-server (>= {made})"
+        for number, made in made_of.items()
+    }
+
+    def output(*command):
+        if command[:2] == ("apt-cache", "show"):
+            return f"Package: {command[-1]}\nDepends: {depends[command[-1]]}\n"
+        if command[0] == "apt-cache":
+            return UBUNTU
+        if command[2] == "--showformat=${Depends}":
+            return depends[command[-1]]
+        return f"installed nvidia-utils-580-server 580.142-0ubuntu0.24.04.1\ninstalled {KERNELS.format(45)} 6.8.0-45.45\n"
+
+    leader = KERNELS.format(kernel)
+    found = answer(output, "580", version, ["nvidia-utils-580-server"], [leader], {}, leader)
+    assert (found["version"], found["problems"]) == (chosen, [])
+    assert (leader in found["install"]) is (kernel == 50)

@@ -166,6 +166,15 @@ def test_a_vacant_place_is_noted_or_refused_where_every_member_is_needed(run, ne
     assert "no host is worker-1: the training goes on without, until a new machine has that index" in notes
 
 
+@pytest.mark.parametrize(("index", "refused"), [(20, False), (500, True), (9999, True)])
+def test_an_index_far_beyond_the_others_is_refused_by_its_host(index, refused):
+    settings = everywhere(trainer_run=RUN)
+    hosts = settings | {"worker_0": settings["worker_0"] | {"worker_index": 0}}
+    hosts |= {"worker_1": settings["worker_1"] | {"worker_index": index}}
+    said = f"worker-{index} on 'worker-1' has the highest worker_index, and of the places below {index - 1} are vacant"
+    assert any(said in problem for problem in problems(**hosts)) is refused
+
+
 def test_an_evaluator_that_evaluates_nothing_is_noted():
     (note,) = notes({"evaluator": ["head"]}, evaluation="inline")
     assert note == "group evaluator (head) stands idle: it evaluates with evaluation: sidecar, and this is inline"

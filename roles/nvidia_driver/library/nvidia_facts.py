@@ -46,6 +46,10 @@ loaded:
   description: Version of the kernel module that is loaded. Null where none is.
   type: str
   returned: success
+loaded_open:
+  description: Whether the module that is loaded is NVIDIA's open one. Null where it can't be told.
+  type: bool
+  returned: success
 installed:
   description: Version of the module on disk for this kernel, which the next boot loads. Null where there is none.
   type: str
@@ -81,7 +85,8 @@ FIRST_NVSWITCH = 0x1000
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 # Debian renames the file after the package; what the kernel has loaded is called nvidia all the same.
 MODULES = ("nvidia", "nvidia-current", "nvidia-current-open")
-DKMS_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")  # Debian's, Ubuntu's
+DKMS_KEY = "/var/lib/dkms/mok.pub"
+UBUNTUS_DKMS_KEY = "/var/lib/shim-signed/mok/MOK.der"  # which its dkms signs with instead
 
 Run = Callable[[list[str]], tuple[int, str]]
 
@@ -103,6 +108,18 @@ def loaded_version(root: Path) -> str | None:
         match = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\s", text)
         version = match[1] if match else None
     return version
+
+
+def loaded_open(root: Path) -> bool | None:
+    """Tell whether the module that the kernel runs is NVIDIA's open one."""
+    text = _read(root / "proc/driver/nvidia/version")
+    return None if text is None else "Open Kernel Module" in text
+
+
+def dkms_key(root: Path) -> str:
+    """Name the key that DKMS signs with here."""
+    ubuntu = re.search(r"^ID=ubuntu$", _read(root / "etc/os-release") or "", re.MULTILINE)
+    return UBUNTUS_DKMS_KEY if ubuntu else DKMS_KEY
 
 
 def secure_boot(root: Path) -> bool | None:
@@ -144,12 +161,13 @@ def look(root: Path, run: Run, kernel: str) -> dict[str, Any]:
         ],
         "kernel": kernel,
         "loaded": loaded_version(root),
+        "loaded_open": loaded_open(root),
         "installed": modinfo("version"),
         "open": None if license_name is None else "GPL" in license_name,
         "dkms": dkms_states(run(["dkms", "status", "-k", kernel])[1]),
         "nouveau": (root / "sys/module/nouveau").exists(),
         "secure_boot": secure_boot(root),
-        "key_enrolled": any("already enrolled" in run(["mokutil", "--test-key", key])[1] for key in DKMS_KEYS),
+        "key_enrolled": "already enrolled" in run(["mokutil", "--test-key", dkms_key(root)])[1],
     }
 
 

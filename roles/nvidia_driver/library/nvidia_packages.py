@@ -41,6 +41,12 @@ options:
       machine that gets later kernels.
     type: dict
     default: {}
+  leader:
+    description:
+      - Package of modules that were built elsewhere. Where C(version) is empty, the version is the one that it depends
+        on, since a kernel that came later has modules of a later driver only.
+    type: str
+    default: ""
 author:
   - psfleet
 """
@@ -106,6 +112,15 @@ def choose(
     return (max(common, key=_sortable), "") if common else (None, _tell(branch, together, sets))
 
 
+def demanded_version(depends: str) -> str:
+    """Take the driver's version out of a module package's dependencies; empty where it names none.
+
+    As Ubuntu's have it: `nvidia-kernel-common-580-server (<= 580.95.05-1), nvidia-kernel-common-580-server (>= 580.95.05)`.
+    """
+    found = re.search(r"nvidia-kernel-common-[\w-]+ \(>= (\d+(?:\.\d+)+)", depends)
+    return found[1] if found else ""
+
+
 def missing(
     version: str | None, together: Iterable[str], others: Iterable[str], installed: dict[str, str]
 ) -> list[str]:
@@ -135,6 +150,7 @@ def main() -> None:
             "together": {"type": "list", "elements": "str", "required": True},
             "others": {"type": "list", "elements": "str", "default": []},
             "following": {"type": "dict", "default": {}},
+            "leader": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -152,12 +168,17 @@ def answer(
     together: list[str],
     others: list[str],
     following: dict[str, str],
+    leader: str = "",
 ) -> dict[str, Any]:
     """Ask apt and dpkg, and put the module's answer together."""
     packages = [*together, *others, *following.keys(), *following.values()]
     offered = offered_versions(output("apt-cache", "madison", *packages))
     shown = "--showformat=${db:Status-Status} ${Package} ${Version}\n"
     installed = installed_versions(output("dpkg-query", "--show", shown, *packages))
+    if leader and not version:
+        installed_one = ("dpkg-query", "--show", "--showformat=${Depends}", leader)
+        newest = ("apt-cache", "show", "--no-all-versions", leader)
+        version = demanded_version(output(*(installed_one if leader in installed else newest)))
     chosen, why = choose(branch, version, together, offered, installed)
     problems = [why] if why else []
     problems += [
