@@ -31,7 +31,6 @@ ORDER = [
     "test_tensorboard",
     "test_all_hosts",
     "test_repair",
-    "test_upgrades",
     "test_reboot",
     "test_fab",
     "test_strategies",
