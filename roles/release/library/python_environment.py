@@ -161,8 +161,12 @@ def _mend(module: AnsibleModule, environment: Path, lock_text: str, problems: di
     cache.mkdir(parents=True, exist_ok=True)
     uv = _unpack_uv(module, wheels, lock_text, cache / "uv")
     # uv gives the compiler a minute for a file; an emulated processor takes longer for TensorFlow's largest.
-    settings = {"UV_CACHE_DIR": str(cache), "UV_OFFLINE": "1", "UV_NO_CONFIG": "1"}
-    settings["UV_COMPILE_BYTECODE_TIMEOUT"] = "900"
+    settings = {
+        "UV_CACHE_DIR": str(cache),
+        "UV_OFFLINE": "1",
+        "UV_NO_CONFIG": "1",
+        "UV_COMPILE_BYTECODE_TIMEOUT": "900",
+    }
     run = {"environ_update": settings}
     if "" in problems:
         module.run_command(
