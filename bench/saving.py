@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -45,7 +44,7 @@ class Table:
     eval_dataset = train_dataset
 
 
-def coordinate(rounds: int, saves: int, shared: str, pids: list[int], chief_alone: bool) -> None:
+def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     """Train, save and measure, as the coordinator of the cluster in TF_CONFIG."""
     from trainer.checkpoints import Checkpoints, RunDirectory
     from trainer.cluster import Cluster
@@ -55,8 +54,7 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int], chief_alon
     from trainer.strategies import make_strategy
 
     cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])
-    program = "bench.saving:Table"
-    config = Config(program=program, run="saving", shared_dir=shared, checkpoints_kept=3, chief_alone=chief_alone)
+    config = Config(program="bench.saving:Table", run="saving", shared_dir=shared, checkpoints_kept=3)
     replicas = RemoteReplicas(config, load_program(config.program), make_strategy(config, cluster), cluster.workers)
     written: list[float] = []
     checkpoints = Checkpoints(
@@ -89,7 +87,7 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int], chief_alon
         return WINDOW_SECONDS * (1 - during / usual), held
 
     train(WINDOW_SECONDS)
-    start, own = resident(pids), peak()
+    start = resident(pids)
     checkpoints.save(wait=True)
     first = resident(pids)
     print_row("save", "holds the training up, s", "on disk after, s", "costs, s", "at one a minute, %", head=True)
@@ -111,9 +109,6 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int], chief_alon
         train(BLOCK_SECONDS)
     checkpoints.settle()
     print_row("", *(f"{value:.0f}" for value in (*seen, resident(pids))))
-    print()
-    print_row("highest RSS of the coordinator, MiB", "before the first save", f"after {saves} more", head=True)
-    print_row("", f"{own:.0f}", f"{peak():.0f}")
     os._exit(0)
 
 
@@ -133,23 +128,17 @@ def resident(pids: list[int]) -> float:
     )
 
 
-def peak() -> float:
-    """Return the highest resident memory that this process has had (MiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench/saving", description=__doc__)
     parser.add_argument("--mib", type=int, default=200, help="size of the checkpoint (default: 200)")
     parser.add_argument("--rounds", type=int, default=8, help="saves of each kind that are measured (default: 8)")
     parser.add_argument("--saves", type=int, default=100, help="saves over which memory is watched (default: 100)")
-    parser.add_argument("--chief-alone", action="store_true", help="the coordinator writes all, instead of each ps")
     parser.add_argument("--shared", help=argparse.SUPPRESS)
     parser.add_argument("--pids", type=int, nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     os.environ["BENCH_MIB"] = str(options.mib)
     if options.pids:
-        return coordinate(options.rounds, options.saves, options.shared, options.pids, options.chief_alone)
+        return coordinate(options.rounds, options.saves, options.shared, options.pids)
     print(f"{options.mib} MiB on 2 ps, 1 worker\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as name:
         directory = Path(name)
