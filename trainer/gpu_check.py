@@ -1,7 +1,8 @@
 """Prove that this machine's GPUs can be trained on: `python -m trainer.gpu_check`.
 
 What counts is what runs: the loaded module, nvidia-smi, TensorFlow's list, and on each GPU a compiled product of
-matrices and a convolution with the right numbers. /etc/trainer/gpu.json, which the role `gpu` writes, says what the inventory expects.
+matrices and a convolution with the right numbers. /etc/trainer/gpu.json, which the role `gpu` writes, says what the
+inventory expects.
 """
 
 from __future__ import annotations

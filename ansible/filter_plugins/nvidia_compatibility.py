@@ -164,8 +164,8 @@ def _gpu_problems(
         elif _version(capability) < _version(cudnn["oldest_capability"]):
             yield (
                 f"{what}; cuDNN {cudnn['version']} of locks/cuda has no code for it (from {cudnn['oldest_capability']} "
-                "on): a convolution would fail. Take the host out of the group gpu (it trains on its processor), or make "
-                "a lock with nvidia-cudnn-cu12<9.11, and say so as cudnn in ansible/nvidia_compatibility.yml"
+                "on): a convolution would fail. Take the host out of the group gpu (it trains on its processor), or "
+                "make a lock with nvidia-cudnn-cu12<9.11, and say so as cudnn in ansible/nvidia_compatibility.yml"
             )
         elif how == "ptx" and number is not None and number < driver["oldest_branch_for_ptx"]:
             yield (
@@ -221,8 +221,8 @@ def _source_problems(host: str, seen: Mapping[str, Any], source: str, branch: st
         signed = " Or use Ubuntu's signed modules: nvidia_driver_source: ubuntu." if ubuntu else ""
         yield (
             f"{host} has Secure Boot on: its kernel loads no module that was built on the machine, unless the "
-            f"firmware trusts DKMS's key. Enroll it once: {enroll}; reboot, and confirm at the console.{signed} Or turn "
-            "Secure Boot off"
+            f"firmware trusts DKMS's key. Enroll it once: {enroll}; reboot, and confirm at the console.{signed} Or "
+            "turn Secure Boot off"
         )
 
 

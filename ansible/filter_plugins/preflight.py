@@ -247,8 +247,8 @@ def _vacancy_problems(
         if len(places) > MOST_VACANT * len(present):
             last = max(present, key=lambda task: int(task["index"]))
             yield (
-                f"{last['name']} on '{last['host']}' has the highest {job}_index, and of the places below {len(places)} "
-                f"are vacant; {len(present)} are taken. Number the hosts from 0 on, with few gaps"
+                f"{last['name']} on '{last['host']}' has the highest {job}_index, and of the places below "
+                f"{len(places)} are vacant; {len(present)} are taken. Number the hosts from 0 on, with few gaps"
             )
     if spec["vacant"] and not elastic:
         why = "elastic: false" if strategy == "parameter_server" else f"the strategy {strategy}"

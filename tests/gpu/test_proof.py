@@ -1,4 +1,7 @@
-"""The role `gpu` on a chroot: nvidia-smi, the module and what a GPU would compute are pretended, the rest is real."""
+"""The role `gpu` on a chroot: nvidia-smi, the module and what a GPU would compute are pretended, the rest is real.
+
+But for systemd: the rights that the proof runs with are shown in tests/gpu/test_reboot.py.
+"""
 
 import json
 import re
@@ -15,6 +18,11 @@ PYTHON = """\
 case "$*" in *--compute*) echo '[{"name": "", "error": null}, {"name": "", "error": %s}]'; exit;; esac
 exec -a "$0" /usr/bin/python3 "$@"
 """
+# Drops the options.
+SYSTEMD_RUN = """\
+while case $1 in --*) true;; *) false;; esac; do shift; done
+cd /opt/trainer/current && exec setpriv --reuid=trainer --regid=trainer --init-groups "$@"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +31,7 @@ def machine():
     made.do("useradd", "--system", "--create-home", "trainer")
     shutil.copytree(ROOT / "trainer", made.root / "opt/trainer/current/trainer")
     machines.write(made.root / "smi", SMI["query"]["stdout"])
+    made.script("/usr/local/bin/systemd-run", SYSTEMD_RUN)
     made.script("/usr/local/bin/nvidia-smi", 'if [ "$1" != -L ]; then cat /smi; fi')
     return made
 
@@ -32,7 +41,7 @@ def play(machine, module="580.95.05", error="null", check=True):
     machine.script("/opt/trainer/current/env/bin/python", PYTHON % error)
     python = machine.root / "opt/trainer/current/env/bin/python"
     python.write_text(python.read_text().replace("#!/bin/sh", "#!/bin/bash"))
-    said = machine.play("tests/gpu/proof.yml", check=check, ansible_become_method="su")
+    said = machine.play("tests/gpu/proof.yml", check=check)
     return " ".join(said.split())
 
 

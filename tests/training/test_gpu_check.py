@@ -46,10 +46,16 @@ def test_one_wrong_number_is_seen():
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        ("lambda *a: right(*a) * tf.tensor_scatter_nd_update(tf.ones([2, 28, 28, 16]), [[1, 9, 9, 3]], [0.5])", "1 of "),
+        (
+            "lambda *a: right(*a) * tf.tensor_scatter_nd_update(tf.ones([2, 28, 28, 16]), [[1, 9, 9, 3]], [0.5])",
+            "1 of ",
+        ),
         ("lambda *a: right(*a) * float('nan')", "25088 of 25088 numbers are wrong"),
         # As cuDNN speaks of a GPU that it has no code for.
-        ("lambda *a: raise_(tf.errors.InternalError(None, None, 'No DNN in stream executor.'))", "InternalError: No DNN"),
+        (
+            "lambda *a: raise_(tf.errors.InternalError(None, None, 'No DNN in stream executor.'))",
+            "InternalError: No DNN",
+        ),
     ],
 )
 def test_a_convolution_that_is_wrong_or_fails_is_told(spoil, said):

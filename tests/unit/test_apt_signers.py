@@ -1,4 +1,4 @@
-"""The list of sources that the role adds, beside those that machines come with: real apt reads them, without network."""
+"""The list of sources that the role adds, beside those that machines come with. Real apt reads them, offline."""
 
 import shutil
 import subprocess
@@ -70,7 +70,10 @@ def add_ours(root, archives):
 
 
 def read_by_apt(root):
-    where = [f"Dir::Etc::sourcelist={root}/etc/apt/sources.list", f"Dir::Etc::sourceparts={root}/etc/apt/sources.list.d"]
+    where = [
+        f"Dir::Etc::sourcelist={root}/etc/apt/sources.list",
+        f"Dir::Etc::sourceparts={root}/etc/apt/sources.list.d",
+    ]
     options = [word for each in where for word in ("-o", each)]
     return subprocess.run(
         ["apt-get", *options, "indextargets", "--no-release-info", "Created-By: Packages"],

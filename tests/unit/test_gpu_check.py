@@ -173,5 +173,7 @@ def test_tasks_and_proof_keep_what_the_driver_translates_in_one_place():
     for name in ("CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE"):
         (value,) = re.findall(rf"^{name}=(\S+)$", task, re.MULTILINE)
         assert f"--setenv={name}={value}" in proof
-    assert re.findall(r"CacheDirectory=(\S+)", proof) == re.findall(r"CacheDirectory=(\S+)", settings) == ["trainer-cuda"]
+    assert (
+        re.findall(r"CacheDirectory=(\S+)", proof) == re.findall(r"CacheDirectory=(\S+)", settings) == ["trainer-cuda"]
+    )
     assert "CUDA_CACHE_PATH=/var/cache/trainer-cuda\n" in task

@@ -34,7 +34,9 @@ def test_usual_gpus_pass_with_nvidias_580(device):
     assert plan(device)["problems"] == []
 
 
-@pytest.mark.parametrize(("device", "name"), [("15f8", "Pascal"), ("1b38", "Pascal"), ("1db1", "Volta"), ("1db4", "Volta")])
+@pytest.mark.parametrize(
+    ("device", "name"), [("15f8", "Pascal"), ("1b38", "Pascal"), ("1db1", "Volta"), ("1db4", "Volta")]
+)
 def test_a_gpu_that_cudnn_has_no_code_for_is_refused(device, name):
     problem = only(device)
     assert f"10de:{device} ({name}, compute capability" in problem

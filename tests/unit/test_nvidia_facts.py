@@ -203,7 +203,9 @@ linux-modules-nvidia-580-server-open-6.8.0-50-generic | 6.8.0-50.51 | http://mir
 def test_the_version_follows_the_modules_of_the_kernel_that_runs(kernel, version, chosen):
     made_of = {45: "580.142", 50: "580.159.03"}
     depends = {
-        KERNELS.format(number): f"nvidia-kernel-common-580-server (<= {made}-1), nvidia-kernel-common-580-server (>= {made})"
+        KERNELS.format(
+            number
+        ): f"nvidia-kernel-common-580-server (<= {made}-1), nvidia-kernel-common-580-server (>= {made})"
         for number, made in made_of.items()
     }
 
@@ -214,7 +216,9 @@ def test_the_version_follows_the_modules_of_the_kernel_that_runs(kernel, version
             return UBUNTU
         if command[2] == "--showformat=${Depends}":
             return depends[command[-1]]
-        return f"installed nvidia-utils-580-server 580.142-0ubuntu0.24.04.1\ninstalled {KERNELS.format(45)} 6.8.0-45.45\n"
+        return (
+            f"installed nvidia-utils-580-server 580.142-0ubuntu0.24.04.1\ninstalled {KERNELS.format(45)} 6.8.0-45.45\n"
+        )
 
     leader = KERNELS.format(kernel)
     found = answer(output, "580", version, ["nvidia-utils-580-server"], [leader], {}, leader)

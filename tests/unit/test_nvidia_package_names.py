@@ -51,9 +51,7 @@ OTHERS = [f"linux-headers-{KERNEL}", "mokutil", "nvidia-modprobe"]
         ("Debian 13", "590", False, ["nvidia-kernel-dkms", "nvidia-driver-cuda"], ["nvidia-persistenced"]),
     ],
 )
-def test_nvidias_packages_have_the_branch_in_their_names_on_ubuntu_before_590(
-    system, branch, is_open, together, more
-):
+def test_nvidias_packages_have_the_branch_in_their_names_on_ubuntu_before_590(system, branch, is_open, together, more):
     assert render("nvidia", system, branch, "together", is_open) == together
     assert render("nvidia", system, branch, "others", is_open) == OTHERS + more
 

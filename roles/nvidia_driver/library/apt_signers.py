@@ -84,9 +84,7 @@ def read_entries(root: Path, ignore: Path) -> Iterator[Entry]:
                 yield from (stanza_entries if path.suffix == ".sources" else one_line_entries)(text)
 
 
-def find_signers(
-    entries: Iterable[Entry], archives: Iterable[Mapping[str, str]], default: str
-) -> list[dict[str, str]]:
+def find_signers(entries: Iterable[Entry], archives: Iterable[Mapping[str, str]], default: str) -> list[dict[str, str]]:
     """Tell the key of each archive."""
     there = list(entries)
     answer = []

@@ -115,7 +115,7 @@ def choose(
 def demanded_version(depends: str) -> str:
     """Take the driver's version out of a module package's dependencies; empty where it names none.
 
-    As Ubuntu's have it: `nvidia-kernel-common-580-server (<= 580.95.05-1), nvidia-kernel-common-580-server (>= 580.95.05)`.
+    As Ubuntu's have it: `nvidia-kernel-common-595 (>= 595.84), nvidia-kernel-common-595 (<= 595.84-1)`.
     """
     found = re.search(r"nvidia-kernel-common-[\w-]+ \(>= (\d+(?:\.\d+)+)", depends)
     return found[1] if found else ""
