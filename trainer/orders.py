@@ -21,6 +21,7 @@ from trainer.records import read_record
 
 log = logging.getLogger(__name__)
 ORDERS = Path("/tmp")
+ASKED = "starting anew, as the coordinator asks: what an earlier one left here is in the way"
 DEADLINE_SECONDS = 5.0
 POLL_SECONDS = 1.0
 END_SECONDS = 10.0  # for servers that have trained a moment ago
@@ -94,12 +95,11 @@ class Messenger:
         self._news.set()
 
     def _deliver(self) -> None:
-        why = "starting anew, as the coordinator asks: what an earlier one left here is in the way"
         while True:
             wanted = {task: process for task, process in self._wanted.items() if process not in self._told}
             for task, process in wanted.items():
                 address = self._servers.get(task)
-                if address and identity(address) == process and send(task, address, process, TRY_AGAIN, why):
+                if address and identity(address) == process and send(task, address, process, TRY_AGAIN, ASKED):
                     self._told.add(process)
             # Nobody is left to be told, or somebody who does not answer yet.
             self._news.wait(POLL_SECONDS if wanted else None)

@@ -21,7 +21,7 @@ from trainer.failures import FINISHED, TRY_AGAIN, is_stale
 from trainer.logs import without_chatter
 from trainer.members import answers, identity
 from trainer.notify import Notifier
-from trainer.orders import received
+from trainer.orders import ASKED, received
 from trainer.records import read_record
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ SELF_CHECK_SECONDS = 10.0
 # TensorFlow's default, one a core, a server of few cores would soon have none left, not even to say that it lives.
 THREADS = 32
 LOOK_SECONDS = 2.0
-ASKED = "starting anew, as the coordinator asks: what an earlier one left here is in the way"
 STALE = "starting anew: the shared path's file handle is stale, and must be mounted anew"
 # What only the shared path says is seen so often in a row: a network file system may show the selection of the run
 # before once more, and calls the handle of a file stale that was just replaced.

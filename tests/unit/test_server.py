@@ -11,7 +11,8 @@ import pytest
 from trainer import server
 from trainer.checkpoints import RunDirectory
 from trainer.config import Config
-from trainer.server import ASKED, STALE, ending, follow
+from trainer.orders import ASKED
+from trainer.server import STALE, ending, follow
 
 TASK, ADDRESS = "ps-0", "localhost:1"
 
