@@ -87,7 +87,7 @@ def test_training_with_no_shared_path_survives_its_coordinator_and_ends_its_serv
     assert [len(hosts.processes[task]) for task in SERVERS] == [2, 2, 1]
     hosts.until_said(again, f"{RUN} finished")
     assert again.wait() == 0
-    assert [hosts.processes[task][-1].wait(MINUTE) for task in SERVERS] == [0, 0, 0]
+    assert [hosts.processes[task][-1].wait(3 * MINUTE) for task in SERVERS] == [0, 0, 0]
     assert [list(hosts.disk(task).iterdir()) for task in SERVERS] == [[], [], []]
     assert (directory.path / "export" / "saved_model.pb").is_file()
 
@@ -98,5 +98,5 @@ def test_servers_that_are_started_for_a_finished_run_end_with_it(runs: Runs, tmp
     directory.set_state("finished", STEPS)
     for task in ("chief-0", *SERVERS):
         hosts.start(task)
-    assert [hosts.processes[task][0].wait(MINUTE) for task in ("chief-0", *SERVERS)] == [0, 0, 0, 0]
+    assert [hosts.processes[task][0].wait(3 * MINUTE) for task in ("chief-0", *SERVERS)] == [0, 0, 0, 0]
     assert "the run is finished" in hosts.processes["ps-0"][0].output
