@@ -81,7 +81,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             if config.chief_alone and not in_process:
                 notifier.watch(lambda: True)
                 with without_chatter():
-                    import tensorflow  # noqa: F401
+                    import tensorflow
                 dismiss(cluster.servers, COMING_SECONDS)
             return FINISHED
         # A coordinator that is refused must not say of the run what it is doing itself.
