@@ -23,8 +23,9 @@ RUN_SECONDS = 1.0
 UNITS_SECONDS = 3.0
 # Once a step is trained, looking at all hosts takes no more than one part in so many of the time.
 UNITS_SHARE = 20
-# The chief's host may be silent for so long before the watching ends; the training goes on without us.
-SILENCE_SECONDS = 60.0
+# The chief's host may be silent for so long before the watching ends; the training goes on without us. A slow one that
+# builds its model has little time for SSH.
+SILENCE_SECONDS = 180.0
 # The evaluator gets so long after the last step.
 EVALUATION_SECONDS = 180.0
 
@@ -213,6 +214,7 @@ class _Watch:
         self._heard = begun
         self._units_at: float | None = None
         self._units_took = 0.0
+        self._took = 0.0  # the last look at the run: a host that is slow to answer is asked less often
         self._trained = False
         self._observation = Observation()
         self.run: Run | None = None
@@ -232,7 +234,7 @@ class _Watch:
                 if run and run.state == "training"
                 else report.render_waiting(self._inventory, self._observation)
             )
-            self._desk.sleep(RUN_SECONDS)
+            self._desk.sleep(max(RUN_SECONDS, self._took))
 
     def until_finished(self) -> Run:
         while True:
@@ -241,7 +243,7 @@ class _Watch:
                 if run.state == "finished":
                     return run
                 self.progress.show(report.render_progress(run, self._desk.clock() - self._last_step_at))
-            self._desk.sleep(RUN_SECONDS)
+            self._desk.sleep(max(RUN_SECONDS, self._took))
 
     def until_evaluated(self, run: Run) -> bool:
         """Wait for the evaluation of the last step; False when none comes in time."""
@@ -251,7 +253,7 @@ class _Watch:
             if decision.is_evaluated(latest):
                 return True
             self.progress.show(f"step {run.step}: finished, waiting for its evaluation")
-            self._desk.sleep(RUN_SECONDS)
+            self._desk.sleep(max(RUN_SECONDS, self._took))
         return False
 
     @property
@@ -268,9 +270,10 @@ class _Watch:
         whole = self._units_at is None or now - self._units_at >= pause
         chief = self._inventory.chief
         seen = self._cluster.observe(None if whole else [chief.host])
+        self._took = self._desk.clock() - now
         if whole:
             self._units_at = self._desk.clock()
-            self._units_took = self._units_at - now
+            self._units_took = self._took
             self._observation = seen
         if chief.host in seen.unreachable:
             if now - self._heard > SILENCE_SECONDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -467,6 +468,23 @@ def test_start_cluster_touches_nothing_when_a_host_is_unreachable(hosts: Pretenc
     assert caught.value.code == 4
     assert hosts.done == []
     assert "inactive (dead)" in printed(desk)
+
+
+def test_a_host_that_answers_slowly_is_left_alone_for_as_long(hosts: Pretence, desk: verbs.Desk) -> None:
+    steps = train(per_second=0.1)
+    asked: list[tuple[float, float]] = []
+
+    def tick(hosts: Pretence) -> None:
+        began = hosts.now
+        hosts.now += 7.0
+        asked.append((began, hosts.now))
+        steps(hosts)
+
+    hosts.tick = tick
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    watching = asked[2:]
+    assert len(watching) > 10
+    assert all(later[0] - earlier[1] >= 7.0 for earlier, later in itertools.pairwise(watching))
 
 
 def test_chief_that_falls_silent_ends_the_watching(hosts: Pretence, desk: verbs.Desk) -> None:
