@@ -132,8 +132,6 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
     """
     if (ROOT / "ansible.cfg").is_file():
         os.environ.setdefault("ANSIBLE_CONFIG", str(ROOT / "ansible.cfg"))
-    # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
-    os.environ.setdefault("ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED", "true")
     # Ansible reads its settings when it is imported, and half a second is too much for `fab --list`.
     from ansible.constants import DEFAULT_HOST_LIST, DEFAULT_REMOTE_USER, HOST_KEY_CHECKING
     from ansible.errors import AnsibleError
@@ -141,6 +139,10 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
     from ansible.parsing.dataloader import DataLoader
     from ansible.vars.manager import VariableManager
 
+    from ansible import constants
+
+    # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
+    constants.INVENTORY_ANY_UNPARSED_IS_FAILED = True
     source = _source(given, environment, DEFAULT_HOST_LIST)
     _load_ansible_plugins()
     loader = DataLoader()

@@ -476,15 +476,15 @@ def test_a_host_that_answers_slowly_is_left_alone_for_as_long(hosts: Pretence, d
 
     def tick(hosts: Pretence) -> None:
         began = hosts.now
-        hosts.now += 7.0
+        desk.sleep(7.0)
         asked.append((began, hosts.now))
         steps(hosts)
 
     hosts.tick = tick
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
-    watching = asked[2:]
-    assert len(watching) > 10
-    assert all(later[0] - earlier[1] >= 7.0 for earlier, later in itertools.pairwise(watching))
+    gaps = [later[0] - earlier[1] for earlier, later in itertools.pairwise(asked)]
+    assert all(gap == 0 or gap >= 7 for gap in gaps)  # a look may ask more than once
+    assert sum(gap >= 7 for gap in gaps) > 10
 
 
 def test_chief_that_falls_silent_ends_the_watching(hosts: Pretence, desk: verbs.Desk) -> None:
