@@ -193,6 +193,7 @@ class Training:
     def run(self) -> None:
         """Take turns until the run is finished; raises what another process must mend, and Stopped."""
         membership, in_vain, best = self._membership, 0, self._directory.newest() or 0
+        freed = 0.0
         if membership is None and self._cluster.servers:
             wait_for_members(self._config, self._cluster, self._directory, self._progress)
         while True:
@@ -202,6 +203,7 @@ class Training:
                 if self._stopping():
                     raise Stopped
             cluster = membership.form() if membership else self._cluster
+            time.sleep(max(0.0, freed + FREED_SECONDS - time.monotonic()))
             try:
                 self._take_turn(cluster, membership.began if membership else self._began)
                 return
@@ -225,8 +227,7 @@ class Training:
             self._replicas.close()
             self._replicas = self._course = None
             gc.collect()
-            if membership is not None and not membership.guard.lost_servers():
-                time.sleep(FREED_SECONDS)
+            freed = time.monotonic()
             if membership is not None:
                 membership.lost(message)
 
