@@ -133,17 +133,15 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
     if (ROOT / "ansible.cfg").is_file():
         os.environ.setdefault("ANSIBLE_CONFIG", str(ROOT / "ansible.cfg"))
     # Ansible reads its settings when it is imported, and half a second is too much for `fab --list`.
-    from ansible.constants import DEFAULT_HOST_LIST, DEFAULT_REMOTE_USER, HOST_KEY_CHECKING
+    import ansible.constants as settings
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
     from ansible.vars.manager import VariableManager
 
-    from ansible import constants
-
     # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
-    constants.INVENTORY_ANY_UNPARSED_IS_FAILED = True
-    source = _source(given, environment, DEFAULT_HOST_LIST)
+    settings.INVENTORY_ANY_UNPARSED_IS_FAILED = True
+    source = _source(given, environment, settings.DEFAULT_HOST_LIST)
     _load_ansible_plugins()
     loader = DataLoader()
     loader.set_basedir(str(ROOT))
@@ -174,9 +172,9 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
             "Put it under `chief:` there and run `ansible-playbook site.yml`"
         )
     boards = [f"http://{board['address']}:{board['port']}" for board in spec["tensorboard"].values()]
-    verify_host_keys = bool(HOST_KEY_CHECKING)
+    verify_host_keys = bool(settings.HOST_KEY_CHECKING)
     hosts = {
-        name: _host(name, variables[name], DEFAULT_REMOTE_USER, verify_host_keys)
+        name: _host(name, variables[name], settings.DEFAULT_REMOTE_USER, verify_host_keys)
         for name in dict.fromkeys(task.host for task in tasks)
     }
     return Inventory(source, groups, hosts, tasks, variables, boards[0] if boards else None)

@@ -214,7 +214,7 @@ class _Watch:
         self._heard = begun
         self._units_at: float | None = None
         self._units_took = 0.0
-        self._took = 0.0  # the last look at the run: a host that is slow to answer is asked less often
+        self._took = 0.0  # the last look at the run
         self._trained = False
         self._observation = Observation()
         self.run: Run | None = None
@@ -234,7 +234,7 @@ class _Watch:
                 if run and run.state == "training"
                 else report.render_waiting(self._inventory, self._observation)
             )
-            self._desk.sleep(max(RUN_SECONDS, self._took))
+            self._rest()
 
     def until_finished(self) -> Run:
         while True:
@@ -243,7 +243,7 @@ class _Watch:
                 if run.state == "finished":
                     return run
                 self.progress.show(report.render_progress(run, self._desk.clock() - self._last_step_at))
-            self._desk.sleep(max(RUN_SECONDS, self._took))
+            self._rest()
 
     def until_evaluated(self, run: Run) -> bool:
         """Wait for the evaluation of the last step; False when none comes in time."""
@@ -253,8 +253,12 @@ class _Watch:
             if decision.is_evaluated(latest):
                 return True
             self.progress.show(f"step {run.step}: finished, waiting for its evaluation")
-            self._desk.sleep(max(RUN_SECONDS, self._took))
+            self._rest()
         return False
+
+    def _rest(self) -> None:
+        """Wait until the next look: a host that is slow to answer is asked less often."""
+        self._desk.sleep(max(RUN_SECONDS, self._took))
 
     @property
     def steps_per_second(self) -> float | None:

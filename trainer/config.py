@@ -80,8 +80,8 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check_type(field.name, getattr(self, field.name), TYPES[field.name])
-        if URL.fullmatch(self.shared_dir):
-            raise ConfigError(f"shared_dir is {self.shared_dir!r}: {NO_URL}")
+        if problem := url_problem("shared_dir", self.shared_dir):
+            raise ConfigError(problem)
         for key, (holds, expected) in CHECKS.items():
             value = getattr(self, key)
             if not holds(value):
@@ -137,10 +137,15 @@ class Config:
         return dataclasses.asdict(self)
 
 
+def url_problem(name: str, path: str) -> str | None:
+    """Say why a directory, which the setting `name` names, can't be a URL; None where it is none."""
+    return f"{name} is {path!r}: {NO_URL}" if URL.fullmatch(path) else None
+
+
 def absolute_path(text: str) -> str:
     """Return the absolute path of a directory that the command line names; raises ConfigError for a URL."""
-    if URL.fullmatch(text):
-        raise ConfigError(f"shared_dir is {text!r}: {NO_URL}")
+    if problem := url_problem("shared_dir", text):
+        raise ConfigError(problem)
     return str(Path(text).absolute())
 
 

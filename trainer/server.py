@@ -79,7 +79,9 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
     """Return what this server should exit with now and why, or None; what can't be read asks for nothing."""
     try:
         config = selected()
-        if config.chief_alone and config.strategy == "parameter_server":
+        if config.strategy != "parameter_server":
+            return None, ""
+        if config.chief_alone:
             return received(identity(address))
         directory = RunDirectory(config.shared_dir, config.run)
         asked = ((read_record(directory.state) or {}).get("restart") or {}).get(task)
@@ -87,8 +89,6 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
     except OSError as error:
         return (TRY_AGAIN, STALE) if is_stale(error) else (None, "")
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError):
-        return None, ""
-    if config.strategy != "parameter_server":
         return None, ""
     if finished is not None:
         return FINISHED, f"run {config.run} finished at step {finished}"

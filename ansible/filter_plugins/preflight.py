@@ -28,7 +28,7 @@ from cluster_spec import (  # noqa: E402
 from gpu_devices import gpu_problems  # noqa: E402
 from nfs import nfs_source  # noqa: E402
 
-from trainer.config import NO_URL, STRATEGY_JOBS, URL, Config, ConfigError  # noqa: E402
+from trainer.config import STRATEGY_JOBS, Config, ConfigError, url_problem  # noqa: E402
 
 KNOWN_GROUPS = (*JOBS, "tensorboard", "nfs_server", "gpu", "monitoring")
 ANSIBLE = ((2, 19), (2, 20))
@@ -129,8 +129,8 @@ def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
                 f"cluster_local_dir is {storage['path']!r}; expected the absolute path of a directory that each host "
                 "has for itself, of letters, digits, dots and dashes. Leave it out for /var/lib/trainer/local"
             )
-        elif isinstance(storage["path"], str) and URL.fullmatch(storage["path"]):
-            yield f"cluster_shared_dir is {storage['path']!r}: {NO_URL}"
+        elif isinstance(storage["path"], str) and (problem := url_problem("cluster_shared_dir", storage["path"])):
+            yield problem
         else:
             yield (
                 f"cluster_shared_dir is {storage['path']!r}; expected the absolute path that all hosts share, of "
