@@ -355,7 +355,10 @@ def clean(root: Path) -> None:
     lab, dotfile = root / ".lab", root / ".vagrant"
     if any(path.parent.name not in ("lxc", "libvirt") for path in dotfile.glob("machines/*/*/id")):
         run("vagrant", "destroy", "--force", cwd=root)
-    vm.remove([path.read_text().strip() for path in dotfile.glob("machines/*/libvirt/id")])
+    vms = [path.read_text().strip() for path in dotfile.glob("machines/*/libvirt/id")]
+    if vms and shutil.which("virsh"):
+        raise_libvirt()  # or they would stay, and nobody would know of them any more
+    vm.remove(vms)
     other = owner()
     ours = not (other and other != root and lives(other))
     if ours and (other or hosts() or loop_devices()):
