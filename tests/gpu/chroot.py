@@ -67,7 +67,8 @@ class Machine:
             "ansible_python_interpreter": "/usr/bin/python3",
             "ansible_remote_tmp": "/tmp/.ansible",
         }
-        inventory.write_text(json.dumps({"all": {"hosts": {"machine": reached | variables}}}))
+        listed = {"all": {"hosts": {"machine": reached | variables}}}
+        inventory.write_text(json.dumps(listed | {group: {"hosts": {"machine": {}}} for group in ("gpu", "worker")}))
         return self._inside("ansible-playbook", "-i", str(inventory), playbook, *options, check=check)
 
     def _inside(self, *command: str, check: bool = True) -> str:

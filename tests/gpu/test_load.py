@@ -146,11 +146,11 @@ def test_a_driver_that_the_machine_came_with_is_only_looked_at(machine):
     machines.load(machine.root, "580.95.05")
     own = {"nvidia_driver_source": "none"}
     assert changed(machine.play("tests/gpu/driver.yml", **own)) == 0
-    machine.play("tests/gpu/load.yml", **own)
+    machine.play("ansible/gpu.yml", **own)
     assert_device_files_at_boot(machine)
-    assert changed(machine.play("tests/gpu/load.yml", **own)) == 0
+    assert changed(machine.play("ansible/gpu.yml", **own)) == 0
     machines.load(machine.root, "470.82.01")
-    said = in_one_line(machine.play("tests/gpu/driver.yml", check=False, **own))
+    said = in_one_line(machine.play("ansible/gpu.yml", check=False, **own))
     assert "driver 470 is too old: TensorFlow 2.21 is built for CUDA 12.5, which needs 525 or newer" in said
 
 

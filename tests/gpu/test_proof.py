@@ -36,12 +36,12 @@ def machine():
     return made
 
 
-def play(machine, module="580.95.05", error="null", check=True):
+def play(machine, *playbooks, module="580.95.05", error="null", check=True, **variables):
     machines.load(machine.root, module)
     machine.script("/opt/trainer/current/env/bin/python", PYTHON % error)
     python = machine.root / "opt/trainer/current/env/bin/python"
     python.write_text(python.read_text().replace("#!/bin/sh", "#!/bin/bash"))
-    said = machine.play("tests/gpu/proof.yml", check=check)
+    said = machine.play(*(playbooks or ["tests/gpu/proof.yml"]), check=check, **variables)
     return " ".join(said.split())
 
 
@@ -61,3 +61,22 @@ def test_another_module_than_the_pinned_one_ends_the_play_with_the_hosts_name(ma
 def test_a_gpu_that_computes_wrong_ends_the_play(machine):
     said = play(machine, error='"a convolution: 3 of 25088 numbers are wrong"', check=False)
     assert "1: a convolution: 3 of 25088 numbers are wrong" in said
+
+
+def test_site_s_playbooks_prove_the_driver_that_they_found_on_the_gpus_that_the_inventory_names(machine):
+    """With the driver that the machine came with; what preflight would have computed is told."""
+    machine.do("rm", "-rf", "/etc/trainer/gpu.json", "/sys/bus")
+    machines.lay_out(machine.root, "tesla-t4")
+    playbooks = ("ansible/gpu.yml", "ansible/gpu_proof.yml")
+    variables = {
+        "nvidia_driver_source": "none",
+        "nvidia_driver_version": "580.95.05",
+        "psfleet_spec": {"gpus": {"machine": {"count": 2, "devices": ["0", "1"]}}},
+    }
+    play(machine, *playbooks, **variables)
+    expected = json.loads((machine.root / "etc/trainer/gpu.json").read_text())
+    assert expected == {"driver": "580.95.05", "gpus": 2, "devices": ["0", "1"]}
+    assert re.search(r"changed=0 .* failed=0", play(machine, *playbooks, **variables))
+    said = play(machine, *playbooks, error='"1 of 16 numbers is wrong"', check=False, **variables)
+    assert "host 'machine':" in said
+    assert "1: 1 of 16 numbers is wrong" in said

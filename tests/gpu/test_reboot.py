@@ -190,7 +190,10 @@ def test_the_proof_has_the_rights_of_a_task_and_keeps_what_it_translated(contain
     assert not {"/var/lib/trainer", "/etc", "/run"} & set(proof)
     # The same of a task: the role's unit, less what a training has and this program hasn't.
     unit = jinja2.Template((ROOT / "roles/trainer/templates/trainer@.service.j2").read_text()).render(
-        trainer_stop_seconds=5, trainer_watchdog_seconds=0, trainer_settings={"shared_dir": "/srv"}
+        trainer_start_seconds=9,
+        trainer_stop_seconds=5,
+        trainer_watchdog_seconds=0,
+        trainer_settings={"shared_dir": "/srv"},
     )
     unit = re.sub(r"(?m)^(Type|EnvironmentFile|ExecStartPre|Restart\w*|WatchdogSec)=.*\n", "", unit)
     unit = unit.replace("[Service]\n", "[Service]\nType=oneshot\nStandardOutput=file:/rights\n")
