@@ -6,8 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ import testinfra
 import yaml
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.hosts import ROOT, add_journals, listed_inventory, name_of, wait_until
+
 TRAINING_GROUPS = ("chief", "ps", "worker", "evaluator")
 LONG_RUN = "infra-long"
 # From a cluster just made right to one that trains, is damaged, restarted, stopped, changes its strategy, and at last
@@ -45,12 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Add the journals of a failed test's hosts to its report."""
     report = yield
-    if report.failed and hasattr(item, "funcargs"):
-        host = item.funcargs.get("host")
-        for name, one in ({name_of(host): host} if host else hosts_of("all")).items():
-            report.sections.append((f"journal of {name}", journal(one)))
+    add_journals(report, item, journal)
     return report
 
 
@@ -62,15 +58,6 @@ def journal(host: Host) -> str:
         return str(error)
 
 
-def hosts_of(group: str) -> dict[str, Host]:
-    return {name_of(host): host for host in testinfra.get_hosts([f"ansible://{group}"])}
-
-
-def name_of(host: Host) -> str:
-    """The host's name in the inventory."""
-    return host.backend.get_pytest_id().removeprefix("ansible://")
-
-
 @pytest.fixture
 def _as_root(host: Host) -> Iterator[None]:
     with host.sudo():
@@ -79,9 +66,7 @@ def _as_root(host: Host) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def truth() -> dict[str, Any]:
-    """The inventory as Ansible lists it: groups and hostvars."""
-    listed = subprocess.run(["ansible-inventory", "--list"], cwd=ROOT, check=True, capture_output=True, text=True)
-    return json.loads(listed.stdout)
+    return listed_inventory()
 
 
 @pytest.fixture(scope="session")
@@ -179,18 +164,6 @@ def status(lab: dict[str, Host]) -> dict[str, Any]:
     command = "cd /opt/trainer/current && env/bin/python -m trainer status --json --settings /etc/trainer/run.json"
     with lab["head"].sudo("trainer"):
         return json.loads(lab["head"].check_output(command))
-
-
-def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Poll until `true()` is; its value is returned. Fails with `what` after the deadline."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = true()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.5)
 
 
 def wait_for_progress(lab: dict[str, Host], seconds: float = 180) -> None:

@@ -5,7 +5,9 @@ import time
 import pytest
 import yaml
 
-from .conftest import copy_inventory, fab, play, status, wait_until
+from tests.hosts import wait_until
+
+from .conftest import copy_inventory, fab, play, status
 
 BEGAN = f"@{int(time.time())}"  # a lab's hosts have this machine's clock
 RUN = f"infra-alone-{BEGAN[1:]}"

@@ -1,6 +1,8 @@
 """Hosts that reboot, and a shared path that is not there."""
 
-from .conftest import fab, wait_for_progress, wait_until
+from tests.hosts import wait_until
+
+from .conftest import fab, wait_for_progress
 
 
 def answer(host, command):

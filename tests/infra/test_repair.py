@@ -6,7 +6,9 @@ import shutil
 import pytest
 import yaml
 
-from .conftest import environment_of, fab, play, units, wait_for_progress, wait_until
+from tests.hosts import wait_until
+
+from .conftest import environment_of, fab, play, units, wait_for_progress
 
 # Both are narrower than the default route, and wider than the lab's own network.
 WAY_OUT = ("0.0.0.0/1", "128.0.0.0/1")

@@ -7,7 +7,9 @@ import subprocess
 import pytest
 import yaml
 
-from .conftest import ROOT, play
+from tests.hosts import ROOT
+
+from .conftest import play
 
 
 def test_second_run_changes_nothing():

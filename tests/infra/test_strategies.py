@@ -5,7 +5,9 @@ import time
 
 import pytest
 
-from .conftest import copy_inventory, environment_of, fab, play, status, wait_until
+from tests.hosts import wait_until
+
+from .conftest import copy_inventory, environment_of, fab, play, status
 
 RUN = f"infra-sync-{int(time.time())}"
 FIT_RUN = f"infra-fit-{int(time.time())}"

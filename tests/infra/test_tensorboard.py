@@ -5,7 +5,9 @@ import urllib.request
 
 import pytest
 
-from .conftest import LONG_RUN, name_of, wait_until
+from tests.hosts import name_of, wait_until
+
+from .conftest import LONG_RUN
 
 testinfra_hosts = ["ansible://tensorboard"]
 pytestmark = pytest.mark.usefixtures("long_run", "_as_root")

@@ -6,15 +6,15 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import testinfra
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.hosts import ROOT, add_journals, listed_inventory, name_of, wait_until
+
 RUN = "vms"
 # From VMs just made right to a training under way, the reboot of all, and the server's return.
 ORDER = ["test_site", "test_all_hosts", "test_nfs_server", "test_nfs_client", "test_training", "test_reboot"]
@@ -26,27 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Add the journals of a failed test's hosts to its report."""
     report = yield
-    if report.failed and hasattr(item, "funcargs"):
-        host = item.funcargs.get("host")
-        for name, one in ({name_of(host): host} if host else hosts_of("all")).items():
-            report.sections.append((f"journal of {name}", journal(one)))
+    add_journals(report, item, journal)
     return report
 
 
 def journal(host: Host) -> str:
     units = "--unit='trainer@*' --unit='*.mount' --unit='nfs-*' --unit=chrony"
     return answer(host, f"journalctl --no-pager --lines=30 {units}")
-
-
-def hosts_of(group: str) -> dict[str, Host]:
-    return {name_of(host): host for host in testinfra.get_hosts([f"ansible://{group}"])}
-
-
-def name_of(host: Host) -> str:
-    """The host's name in the inventory."""
-    return host.backend.get_pytest_id().removeprefix("ansible://")
 
 
 def answer(host: Host, command: str) -> str:
@@ -56,18 +43,6 @@ def answer(host: Host, command: str) -> str:
             return host.run(command).stdout.strip()
     except RuntimeError:
         return ""
-
-
-def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Poll until `true()` is; its value is returned. Fails with `what` after the deadline."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = true()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds:.0f} s: {what}")
-        time.sleep(2)
 
 
 def reboot(*hosts: Host, seconds: float = 1800) -> None:
@@ -106,9 +81,7 @@ def status(host: Host) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def truth() -> dict[str, Any]:
-    """The inventory as Ansible lists it: groups and hostvars."""
-    listed = subprocess.run(["ansible-inventory", "--list"], cwd=ROOT, check=True, capture_output=True, text=True)
-    return json.loads(listed.stdout)
+    return listed_inventory()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 import pytest
 
-from .conftest import answer, hosts_of, name_of, wait_until
+from tests.hosts import hosts_of, name_of, wait_until
+
+from .conftest import answer
 
 testinfra_hosts = ["ansible://all"]
 pytestmark = pytest.mark.usefixtures("_as_root")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import name_of, wait_until
+from tests.hosts import name_of, wait_until
 
 testinfra_hosts = ["ansible://chief", "ansible://worker"]
 pytestmark = pytest.mark.usefixtures("_as_root")

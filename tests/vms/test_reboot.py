@@ -1,6 +1,8 @@
 """Reboots: of all machines at once, and of the server alone, with another disk behind its export."""
 
-from .conftest import answer, reboot, status, wait_until
+from tests.hosts import wait_until
+
+from .conftest import answer, reboot, status
 
 
 def test_all_machines_reboot_at_once_and_the_training_resumes(training, vms, head, site):

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 
-from .conftest import ROOT
+from tests.hosts import ROOT
 
 
 def test_second_run_changes_nothing():

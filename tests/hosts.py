@@ -1,0 +1,51 @@
+"""Hosts as tests see them: over SSH, through the inventory that Ansible reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import testinfra
+from testinfra.host import Host
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def hosts_of(group: str) -> dict[str, Host]:
+    return {name_of(host): host for host in testinfra.get_hosts([f"ansible://{group}"])}
+
+
+def name_of(host: Host) -> str:
+    """The host's name in the inventory."""
+    return host.backend.get_pytest_id().removeprefix("ansible://")
+
+
+def listed_inventory() -> dict[str, Any]:
+    """The inventory as Ansible lists it: groups and hostvars."""
+    listed = subprocess.run(["ansible-inventory", "--list"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return json.loads(listed.stdout)
+
+
+def add_journals(report: pytest.TestReport, item: pytest.Item, journal: Callable[[Host], str]) -> None:
+    """Add the journals of a failed test's hosts to its report."""
+    if report.failed and hasattr(item, "funcargs"):
+        host = item.funcargs.get("host")
+        for name, one in ({name_of(host): host} if host else hosts_of("all")).items():
+            report.sections.append((f"journal of {name}", journal(one)))
+
+
+def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Poll until `true()` is; its value is returned. Fails with `what` after the deadline."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = true()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.5)
