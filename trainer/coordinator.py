@@ -188,7 +188,7 @@ class Training:
         self._began = time.monotonic()
         self._replicas: Any = None
         self._course: Any = None
-        self._doubted = False  # whether the turn before ended at a part without data
+        self._doubted = False  # whether the turn before ended at a part without data, and not at a fault
 
     def run(self) -> None:
         """Take turns until the run is finished; raises what another process must mend, and Stopped."""
@@ -208,17 +208,17 @@ class Training:
                 self._take_turn(cluster, membership.began if membership else self._began)
                 return
             except Reform as reform:
-                message = str(reform)
+                message, self._doubted = str(reform), False
             except Exception as error:
                 if membership is None or not self._is_mendable_here(error):
                     raise
                 saved = self._directory.newest() or 0
                 in_vain, best = (0, saved) if saved > best else (in_vain + 1, best)
-                if in_vain == TURNS_IN_VAIN:
-                    raise
                 message = explain(error)
                 if isinstance(error, EmptyPart):
                     message = "a worker's data ended in the middle of a call, as a fault leaves it"
+                if in_vain == TURNS_IN_VAIN:
+                    raise Infrastructure(message) from error
             if self._course is not None and not self._course.settle(SETTLE_SECONDS):
                 raise Infrastructure(f"{message}; and the save in flight does not end")
             if membership is not None and self._replicas.recovering:
@@ -237,6 +237,7 @@ class Training:
             # A part that is empty ends the first block of each turn; a call that a fault broke off, hardly two turns.
             doubted, self._doubted = self._doubted and not self._course.advanced, True
             return not doubted and not self._replicas.recovering
+        self._doubted = False
         if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error):
             return False
         if is_device(error) or is_stale(error):

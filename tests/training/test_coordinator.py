@@ -17,7 +17,16 @@ from trainer.checkpoints import LostLease, RunDirectory
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.coordinator import Training, run_coordinator
-from trainer.failures import TRY_AGAIN, USER_ERROR, UserError, is_device, is_infrastructure
+from trainer.failures import (
+    TRY_AGAIN,
+    USER_ERROR,
+    EmptyPart,
+    Infrastructure,
+    UserError,
+    is_device,
+    is_infrastructure,
+)
+from trainer.formation import Reform
 from trainer.membership import Membership
 from trainer.metrics import Progress
 from trainer.notify import Notifier
@@ -117,6 +126,42 @@ def test_a_run_is_not_finished_by_whoever_has_lost_it(
         training._finish(10, 1.0, "")
     assert directory.finished(10) is None
     assert next(looks, "asked") == "asked"
+
+
+LOST = tf.errors.UnavailableError(None, None, "ps-0 is gone")
+EMPTY = EmptyPart("a worker's part of the training data is empty")
+
+
+@pytest.mark.parametrize(
+    ("turns", "ends", "taken"),
+    [
+        ([EMPTY, EMPTY], EmptyPart, 2),
+        ([EMPTY, LOST, EMPTY, EMPTY], Infrastructure, 3),  # the most turns in vain
+        ([EMPTY, Reform("worker-0 is back"), EMPTY, EMPTY], EmptyPart, 4),
+    ],
+)
+def test_an_empty_part_is_the_users_only_if_two_turns_in_a_row_end_so(
+    config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, turns: Any, ends: Any, taken: int
+) -> None:
+    monkeypatch.setattr(coordinator, "FREED_SECONDS", 0)
+    handler = signal.getsignal(signal.SIGTERM)
+    lost: list[str] = []
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, lost=lost.append, began=0)
+    progress = Progress(config, directory, Notifier())
+    training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
+
+    def take_turn(*arguments: Any) -> None:
+        training._replicas = SimpleNamespace(recovering=False, close=lambda: None)
+        training._course = SimpleNamespace(advanced=False, settle=lambda seconds: True)
+        raise turns[len(lost)]
+
+    monkeypatch.setattr(training, "_take_turn", take_turn)
+    try:
+        with pytest.raises(ends):
+            training.run()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert len(lost) == taken - 1
 
 
 def test_who_was_asked_early_to_start_anew_is_known_to_be_on_the_way(
