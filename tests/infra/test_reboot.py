@@ -54,10 +54,13 @@ def test_a_path_that_nobody_else_sees_is_refused(lab, long_run):
         try:
             host.run_expect([0], "install -d -o trainer -g trainer /srv/trainer")
             check = host.run("/usr/local/sbin/psfleet-check-shared-path")
+            host.run_expect([0], "mkfifo /srv/trainer/.psfleet-host-head")  # hangs whoever reads it
+            hanging = host.run("/usr/local/sbin/psfleet-check-shared-path")
         finally:
             host.run_expect([0], "umount /srv/trainer")
-        assert check.rc == 1
+        assert (check.rc, hanging.rc) == (1, 1)
         assert "no marker of head is there" in check.stderr
+        assert "can't be read within 10 s" in hanging.stderr
         assert host.run("/usr/local/sbin/psfleet-check-shared-path").rc == 0
 
 
