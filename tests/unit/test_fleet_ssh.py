@@ -14,11 +14,23 @@ from pathlib import Path
 import paramiko
 import pytest
 from fabric import Config
+from paramiko.common import MSG_CHANNEL_SUCCESS
 
 from fleet.inventory import Host
 from fleet.ssh import SshHosts
 
 ACCEPT = {"stricthostkeychecking": "no"}
+
+
+class Transport(paramiko.Transport):
+    """Tells when it has answered a request: a client takes a channel that is closed before for a lost one."""
+
+    answered: threading.Event
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        super()._send_user_message(data)
+        if data.asbytes()[0] == MSG_CHANNEL_SUCCESS:
+            self.answered.set()
 
 
 class Session(paramiko.ServerInterface):
@@ -40,11 +52,13 @@ class Session(paramiko.ServerInterface):
         return True
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        threading.Thread(target=self._execute, args=(channel, command.decode()), daemon=True).start()
+        answered = channel.get_transport().answered = threading.Event()
+        threading.Thread(target=self._execute, args=(channel, command.decode(), answered), daemon=True).start()
         return True
 
-    def _execute(self, channel: paramiko.Channel, command: str) -> None:
+    def _execute(self, channel: paramiko.Channel, command: str, answered: threading.Event) -> None:
         done = subprocess.run(command, shell=True, capture_output=True, check=False)
+        answered.wait(60)
         channel.sendall(done.stdout)
         channel.sendall_stderr(done.stderr)
         channel.send_exit_status(done.returncode)
@@ -86,7 +100,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
                 found.turn_away -= 1
                 connection.close()
                 continue
-            transport = paramiko.Transport(connection)
+            transport = Transport(connection)
+            transport.answered = threading.Event()  # of the newest request
             transport.add_server_key(host_key)
             transport.start_server(event=threading.Event(), server=Session(key))
             found.logins.append(transport)
