@@ -28,8 +28,9 @@ def test_a_stale_handle_is_mounted_anew_by_itself(training, vms, head, server, s
     before = status(head).get("step") or 0
     # cp complains of what a save renames under its hands; such a checkpoint has no manifest yet.
     copy = f"rm -rf {served}.new; cp -a {served} {served}.new"
-    swap = f"mv {served} {served}.old && mv {served}.new {served} && rm -r {served}.old"
-    assert answer(server, f"{copy}; {swap} && exportfs -f && exportfs -ra && echo moved") == "moved"
+    # The tasks write on to the old directory until its last part is gone.
+    swap = f"mv {served} {served}.old && mv {served}.new {served} && until rm -rf {served}.old; do sleep 0.1; done"
+    assert answer(server, f"{copy}; {swap}; exportfs -f && exportfs -ra && echo moved") == "moved"
     for host, since in clients.items():
         said = f"journalctl --no-pager --unit=psfleet-remount --since=@{since}"
         wait_until(
