@@ -25,7 +25,6 @@ def test_a_stale_handle_is_mounted_anew_by_itself(training, vms, head, server, s
     """The server's directory is made anew, as on a disk that was replaced: the clients' handles name nothing."""
     path, served = site["cluster_shared_dir"], site["cluster_nfs_dir"]
     clients = {host: answer(host, "date +%s") for host in (head, vms[truth["worker"]["hosts"][0]])}
-    before = status(head).get("step") or 0
     # cp complains of what a save renames under its hands; such a checkpoint has no manifest yet.
     copy = f"rm -rf {served}.new; cp -a {served} {served}.new"
     # The tasks write on to the old directory until its last part is gone.
@@ -39,4 +38,9 @@ def test_a_stale_handle_is_mounted_anew_by_itself(training, vms, head, server, s
         wait_until(
             lambda host=host: answer(host, f"ls -A {path}").count(".psfleet-host-") > 1, 1200, "it is mounted anew"
         )
-    wait_until(lambda: (status(head).get("step") or 0) > before, 3600, f"a step after {before}")
+    before = status(head)  # as it was copied, or of a coordinator that is back
+    wait_until(
+        lambda: (now := status(head)).get("updated", 0) > before["updated"] and (now["step"] or 0) > before["step"],
+        3600,
+        f"a step after {before['step']}",
+    )
