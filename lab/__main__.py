@@ -21,7 +21,8 @@ def main() -> None:
     prepare.add_argument("--dotfile", type=Path, default=ROOT / ".vagrant")
     prepare.add_argument("--shared-owner", type=int, default=0, help="number of the user who owns the shared path")
     prepare.add_argument("addresses", nargs="*", help="the hosts' addresses")
-    verbs.add_parser("clean", help="take away everything that a lab made")
+    clean = verbs.add_parser("clean", help="take away everything that a lab made")
+    clean.add_argument("--anyones", action="store_true", help="also the containers of another checkout's lab")
     args = parser.parse_args()
     try:
         if args.verb == "packages":
@@ -29,7 +30,7 @@ def main() -> None:
         elif args.verb == "prepare":
             machine.prepare(ROOT, args.dotfile, args.provider, args.addresses, args.shared_owner)
         else:
-            machine.clean(ROOT)
+            machine.clean(ROOT, anyones=args.anyones)
     except machine.LabError as error:
         sys.exit(f"lab: {error}")
     except subprocess.CalledProcessError as error:

@@ -350,8 +350,8 @@ def raise_libvirt() -> None:
     raise LabError(f"libvirt does not answer at {vm.LIBVIRT}: look at `systemctl status libvirtd`")
 
 
-def clean(root: Path) -> None:
-    """Take away all that a lab made, also where half of it is gone."""
+def clean(root: Path, *, anyones: bool = False, record: Path = RECORD) -> None:
+    """Take away all that a lab made, also where half of it is gone; another checkout's only if `anyones`."""
     lab, dotfile = root / ".lab", root / ".vagrant"
     if any(path.parent.name not in ("lxc", "libvirt") for path in dotfile.glob("machines/*/*/id")):
         run("vagrant", "destroy", "--force", cwd=root)
@@ -359,17 +359,18 @@ def clean(root: Path) -> None:
     if vms and shutil.which("virsh"):
         raise_libvirt()  # or they would stay, and nobody would know of them any more
     vm.remove(vms)
-    other = owner()
+    other = owner(record)
     ours = not (other and other != root and lives(other))
-    if ours and (other or hosts() or loop_devices()):
+    if (ours or anyones) and (other or hosts() or loop_devices()):
         require_root()
         began = time.monotonic()
-        with lock():
+        with lock(record):
             remove_hosts()
             unmount(lab / "shared")
             box.forget()
-            (RECORD / "owner").unlink(missing_ok=True)
-        say(f"hosts, shared file system and box are gone ({time.monotonic() - began:.0f} s)")
+            (record / "owner").unlink(missing_ok=True)
+        whose = "" if ours else f" of {other}"
+        say(f"hosts, shared file system and box{whose} are gone ({time.monotonic() - began:.0f} s)")
     for directory in (lab, dotfile):
         if directory.exists():
             shutil.rmtree(directory)

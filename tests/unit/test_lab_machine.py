@@ -57,14 +57,28 @@ def test_claim_takes_away_the_lab_of_a_directory_that_is_gone(
 
 
 def test_clean_of_a_second_checkout_leaves_the_first_ones_lab(
+    tmp_path: Path, record: Path, taken_away: list[str]
+) -> None:
+    first, second = checkout(tmp_path / "one"), checkout(tmp_path / "two")
+    machine.claim(first, record)
+    (second / ".lab").mkdir()
+    machine.clean(second, record=record)
+    assert taken_away == []
+    assert machine.owner(record) == first
+    assert not (second / ".lab").exists()
+
+
+def test_clean_takes_another_checkouts_lab_away_when_told_so(
     tmp_path: Path, record: Path, taken_away: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "owner", lambda: first)
+    monkeypatch.setattr(machine, "require_root", lambda: None)
     first, second = checkout(tmp_path / "one"), checkout(tmp_path / "two")
-    (second / ".lab").mkdir()
-    machine.clean(second)
-    assert taken_away == []
-    assert not (second / ".lab").exists()
+    machine.claim(first, record)
+    machine.clean(second, anyones=True, record=record)
+    assert taken_away[0] == "hosts"
+    assert machine.owner(record) is None
+    machine.claim(second, record)
+    assert machine.owner(record) == second
 
 
 @pytest.mark.parametrize("address", ["10.0.4.10", "10.0.3.1"])
