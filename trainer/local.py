@@ -42,6 +42,7 @@ STOP_SECONDS = 60.0  # the coordinator's time to save
 LEAVE_SECONDS = 5.0  # the other members' time to end, once the coordinator has stopped
 END_SECONDS = 30.0  # the other members' time to end, once the coordinator has finished
 EVALUATE_SECONDS = 120.0  # the evaluator's time for the last checkpoint
+SAYING = threading.Lock()
 CHOICES = {
     "strategy": tuple(STRATEGY_JOBS),
     "api": APIS,
@@ -310,7 +311,8 @@ def final(code: int) -> bool:
 
 
 def say(task: str, line: str) -> None:
-    print(f"{task:<11} | {line}", flush=True)
+    with SAYING:  # print() writes a line and its end apart, and each task has a thread
+        print(f"{task:<11} | {line}", flush=True)
 
 
 def die_with_parent(parent: int) -> None:

@@ -59,6 +59,20 @@ def test_output_is_prefixed_with_the_task(capfd: pytest.CaptureFixture[str]) -> 
     assert "chief-0     | trouble\n" in out
 
 
+def test_lines_of_tasks_that_print_at_once_stay_whole() -> None:
+    prints = "for _ in range(2000): print('x' * 20)"
+    script = (
+        "import os, sys\nfrom trainer.local import Supervisor, Task\n"
+        f"command = [sys.executable, '-u', '-c', {prints!r}]\n"
+        "tasks = [Task(name, command, dict(os.environ)) for name in ('ps-0', 'ps-1', 'worker-0', 'chief-0')]\n"
+        "Supervisor(tasks).run()\n"
+    )
+    out = subprocess.run([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout
+    lines = [line for line in out.splitlines() if "pid" not in line and "ended" not in line]
+    assert len(lines) > 100
+    assert {line.partition("| ")[2] for line in lines} == {"x" * 20}
+
+
 @pytest.mark.parametrize("code", [75, 1, 143, 139])
 def test_coordinator_that_may_try_again_is_started_again(tmp_path: Path, code: int) -> None:
     flag = tmp_path / "flag"
