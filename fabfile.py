@@ -139,15 +139,21 @@ def gpu_check(context: Context, json: bool = False, inventory: str | None = None
         "names": "which drill, or several with commas between them; --names may be left out",
         "all": "every drill that the inventory permits",
         "list": "say what each drill does, and its bounds",
+        "slack": "multiply the bounds by this, on machines that have other work besides (default: 1)",
         "inventory": _INVENTORY,
     },
 )
 def drill(
-    context: Context, names: str | None = None, all: bool = False, list: bool = False, inventory: str | None = None
+    context: Context,
+    names: str | None = None,
+    all: bool = False,
+    list: bool = False,
+    slack: float = 1.0,
+    inventory: str | None = None,
 ) -> None:
     """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
     if list:
         rehearsal.list_drills(verbs.Desk())
         return
     with _cluster(context, inventory, check=True) as cluster, _leaving("left; the cluster was given back"):
-        rehearsal.drill(cluster, verbs.Desk(), [name for name in (names or "").split(",") if name], all)
+        rehearsal.drill(cluster, verbs.Desk(), [name for name in (names or "").split(",") if name], all, slack)

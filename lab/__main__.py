@@ -22,7 +22,7 @@ def main() -> None:
     prepare.add_argument("--shared-owner", type=int, default=0, help="number of the user who owns the shared path")
     prepare.add_argument("addresses", nargs="*", help="the hosts' addresses")
     clean = verbs.add_parser("clean", help="take away everything that a lab made")
-    clean.add_argument("--anyones", action="store_true", help="also the containers of another checkout's lab")
+    clean.add_argument("--anyones", action="store_true", help="also another checkout's hosts")
     args = parser.parse_args()
     try:
         if args.verb == "packages":

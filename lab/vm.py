@@ -137,6 +137,11 @@ def forget() -> None:
     remove_volumes(name())
 
 
+def defined(directory: Path = Path("/etc/libvirt/qemu")) -> list[str]:
+    """The VMs of whatever checkout's lab, also where libvirt doesn't run."""
+    return sorted(path.stem for path in directory.glob("psfleet-*.xml"))
+
+
 def remove(machines: list[str]) -> None:
     """Take these VMs away with their disks, whichever inventory made them, and then network and boxes."""
     for machine in machines:

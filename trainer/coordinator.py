@@ -236,7 +236,7 @@ class Training:
         if isinstance(error, EmptyPart):
             # A part that is empty ends the first block of each turn; a call that a fault broke off, hardly two turns.
             doubted, self._doubted = self._doubted and not self._course.advanced, True
-            return not doubted and not self._replicas.recovering
+            return not doubted
         self._doubted = False
         if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error):
             return False

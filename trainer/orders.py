@@ -24,7 +24,7 @@ ORDERS = Path("/tmp")
 ASKED = "starting anew, as the coordinator asks: what an earlier one left here is in the way"
 DEADLINE_SECONDS = 5.0
 POLL_SECONDS = 1.0
-END_SECONDS = 10.0  # for servers that have trained a moment ago
+END_SECONDS = 30.0  # for servers that have trained a moment ago
 COMING_SECONDS = 60.0  # for servers that were started together with the coordinator
 
 

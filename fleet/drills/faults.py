@@ -138,7 +138,10 @@ class Freeze(Fault):
 
     def strike(self, stage: Stage) -> str:
         victims = by_host(stage, self.hits(stage))
-        stop = "root kill -STOP {0} && sleep 0.1 && grep -q '^State:.T' /proc/{0}/status || exit 1"
+        stop = (
+            "root kill -STOP {0} || exit 1; n=0; until grep -q '^State:.T' /proc/{0}/status; "
+            "do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done"
+        )
         run_everywhere(stage, for_each(victims, lambda task, pid: stop.format(pid)))
         return ", ".join(f"{task.name}'s process {pid} is stopped" for mine in victims.values() for task, pid in mine)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fleet.cluster import Cluster
@@ -23,12 +24,16 @@ def list_drills(desk: Desk) -> None:
     desk.say(render_table(["DRILL", "NOTICED", "PAUSED", "DESTRUCTIVE", "WHAT HAPPENS"], rows))
 
 
-def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool = False) -> None:
+def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool = False, slack: float = 1.0) -> None:
     """Go through drills, one line each; raise ClusterTrouble when one fails.
+
+    Bounds are multiplied by `slack`, for machines that do something else besides.
 
     Raises OperatorMistake for a name that is no drill's and for a drill that the inventory doesn't permit.
     """
-    chosen = choose(names, everything)
+    if not 1 <= slack < math.inf:
+        raise OperatorMistake(f"--slack {slack:g} is no factor for the bounds: give a number from 1 on, such as 2")
+    chosen = [each.with_slack(slack) for each in choose(names, everything)]
     if cluster.inventory.chief.server or not any(task.job == "ps" for task in cluster.inventory.tasks):
         raise OperatorMistake(
             "drills are for clusters with parameter servers; the inventory's strategy is another. Set strategy: "

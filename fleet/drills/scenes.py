@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -381,7 +382,12 @@ def second_coordinator(stage: Stage, drill: Drill) -> Findings:
     watch.begin()
     inner = 'set -a; eval "$1"; cd /opt/trainer/current && exec timeout 60 env/bin/python -m trainer'
     script = f'{AS_TRAINER} sh -c {shlex.quote(inner)} sh {shlex.quote(environment)} 2>&1; echo "exit code $?"'
-    said = stage.everywhere(script, [other], 90.0)[other].strip().splitlines()
+    with ThreadPoolExecutor(1) as pool:  # whether the first one trains is watched meanwhile
+        asked = pool.submit(stage.everywhere, script, [other], 90.0)
+        watch.away = [other]
+        watch.until(asked.done, 120.0)
+        watch.away = []
+        said = asked.result()[other].strip().splitlines()
     refused_at = stage.desk.clock()
     found.proof = f"a second coordinator ran on {other}: {said[-1]}"
     refused = [line for line in said if chief.host in line or "holds" in line or "lease" in line]

@@ -233,7 +233,7 @@ class Stage:
     # Looking
 
     def look(self) -> Sample:
-        """Ask the coordinator's host; raises DrillFailed when it doesn't answer."""
+        """Ask the coordinator's host; raises FleetError when it doesn't answer, or says half of it."""
         directory = shlex.quote(self.run_dir)
         script = (
             f"date +%s.%N; echo '@unit'; systemctl show --property={','.join(_UNIT)},StatusText {self.chief.unit}; "
@@ -241,10 +241,16 @@ class Stage:
             f"ls {directory}/checkpoints 2>/dev/null; echo '@events'; cat {directory}/events.jsonl 2>/dev/null; true"
         )
         text = self.on(self.chief.host, script, timeout=10.0)
-        return read_sample(text, self.desk.clock())
+        try:
+            return read_sample(text, self.desk.clock())
+        except (LookupError, ValueError) as error:
+            raise ClusterTrouble(f"{self.chief.host}: systemd does not say how {self.chief.name} is") from error
 
     def processes(self, hosts: Collection[str] | None = None, away: Collection[str] = ()) -> dict[str, Process]:
-        """Each task's process, of the hosts that answer; those that are `away` are not asked."""
+        """Each task's process, of all hosts that answer, but those that are `away`.
+
+        Raises HostsUnreachable when `hosts` are named, and one of them doesn't answer.
+        """
         asked = [host for host in self.inventory.hosts if (hosts is None or host in hosts) and host not in away]
         scripts = {
             host: f"systemctl show --property={','.join(_UNIT)} "
@@ -252,7 +258,11 @@ class Stage:
             for host in asked
         }
         found: dict[str, Process] = {}
-        for answer in self.cluster.hosts.run(scripts, 10.0).values():
+        answers = self.cluster.hosts.run(scripts, 10.0)
+        silent = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
+        if silent and hosts is not None:
+            raise HostsUnreachable(silent)
+        for answer in answers.values():
             if not answer.unreachable:
                 found |= read_processes(answer.stdout)
         return found

@@ -38,7 +38,7 @@ class Watch:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self.before = stage.processes()
+        self.before = stage.processes(stage.inventory.hosts)
         self.first = stage.look()
         self.begun = stage.desk.clock()
         self.samples: list[Sample] = [self.first]

@@ -127,7 +127,7 @@ def long_inventory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_inventory(tmp_path_factory.mktemp("inventory") / "lab", run, "tests/infra/programs")
 
 
-def fab(*arguments: str, inventory: Path | None = None, timeout: int = 400) -> subprocess.CompletedProcess[str]:
+def fab(*arguments: str, inventory: Path | None = None, timeout: int = 900) -> subprocess.CompletedProcess[str]:
     environment = os.environ | ({"PSFLEET_INVENTORY": str(inventory)} if inventory else {})
     return subprocess.run(
         ["fab", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout
@@ -143,6 +143,9 @@ def long_run(long_inventory: Path, lab: dict[str, Host]) -> Iterator[Path]:
     assert converged.code == 0, converged.failed
     started = fab("start-cluster", "--run", LONG_RUN, "--detach", inventory=long_inventory)
     assert started.returncode == 0, started.stdout + started.stderr
+    for name in ("ps-0", "ps-1", "worker-0", "worker-1"):  # training may have begun without one that was slow
+        with lab[name].sudo():
+            wait_until(lambda name=name: lab[name].service(f"trainer@{name}").is_running, 180, f"{name} runs")
     yield long_inventory
     fab("stop-cluster")
 

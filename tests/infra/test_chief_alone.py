@@ -47,9 +47,9 @@ def trained(lab, evaluated, inventory):
     started = fab("start-cluster", "--run", RUN, "--detach", inventory=inventory)
     assert started.returncode == 0, started.stdout + started.stderr
     with lab["head"].sudo():
-        wait_until(lambda: "manifest" in listed(lab["head"], f"{LOCAL}/runs/{RUN}/checkpoints"), 120, "a checkpoint")
+        wait_until(lambda: "manifest" in listed(lab["head"], f"{LOCAL}/runs/{RUN}/checkpoints"), 300, "a checkpoint")
         lab["head"].run_expect([0], "systemctl kill --signal=KILL trainer@chief-0")
-    wait_until(lambda: status(lab)["state"] == "finished", 240, "the end of the run")
+    wait_until(lambda: status(lab)["state"] == "finished", 900, "the end of the run")
     yield started.stdout
     fab("stop-cluster", inventory=inventory)
     for host in lab.values():

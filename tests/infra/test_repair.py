@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import pytest
 import yaml
 
 from tests.hosts import wait_until
@@ -44,33 +43,50 @@ def test_a_restart_that_an_interrupted_run_owes_is_made(lab, long_run):
     wait_for_progress(lab)
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "task", "restarted"),
-    [
-        ("worker-1", "/etc/trainer/worker-1.env", "Write each task's environment", {"worker-1"}),
-        ("head", "/etc/trainer/run.json", "Write the run settings", {"chief-0", "evaluator-0"}),
-        ("ps-1", "/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment", {"ps-1"}),
-        ("worker-0", "/opt/trainer/current/trainer/__main__.py", "Unpack the code", {"worker-0"}),
-        ("ps-0", "/etc/systemd/system/trainer@.service", "Install the unit", {"ps-0"}),
-    ],
-)
-def test_one_damaged_file_is_found_mended_and_its_tasks_restarted(lab, long_run, name, file, task, restarted):
-    host = lab[name]
-    before = units(lab)
-    with host.sudo():
-        file = host.check_output(f"ls {file}")  # the Python version is a pattern
-        right = host.check_output(f"cat {file}")
-        host.run_expect([0], f"sh -c 'echo \"# damaged\" >> {file}'")
+def test_a_damaged_file_of_a_worker_is_mended_and_that_worker_alone_restarted(lab, long_run):
+    mend(
+        lab,
+        long_run,
+        {
+            "worker-0": ("/opt/trainer/current/trainer/__main__.py", "Unpack the code"),
+            "worker-1": ("/etc/trainer/worker-1.env", "Write each task's environment"),
+        },
+        restarted={"worker-0", "worker-1"},
+    )
+
+
+def test_damaged_files_of_ps_and_head_are_mended_and_their_tasks_restarted(lab, long_run):
+    """A coordinator that is started anew has the ps start anew, so these are seen together."""
+    mend(
+        lab,
+        long_run,
+        {
+            "head": ("/etc/trainer/run.json", "Write the run settings"),
+            "ps-0": ("/etc/systemd/system/trainer@.service", "Install the unit"),
+            "ps-1": ("/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment"),
+        },
+        restarted={"chief-0", "evaluator-0", "ps-0", "ps-1"},
+    )
+
+
+def mend(lab, long_run, damaged, restarted):
+    """Damage one file on each of these hosts, and see one run find exactly those and restart just who uses them."""
+    before, files = units(lab), {}
+    for name, (pattern, _) in damaged.items():
+        with lab[name].sudo():
+            file = lab[name].check_output(f"ls {pattern}")  # the Python version is a pattern
+            files[name] = (file, lab[name].check_output(f"cat {file}"))
+            lab[name].run_expect([0], f"sh -c 'echo \"# damaged\" >> {file}'")
     repaired = play("site.yml", inventory=long_run)
     assert repaired.code == 0, repaired.failed
-    assert {host for host, _ in repaired.changed} == {name}, repaired.changed
-    assert [what for _, what in repaired.changed if what not in RESTARTING] == [task]
-    with host.sudo():
-        assert host.check_output(f"cat {file}") == right
+    mended = {(name, what) for name, what in repaired.changed if what not in RESTARTING}
+    assert mended == {(name, task) for name, (_, task) in damaged.items()}
+    assert {name for name, _ in repaired.changed} == set(damaged), repaired.changed
+    for name, (file, right) in files.items():
+        with lab[name].sudo():
+            assert lab[name].check_output(f"cat {file}") == right
     after = units(lab)
-    # A coordinator that loses a parameter server may start anew by itself, and has the ps start anew when it does.
-    own = {"chief-0", "ps-0", "ps-1"} - restarted if name.startswith(("ps-", "head")) else set()
-    assert {unit for unit in before if before[unit] != after[unit]} - own == restarted
+    assert {unit for unit in before if before[unit] != after[unit]} == restarted
     wait_for_progress(lab)
 
 
@@ -133,10 +149,11 @@ def test_a_second_task_on_a_host_runs_and_a_moved_task_is_retired(lab, long_run,
         assert started.returncode == 0, started.stdout + started.stderr
         with lab["worker-0"].sudo():
             for index, port in enumerate((2400, 2401)):
+                socket = lab["worker-0"].socket(f"tcp://{port}")
+                wait_until(lambda socket=socket: socket.is_listening, 180, f"port {port} is open")
                 config = json.loads(environment_of(lab["worker-0"], f"trainer@worker-{index}")["TF_CONFIG"])
                 assert config["task"] == {"type": "worker", "index": index}
                 assert len(config["cluster"]["worker"]) == 3
-                assert lab["worker-0"].socket(f"tcp://{port}").is_listening
     finally:
         assert play("site.yml", inventory=long_run).code == 0
         back = fab("start-cluster", "--detach", inventory=long_run)

@@ -94,6 +94,9 @@ def test_members_go_on_and_end_with_their_run(lab, in_step, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"run {RUN} finished" in done.stdout
     assert status(lab)["evaluation"]["step"] == steps
+    for name, task in MEMBERS.items():  # the coordinator may be the first to end
+        with lab[name].sudo():
+            wait_until(lambda name=name, task=task: state(lab[name], task)[0] == "inactive", 60, f"{task} ended")
     shown = fab("status", inventory=inventory)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     for name, task in MEMBERS.items():

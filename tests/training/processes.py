@@ -73,8 +73,9 @@ class Process:
         """Wait until a line of the output matches."""
 
         def found() -> re.Match[str] | None:
+            ended = self._process.poll() is not None and not self._reader.is_alive()  # before the output is read
             match = re.search(pattern, self.output, re.MULTILINE)
-            if match is None and self._process.poll() is not None and not self._reader.is_alive():
+            if match is None and ended:
                 pytest.fail(f"ended with {self._process.returncode} without {pattern!r}:\n{self.output}")
             return match
 

@@ -133,15 +133,22 @@ EMPTY = EmptyPart("a worker's part of the training data is empty")
 
 
 @pytest.mark.parametrize(
-    ("turns", "ends", "taken"),
+    ("turns", "recovering", "ends", "taken"),
     [
-        ([EMPTY, EMPTY], EmptyPart, 2),
-        ([EMPTY, LOST, EMPTY, EMPTY], Infrastructure, 3),  # the most turns in vain
-        ([EMPTY, Reform("worker-0 is back"), EMPTY, EMPTY], EmptyPart, 4),
+        ([EMPTY, EMPTY], False, EmptyPart, 2),
+        ([EMPTY, LOST, EMPTY, EMPTY], False, Infrastructure, 3),  # the most turns in vain
+        ([EMPTY, Reform("worker-0 is back"), EMPTY, EMPTY], False, EmptyPart, 4),
+        ([EMPTY], True, Infrastructure, 1),  # TensorFlow is taking in a worker: the next process goes on
     ],
 )
 def test_an_empty_part_is_the_users_only_if_two_turns_in_a_row_end_so(
-    config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, turns: Any, ends: Any, taken: int
+    config: Config,
+    directory: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    turns: Any,
+    recovering: bool,
+    ends: Any,
+    taken: int,
 ) -> None:
     monkeypatch.setattr(coordinator, "FREED_SECONDS", 0)
     handler = signal.getsignal(signal.SIGTERM)
@@ -151,14 +158,15 @@ def test_an_empty_part_is_the_users_only_if_two_turns_in_a_row_end_so(
     training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
 
     def take_turn(*arguments: Any) -> None:
-        training._replicas = SimpleNamespace(recovering=False, close=lambda: None)
+        training._replicas = SimpleNamespace(recovering=recovering, close=lambda: None)
         training._course = SimpleNamespace(advanced=False, settle=lambda seconds: True)
         raise turns[len(lost)]
 
     monkeypatch.setattr(training, "_take_turn", take_turn)
     try:
-        with pytest.raises(ends):
+        with pytest.raises(ends) as ended:
             training.run()
+        assert type(ended.value) is ends
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert len(lost) == taken - 1

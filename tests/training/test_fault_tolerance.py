@@ -93,7 +93,7 @@ class Training:
     def ends(self) -> None:
         """Let it train as fast as it can, to its end."""
         self.pace(0)
-        assert self.process.wait(RECOVERED) == 0, self.process.output[-6000:]
+        assert self.process.wait(4 * MINUTE) == 0, self.process.output[-6000:]
 
     @property
     def step(self) -> int:

@@ -24,15 +24,15 @@ def epochs(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[d
 
     Returns what the callbacks were told before and after the stop, and the second process.
     """
-    options = [*FIT, "--epoch-steps", "400", "--evaluation", "exact", "--steps-per-call", "5"]
+    options = [*FIT, "--epoch-steps", "600", "--evaluation", "exact", "--steps-per-call", "5"]
     options += ["--checkpoint-steps", "50", "--checkpoints-kept", "99"]
     path = tmp_path_factory.mktemp("epochs") / "told"
-    first = runs.local("epochs:Epochs", "epochs", 1000, *options, EPOCHS=str(path))
-    until(lambda: 450 in runs.checkpoints("epochs"), "step 450", say=lambda: first.output)
+    first = runs.local("epochs:Epochs", "epochs", 1500, *options, EPOCHS=str(path))
+    until(lambda: 650 in runs.checkpoints("epochs"), "step 650", say=lambda: first.output)
     first.send(signal.SIGTERM)
     assert first.wait() == 143, first.output
     before = told(path)
-    second = runs.local("epochs:Epochs", "epochs", 1000, *options, EPOCHS=str(path))
+    second = runs.local("epochs:Epochs", "epochs", 1500, *options, EPOCHS=str(path))
     assert second.wait() == 0, second.output
     return before, told(path)[len(before) :], second
 
@@ -49,9 +49,9 @@ def test_callbacks_are_told_of_each_epoch_and_its_evaluation(epochs: tuple) -> N
 def test_a_run_goes_on_in_the_epoch_where_it_was_stopped(runs: Runs, epochs: tuple) -> None:
     _, after, second = epochs
     assert [record.get("begins") for record in after] == [1, None, 2, None]
-    stopped_at = int(second.search(r"going on at step (\d+) of 1000")[1])
-    assert 450 <= stopped_at < 800
-    assert f"trained to step 1000; {1000 - stopped_at} steps in" in second.output
+    stopped_at = int(second.search(r"going on at step (\d+) of 1500")[1])
+    assert 650 <= stopped_at < 1200
+    assert f"trained to step 1500; {1500 - stopped_at} steps in" in second.output
 
 
 def test_a_callback_sets_the_learning_rate(epochs: tuple) -> None:
@@ -61,7 +61,7 @@ def test_a_callback_sets_the_learning_rate(epochs: tuple) -> None:
 
 
 def test_fit_saves_at_the_steps_of_the_settings(runs: Runs, epochs: tuple) -> None:
-    assert set(range(50, 1001, 50)) <= set(runs.checkpoints("epochs"))
+    assert set(range(50, 1501, 50)) <= set(runs.checkpoints("epochs"))
 
 
 def test_a_callback_may_end_a_run_for_good(runs: Runs) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ def test_a_stop_does_not_wait_for_workers_that_are_gone(runs: Runs) -> None:
     frozen = [process.pids(f"worker-{index}")[0] for index in range(2)]
     for pid in frozen:
         kill(pid, signal.SIGSTOP)
+    time.sleep(1)  # by then calls that they do not end are in flight
     try:
         process.send(signal.SIGTERM)
         process.search("no worker is there to end the calls in flight: saving without it", MINUTE / 2)
@@ -151,7 +153,7 @@ def test_a_phase_that_hangs_ends_in_a_clear_error(runs: Runs) -> None:
     options = ["--compiling-seconds", "3", "--restarts-without-step", "1", "--no-evaluator"]
     process = runs.local("stuck:Stuck", "stuck", 100, *options)
     assert process.wait() == 78, process.output
-    assert "compiling has lasted 3 s without an end, and compiling_seconds is 3" in process.output
+    assert re.search(r"compiling has lasted \d+ s without an end, and compiling_seconds is 3", process.output)
     assert len(process.pids("chief-0")) == 3
     status = runs.status("stuck")
     assert status["state"] == "failed"

@@ -189,7 +189,7 @@ def test_a_save_waits_for_the_one_before(directory: RunDirectory, trained: Train
 def test_storage_that_hangs_holds_nothing_up_until_the_users_limit(
     directory: RunDirectory, trained: Trained, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saves = Saves(directory, trained, storage_seconds=1.0)
+    saves = Saves(directory, trained, storage_seconds=3.0)
     saves.may_write.clear()
 
     def train() -> None:
@@ -199,10 +199,12 @@ def test_storage_that_hangs_holds_nothing_up_until_the_users_limit(
             time.sleep(0.1)
 
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+ for 1 s: \S+/ckpt-1 is not writ") as end:
+    with pytest.raises(
+        UserError, match=r"no checkpoint could be saved in \S+ for \d+ s: \S+/ckpt-1 is not writ"
+    ) as end:
         train()
-    assert 1.0 < time.monotonic() - began < 10
-    assert "storage_seconds, 1" in str(end.value)
+    assert 3.0 < time.monotonic() - began < 30
+    assert "storage_seconds, 3" in str(end.value)
     assert 3 <= len(saves.told) < 100
     assert all("ckpt-1 is not written after" in str(error) for _, error in saves.told)
     assert caplog.text.count("leaving out the checkpoint of step") == len(saves.told)
@@ -245,7 +247,7 @@ def test_without_patience_the_first_failure_is_the_last(directory: RunDirectory,
     saves.save()
     saves.settle()
     trained.set(2)
-    with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+/checkpoints for 0 s"):
+    with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+/checkpoints for \d+ s"):
         saves.save()
 
 
@@ -286,7 +288,7 @@ def test_a_save_that_a_ps_ends_says_nothing_of_the_storage(
     assert saves.trouble() is None
     # TensorFlow's file system has errors of this kind as well.
     message = f"{directory.prefix(2)}.index; No locks available"
-    with pytest.raises(UserError, match=r"for 0 s: .*No locks available"):
+    with pytest.raises(UserError, match=r"for \d+ s: .*No locks available"):
         saves.save(wait=True)
 
 

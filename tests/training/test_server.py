@@ -32,12 +32,12 @@ def test_server_is_ready_when_it_listens_and_pings_while_it_answers(runs: Runs, 
         notify = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
         server = runs.start(["-m", "trainer"], TF_CONFIG=config, **notify)
         assert systemd.recv(1000).decode() == f"READY=1\nSTATUS=worker-0 serves at {address}"
-        assert answers(address)
+        until(lambda: answers(address), "an answer")
         assert systemd.recv(1000) == b"WATCHDOG=1"
         server.send(signal.SIGSTOP)
-        assert not answers(address, deadline=0.5)
+        until(lambda: not answers(address, deadline=0.5), "no answer")
         server.send(signal.SIGCONT)
-        assert answers(address)
+        until(lambda: answers(address), "an answer")
     assert silent({"worker-0": address, "ps-0": cluster["ps"][0]}) == {"ps-0": cluster["ps"][0]}
     server.send(signal.SIGTERM)
     assert server.wait(MINUTE) == -signal.SIGTERM

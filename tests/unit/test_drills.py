@@ -20,7 +20,7 @@ from fleet.drills.faults import Cut, Damage, Fault, Freeze, Kill, PowerOff, one
 from fleet.drills.scenes import Findings, read_traffic, recovers
 from fleet.drills.stage import DrillFailed, Process, Sample, Stage, read_checkpoints, read_processes, read_sample
 from fleet.drills.watch import longest_pause, lowest_step, new_steps, steps_lost
-from fleet.errors import OperatorMistake
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.inventory import Host, Inventory, Task
 from fleet.ssh import Answer
 from fleet.verbs import Desk
@@ -167,6 +167,31 @@ def test_findings_beyond_a_bound_fail() -> None:
     rehearsal.judge(unseen, drill)
     assert unseen.problems == ["nobody noticed"]
     assert rehearsal.describe(late, drill)[0].startswith("FAIL  worker: noticed 6 s (bound 5 s); paused 11 s")
+
+
+def test_slack_loosens_the_bounds() -> None:
+    late = Findings(proof="gone", detected=6.0, paused=11.0)
+    rehearsal.judge(late, replace(named("worker"), detected=5, paused=10).with_slack(1.5))
+    assert late.problems == []
+    assert named("evaluator").with_slack(2).detected is None
+
+
+@pytest.mark.parametrize("slack", [0.5, 0.0, float("nan"), float("inf")])
+def test_a_slack_that_is_no_factor_is_refused(slack: float) -> None:
+    with pytest.raises(OperatorMistake, match=f"--slack {slack:g}.*from 1 on"):
+        rehearsal.drill(Cluster(inventory(), Pretence()), Desk(out=io.StringIO()), ["worker"], slack=slack)
+
+
+def test_a_host_that_says_half_of_it_is_named() -> None:
+    with pytest.raises(ClusterTrouble, match="head: systemd does not say how chief-0 is"):
+        stage(Pretence({"date": "12.5\n@unit\n@status\n@files\n@events\n"})).look()
+
+
+def test_hosts_that_are_asked_for_must_answer() -> None:
+    hosts = Pretence({"show": Answer(unreachable="no answer")})
+    assert stage(hosts).processes() == {}
+    with pytest.raises(HostsUnreachable):
+        stage(hosts).processes(["far"])
 
 
 @pytest.mark.parametrize(

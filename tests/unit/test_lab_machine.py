@@ -21,6 +21,9 @@ def taken_away(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(machine, "remove_hosts", lambda: asked.append("hosts"))
     monkeypatch.setattr(machine, "unmount", lambda directory: asked.append(f"mount {directory}"))
     monkeypatch.setattr(machine.box, "forget", lambda: asked.append("box"))
+    monkeypatch.setattr(machine.vm, "defined", lambda: ["psfleet-ps-0"])
+    monkeypatch.setattr(machine.vm, "remove", asked.extend)
+    monkeypatch.setattr(machine, "raise_libvirt", lambda: None)
     return asked
 
 
@@ -75,7 +78,7 @@ def test_clean_takes_another_checkouts_lab_away_when_told_so(
     first, second = checkout(tmp_path / "one"), checkout(tmp_path / "two")
     machine.claim(first, record)
     machine.clean(second, anyones=True, record=record)
-    assert taken_away[0] == "hosts"
+    assert taken_away[:2] == ["psfleet-ps-0", "hosts"]
     assert machine.owner(record) is None
     machine.claim(second, record)
     assert machine.owner(record) == second

@@ -95,7 +95,7 @@ def test_evaluator_that_finished_is_left_alone(capfd: pytest.CaptureFixture[str]
 
 
 def test_server_that_ended_with_its_run_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    chief = "import time; time.sleep(0.5)"
+    chief = "import time; time.sleep(3)"
     assert Supervisor([task("ps-0", "pass"), task("worker-0", "pass"), task("chief-0", chief)]).run() == 0
     out = capfd.readouterr().out
     assert "ps-0        | ended with 0\n" in out
@@ -105,7 +105,7 @@ def test_server_that_ended_with_its_run_is_left_alone(capfd: pytest.CaptureFixtu
 def test_server_that_was_asked_for_a_new_process_gets_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flag = tmp_path / "flag"
     server = f"import pathlib\np = pathlib.Path({str(flag)!r})\nif p.exists(): raise SystemExit(0)\np.touch()\n"
-    chief = "import time; time.sleep(1)"
+    chief = "import time; time.sleep(3)"
     assert Supervisor([task("ps-0", server + "raise SystemExit(75)"), task("chief-0", chief)]).run() == 0
     assert "ps-0        | ended with 75; starting it again" in capfd.readouterr().out
 
@@ -133,7 +133,7 @@ def test_training_workers_error_ends_all(capfd: pytest.CaptureFixture[str]) -> N
 def test_training_worker_is_started_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flag = tmp_path / "flag"
     worker = f"import pathlib\np = pathlib.Path({str(flag)!r})\nif p.exists(): raise SystemExit(0)\np.touch()\n"
-    chief = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\ntime.sleep(0.5)"
+    chief = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\ntime.sleep(3)"
     tasks = [task("worker-0", worker + "raise SystemExit(75)", trains=True), task("chief-0", chief)]
     assert Supervisor(tasks).run() == 0
     assert len(pids(capfd.readouterr().out)) == 3
