@@ -86,7 +86,7 @@ drills: venv lab  ## every drill (about an hour)
 	ansible-playbook site.yml
 	python -m pytest tests/drills
 
-cloud: venv  ## the clouds' inventory plugins on recorded answers (adds locks/cloud.txt to .venv)
+cloud: venv  ## the clouds' inventory plugins against stand-ins (adds locks/cloud.txt to .venv)
 	uv pip install --quiet --python .venv/bin/python --require-hashes -r locks/cloud.txt
 	python -m pytest tests/cloud
 

@@ -93,7 +93,7 @@ class Cluster:
         )
 
     def select(self, selection: Mapping[str, str]) -> None:
-        """Write the run and program chosen by the operator, read over run.json by coordinator and evaluator."""
+        """Write the run and program chosen by the operator, read over run.json by every task."""
         path = f"{self.inventory.shared_dir}/selection.json"
         # Flushed before it takes the old one's place: a power cut leaves the one or the other, never half a file.
         write = f"cat > {shlex.quote(path)}.new && sync {shlex.quote(path)}.new && mv {shlex.quote(path)}.new " + (

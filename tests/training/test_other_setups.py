@@ -59,8 +59,7 @@ def test_flags_start_a_cluster(page: Path, runs: Runs) -> None:
     assert [command[:3] for command in commands] == [["python", "-m", "trainer"]] * 4
     tasks = [runs.start(command[1:], PYTHONPATH=f"{ROOT}:{page}") for command in commands]
     assert tasks[-1].wait(4 * MINUTE) == 0, tasks[-1].output
-    for task in tasks[:-1]:
-        task.end()
+    assert [task.wait(MINUTE) for task in tasks[:-1]] == [0, 0, 0]
     status = runs.status("flags")
     assert (status["state"], status["step"]) == ("finished", 300)
 

@@ -1,4 +1,6 @@
 import json
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -212,8 +214,23 @@ def test_a_missing_command_is_named(monkeypatch):
 
 @pytest.mark.parametrize("name", ["lab", "three-machines", "gpu-example"])
 def test_the_inventories_that_we_ship_are_right(name):
-    command = ["ansible-inventory", "--inventory", ROOT / "inventory" / name, "--list"]
+    assert problems_of(ROOT / "inventory" / name) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), [("README.md", 0), ("docs/from-other-setups.md", 0), ("docs/from-other-setups.md", 1)]
+)
+def test_the_inventories_of_the_pages_are_right(tmp_path, page, number):
+    blocks = re.findall(r"```yaml\n# inventory/\w+/hosts.yml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    if page == "README.md":  # it lays its hosts over a copy of these
+        shutil.copytree(ROOT / "inventory/three-machines/group_vars", tmp_path / "group_vars")
+    (tmp_path / "hosts.yml").write_text(blocks[number])
+    assert problems_of(tmp_path) == []
+
+
+def problems_of(path):
+    command = ["ansible-inventory", "--inventory", path, "--list"]
     listed = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout)
     hostvars = listed.pop("_meta")["hostvars"]
     groups = {group: content.get("hosts", []) for group, content in listed.items()} | {"all": list(hostvars)}
-    assert preflight_problems(groups, hostvars, ANSIBLE) == []
+    return preflight_problems(groups, hostvars, ANSIBLE)
