@@ -53,7 +53,8 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         as a line of text. `tasks` has the evaluator too, and `by_host` the same tasks host by host. A task's `port` is
         None where it listens on nothing; `server` says that it only serves: it waits for the coordinator's orders,
         and reads the run settings anew while it runs. On hosts of the group gpu each task has
-        `cuda_visible_devices`. `hosts` are those of all jobs, with or without tasks. `vacant` names the members below a job's highest index that no host is.
+        `cuda_visible_devices`. `hosts` are those of all jobs, with or without tasks. `vacant` names the members below
+        a job's highest index that no host is.
         `storage` is `storage_of`'s.
 
     Raises:
