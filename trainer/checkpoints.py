@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import __version__
 from trainer.config import Config
 from trainer.events import EventLog
-from trainer.failures import Infrastructure, UserError, first_line, is_infrastructure, is_stale
+from trainer.failures import Infrastructure, StalePath, UserError, first_line, is_infrastructure, is_stale
 from trainer.records import read_record, write_record, write_text
 
 if TYPE_CHECKING:
@@ -483,7 +483,12 @@ class Checkpoints:
                 self.settle()
                 if self._error:
                     self._check_limit()
-                    raise Infrastructure(f"cannot save {self._directory.prefix(step)}: {self._error}")
+                self.demand()
+
+    def demand(self) -> None:
+        """Raise Infrastructure unless the last save is on disk, whoever has failed it: the storage, or a server."""
+        if self._error:
+            raise Infrastructure(f"cannot save {self._directory.prefix(self._writing[0])}: {self._error}")
 
     def settle(self, seconds: float | None = None) -> bool:
         """Wait for the save that is in flight, however it ends, perhaps not longer; returns whether none is any more.
@@ -517,7 +522,7 @@ class Checkpoints:
 
     def _check_limit(self) -> None:
         if self._is_stale:
-            raise Infrastructure(f"{self.trouble()}; the path must be mounted anew")
+            raise StalePath(f"{self.trouble()}; the path must be mounted anew")
         if self._directory.failing_since is not None and self._beyond_limit:
             raise UserError(f"{self.trouble()}; that is longer than storage_seconds, {self._limit:g}")
 

@@ -43,7 +43,7 @@ from trainer.phases import Phases
 from trainer.program import load_program, program_file
 from trainer.rendezvous import gather
 from trainer.signals import StopRequest, on_sigterm, raise_stopped
-from trainer.status import numbers
+from trainer.status import numbers, read_status
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
@@ -54,6 +54,7 @@ SETTLE_SECONDS = 10.0
 # In the background TensorFlow has the servers free what this process let go of. A request that the next cluster cuts
 # off was seen never to be answered, and the strategy's constructor waits for it.
 FREED_SECONDS = 1.0
+HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
 TURNS_IN_VAIN = 3  # turns without a new checkpoint, after which a new process may do better
 
 
@@ -78,6 +79,8 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         if finished is not None:
             log.info("run %s finished at step %d; start a new one with --run NAME", config.run, finished)
             notifier.ready(f"run {config.run} finished at step {finished}")
+            if leads:
+                mend_status(directory, config, finished)
             if config.chief_alone and not in_process:
                 notifier.watch(lambda: True)
                 with without_chatter():
@@ -89,7 +92,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         progress.enter("waiting", "loading TensorFlow and the program")
         phases = Phases.of(config, progress.phase)
         notifier.ready(progress.status.line())
-        notifier.watch(partial(is_in_time, phases))
+        notifier.watch(phases.in_time)
         if leads:
             lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, "waiting"))
             directory.mend()
@@ -119,7 +122,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         enter(progress, "stopped", "")
         log.info("stopped at step %s on request", progress.status.step if progress else None)
         return STOPPED
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a program may say sys.exit
         message = str(error) if isinstance(error, UserError | Infrastructure) else explain(error, file)
         if is_infrastructure(error, file):
             broken = is_device(error)  # which may be so for ever
@@ -145,11 +148,15 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             lease.release()
 
 
-def is_in_time(phases: Phases) -> bool:
-    """Return whether systemd's watchdog is to be told that all is well; under parameter_server the guard is faster."""
-    if late := phases.overdue():
-        log.error("%s; leaving it to systemd's watchdog to start anew", late)
-    return not late
+def mend_status(directory: RunDirectory, config: Config, step: int) -> None:
+    """Say in the status that the run is finished, where the process that finished it could not any more."""
+    status = read_status(directory, config.program, config.steps)
+    if status.state != "finished":
+        status.state, status.phase, status.message, status.step = "finished", None, "", step
+        try:
+            status.write(directory)
+        except OSError as error:
+            log.warning("cannot write down that the run is finished: %s", error)
 
 
 def enter(progress: Progress | None, state: str, message: str) -> None:
@@ -236,9 +243,12 @@ class Training:
         if isinstance(error, EmptyPart):
             # A part that is empty ends the first block of each turn; a call that a fault broke off, hardly two turns.
             doubted, self._doubted = self._doubted and not self._course.advanced, True
+            time.sleep(HEAR_SECONDS)
+            if self._membership is not None and self._membership.guard.hurt:
+                self._doubted = doubted = False  # a fault of this turn's own has broken it off
             return not doubted
         self._doubted = False
-        if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error):
+        if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error, program_file(self._program)):
             return False
         if is_device(error) or is_stale(error):
             return False

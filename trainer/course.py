@@ -14,7 +14,7 @@ from typing import Any
 from trainer.checkpoints import SLOW_SECONDS, Checkpoints, RunDirectory
 from trainer.config import Config
 from trainer.evaluation import Results
-from trainer.failures import Infrastructure, Stopped, UserError
+from trainer.failures import Infrastructure, StalePath, Stopped, UserError
 from trainer.formation import Reform
 from trainer.guard import Guard
 from trainer.lease import Lease
@@ -208,7 +208,7 @@ class Course:
             try:
                 self.save(wait=bool(ends or returned))
             except Infrastructure as error:
-                if ends:
+                if ends or isinstance(error, StalePath):
                     raise
                 log.warning("%s: training goes on, without %s", error, ", ".join(returned))
                 returned = []
@@ -237,8 +237,7 @@ class Course:
                 self._checkpoints.save(wait and not last, again)
                 if last:
                     self._settle(last)
-                    if trouble := self._checkpoints.trouble():
-                        raise Infrastructure(trouble)
+                    self._checkpoints.demand()
         self._saved_at = time.monotonic()
 
     def save_the_end(self, again: bool = False) -> None:
@@ -252,7 +251,8 @@ class Course:
                 return
             except Infrastructure as error:
                 # Members in step save together, and so begin together anew.
-                if self._stopping() or self._config.strategy == "multi_worker_mirrored":
+                in_step = self._config.strategy == "multi_worker_mirrored"
+                if self._stopping() or in_step or isinstance(error, StalePath):
                     raise
                 self._progress.enter("training", str(error))
                 time.sleep(PATIENCE_SECONDS)

@@ -40,11 +40,12 @@ class Results:
         self._events = EventWriter(directory.eval_events)
         self._post = post
 
-    def publish(self, step: int, metrics: dict[str, float], seconds: float) -> None:
-        """Publish the metrics of the model at a step, whose evaluation took so long."""
+    def publish(self, step: int, metrics: dict[str, float], seconds: float, saved: int | None = None) -> None:
+        """Publish the metrics of the model at a step, whose evaluation took so long; `saved`: its checkpoint's time."""
         now = time.time()
         self._post(partial(self._events.write, step, metrics, now))
-        self._post(partial(write_record, self._record, {"step": step, "metrics": metrics, "updated": now}))
+        record = {"step": step, "metrics": metrics, "updated": now} | ({} if saved is None else {"saved": saved})
+        self._post(partial(write_record, self._record, record))
         log.info("evaluated step %d in %.1f s: %s", step, seconds, numbers(metrics))
 
 

@@ -13,6 +13,7 @@ from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure
 from trainer.logs import without_chatter
 from trainer.notify import Notifier
+from trainer.phases import Phases
 from trainer.program import build_model, load_program, program_file
 from trainer.records import read_record
 
@@ -33,11 +34,11 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
         return FINISHED
     directory = RunDirectory(config.shared_dir, config.run)
     notifier.ready(f"waiting for a checkpoint of {config.run}")
-    notifier.watch(lambda: True)
+    phases = Phases({"evaluating": config.evaluating_seconds})
+    notifier.watch(phases.in_time)
     evaluator: Evaluator | None = None
     program: Any = None
-    last = last_evaluated(directory)
-    last_saved: int | None = None
+    last, last_saved = last_evaluated(directory)
     tries: Counter[tuple[int, int | None]] = Counter()
     try:
         while True:
@@ -45,14 +46,16 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
             newest = directory.newest()
             # A checkpoint that was damaged may be saved again under the same step.
             saved = directory.saved(newest) if newest is not None else None
+            phases.enter("waiting")
             if newest is not None and (newest != last or (last_saved is not None and saved != last_saved)):
+                phases.enter("evaluating")
                 if evaluator is None:
                     with without_chatter():
                         import tensorflow  # noqa: F401
                     program = load_program(config.program)
                     evaluator = Evaluator(program, directory)
                 notifier.status(f"evaluating {config.run}: step {newest}")
-                done = evaluator.evaluate(newest)
+                done = evaluator.evaluate(newest, saved)
                 notifier.status(f"{'evaluated' if done else 'skipped'} {config.run}: step {newest}")
                 # One that can't be read is mostly gone, for a newer one; or it is bad, or the storage is slow.
                 tries[newest, saved] += 1
@@ -70,7 +73,7 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
                 log.info("run %s is chosen instead of %s: starting anew", chosen.run, config.run)
                 return TRY_AGAIN
             time.sleep(config.evaluate_poll_seconds)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a program may say sys.exit
         file = program_file(program) if program is not None else None
         if is_infrastructure(error, file):
             log.error("trouble, trying again: %s", explain(error, file))
@@ -80,13 +83,14 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
         return USER_ERROR
 
 
-def last_evaluated(directory: RunDirectory) -> int:
-    """Return the step of the last evaluation, -1 when there is none that can be read."""
+def last_evaluated(directory: RunDirectory) -> tuple[int, int | None]:
+    """Return the step of the last evaluation and when its checkpoint was saved; -1 where none can be read."""
     try:
-        return int((read_record(directory.evaluation) or {}).get("step", -1))
+        record = read_record(directory.evaluation) or {}
+        return int(record.get("step", -1)), record.get("saved")
     except ValueError as error:
         log.warning("evaluating again what may have been evaluated: %s", error)
-        return -1
+        return -1, None
 
 
 def config_or_none(selected: Callable[[], Config]) -> Config | None:
@@ -112,8 +116,11 @@ class Evaluator:
         ensure_built(self._model, self._dataset.element_spec)
         self._results = Results(directory)
 
-    def evaluate(self, step: int) -> bool:
-        """Evaluate one checkpoint and publish the result; returns False when it has gone or can't be read."""
+    def evaluate(self, step: int, saved: int | None = None) -> bool:
+        """Evaluate one checkpoint and publish the result; returns False when it has gone or can't be read.
+
+        `saved` is when it was saved, to be known again by a later process.
+        """
         import tensorflow as tf
 
         from trainer.replicas import fetch_numbers
@@ -133,5 +140,5 @@ class Evaluator:
             log.warning("skipping step %d: %s", step, wrong)
             return False
         results = self._model.evaluate(self._dataset, verbose=0, return_dict=True)
-        self._results.publish(step, fetch_numbers(results), time.monotonic() - started)
+        self._results.publish(step, fetch_numbers(results), time.monotonic() - started, saved)
         return True

@@ -66,6 +66,10 @@ class Infrastructure(Exception):
     """Trouble of machines, network or storage: trying again later may work."""
 
 
+class StalePath(Infrastructure):
+    """The shared path's file handle is stale: nothing mends it but the next start of the process, which mounts it."""
+
+
 class Stopped(BaseException):
     """Someone asked the process to stop (SIGTERM), wherever it was: nobody's `except Exception` is meant for it."""
 
@@ -90,6 +94,11 @@ def is_infrastructure(error: BaseException, program_file: Path | None = None) ->
     message = str(error)
     storage = any(f"; {os.strerror(number)}" in message for number in STORAGE)
     return storage or REPLACED_SERVER.search(message) is not None or is_device(error)
+
+
+def is_the_programs(error: BaseException) -> bool:
+    """Return whether an error of the program's import or construction is its own, and not the storage's it reads."""
+    return error.errno not in STORAGE if isinstance(error, OSError) else not is_infrastructure(error)
 
 
 def is_stale(error: BaseException) -> bool:

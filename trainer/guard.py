@@ -43,6 +43,7 @@ class Guard:
         self._formation: dict[str, str] = {}
         self._unfit: dict[str, str] = {}
         self._gone: dict[str, float] = {}
+        self.hurt = False  # whether a process of this formation has ended, also if another has taken its place
         heartbeat.on_beat = self.look
 
     def formed(self, members: Mapping[str, str], unfit: Mapping[str, str] | None = None) -> None:
@@ -52,6 +53,7 @@ class Guard:
         """
         self._formation = {}
         self._gone = {}
+        self.hurt = False
         self._unfit = dict(unfit or {})
         self._formation = dict(members)
 
@@ -75,6 +77,7 @@ class Guard:
             gone = task in closed or here.get(task, formation[task]) != formation[task]
             if gone and task not in gone_since:
                 gone_since[task] = now
+                self.hurt = True
                 self._tell("ps-lost" if task.startswith("ps-") else "member-lost", task, "its process has ended")
             if task in gone_since and task.startswith("worker-") and task in here:
                 del gone_since[task]

@@ -111,12 +111,12 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while not self._end.wait(HURRY_SECONDS if self.hurry else PERIOD_SECONDS):
-            for task, member in self._members.items():
-                if member.identity is None and time.monotonic() - self._opened[task] > RENEW_SECONDS:
-                    self._channels[task].close()  # which ends the open question, unless that is lost
-                    self._open(task)
-                self._ask(task)
             try:
+                for task, member in self._members.items():
+                    if member.identity is None and time.monotonic() - self._opened[task] > RENEW_SECONDS:
+                        self._channels[task].close()  # which ends the open question, unless that is lost
+                        self._open(task)
+                    self._ask(task)
                 self.on_beat()
             except Exception:
                 log.exception("the heartbeat's round failed")

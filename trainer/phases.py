@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 from trainer.config import Config
 
+log = logging.getLogger(__name__)
 # As the ledger counts the time; "waiting" is the user's to bound.
 PHASES = ("waiting", "restoring", "compiling", "training", "evaluating", "saving")
 
@@ -65,3 +67,9 @@ class Phases:
         if not deadline or seconds <= deadline:
             return ""
         return f"{phase} has lasted {seconds:.0f} s without an end, and {phase}_seconds is {deadline:g}"
+
+    def in_time(self) -> bool:
+        """Return whether systemd's watchdog is to be told that all is well; a coordinator's guard may be faster."""
+        if late := self.overdue():
+            log.error("%s; leaving it to systemd's watchdog to start anew", late)
+        return not late

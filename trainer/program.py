@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer.failures import UserError, explain
+from trainer.failures import UserError, explain, is_the_programs
 
 REQUIRED = ("build_model", "train_dataset", "eval_dataset")
 
@@ -26,7 +26,9 @@ def load_program(name: str) -> Any:
                 "The program's package must lie beside the trainer or be installed"
             ) from error
         raise UserError(f"program {name}: {explain(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if not is_the_programs(error):
+            raise
         raise UserError(f"program {name}: importing it failed: {explain(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -36,7 +38,9 @@ def load_program(name: str) -> Any:
         found = getattr(found, part)
     try:
         program = found() if isinstance(found, type) else found
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if not is_the_programs(error):
+            raise
         raise UserError(f"program {name}: building it without arguments failed: {explain(error)}") from error
     return check_program(program, name)
 

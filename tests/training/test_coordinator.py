@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +14,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer import coordinator, membership
+from trainer import coordinator, failures, membership
 from trainer.checkpoints import LostLease, RunDirectory
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.coordinator import Training, run_coordinator
 from trainer.failures import (
+    FINISHED,
     TRY_AGAIN,
     USER_ERROR,
     EmptyPart,
@@ -32,6 +35,7 @@ from trainer.metrics import Progress
 from trainer.notify import Notifier
 from trainer.phases import Phases
 from trainer.records import read_record, write_record
+from trainer.status import read_status
 
 pytestmark = pytest.mark.timeout(120)
 MEMBERS = {"worker-0": "w0", "ps-0": "p0"}
@@ -130,6 +134,7 @@ def test_a_run_is_not_finished_by_whoever_has_lost_it(
 
 LOST = tf.errors.UnavailableError(None, None, "ps-0 is gone")
 EMPTY = EmptyPart("a worker's part of the training data is empty")
+HURT = EmptyPart("the same, and a member's process has ended meanwhile")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +144,8 @@ EMPTY = EmptyPart("a worker's part of the training data is empty")
         ([EMPTY, LOST, EMPTY, EMPTY], False, Infrastructure, 3),  # the most turns in vain
         ([EMPTY, Reform("worker-0 is back"), EMPTY, EMPTY], False, EmptyPart, 4),
         ([EMPTY], True, Infrastructure, 1),  # TensorFlow is taking in a worker: the next process goes on
+        ([HURT, HURT, HURT], False, Infrastructure, 3),
+        ([EMPTY, HURT, EMPTY, EMPTY], False, Infrastructure, 3),
     ],
 )
 def test_an_empty_part_is_the_users_only_if_two_turns_in_a_row_end_so(
@@ -151,15 +158,18 @@ def test_an_empty_part_is_the_users_only_if_two_turns_in_a_row_end_so(
     taken: int,
 ) -> None:
     monkeypatch.setattr(coordinator, "FREED_SECONDS", 0)
+    monkeypatch.setattr(coordinator, "HEAR_SECONDS", 0)
     handler = signal.getsignal(signal.SIGTERM)
     lost: list[str] = []
-    member: Any = SimpleNamespace(form=lambda: CLUSTER, lost=lost.append, began=0)
+    guard = SimpleNamespace(hurt=False)
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, lost=lost.append, began=0, guard=guard)
     progress = Progress(config, directory, Notifier())
     training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
 
     def take_turn(*arguments: Any) -> None:
         training._replicas = SimpleNamespace(recovering=recovering, close=lambda: None)
         training._course = SimpleNamespace(advanced=False, settle=lambda seconds: True)
+        guard.hurt = turns[len(lost)] is HURT
         raise turns[len(lost)]
 
     monkeypatch.setattr(training, "_take_turn", take_turn)
@@ -196,3 +206,49 @@ def test_who_was_asked_early_to_start_anew_is_known_to_be_on_the_way(
         found.leave()
         signal.signal(signal.SIGTERM, handler)
     assert told == [{"ps-0": "p0"}, {}]
+
+
+def test_a_file_that_an_installed_program_misses_is_the_users_error_at_once(
+    config: Config, directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "LIBRARIES", (tmp_path, Path(__file__).parent))
+    (tmp_path / "installed.py").write_text("class One:\n    def read(self):\n        open('/no/such/words.txt')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    program = importlib.import_module("installed").One()
+    handler = signal.getsignal(signal.SIGTERM)
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, lost=lambda message: None, began=0)
+    progress = Progress(config, directory, Notifier())
+    training = Training(config, CLUSTER, program, directory, progress, Phases({}), membership=member)
+    turns: list[int] = []
+
+    def take_turn(*arguments: Any) -> None:
+        turns.append(len(turns))
+        training._replicas = SimpleNamespace(recovering=False, close=lambda: None)
+        program.read()
+
+    monkeypatch.setattr(training, "_take_turn", take_turn)
+    try:
+        with pytest.raises(FileNotFoundError):
+            training.run()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert turns == [0]
+
+
+def test_a_finished_run_whose_last_status_was_lost_is_shown_as_finished(
+    config: Config, directory: RunDirectory
+) -> None:
+    directory.set_state("finished", 10, 10)
+    write_record(directory.status, {"run": "mine", "run_dir": "", "state": "training", "step": 8})
+    assert run_coordinator(config, CLUSTER, Notifier()) == FINISHED
+    found = read_status(directory)
+    assert (found.state, found.step) == ("finished", 10)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_program_that_says_exit_is_the_users_error(
+    config: Config, directory: RunDirectory, ends_with: Any, code: int
+) -> None:
+    ends_with(lambda name: sys.exit(code))
+    assert run_coordinator(config, CLUSTER, Notifier()) == USER_ERROR
+    assert (read_record(directory.status) or {})["state"] == "failed"

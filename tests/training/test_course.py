@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer.checkpoints import Checkpoints, RunDirectory
 from trainer.config import Config
 from trainer.course import Course
-from trainer.failures import Stopped, UserError
+from trainer.failures import StalePath, Stopped, UserError
 from trainer.formation import Reform
 from trainer.loop import train_with_loop
 from trainer.metrics import Progress
@@ -300,3 +300,38 @@ def test_the_end_that_cannot_be_saved_is_an_error_after_the_users_limit(tmp_path
     run = Run(tmp_path, storage_seconds=1.0)
     with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+ for \d+ s: .* storage_seconds, 1"):
         run.train()
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, errors: list[Exception | None]) -> None:
+    """Have saves fail so, one after the other (None: it doesn't fail); those after the last don't."""
+    write = RunDirectory.write_manifest
+
+    def write_or_fail(self: RunDirectory, *arguments: Any) -> None:
+        if errors and (error := errors.pop(0)):
+            raise error
+        write(self, *arguments)
+
+    monkeypatch.setattr(RunDirectory, "write_manifest", write_or_fail)
+    monkeypatch.setattr("trainer.course.PATIENCE_SECONDS", 0.1)
+
+
+def test_a_last_save_that_a_server_broke_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+    failing(monkeypatch, [tf.errors.UnavailableError(None, None, "Socket closed")] * 2)
+    run.train()
+    assert run.directory.newest() == 100
+
+
+def stale() -> OSError:
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+@pytest.mark.parametrize(("before", "saved"), [(1, [20]), (4, [20, 40, 60, 80])])
+def test_a_stale_path_ends_the_process_in_the_middle_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, saved: list[int]
+) -> None:
+    run = Run(tmp_path, steps_per_call=5, checkpoint_steps=20, checkpoints_kept=9)
+    failing(monkeypatch, [*[None] * before, *(stale() for _ in range(1000))])
+    with pytest.raises(StalePath, match="must be mounted anew"):
+        run.train()
+    assert run.directory.steps() == saved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from typing import Any
 
 import grpc
@@ -102,3 +103,20 @@ def test_a_channel_that_says_nothing_more_is_replaced(runs: Runs, monkeypatch: p
     finally:
         heartbeat.stop()
     assert heartbeat.silent() == {}
+
+
+def test_a_question_that_cannot_be_asked_does_not_end_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat, beaten, asked = Heartbeat({"worker-0": "127.0.0.1:9"}, SILENT_SECONDS), threading.Event(), []
+
+    def ask(task: str) -> None:
+        asked.append(task)
+        if len(asked) == 1:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(heartbeat, "_ask", ask)
+    heartbeat.on_beat = beaten.set
+    heartbeat.start()
+    try:
+        assert beaten.wait(30)
+    finally:
+        heartbeat.stop()

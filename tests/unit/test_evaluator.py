@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,7 +86,7 @@ class Fake:
 
     def __init__(self, program: object, directory: RunDirectory) -> None: ...
 
-    def evaluate(self, step: int) -> bool:
+    def evaluate(self, step: int, saved: int | None = None) -> bool:
         self.asked.append(step)
         return step not in self.unreadable
 
@@ -112,6 +114,51 @@ def test_a_checkpoint_saved_again_under_its_step_is_evaluated_again(
 
     assert run_evaluator(config, Heard(), selected) == 75
     assert fake.asked == [5, 5]
+
+
+def test_one_that_was_started_anew_knows_a_checkpoint_that_was_saved_again_meanwhile(
+    config: Config, tmp_path: Path, fake: type[Fake]
+) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    write_checkpoint(directory, 10)
+    write_record(directory.evaluation, {"step": 10, "metrics": {}, "saved": directory.saved(10)})
+    directory.set_state("finished", 10)
+    assert run_evaluator(config, Heard(), lambda: config) == 0
+    assert fake.asked == []
+    os.utime(directory.manifest(10), ns=(1, 1))
+    assert run_evaluator(config, Heard(), lambda: config) == 0
+    assert fake.asked == [10]
+
+
+def test_an_evaluation_that_hangs_is_left_to_the_watchdog(
+    config: Config, tmp_path: Path, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(RunDirectory(tmp_path, "a"), 5)
+    heard, said = Heard(), []
+    monkeypatch.setattr(heard, "watch", lambda alive: said.append(alive))
+
+    def evaluate(self: Fake, step: int, saved: int | None = None) -> bool:
+        said.append(said[0]())
+        time.sleep(0.3)
+        said.append(said[0]())
+        return True
+
+    monkeypatch.setattr(fake, "evaluate", evaluate)
+    config = config.replace(evaluating_seconds=0.2)
+    assert run_evaluator(config, heard, lambda: config.replace(run="b")) == 75
+    assert said[1:] == [True, False]
+    assert said[0]()
+
+
+def test_a_program_that_says_exit_is_the_users_error(
+    config: Config, tmp_path: Path, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(RunDirectory(tmp_path, "a"), 5)
+    kinds = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "OpError")
+    errors = SimpleNamespace(**dict.fromkeys(kinds, KeyError))
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(errors=errors))
+    monkeypatch.setattr(fake, "evaluate", lambda *arguments: sys.exit(0))
+    assert run_evaluator(config, Heard(), lambda: config) == 78
 
 
 def test_a_checkpoint_that_cannot_be_read_is_tried_again_but_not_for_ever(

@@ -102,6 +102,9 @@ def test_a_worker_that_is_replaced_is_told_twice_and_then_watched(
     watching.look()
     assert said[1:] == [("member-back", "worker-1")]
     assert watching.formation()["worker-1"] == "new"
+    assert watching.hurt
+    watching.formed(FORMATION)
+    assert not watching.hurt
 
 
 @pytest.mark.parametrize("now", [None, "new"])

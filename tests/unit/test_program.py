@@ -75,3 +75,26 @@ def test_module_that_fails_names_the_line(programs: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_program(f"{name}:Good")
     assert f"{programs}/divides.py:3: ZeroDivisionError: division by zero" in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["0", "'set DATA_DIR'"])
+def test_module_or_class_that_says_exit_names_the_line(programs: Path, code: str) -> None:
+    name = write(programs, "exits", f"import sys\nsys.exit({code})\n")
+    with pytest.raises(UserError, match=r"exits.py:2: SystemExit: "):
+        load_program(f"{name}:Good")
+    name = write(programs, "exits_later", f"import sys\nclass Good:\n    def __init__(self): sys.exit({code})\n")
+    with pytest.raises(UserError, match=r"exits_later.py:3: SystemExit: "):
+        load_program(f"{name}:Good")
+
+
+def test_storage_that_fails_under_an_import_is_no_mistake_of_the_program(programs: Path) -> None:
+    stale = "raise OSError(errno.ESTALE, 'Stale file handle', 'words.txt')"
+    name = write(programs, "reads", f"import errno\n{stale}\n")
+    with pytest.raises(OSError, match="Stale file handle"):
+        load_program(f"{name}:Good")
+    name = write(programs, "reads_later", f"import errno\nclass Good:\n    def __init__(self):\n        {stale}\n")
+    with pytest.raises(OSError, match="Stale file handle"):
+        load_program(f"{name}:Good")
+    name = write(programs, "misses", "open('/no/such/words.txt')\n")
+    with pytest.raises(UserError, match=r"misses.py:1: FileNotFoundError"):
+        load_program(f"{name}:Good")
