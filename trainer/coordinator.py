@@ -53,7 +53,7 @@ FLUSH_SECONDS = 10.0
 SETTLE_SECONDS = 10.0
 # In the background TensorFlow has the servers free what this process let go of. A request that the next cluster cuts
 # off was seen never to be answered, and the strategy's constructor waits for it.
-FREED_SECONDS = 1.0
+FREED_SECONDS = 5.0
 HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
 TURNS_IN_VAIN = 3  # turns without a new checkpoint, after which a new process may do better
 
