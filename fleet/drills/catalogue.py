@@ -334,7 +334,7 @@ DOZEN = (
     "coordinator-term",
     "worker-frozen",
     "ps-frozen",
-    "worker-cut",
+    "path-full",
     "data-truncated",
     "exception",
     "second-coordinator",

@@ -189,6 +189,8 @@ class Cut(Fault):
         script = f"""
 set -- $SSH_CONNECTION
 case $1 in *:*) family=ip6;; *) family=ip;; esac
+# What a drill left that was ended by force is in the way.
+root systemctl stop {TABLE}.timer 2>/dev/null; root nft delete table inet {TABLE} 2>/dev/null
 # Should the control machine be gone, the host must not stay cut off.
 root systemd-run --quiet --collect --unit={TABLE} --on-active={HEALS_ITSELF_SECONDS} \\
   nft delete table inet {TABLE} || exit 1
