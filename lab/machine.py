@@ -355,9 +355,8 @@ def clean(root: Path, *, anyones: bool = False, record: Path = RECORD) -> None:
     lab, dotfile = root / ".lab", root / ".vagrant"
     if any(path.parent.name not in ("lxc", "libvirt") for path in dotfile.glob("machines/*/*/id")):
         run("vagrant", "destroy", "--force", cwd=root)
-    vms = [path.read_text().strip() for path in dotfile.glob("machines/*/libvirt/id")]
-    if anyones:
-        vms = vm.defined()
+    ids = dotfile.glob("machines/*/libvirt/id")
+    vms = vm.defined() if anyones else [path.read_text().strip() for path in ids]
     if vms and shutil.which("virsh"):
         raise_libvirt()  # or they would stay, and nobody would know of them any more
     vm.remove(vms)

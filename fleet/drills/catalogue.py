@@ -46,12 +46,12 @@ class Drill:
     def must_restart(self, stage: Stage, task: Task, hit: Sequence[Task]) -> bool:
         return self.restarts and task in hit
 
+    def may_restart(self, stage: Stage, task: Task, hit: Sequence[Task]) -> bool:
+        return task in hit or task.job in self.may_too
+
     def with_slack(self, slack: float) -> Drill:
         detected = None if self.detected is None else self.detected * slack
         return replace(self, detected=detected, paused=self.paused * slack)
-
-    def may_restart(self, stage: Stage, task: Task, hit: Sequence[Task]) -> bool:
-        return task in hit or task.job in self.may_too
 
 
 def before_the_newest(watch: Watch) -> int:

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import pytest
 import yaml
 
 from tests.hosts import wait_until
@@ -43,34 +44,28 @@ def test_a_restart_that_an_interrupted_run_owes_is_made(lab, long_run):
     wait_for_progress(lab)
 
 
-def test_a_damaged_file_of_a_worker_is_mended_and_that_worker_alone_restarted(lab, long_run):
-    mend(
-        lab,
-        long_run,
-        {
-            "worker-0": ("/opt/trainer/current/trainer/__main__.py", "Unpack the code"),
-            "worker-1": ("/etc/trainer/worker-1.env", "Write each task's environment"),
-        },
-        restarted={"worker-0", "worker-1"},
-    )
-
-
-def test_damaged_files_of_ps_and_head_are_mended_and_their_tasks_restarted(lab, long_run):
-    """A coordinator that is started anew has the ps start anew, so these are seen together."""
-    mend(
-        lab,
-        long_run,
-        {
-            "head": ("/etc/trainer/run.json", "Write the run settings"),
-            "ps-0": ("/etc/systemd/system/trainer@.service", "Install the unit"),
-            "ps-1": ("/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment"),
-        },
-        restarted={"chief-0", "evaluator-0", "ps-0", "ps-1"},
-    )
-
-
-def mend(lab, long_run, damaged, restarted):
-    """Damage one file on each of these hosts, and see one run find exactly those and restart just who uses them."""
+@pytest.mark.parametrize(
+    ("damaged", "restarted"),
+    [
+        (
+            {
+                "worker-0": ("/opt/trainer/current/trainer/__main__.py", "Unpack the code"),
+                "worker-1": ("/etc/trainer/worker-1.env", "Write each task's environment"),
+            },
+            {"worker-0", "worker-1"},
+        ),
+        (  # A coordinator that is started anew has the ps start anew, so these are seen together.
+            {
+                "head": ("/etc/trainer/run.json", "Write the run settings"),
+                "ps-0": ("/etc/systemd/system/trainer@.service", "Install the unit"),
+                "ps-1": ("/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment"),
+            },
+            {"chief-0", "evaluator-0", "ps-0", "ps-1"},
+        ),
+    ],
+    ids=["workers", "ps and head"],
+)
+def test_a_damaged_file_on_each_host_is_found_mended_and_its_tasks_restarted(lab, long_run, damaged, restarted):
     before, files = units(lab), {}
     for name, (pattern, _) in damaged.items():
         with lab[name].sudo():
