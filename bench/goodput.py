@@ -62,7 +62,7 @@ class Training:
             environment["TRAINER_SETTINGS"] = str(settings)
             commands: dict[str, tuple[str, ...]] = dict.fromkeys(("chief", "worker", "ps"), ("-m", "trainer"))
             if networks:
-                networks.set("ipv4/tcp_retries2", "5")  # as Ansible sets it on hosts
+                networks.set("ipv4/tcp_retries2", "6")  # as Ansible sets it on hosts
         else:
             self._run = None
             chief: tuple[str, ...] = ("-m", f"bench.plain_{api}", PROGRAM, str(SAVE_STEPS), str(directory / "saved"))

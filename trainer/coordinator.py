@@ -51,9 +51,7 @@ REMIND_SECONDS = 30.0
 END_SECONDS = 600.0
 FLUSH_SECONDS = 10.0
 SETTLE_SECONDS = 10.0
-# In the background TensorFlow has the servers free what this process let go of. A request that the next cluster cuts
-# off was seen never to be answered, and the strategy's constructor waits for it.
-FREED_SECONDS = 5.0
+FREED_SECONDS = 10.0
 HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
 TURNS_IN_VAIN = 3  # turns without a new checkpoint, after which a new process may do better
 
@@ -200,7 +198,6 @@ class Training:
     def run(self) -> None:
         """Take turns until the run is finished; raises what another process must mend, and Stopped."""
         membership, in_vain, best = self._membership, 0, self._directory.newest() or 0
-        freed = 0.0
         if membership is None and self._cluster.servers:
             wait_for_members(self._config, self._cluster, self._directory, self._progress)
         while True:
@@ -210,7 +207,6 @@ class Training:
                 if self._stopping():
                     raise Stopped
             cluster = membership.form() if membership else self._cluster
-            time.sleep(max(0.0, freed + FREED_SECONDS - time.monotonic()))
             try:
                 self._take_turn(cluster, membership.began if membership else self._began)
                 return
@@ -230,11 +226,8 @@ class Training:
                 raise Infrastructure(f"{message}; and the save in flight does not end")
             if membership is not None and self._replicas.recovering:
                 raise Infrastructure(f"{message}; and TensorFlow is taking in a worker")
-            # Nothing may hold what lies on the servers: the next turn makes it anew, and this must be freed.
-            self._replicas.close()
-            self._replicas = self._course = None
-            gc.collect()
-            freed = time.monotonic()
+            if not self._let_go():
+                raise Infrastructure(f"{message}; and the servers do not free what this turn left there")
             if membership is not None:
                 membership.lost(message)
 
@@ -254,6 +247,18 @@ class Training:
             return False
         # Without replicas, TensorFlow's own threads can't be asked how far they are.
         return self._replicas is not None and not self._replicas.recovering
+
+    def _let_go(self) -> bool:
+        """Free what lies on the servers, where the next turn makes it anew; returns whether that is done."""
+        from trainer.freeing import apart, freed
+
+        with apart():
+            self._replicas.close()
+            self._course = None  # an evaluation has iterators, too
+            gc.collect()
+        self._replicas = None
+        gc.collect()
+        return freed(FREED_SECONDS)
 
     def _take_turn(self, cluster: Cluster, began: float) -> None:
         """Make the strategy and the model, restore, train, and finish the run."""

@@ -68,8 +68,9 @@ class RemoteReplicas:
         return handler._cluster_due_for_update_or_finish.is_set() or handler._cluster_update_lock.locked()
 
     def close(self) -> None:
-        """End TensorFlow's threads of this cluster: another strategy will be made in this process."""
+        """End TensorFlow's threads of this cluster and let go of the iterators: no call can follow."""
         self._coordinator._cluster.stop()
+        del self._iterator, self._dataset
 
     @contextlib.contextmanager
     def _empty_part_named(self) -> Iterator[None]:

@@ -334,7 +334,7 @@ DOZEN = (
     "coordinator-term",
     "worker-frozen",
     "ps-frozen",
-    "path-full",
+    "worker-cut",
     "data-truncated",
     "exception",
     "second-coordinator",

@@ -43,7 +43,7 @@ def test_a_task_never_starts_on_an_unmounted_path(lab, long_run):
     reboot(host)
     with host.sudo():
         wait_until(lambda: host.service("trainer@worker-0").is_running, 60, "worker-0 runs again")
-        assert host.sysctl("net.ipv4.tcp_retries2") == 5
+        assert host.sysctl("net.ipv4.tcp_retries2") == 6
     wait_for_progress(lab)
 
 

@@ -157,7 +157,6 @@ def test_an_empty_part_is_the_users_only_if_two_turns_in_a_row_end_so(
     ends: Any,
     taken: int,
 ) -> None:
-    monkeypatch.setattr(coordinator, "FREED_SECONDS", 0)
     monkeypatch.setattr(coordinator, "HEAR_SECONDS", 0)
     handler = signal.getsignal(signal.SIGTERM)
     lost: list[str] = []

@@ -46,7 +46,7 @@ def test_journal_is_kept_small(host):
 
 
 def test_silent_connections_are_given_up_soon(host):
-    assert host.sysctl("net.ipv4.tcp_retries2") == 5
+    assert host.sysctl("net.ipv4.tcp_retries2") == 6
 
 
 def test_user_has_the_one_uid(host, site):
