@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer import coordinator, failures, membership
+from trainer import coordinator, failures, freeing, membership
 from trainer.checkpoints import LostLease, RunDirectory
 from trainer.cluster import Cluster
 from trainer.config import Config
@@ -179,6 +179,28 @@ def test_an_empty_part_is_the_users_only_if_two_turns_in_a_row_end_so(
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert len(lost) == taken - 1
+
+
+def test_what_the_servers_do_not_free_takes_a_new_process(
+    config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = SimpleNamespace(hurt=False)
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, began=0, guard=guard)
+    progress = Progress(config, directory, Notifier())
+    training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
+
+    def take_turn(*arguments: Any) -> None:
+        training._replicas = SimpleNamespace(recovering=False, close=lambda: None)
+        raise Reform("worker-1 answers again")
+
+    monkeypatch.setattr(training, "_take_turn", take_turn)
+    monkeypatch.setattr(freeing, "freed", lambda seconds: False)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(Infrastructure, match="worker-1 answers again; and the servers do not free"):
+            training.run()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def test_who_was_asked_early_to_start_anew_is_known_to_be_on_the_way(
