@@ -51,7 +51,7 @@ REMIND_SECONDS = 30.0
 END_SECONDS = 600.0
 FLUSH_SECONDS = 10.0
 SETTLE_SECONDS = 10.0
-FREED_SECONDS = 10.0
+FREED_SECONDS = 5.0
 HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
 TURNS_IN_VAIN = 3  # turns without a new checkpoint, after which a new process may do better
 
@@ -252,13 +252,15 @@ class Training:
         """Free what lies on the servers, where the next turn makes it anew; returns whether that is done."""
         from trainer.freeing import apart, freed
 
-        with apart():
-            self._replicas.close()
-            self._course = None  # an evaluation has iterators, too
-            gc.collect()
-        self._replicas = None
+        iterators = self._replicas.close()
+        self._replicas = self._course = None
         gc.collect()
-        return freed(FREED_SECONDS)
+        if not freed(FREED_SECONDS):
+            return False
+        with apart():  # and last: what a worker is to free after an iterator waits for it
+            del iterators
+            gc.collect()
+        return True
 
     def _take_turn(self, cluster: Cluster, began: float) -> None:
         """Make the strategy and the model, restore, train, and finish the run."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
-# Kept to the end of the process: to destroy one waits for what it has asked for.
-APART: list[Any] = []
+POSTED_SECONDS = 0.1  # until the default executor has what another thread hands to it
+# Executors, kept to the end of the process: to destroy one waits for what it has asked for.
+KEPT: list[Any] = []
 
 
 @contextlib.contextmanager
@@ -24,19 +26,30 @@ def apart() -> Iterator[None]:
 
     It is for iterators. tf.data's thread that tunes one may miss that it is cancelled: it is woken before the flag is
     set that it looks at, sleeps on, and ends at its next look. A worker frees an iterator when that thread has ended:
-    after at most as long as it has been in use, and at most a minute.
+    after at most as long as it has been in use, and at most a minute. Until then it frees nothing else either.
     """
-    APART.append(executor.new_executor(enable_async=True))
-    with context.executor_scope(APART[-1]):
+    now = context.context()
+    before, own = now.executor, executor.new_executor(enable_async=True)
+    KEPT.extend((before, own))
+    now.executor = own
+    try:
         yield
+    finally:
+        now.executor = before
 
 
 def freed(seconds: float) -> bool:
-    """Return whether the servers have freed all else that this process let go of, in so many seconds."""
+    """Return whether the servers have freed what this process let go of, in so many seconds.
+
+    Nobody waits for that, the next strategy's constructor neither, when one of them was found to be gone.
+    """
 
     def wait() -> None:
-        with contextlib.suppress(tf.errors.OpError):  # a server that is gone has freed everything
-            context.context().executor.wait()
+        time.sleep(POSTED_SECONDS)
+        default = context.context().executor
+        KEPT.append(default)
+        with contextlib.suppress(tf.errors.OpError):
+            default.wait()
 
     thread = threading.Thread(target=wait, name="freeing", daemon=True)
     thread.start()

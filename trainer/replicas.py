@@ -67,10 +67,12 @@ class RemoteReplicas:
         handler = self._coordinator._cluster.failure_handler
         return handler._cluster_due_for_update_or_finish.is_set() or handler._cluster_update_lock.locked()
 
-    def close(self) -> None:
-        """End TensorFlow's threads of this cluster and let go of the iterators: no call can follow."""
+    def close(self) -> Any:
+        """End TensorFlow's threads of this cluster, no call can follow; returns what holds the iterators."""
         self._coordinator._cluster.stop()
+        iterators = self._iterator, self._dataset
         del self._iterator, self._dataset
+        return iterators
 
     @contextlib.contextmanager
     def _empty_part_named(self) -> Iterator[None]:

@@ -142,7 +142,7 @@ _DRILLS = (
         "coordinator-frozen",
         "the coordinator is stopped (SIGSTOP): systemd's watchdog ends it",
         recovers(Freeze(one("chief"))),
-        30,
+        35,  # the watchdog's time is 30
         75,
         may_too=ANEW,
     ),

@@ -1,7 +1,8 @@
 """Run as a process of its own: a turn ends while its iterator can't, and the next one makes its strategy.
 
 The iterator's thread waits in the open of a pipe that nobody writes to. Prints how many steps were trained, whether
-all else was freed, and whether that thread still waits when the next strategy is made.
+all else was freed, and whether that thread still waits when the next strategy is made. With `late` it lets go of one
+thing more when the iterator is gone, and prints whether that was freed.
 """
 
 import json
@@ -18,6 +19,7 @@ import tensorflow as tf  # noqa: E402
 
 from trainer.config import Config  # noqa: E402
 from trainer.coordinator import Training  # noqa: E402
+from trainer.freeing import freed  # noqa: E402
 from trainer.in_process import start_cluster  # noqa: E402
 from trainer.replicas import RemoteReplicas  # noqa: E402
 from trainer.strategies import make_strategy  # noqa: E402
@@ -57,14 +59,22 @@ cluster = start_cluster("parameter_server", 1, 1)
 none: Any = None
 training = Training(config, cluster, none, none, none, none)
 training._replicas = replicas = RemoteReplicas(config, Waiting(), make_strategy(config, cluster), 1)
-replicas.call(3)
+replicas.model.kept = replicas.call(3)  # which lies on the worker, as a lookup table does
+late: Any = replicas.call(1)
 replicas.join()
 steps = int(replicas.step.numpy())
+if "late" not in sys.argv:
+    late = None
 del replicas
 os.close(os.open(f"{PIPES}{READ}", os.O_WRONLY))  # which waits for the thread
-time.sleep(0.5)
-freed = training._let_go()
-make_strategy(config, cluster)
-print(json.dumps({"steps": steps, "freed": freed, "still waits": waits()}))
+time.sleep(1.0)
+said = {"steps": steps, "freed": training._let_go()}
+if late is None:
+    make_strategy(config, cluster)
+    said["still waits"] = waits()
+else:
+    late = None
+    said["late freed"] = freed(1.0)
+print(json.dumps(said))
 sys.stdout.flush()
 os._exit(0)
