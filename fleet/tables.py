@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,17 @@ def render_metrics(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {render_number(value)}" for name, value in metrics.items())
 
 
+def put(stream: TextIO, text: str) -> None:
+    """Print now; when whoever read has gone (`fab status | head`), a verb goes on to its end all the same."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
 class ProgressLine:
     """One line that is rewritten in place on a terminal, and elsewhere printed anew every few seconds."""
 
@@ -60,15 +72,13 @@ class ProgressLine:
     def show(self, text: str) -> None:
         if self._terminal:
             width = self._width or shutil.get_terminal_size().columns
-            self._stream.write(f"\r{text[: width - 1]}\x1b[K")
-            self._stream.flush()
+            put(self._stream, f"\r{text[: width - 1]}\x1b[K")
         elif text != self._text and (self._last is None or self._clock() - self._last >= self._every):
-            print(text, file=self._stream, flush=True)
+            put(self._stream, f"{text}\n")
             self._last = self._clock()
             self._text = text
 
     def end(self) -> None:
         """Leave the line; what is printed next starts on its own."""
         if self._terminal:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+            put(self._stream, "\r\x1b[K")

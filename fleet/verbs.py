@@ -15,7 +15,7 @@ from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorM
 from fleet.inventory import Inventory, Task, list_notes
 from fleet.release import Recap, ship
 from fleet.run import Run
-from fleet.tables import ProgressLine
+from fleet.tables import ProgressLine, put
 from fleet.units import Health
 
 # How often the chief's host is asked for the run, and all hosts for their units.
@@ -40,7 +40,7 @@ class Desk:
     ship: Callable[[Inventory], dict[str, Recap]] = ship
 
     def say(self, text: str) -> None:
-        print(text, file=self.out, flush=True)
+        put(self.out, f"{text}\n")
 
 
 def start_cluster(

@@ -1,12 +1,13 @@
 """The text that the verbs print."""
 
 import io
+import os
 
 import pytest
 
 from fleet.report import render_progress, render_runs
 from fleet.run import Run, parse_run
-from fleet.tables import ProgressLine, render_duration, render_metrics, render_number, render_table
+from fleet.tables import ProgressLine, put, render_duration, render_metrics, render_number, render_table
 
 
 def test_table_aligns_columns_and_ends_no_line_in_blanks() -> None:
@@ -108,3 +109,11 @@ def test_progress_is_a_line_every_few_seconds_elsewhere() -> None:
         line.show(f"step {now}")
     line.end()
     assert out.getvalue() == "step 0\nstep 5\nstep 10\n"
+
+
+def test_whoever_reads_may_leave_before_the_end() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        put(stream, "nobody reads this\n")
+        ProgressLine(stream, clock=lambda: 0.0).show("nor this")
