@@ -30,6 +30,7 @@ from trainer import __version__
 from trainer.config import Config
 from trainer.events import EventLog
 from trainer.failures import Infrastructure, StalePath, UserError, first_line, is_infrastructure, is_stale
+from trainer.placement import bytes_of, variables_of
 from trainer.records import read_record, write_record, write_text
 
 if TYPE_CHECKING:
@@ -246,14 +247,14 @@ class RunDirectory:
         index = self.checkpoints / f"ckpt-{step}.index"
         return "" if sha256(index) == manifest.index_sha256 else f"{index.name} is not the one that was saved"
 
-    def check_room(self) -> None:
-        """Raise OSError when there is less room than the newest checkpoint takes.
+    def check_room(self, first: int) -> None:
+        """Raise OSError when there is less room than the newest checkpoint takes, or `first` bytes when there is none.
 
         A write that TensorFlow breaks off takes the calls in flight with it.
         """
         step = self.newest()
         manifest = Manifest.read(self.manifest(step)) if step is not None else None
-        needed = sum(manifest.files.values()) if manifest else 0
+        needed = sum(manifest.files.values()) if manifest else first
         space = os.statvfs(self.checkpoints)
         free = space.f_bavail * space.f_frsize
         if free < needed:
@@ -433,6 +434,7 @@ class Checkpoints:
         self._leads = leads
         self._lease = lease
         self._told = saved
+        self._model = model
         self._checkpoint = tf.train.Checkpoint(model=model, step=step)
         self._step = step
         self._kept = config.checkpoints_kept
@@ -559,7 +561,7 @@ class Checkpoints:
             check_lease(self._lease)
             directory.checkpoints.mkdir(parents=True, exist_ok=True)
             directory.replace()
-            directory.check_room()
+            directory.check_room(sum(map(bytes_of, variables_of(self._model))))
             if not beside:
                 directory.remove(step)
             write(directory.prefix(step, beside))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -312,6 +314,18 @@ def test_a_full_disk_gets_its_room_back(
     assert directory.steps() == [1]
 
 
+def test_the_first_save_is_not_begun_without_room_for_it(
+    directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow would break it off half-way, and the calls in flight with it."""
+    saves = Saves(directory, trained)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=100, f_frsize=1))
+    trained.set(1)
+    with pytest.raises(Infrastructure, match=r"100 bytes are free, and a checkpoint takes \d{4,}"):
+        saves.save(wait=True)
+    assert not list(directory.checkpoints.iterdir())
+
+
 def test_who_has_lost_the_lease_saves_nothing_and_removes_nothing(directory: RunDirectory, trained: Trained) -> None:
     old = Lease(directory, 1, 60)
     assert old._claim()
@@ -334,7 +348,7 @@ def test_a_stale_path_is_left_for_the_next_start_to_mount(
 ) -> None:
     """A real stale handle needs NFS: tests/vms has it."""
 
-    def stale() -> None:
+    def stale(*arguments: Any) -> None:
         raise OSError(errno.ESTALE, "Stale file handle", str(directory.path))
 
     saves = Saves(directory, trained)

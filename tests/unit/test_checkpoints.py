@@ -386,11 +386,15 @@ def test_damaged_records_are_set_aside_and_whole_ones_stay(tmp_path: Path) -> No
 
 def test_no_save_is_begun_without_room_for_it(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.checkpoints.mkdir(parents=True, exist_ok=True)
-    directory.check_room()
-    write(directory, 7)
-    directory.check_room()
+    directory.check_room(1)
     real = os.statvfs(directory.checkpoints)
     full = SimpleNamespace(f_bavail=0, f_frsize=real.f_frsize)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", lambda path: full)
+        with pytest.raises(OSError, match=r"No space left on device: 0 bytes are free, and a checkpoint takes 1$"):
+            directory.check_room(1)
+    write(directory, 7)
+    directory.check_room(1)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    with pytest.raises(OSError, match=r"No space left on device: 0 bytes are free, and a checkpoint takes \d+"):
-        directory.check_room()
+    with pytest.raises(OSError, match=r"No space left on device: 0 bytes are free, and a checkpoint takes \d\d"):
+        directory.check_room(1)
