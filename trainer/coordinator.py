@@ -226,10 +226,10 @@ class Training:
                 raise Infrastructure(f"{message}; and the save in flight does not end")
             if membership is not None and self._replicas.recovering:
                 raise Infrastructure(f"{message}; and TensorFlow is taking in a worker")
-            if not self._let_go():
-                raise Infrastructure(f"{message}; and the servers do not free what this turn left there")
             if membership is not None:
                 membership.lost(message)
+            if not self._let_go():
+                raise Infrastructure(f"{message}; and the servers do not free what this turn left there")
 
     def _is_mendable_here(self, error: Exception) -> bool:
         """Return whether the next turn can be taken in this process."""

@@ -185,7 +185,7 @@ def test_what_the_servers_do_not_free_takes_a_new_process(
     config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = SimpleNamespace(hurt=False)
-    member: Any = SimpleNamespace(form=lambda: CLUSTER, began=0, guard=guard)
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, lost=lambda message: None, began=0, guard=guard)
     progress = Progress(config, directory, Notifier())
     training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
 
