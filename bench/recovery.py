@@ -90,13 +90,14 @@ class Recovery:
         self._events_path = training.directory / "runs" / "goodput" / "events.jsonl"
 
     def settle(self) -> None:
-        """Wait until both workers train and no process is new."""
+        """Wait until both workers train, who was done without has been taken in again, and no process is new."""
         quiet_since = time.monotonic()
         starts = self._starts()
 
         def settled() -> bool:
             nonlocal quiet_since, starts
-            if self._training.steps.active(time.time() - 1) < 2 or self._starts() != starts:
+            trains = self._training.steps.active(time.time() - 1) == 2 and self._has_all_members()
+            if not trains or self._starts() != starts:
                 quiet_since, starts = time.monotonic(), self._starts()
             return time.monotonic() - quiet_since > SETTLED_SECONDS
 
@@ -150,11 +151,18 @@ class Recovery:
     def _starts(self) -> dict[str, int]:
         return {name: len(task.starts) for name, task in self._cluster.tasks.items()}
 
+    def _has_all_members(self) -> bool:
+        formed = [event["message"] for event in self._events() if event["event"] == "formed"]
+        return formed[-1:] == ["all members"]
+
     def _event(self, since: float, *names: str) -> float | None:
         """Return the time of the first such event since then."""
+        found = (event["time"] for event in self._events() if event["event"] in names and event["time"] >= since)
+        return next(found, None)
+
+    def _events(self) -> list[dict[str, Any]]:
         lines = self._events_path.read_text(encoding="utf-8").splitlines() if self._events_path.exists() else []
-        events: list[dict[str, Any]] = [event for line in lines if (event := parse(line))]
-        return next((event["time"] for event in events if event["event"] in names and event["time"] >= since), None)
+        return [event for line in lines if (event := parse(line))]
 
 
 def floor(directory: Path, rounds: int) -> list[list[float]]:
