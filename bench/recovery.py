@@ -96,7 +96,7 @@ class Recovery:
 
         def settled() -> bool:
             nonlocal quiet_since, starts
-            trains = self._training.steps.active(time.time() - 1) == 2 and self._has_all_members()
+            trains = self._training.steps.active(time.time() - 1) >= 2 and self._has_all_members()
             if not trains or self._starts() != starts:
                 quiet_since, starts = time.monotonic(), self._starts()
             return time.monotonic() - quiet_since > SETTLED_SECONDS

@@ -434,7 +434,6 @@ class Checkpoints:
         self._leads = leads
         self._lease = lease
         self._told = saved
-        self._model = model
         self._checkpoint = tf.train.Checkpoint(model=model, step=step)
         self._step = step
         self._kept = config.checkpoints_kept
@@ -561,8 +560,7 @@ class Checkpoints:
             check_lease(self._lease)
             directory.checkpoints.mkdir(parents=True, exist_ok=True)
             directory.replace()
-            # Under other strategies nothing is in flight, and to look at a variable may take all members.
-            directory.check_room(sum(map(bytes_of, variables_of(self._model))) if self._remote else 0)
+            directory.check_room(self._first_bytes())
             if not beside:
                 directory.remove(step)
             write(directory.prefix(step, beside))
@@ -591,6 +589,12 @@ class Checkpoints:
             directory.list_for_tensorflow()
         except OSError as error:
             log.error("cannot remove old checkpoints: %s", error)
+
+    def _first_bytes(self) -> int:
+        """Return what the first save takes; 0 when there was one, or where no call is in flight with it."""
+        # Under other strategies to look at a variable may take all members.
+        first = self._remote and self._newest is None
+        return sum(map(bytes_of, variables_of(self._checkpoint.model))) if first else 0
 
     def _is_of_a_server(self, error: Exception) -> bool:
         """Return whether a save failed with a ps, which the next turn does without, rather than with the storage."""

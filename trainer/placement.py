@@ -40,7 +40,7 @@ def variables_of(model: Any) -> Iterator[Any]:
     """Yield the model's, its metrics' and its optimizer's variables, a sharded one as its shards, each once."""
     optimizer = getattr(model, "optimizer", None)
     kept = getattr(optimizer, "variables", ())
-    groups = [model.variables, [v for metric in getattr(model, "metrics", ()) for v in metric.variables]]
+    groups = [model.variables, [v for metric in model.metrics for v in metric.variables]]
     groups.append(kept() if callable(kept) else kept)  # a method in the optimizers called legacy
     seen = set()
     for variable in flatten(variable for group in groups for variable in group):

@@ -35,6 +35,7 @@ class Trained:
         self.strategy = testing.in_process_cluster(1, 2, partitioner)
         with self.strategy.scope():
             self.model = tf.Module()
+            self.model.metrics = ()
             self.model.table = tf.Variable(tf.zeros([64, 4]), name="table")
             self.model.optimizer = tf.keras.optimizers.Adam()
             self.model.optimizer.build(list(self.model.table.variables))
