@@ -28,7 +28,7 @@ from bench.kept import NAMES, KeptCluster
 from bench.networks import Networks, missing
 from bench.points import Point, read_point
 from bench.tables import print_row
-from trainer.checkpoints import RunDirectory
+from trainer.run.checkpoints import RunDirectory
 
 PROGRAM = "bench.programs:Counted"
 SAVE_STEPS = 200  # 5 s of undisturbed training

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from bench.networks import Networks
 from bench.tasks import Task
-from trainer.cluster import Cluster
+from trainer.cluster.spec import Cluster
 from trainer.failures import FINISHED, USER_ERROR
-from trainer.local import local_cluster
+from trainer.tasks.local import local_cluster
 
 RESTART_SECONDS = 1.0
 PORT = 6000

@@ -33,7 +33,7 @@ from bench.kept import NAMES, KeptCluster
 from bench.networks import Networks, missing
 from bench.points import read_point
 from bench.tables import print_row
-from trainer.events import parse
+from trainer.reporting.events import parse
 
 PARTS = ("detection", "process start", "TensorFlow", "restore", "first step")
 NOTICED = ("member-lost", "ps-lost", "member-silent", "recovering")

@@ -46,12 +46,12 @@ class Table:
 
 def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     """Train, save and measure, as the coordinator of the cluster in TF_CONFIG."""
-    from trainer.checkpoints import Checkpoints, RunDirectory
-    from trainer.cluster import Cluster
+    from trainer.cluster.spec import Cluster
     from trainer.config import Config
     from trainer.program import load_program
-    from trainer.replicas import RemoteReplicas
-    from trainer.strategies import make_strategy
+    from trainer.run.checkpoints import Checkpoints, RunDirectory
+    from trainer.training.step_runner import RemoteReplicas
+    from trainer.training.strategies import make_strategy
 
     cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])
     config = Config(program="bench.saving:Table", run="saving", shared_dir=shared, checkpoints_kept=3)

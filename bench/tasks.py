@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster import Cluster
-from trainer.local import die_with_parent, local_cluster
+from trainer.cluster.spec import Cluster
 from trainer.runtime import ENVIRONMENT
+from trainer.tasks.local import die_with_parent, local_cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE = 180.0  # for any one thing that is waited for

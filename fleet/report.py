@@ -13,8 +13,8 @@ from fleet.inventory import Inventory, Task
 from fleet.run import Run
 from fleet.tables import render_duration, render_metrics, render_number, render_table
 from fleet.units import Health
-from trainer.events import describe_event
-from trainer.ledger import describe_ledger
+from trainer.reporting.events import describe_event
+from trainer.reporting.goodput import describe_ledger
 
 NOTE_WIDTH = 60
 

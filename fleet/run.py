@@ -31,7 +31,7 @@ class Run:
     evaluation: Evaluation | None = None
     checkpoint: str | None = None
     export: str | None = None
-    ledger: Mapping[str, Any] | None = None  # where the time went (trainer/ledger.py)
+    ledger: Mapping[str, Any] | None = None  # where the time went (trainer/reporting/goodput.py)
     events: Sequence[Mapping[str, Any]] = ()  # the last ones, oldest first
     updated: float | None = None  # seconds since 1970 by the clock of the chief's host
 

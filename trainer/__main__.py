@@ -14,16 +14,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer.checkpoints import RunDirectory
 from trainer.config import Config, ConfigError, absolute_path
 from trainer.failures import TRY_AGAIN, USER_ERROR, explain
-from trainer.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
 from trainer.gpus import find_missing
-from trainer.logs import set_up_logging
-from trainer.notify import Notifier
+from trainer.reporting.logs import set_up_logging
+from trainer.reporting.notify import Notifier
+from trainer.reporting.status import describe, describe_all, read_all, read_status
+from trainer.run.checkpoints import RunDirectory
+from trainer.run.selection import apply_selection
 from trainer.runtime import prepare_tensorflow
-from trainer.selection import apply_selection
-from trainer.status import describe, describe_all, read_all, read_status
+from trainer.tasks.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
 
 log = logging.getLogger("trainer")
 
@@ -35,7 +35,7 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
         if options.command:
             refuse_task_flags(options)
         if options.command == "local":
-            from trainer.local import run_local
+            from trainer.tasks.local import run_local
 
             return run_local(options)
         if options.command == "status":
@@ -49,7 +49,7 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    from trainer.local import add_local_options
+    from trainer.tasks.local import add_local_options
 
     parser = argparse.ArgumentParser(
         prog="python -m trainer",
@@ -114,7 +114,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     cluster = read_cluster(options, environment)
     notifier = Notifier.from_environment(environment)
     if options.parent:
-        from trainer.local import die_with_parent
+        from trainer.tasks.local import die_with_parent
 
         die_with_parent(options.parent)
     prepare_tensorflow()
@@ -125,7 +125,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         log.error("%s", missing)
         return TRY_AGAIN
     if cluster.job != "evaluator" and not cluster.trains:
-        from trainer.server import run_server
+        from trainer.tasks.server import run_server
 
         try:
             run_server(cluster, notifier, lambda: read_config(options, environment))
@@ -134,10 +134,10 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         return TRY_AGAIN
     config = read_config(options, environment)
     if cluster.job == "evaluator":
-        from trainer.evaluator import run_evaluator
+        from trainer.tasks.evaluator import run_evaluator
 
         return run_evaluator(config, notifier, lambda: read_config(options, environment))
-    from trainer.coordinator import run_coordinator
+    from trainer.tasks.coordinator import run_coordinator
 
     return run_coordinator(config, cluster, notifier)
 

@@ -27,6 +27,18 @@ APIS = ("custom_loop", "fit")
 EVALUATIONS = ("sidecar", "inline", "distributed", "exact", "none")
 SHARDINGS = ("program", "auto", "file", "data", "off")
 PARTITIONERS = ("min_size", "max_size", "fixed_shards", "none")
+# Keys that had another name once.
+RENAMED = {
+    "chief_alone": "local_run_dir",
+    "silent_seconds": "heartbeat_timeout_seconds",
+    "steps_per_call": "steps_per_execution",
+    "storage_seconds": "storage_timeout_seconds",
+    "waiting_seconds": "member_wait_timeout_seconds",
+    **{
+        f"{phase}_seconds": f"{phase}_timeout_seconds"
+        for phase in ("restoring", "compiling", "training", "evaluating", "saving")
+    },
+}
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.*", re.DOTALL)
 NO_URL = (
     "the run directory lies in a file system, since its records are renamed into place and its lease is a file that "
@@ -45,11 +57,11 @@ class Config:
     program: str
     run: str = "default"
     shared_dir: str = "/srv/trainer"
-    chief_alone: bool = False
+    local_run_dir: bool = False
     strategy: str = "parameter_server"
     api: str = "custom_loop"
     steps: int = 1000
-    steps_per_call: int | str = "auto"
+    steps_per_execution: int | str = "auto"
     epoch_steps: int = 0
     evaluation: str = "sidecar"
     input_sharding: str = "program"
@@ -60,17 +72,17 @@ class Config:
     partitioner_min_bytes: int = 256 * 1024
     partitioner_max_bytes: int = 64 * 1024 * 1024
     partitioner_shards: int = 2
-    silent_seconds: float = 15.0
+    heartbeat_timeout_seconds: float = 15.0
     elastic: bool = True
     ps_wait_seconds: float = 30.0
     worker_wait_seconds: float = 60.0
-    waiting_seconds: float = 0.0
-    restoring_seconds: float = 1800.0
-    compiling_seconds: float = 1800.0
-    training_seconds: float = 3600.0
-    evaluating_seconds: float = 7200.0
-    saving_seconds: float = 1800.0
-    storage_seconds: float = 3600.0
+    member_wait_timeout_seconds: float = 0.0
+    restoring_timeout_seconds: float = 1800.0
+    compiling_timeout_seconds: float = 1800.0
+    training_timeout_seconds: float = 3600.0
+    evaluating_timeout_seconds: float = 7200.0
+    saving_timeout_seconds: float = 1800.0
+    storage_timeout_seconds: float = 3600.0
     lease_seconds: float = 30.0
     restarts_without_step: int = 10
     log_seconds: float = 5.0
@@ -91,10 +103,10 @@ class Config:
                 "checkpoint_steps and checkpoint_seconds are both 0, so that a crash would lose the whole run: "
                 "set at least one of them"
             )
-        if self.chief_alone and self.strategy == "multi_worker_mirrored":
+        if self.local_run_dir and self.strategy == "multi_worker_mirrored":
             raise ConfigError(
-                "chief_alone: with strategy multi_worker_mirrored every member reads the run directory: give all hosts "
-                "a shared path, or choose parameter_server"
+                "local_run_dir: with strategy multi_worker_mirrored every member reads the run directory: "
+                "give all hosts a shared path, or choose parameter_server"
             )
         if self.strategy == "parameter_server" and self.input_sharding != "program":
             raise ConfigError(
@@ -168,7 +180,7 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "api": (lambda value: value in APIS, f"must be one of {', '.join(APIS)}"),
     "steps": (lambda value: value >= 1, "must be at least 1"),
-    "steps_per_call": (
+    "steps_per_execution": (
         lambda value: value == "auto" or (isinstance(value, int) and value >= 1),
         'must be a whole number of at least 1, or "auto"',
     ),
@@ -185,15 +197,18 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "partitioner_min_bytes": (lambda value: value >= 1, "must be at least 1"),
     "partitioner_max_bytes": (lambda value: value >= 1, "must be at least 1"),
     "partitioner_shards": (lambda value: value >= 1, "must be at least 1"),
-    "silent_seconds": (lambda value: value >= 5, "must be at least 5: a member is asked every second, and has two"),
+    "heartbeat_timeout_seconds": (
+        lambda value: value >= 5,
+        "must be at least 5: a member is asked every second, and has two",
+    ),
     "ps_wait_seconds": (lambda value: value >= 0, "must be 0 or more"),
     "worker_wait_seconds": (lambda value: value >= 0, "must be 0 or more"),
-    "waiting_seconds": (lambda value: value >= 0, "must be 0 (wait for ever) or more"),
+    "member_wait_timeout_seconds": (lambda value: value >= 0, "must be 0 (wait for ever) or more"),
     **{
-        f"{phase}_seconds": (lambda value: value > 0, "must be more than 0")
+        f"{phase}_timeout_seconds": (lambda value: value > 0, "must be more than 0")
         for phase in ("restoring", "compiling", "training", "evaluating", "saving")
     },
-    "storage_seconds": (lambda value: value >= 0, "must be 0 (end at the first save that fails) or more"),
+    "storage_timeout_seconds": (lambda value: value >= 0, "must be 0 (end at the first save that fails) or more"),
     "lease_seconds": (
         lambda value: value >= 10,
         "must be at least 10: a coordinator renews its lease four times in it",
@@ -228,6 +243,8 @@ def is_number(text: str) -> bool:
 
 def unknown_key(key: object, known: list[str]) -> str:
     """Say that a key is unknown, and which one was probably meant."""
+    if new := RENAMED.get(str(key)):
+        return f"the run setting {key!r} is called {new!r} now: write {new}"
     close = difflib.get_close_matches(str(key), known, n=1)
     if close:
         return f"unknown key {key!r} in the run settings: did you mean {close[0]!r}?"

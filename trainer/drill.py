@@ -119,9 +119,9 @@ class CompareWithCheckpoint(tf.keras.callbacks.Callback):
 
 def newest_checkpoint() -> str | None:
     """The newest checkpoint of the run that this process trains."""
-    from trainer.checkpoints import RunDirectory
     from trainer.config import Config
-    from trainer.selection import apply_selection
+    from trainer.run.checkpoints import RunDirectory
+    from trainer.run.selection import apply_selection
 
     config = apply_selection(Config.from_file(Path(os.environ["TRAINER_SETTINGS"])))
     directory = RunDirectory(config.shared_dir, config.run)

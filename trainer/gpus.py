@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer.logs import without_chatter
+from trainer.reporting.logs import without_chatter
 
 
 def find_missing(environment: Mapping[str, str]) -> str | None:

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoints import RunDirectory
 from trainer.config import Config
-from trainer.in_process import start_cluster
-from trainer.notify import Notifier
+from trainer.reporting.notify import Notifier
+from trainer.run.checkpoints import RunDirectory
 from trainer.runtime import prepare_tensorflow
+from trainer.tasks.in_process import start_cluster
 
 prepare_tensorflow()
 _temporary: list[tempfile.TemporaryDirectory[str]] = []
@@ -46,7 +46,7 @@ def in_process_cluster(workers: int = 2, ps: int = 1, partitioner: Any = None) -
     """
     import tensorflow as tf
 
-    from trainer.strategies import make_resolver
+    from trainer.training.strategies import make_resolver
 
     cluster = start_cluster("parameter_server", workers, ps)
     return tf.distribute.ParameterServerStrategy(make_resolver(cluster), variable_partitioner=partitioner)
@@ -63,11 +63,11 @@ def train(
     program are raised as they are; ConfigError and UserError say what is wrong with the settings or the program.
     """
     prepare_tensorflow()
-    from trainer.coordinator import train as coordinate
-    from trainer.evaluator import Evaluator
-    from trainer.metrics import Progress
     from trainer.program import check_program, load_program
-    from trainer.status import read_status
+    from trainer.reporting.progress import Progress
+    from trainer.reporting.status import read_status
+    from trainer.tasks.coordinator import train as coordinate
+    from trainer.tasks.evaluator import Evaluator
 
     built = load_program(program) if isinstance(program, str) else program() if inspect.isclass(program) else program
     name = program if isinstance(program, str) else f"{type(built).__module__}:{type(built).__name__}"

@@ -169,7 +169,7 @@ def storage_of(site: Mapping[str, Any]) -> dict[str, Any]:
     """
     shared = site.get("cluster_shared_dir") != ""
     path = site.get("cluster_shared_dir") if shared else site.get("cluster_local_dir", LOCAL_DIR)
-    settings = {"shared_dir": path} | ({} if shared else {"chief_alone": True})
+    settings = {"shared_dir": path} | ({} if shared else {"local_run_dir": True})
     return {"path": path, "shared": shared, "settings": settings}
 
 

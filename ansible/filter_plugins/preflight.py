@@ -148,8 +148,8 @@ def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
         return
     if "shared_dir" in run:
         yield "trainer_run has shared_dir; the shared path is cluster_shared_dir. Leave it out of trainer_run"
-    if "chief_alone" in run:
-        yield "trainer_run has chief_alone; an empty cluster_shared_dir says that. Leave it out of trainer_run"
+    if "local_run_dir" in run:
+        yield "trainer_run has local_run_dir; an empty cluster_shared_dir says that. Leave it out of trainer_run"
     try:
         Config.from_dict({**settings, **run})
     except ConfigError as error:

@@ -305,7 +305,7 @@ _DRILLS = (
         None,
         240,
         program="trainer.examples.digits:Digits",
-        settings={"steps": 4000, "steps_per_call": "auto", "checkpoint_seconds": 3.0},
+        settings={"steps": 4000, "steps_per_execution": "auto", "checkpoint_seconds": 3.0},
     ),
 )
 

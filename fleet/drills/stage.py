@@ -30,7 +30,7 @@ _UNIT = ("Id", "InvocationID", "ActiveState", "SubState", "Result", "ExecMainSta
 # Short steps, told one by one, a checkpoint every few seconds: what a drill needs to see what happens.
 RUN_SETTINGS: Mapping[str, Any] = {
     "steps": 1_000_000,
-    "steps_per_call": 1,
+    "steps_per_execution": 1,
     "checkpoint_seconds": 5.0,
     "log_seconds": 0.5,
 }

@@ -12,12 +12,12 @@ from pathlib import Path
 import tensorflow as tf
 import uneven
 
-from trainer.checkpoints import RunDirectory, read_model
 from trainer.config import Config
-from trainer.evaluation import make_evaluation
 from trainer.failures import UserError
-from trainer.input import eval_dataset
-from trainer.local import local_cluster
+from trainer.run.checkpoints import RunDirectory, read_model
+from trainer.tasks.local import local_cluster
+from trainer.training.evaluation import make_evaluation
+from trainer.training.input import eval_dataset
 
 WORKERS = 2
 # Every way with the programs that it must be right about, and those that it must refuse.

@@ -19,11 +19,11 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterS
 
 from trainer.config import Config
 from trainer.failures import UserError
-from trainer.input import own_train_dataset, train_dataset_fn, worker_train_dataset
-from trainer.local import free_addresses
-from trainer.partitioners import make_partitioner
-from trainer.placement import report_placement, variables_of
-from trainer.replicas import RemoteReplicas, fetch_numbers, trace
+from trainer.tasks.local import free_addresses
+from trainer.training.input import own_train_dataset, train_dataset_fn, worker_train_dataset
+from trainer.training.partitioners import make_partitioner
+from trainer.training.placement import report_placement, variables_of
+from trainer.training.step_runner import RemoteReplicas, fetch_numbers, trace
 
 WORDS = ["a", "b", "c"]
 ROWS = 100
@@ -142,7 +142,7 @@ def placement(resolver: Any, **settings: Any) -> dict[str, Any]:
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("trainer.placement")
+    logger = logging.getLogger("trainer.training.placement")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     report_placement(config, model, 2)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from trainer.checkpoints import RunDirectory
+from trainer.run.checkpoints import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"

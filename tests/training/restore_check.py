@@ -9,12 +9,12 @@ import sys
 
 import numpy as np
 
-from trainer.checkpoints import Checkpoints, RunDirectory
-from trainer.cluster import Cluster
+from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.program import load_program
-from trainer.replicas import RemoteReplicas
-from trainer.strategies import make_strategy
+from trainer.run.checkpoints import Checkpoints, RunDirectory
+from trainer.training.step_runner import RemoteReplicas
+from trainer.training.strategies import make_strategy
 
 
 def shards_of(variable):

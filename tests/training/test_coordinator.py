@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer import coordinator, failures, freeing, membership
-from trainer.checkpoints import LostLease, RunDirectory
-from trainer.cluster import Cluster
+from trainer import failures
+from trainer.cluster import membership
+from trainer.cluster.deadlines import Phases
+from trainer.cluster.formation import MembershipChanged
+from trainer.cluster.membership import Membership
+from trainer.cluster.spec import Cluster
 from trainer.config import Config
-from trainer.coordinator import Training, run_coordinator
 from trainer.failures import (
     FINISHED,
     TRY_AGAIN,
@@ -29,13 +31,14 @@ from trainer.failures import (
     is_device,
     is_infrastructure,
 )
-from trainer.formation import Reform
-from trainer.membership import Membership
-from trainer.metrics import Progress
-from trainer.notify import Notifier
-from trainer.phases import Phases
-from trainer.records import read_record, write_record
-from trainer.status import read_status
+from trainer.reporting.notify import Notifier
+from trainer.reporting.progress import Progress
+from trainer.reporting.status import read_status
+from trainer.run.checkpoints import LostLease, RunDirectory
+from trainer.run.records import read_record, write_record
+from trainer.tasks import coordinator
+from trainer.tasks.coordinator import Training, run_coordinator
+from trainer.training import release_resources as freeing
 
 pytestmark = pytest.mark.timeout(120)
 MEMBERS = {"worker-0": "w0", "ps-0": "p0"}
@@ -119,7 +122,7 @@ def test_what_is_a_broken_devices_error(error: Exception, device: bool) -> None:
 def test_a_run_is_not_finished_by_whoever_has_lost_it(
     config: Config, directory: RunDirectory, held: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.export.export_model", lambda *arguments: "export")
+    monkeypatch.setattr("trainer.training.export.export_model", lambda *arguments: "export")
     looks = iter(held)
     lease: Any = SimpleNamespace(held=lambda: next(looks))
     progress = Progress(config, directory, Notifier())
@@ -142,7 +145,7 @@ HURT = EmptyPart("the same, and a member's process has ended meanwhile")
     [
         ([EMPTY, EMPTY], False, EmptyPart, 2),
         ([EMPTY, LOST, EMPTY, EMPTY], False, Infrastructure, 3),  # the most turns in vain
-        ([EMPTY, Reform("worker-0 is back"), EMPTY, EMPTY], False, EmptyPart, 4),
+        ([EMPTY, MembershipChanged("worker-0 is back"), EMPTY, EMPTY], False, EmptyPart, 4),
         ([EMPTY], True, Infrastructure, 1),  # TensorFlow is taking in a worker: the next process goes on
         ([HURT, HURT, HURT], False, Infrastructure, 3),
         ([EMPTY, HURT, EMPTY, EMPTY], False, Infrastructure, 3),
@@ -191,7 +194,7 @@ def test_what_the_servers_do_not_free_takes_a_new_process(
 
     def take_turn(*arguments: Any) -> None:
         training._replicas = SimpleNamespace(recovering=False, close=lambda: None)
-        raise Reform("worker-1 answers again")
+        raise MembershipChanged("worker-1 answers again")
 
     monkeypatch.setattr(training, "_take_turn", take_turn)
     monkeypatch.setattr(freeing, "freed", lambda seconds: False)
@@ -214,7 +217,7 @@ def test_who_was_asked_early_to_start_anew_is_known_to_be_on_the_way(
         return MEMBERS
 
     monkeypatch.setattr(membership, "form", form)
-    monkeypatch.setattr("trainer.heartbeat.Heartbeat.identities", lambda self, since=0.0: MEMBERS)
+    monkeypatch.setattr("trainer.cluster.heartbeat.Heartbeat.identities", lambda self, since=0.0: MEMBERS)
     handler = signal.getsignal(signal.SIGTERM)
     progress = Progress(config, directory, Notifier())
     found = Membership(config, CLUSTER, directory, progress, Phases({}))

@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 from processes import Runs
 
-from trainer.checkpoints import Checkpoints, RunDirectory
 from trainer.config import Config
 from trainer.failures import Infrastructure, UserError
+from trainer.run.checkpoints import Checkpoints, RunDirectory
 
 pytestmark = pytest.mark.timeout(300)
-OPTIONS = ("--steps-per-call", "10", "--checkpoint-steps", "50", "--checkpoints-kept", "3", "--no-evaluator")
+OPTIONS = ("--steps-per-execution", "10", "--checkpoint-steps", "50", "--checkpoints-kept", "3", "--no-evaluator")
 
 
 def truncate(directory: Path, pattern: str) -> None:

@@ -8,7 +8,7 @@ import signal
 import pytest
 from processes import MINUTE, PROGRAMS, Process, Runs, until
 
-from trainer.local import local_cluster
+from trainer.tasks.local import local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 

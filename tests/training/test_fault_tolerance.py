@@ -16,7 +16,7 @@ import pytest
 from counting import counts
 from processes import MINUTE, Runs, is_alive, kill, until
 
-from trainer.records import read_record
+from trainer.run.records import read_record
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 10_000
@@ -25,7 +25,7 @@ EPOCH = 300
 BATCH = 4  # of the program
 TASKS = ("chief-0", "worker-0", "worker-1", "ps-0", "ps-1")
 OPTIONS = (
-    f"--steps-per-call {CALL} --epoch-steps {EPOCH} --evaluation inline --checkpoint-seconds 1 --log-seconds 0.5"
+    f"--steps-per-execution {CALL} --epoch-steps {EPOCH} --evaluation inline --checkpoint-seconds 1 --log-seconds 0.5"
     " --checkpoints-kept 100"
 ).split()
 SLOW = 0.1  # a step, s: the training lasts longer than any test

@@ -24,7 +24,7 @@ def epochs(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[d
 
     Returns what the callbacks were told before and after the stop, and the second process.
     """
-    options = [*FIT, "--epoch-steps", "600", "--evaluation", "exact", "--steps-per-call", "5"]
+    options = [*FIT, "--epoch-steps", "600", "--evaluation", "exact", "--steps-per-execution", "5"]
     options += ["--checkpoint-steps", "50", "--checkpoints-kept", "99"]
     path = tmp_path_factory.mktemp("epochs") / "told"
     first = runs.local("epochs:Epochs", "epochs", 1500, *options, EPOCHS=str(path))

@@ -11,9 +11,9 @@ import grpc
 import pytest
 from processes import Runs, until
 
-from trainer import heartbeat as module
-from trainer.heartbeat import Heartbeat
-from trainer.local import free_addresses
+from trainer.cluster import heartbeat as module
+from trainer.cluster.heartbeat import Heartbeat
+from trainer.tasks.local import free_addresses
 
 pytestmark = pytest.mark.timeout(180)
 SILENT_SECONDS = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.config import ConfigError
-from trainer.in_process import start_cluster
+from trainer.tasks.in_process import start_cluster
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "one_device", "central_storage"])

@@ -18,7 +18,7 @@ PASS = 80  # steps: 320 examples in batches of 4
 
 
 def test_one_pass_sees_each_example_about_once(runs: Runs) -> None:
-    process = runs.local("ids:Ids", "ids", PASS, "--steps-per-call", str(PASS // 2), "--no-evaluator")
+    process = runs.local("ids:Ids", "ids", PASS, "--steps-per-execution", str(PASS // 2), "--no-evaluator")
     assert process.wait() == 0, process.output
     seen = counts(runs, "ids")
     assert own_parts(seen)

@@ -14,7 +14,7 @@ from pages import write_files
 from processes import MINUTE, ROOT, Runs, environment
 
 from fleet.inventory import load_inventory
-from trainer.local import local_cluster
+from trainer.tasks.local import local_cluster
 
 pytestmark = pytest.mark.timeout(450)
 TRAIN = """

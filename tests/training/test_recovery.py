@@ -17,8 +17,17 @@ pytestmark = pytest.mark.timeout(300)
 STEPS = 3000
 ENDLESS = 1_000_000
 # A step takes 10 ms, and a checkpoint is due every second or so.
-OPTIONS = ("--steps-per-call", "20", "--checkpoint-steps", "200", "--checkpoints-kept", "30", "--log-seconds", "0.5")
-QUICK = ("--silent-seconds", "5", "--ps-wait-seconds", "5", "--worker-wait-seconds", "40")
+OPTIONS = (
+    "--steps-per-execution",
+    "20",
+    "--checkpoint-steps",
+    "200",
+    "--checkpoints-kept",
+    "30",
+    "--log-seconds",
+    "0.5",
+)
+QUICK = ("--heartbeat-timeout-seconds", "5", "--ps-wait-seconds", "5", "--worker-wait-seconds", "40")
 
 
 def start(runs: Runs, run: str, *more: str, steps: int = STEPS) -> Process:
@@ -150,10 +159,10 @@ def test_a_stop_does_not_wait_for_workers_that_are_gone(runs: Runs) -> None:
 
 
 def test_a_phase_that_hangs_ends_in_a_clear_error(runs: Runs) -> None:
-    options = ["--compiling-seconds", "3", "--restarts-without-step", "1", "--no-evaluator"]
+    options = ["--compiling-timeout-seconds", "3", "--restarts-without-step", "1", "--no-evaluator"]
     process = runs.local("stuck:Stuck", "stuck", 100, *options)
     assert process.wait() == 78, process.output
-    assert re.search(r"compiling has lasted \d+ s without an end, and compiling_seconds is 3", process.output)
+    assert re.search(r"compiling has lasted \d+ s without an end, and compiling_timeout_seconds is 3", process.output)
     assert len(process.pids("chief-0")) == 3
     status = runs.status("stuck")
     assert status["state"] == "failed"

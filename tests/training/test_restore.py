@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from processes import Process, Runs, run_check
 
-from trainer.local import local_cluster
+from trainer.tasks.local import local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import checkpoints as module
 from trainer import testing  # before TensorFlow: it chooses the Keras
-from trainer.checkpoints import Checkpoints, RunDirectory
 from trainer.config import Config
 from trainer.failures import Infrastructure, UserError
-from trainer.lease import Lease
+from trainer.run import checkpoints as module
+from trainer.run.checkpoints import Checkpoints, RunDirectory
+from trainer.run.lease import Lease
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -115,9 +115,9 @@ def test_with_no_shared_path_the_coordinator_writes_all_files(directory: RunDire
         return {each.device for each in operations if each.type in ("SaveV2", "MergeV2Checkpoints")}
 
     trained.set(7)
-    assert writers(chief_alone=True) == {"/job:chief/replica:0/task:0/device:CPU:0"}
+    assert writers(local_run_dir=True) == {"/job:chief/replica:0/task:0/device:CPU:0"}
     trained.set(9)
-    assert Saves(directory, trained, chief_alone=True).restore() == 7
+    assert Saves(directory, trained, local_run_dir=True).restore() == 7
     assert trained.values() == {7.0}
     assert {device[:10] for device in writers()} >= {"/job:ps/re"}
 
@@ -192,7 +192,7 @@ def test_a_save_waits_for_the_one_before(directory: RunDirectory, trained: Train
 def test_storage_that_hangs_holds_nothing_up_until_the_users_limit(
     directory: RunDirectory, trained: Trained, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saves = Saves(directory, trained, storage_seconds=3.0)
+    saves = Saves(directory, trained, storage_timeout_seconds=3.0)
     saves.may_write.clear()
 
     def train() -> None:
@@ -207,7 +207,7 @@ def test_storage_that_hangs_holds_nothing_up_until_the_users_limit(
     ) as end:
         train()
     assert 3.0 < time.monotonic() - began < 30
-    assert "storage_seconds, 3" in str(end.value)
+    assert "storage_timeout_seconds, 3" in str(end.value)
     assert 3 <= len(saves.told) < 100
     assert all("ckpt-1 is not written after" in str(error) for _, error in saves.told)
     assert caplog.text.count("leaving out the checkpoint of step") == len(saves.told)
@@ -222,7 +222,7 @@ def test_storage_that_fails_is_complained_about_every_time_until_the_users_limit
 ) -> None:
     directory.path.mkdir(parents=True)
     directory.checkpoints.write_text("a file where a directory should be")
-    saves = Saves(directory, trained, storage_seconds=60.0)
+    saves = Saves(directory, trained, storage_timeout_seconds=60.0)
     for step in (1, 2):
         trained.set(step)
         saves.save()
@@ -245,7 +245,7 @@ def test_storage_that_fails_is_complained_about_every_time_until_the_users_limit
 def test_without_patience_the_first_failure_is_the_last(directory: RunDirectory, trained: Trained) -> None:
     directory.path.mkdir(parents=True)
     directory.checkpoints.write_text("a file where a directory should be")
-    saves = Saves(directory, trained, storage_seconds=0)
+    saves = Saves(directory, trained, storage_timeout_seconds=0)
     trained.set(1)
     saves.save()
     saves.settle()
@@ -263,7 +263,7 @@ def test_the_users_limit_counts_over_the_turns_of_a_process(directory: RunDirect
     saves.settle()
     assert directory.failing_since is not None
     directory.failing_since -= 1000.0
-    later = Saves(directory, trained, storage_seconds=900.0)
+    later = Saves(directory, trained, storage_timeout_seconds=900.0)
     with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+ for 1\d\d\d s"):
         later.save(wait=True)
     directory.checkpoints.unlink()
@@ -276,7 +276,7 @@ def test_a_save_that_a_ps_ends_says_nothing_of_the_storage(
 ) -> None:
     from tensorflow import errors
 
-    saves = Saves(directory, trained, storage_seconds=0)
+    saves = Saves(directory, trained, storage_timeout_seconds=0)
     trained.set(1)
     saves.save(wait=True)
     message = "Socket closed"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from processes import MINUTE, Process, Runs, until
 
-from trainer.checkpoints import RunDirectory
-from trainer.local import local_cluster
-from trainer.members import answers, identity, silent
-from trainer.records import write_record
-from trainer.server import LOOK_SECONDS, LOOKS
+from trainer.cluster.probe import answers, identity, silent
+from trainer.run.checkpoints import RunDirectory
+from trainer.run.records import write_record
+from trainer.tasks.local import local_cluster
+from trainer.tasks.server import LOOK_SECONDS, LOOKS
 
 pytestmark = pytest.mark.timeout(120)
 

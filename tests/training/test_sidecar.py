@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from trainer import evaluator as module
 from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
-from trainer.checkpoints import Checkpoints, RunDirectory, read_model
 from trainer.config import Config
-from trainer.evaluator import Evaluator
 from trainer.failures import UserError
-from trainer.records import read_record
+from trainer.run.checkpoints import Checkpoints, RunDirectory, read_model
+from trainer.run.records import read_record
+from trainer.tasks import evaluator as module
+from trainer.tasks.evaluator import Evaluator
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -13,7 +13,16 @@ from processes import Process, Runs, is_alive, kill, until
 pytestmark = pytest.mark.timeout(300)
 STEPS = 4000
 # Small calls and blocks, so that there is much to interrupt; the input's sleep makes a step 10 ms.
-OPTIONS = ("--steps-per-call", "20", "--checkpoint-steps", "200", "--checkpoints-kept", "30", "--log-seconds", "0.5")
+OPTIONS = (
+    "--steps-per-execution",
+    "20",
+    "--checkpoint-steps",
+    "200",
+    "--checkpoints-kept",
+    "30",
+    "--log-seconds",
+    "0.5",
+)
 
 
 def trained_steps(process: Process) -> list[int]:

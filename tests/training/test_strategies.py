@@ -17,7 +17,7 @@ STEPS = 1200
 def in_step(runs: Runs) -> Process:
     """Three processes in step; one of them is asked to stop, later another is killed; they end by themselves."""
     options = [*IN_STEP, "--api", "fit", "--epoch-steps", "600", "--evaluation", "exact", "--checkpoint-steps", "50"]
-    process = runs.local(DIGITS, "members", STEPS, *options, "--steps-per-call", "5", "--checkpoints-kept", "99")
+    process = runs.local(DIGITS, "members", STEPS, *options, "--steps-per-execution", "5", "--checkpoints-kept", "99")
     until(lambda: 100 in runs.checkpoints("members"), "step 100", say=lambda: process.output)
     kill(process.pids("worker-0")[0], signal.SIGTERM)
     process.search("chief-0 +. ended with 143; starting it again")
@@ -89,4 +89,4 @@ def test_a_run_goes_on_under_another_strategy(runs: Runs) -> None:
 
 def test_a_machine_with_several_devices_gives_each_its_batch() -> None:
     # Six numbers, one a replica and two a step: all seen; the last step's were 4 and 5.
-    assert run_check("replicas_check.py") == {"step": 3, "seen": 15.0, "mean": 4.5}
+    assert run_check("step_runner_check.py") == {"step": 3, "seen": 15.0, "mean": 4.5}

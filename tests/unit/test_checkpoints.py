@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from trainer import __version__, checkpoints
-from trainer.checkpoints import RunDirectory, run_directories
+from trainer import __version__
 from trainer.config import Config
 from trainer.failures import UserError
-from trainer.records import read_record
+from trainer.run import checkpoints
+from trainer.run.checkpoints import RunDirectory, run_directories
+from trainer.run.records import read_record
 
 
 @pytest.fixture
@@ -336,7 +337,7 @@ def test_what_two_threads_say_of_the_state_is_kept(directory: RunDirectory, monk
             time.sleep(0.3)
         return record
 
-    monkeypatch.setattr("trainer.checkpoints.read_record", read_slowly)
+    monkeypatch.setattr("trainer.run.checkpoints.read_record", read_slowly)
     first = threading.Thread(target=directory.set_state, args=("stopped", 6))
     first.start()
     assert reading.wait(10)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from trainer.cluster import Cluster
+from trainer.cluster.spec import Cluster
 from trainer.config import STRATEGY_JOBS, ConfigError
 
 JOBS = {"chief": ["h:1"], "worker": ["w0:1", "w1:1"], "ps": ["p:1"]}

@@ -37,7 +37,7 @@ def test_storage_is_the_shared_path_or_each_hosts_own_directory():
     shared = {"path": "/srv/t", "shared": True, "settings": {"shared_dir": "/srv/t"}}
     assert storage(cluster_shared_dir="/srv/t") == shared
     assert storage(cluster_shared_dir="/srv/t", cluster_local_dir="/data") == shared
-    own = {"path": "/data", "shared": False, "settings": {"shared_dir": "/data", "chief_alone": True}}
+    own = {"path": "/data", "shared": False, "settings": {"shared_dir": "/data", "local_run_dir": True}}
     assert storage(cluster_shared_dir="", cluster_local_dir="/data") == own
     assert storage(cluster_shared_dir="")["path"] == "/var/lib/trainer/local"
 

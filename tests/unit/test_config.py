@@ -45,9 +45,15 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
         ("steps", True, "steps: expected a whole number, not True"),
         ("steps", 1.5, "steps: expected a whole number, not 1.5"),
         ("steps", 0, "steps: must be at least 1, not 0"),
-        ("steps_per_call", "many", "steps_per_call: must be a whole number of at least 1, or \"auto\", not 'many'"),
-        ("steps_per_call", 0, "steps_per_call: must be a whole number"),
-        ("steps_per_call", None, "steps_per_call: expected a whole number or a text, not None"),
+        (
+            "steps_per_execution",
+            "many",
+            "steps_per_execution: must be a whole number of at least 1, or \"auto\", not 'many'",
+        ),
+        ("steps_per_call", 5, "the run setting 'steps_per_call' is called 'steps_per_execution' now"),
+        ("training_seconds", 5, "'training_seconds' is called 'training_timeout_seconds' now"),
+        ("steps_per_execution", 0, "steps_per_execution: must be a whole number"),
+        ("steps_per_execution", None, "steps_per_execution: expected a whole number or a text, not None"),
         ("checkpoint_seconds", "soon", "checkpoint_seconds: expected a number, not 'soon'"),
         ("checkpoint_seconds", -1, "checkpoint_seconds: must be 0 (not by time) or more, not -1"),
         ("checkpoints_kept", 2, "checkpoints_kept: must be at least 3"),
@@ -58,7 +64,7 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
         ("program", "digits", "program: must look like package.module:Name"),
         ("shared_dir", "runs", "shared_dir: must be an absolute path"),
         ("shared_dir", "gs://bucket/runs", "shared_dir is 'gs://bucket/runs': the run directory lies in a file system"),
-        ("chief_alone", "yes", "chief_alone: expected true or false, not 'yes'"),
+        ("local_run_dir", "yes", "local_run_dir: expected true or false, not 'yes'"),
         (
             "strategy",
             "mirorred",
@@ -71,9 +77,9 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
         ("input_sharding", "files", "input_sharding: must be one of program, auto, file, data, off, not 'files'"),
         ("partitioner", "min", "partitioner: must be one of min_size, max_size, fixed_shards, none, not 'min'"),
         ("elastic", "yes", "elastic: expected true or false, not 'yes'"),
-        ("silent_seconds", 1, "silent_seconds: must be at least 5"),
+        ("heartbeat_timeout_seconds", 1, "heartbeat_timeout_seconds: must be at least 5"),
         ("lease_seconds", 1, "lease_seconds: must be at least 10"),
-        ("saving_seconds", 0, "saving_seconds: must be more than 0, not 0"),
+        ("saving_timeout_seconds", 0, "saving_timeout_seconds: must be more than 0, not 0"),
         ("seed", -1, "seed: must be null or between 0 and 2147483647"),
     ],
 )
@@ -95,9 +101,9 @@ def test_sharding_policy_under_parameter_server_is_refused() -> None:
 
 
 def test_a_strategy_whose_members_read_the_run_directory_needs_a_shared_path() -> None:
-    settings = {"chief_alone": True, "strategy": "multi_worker_mirrored"}
+    settings = {"local_run_dir": True, "strategy": "multi_worker_mirrored"}
     assert "with strategy multi_worker_mirrored every member reads the run directory" in refused(**settings)
-    Config.from_dict({"program": PROGRAM, "chief_alone": True, "strategy": "mirrored"})
+    Config.from_dict({"program": PROGRAM, "local_run_dir": True, "strategy": "mirrored"})
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/runs", "s3://bucket", "file:///srv/trainer"])

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer import evaluator
-from trainer.checkpoints import RunDirectory
 from trainer.config import Config, ConfigError
-from trainer.evaluator import run_evaluator
-from trainer.notify import Notifier
-from trainer.records import write_record
+from trainer.reporting.notify import Notifier
+from trainer.run.checkpoints import RunDirectory
+from trainer.run.records import write_record
+from trainer.tasks import evaluator
+from trainer.tasks.evaluator import run_evaluator
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -144,7 +144,7 @@ def test_an_evaluation_that_hangs_is_left_to_the_watchdog(
         return True
 
     monkeypatch.setattr(fake, "evaluate", evaluate)
-    config = config.replace(evaluating_seconds=0.2)
+    config = config.replace(evaluating_timeout_seconds=0.2)
     assert run_evaluator(config, heard, lambda: config.replace(run="b")) == 75
     assert said[1:] == [True, False]
     assert said[0]()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from trainer.__main__ import parse
-from trainer.cluster import Cluster
+from trainer.cluster.spec import Cluster
 from trainer.config import ConfigError
-from trainer.flags import read_cluster
+from trainer.tasks.flags import read_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = {"chief": ["h:1"], "worker": ["w0:1", "w1:1"], "ps": ["p:1"]}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.cluster import Cluster
+from trainer.cluster.formation import can_do_without
+from trainer.cluster.spec import Cluster
 from trainer.config import Config
-from trainer.formation import can_do_without
 
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1", "c:1"], "ps": ["d:1", "e:1"]}, "chief", 0)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoints import RunDirectory
-from trainer.lease import Lease, LeaseHeld, is_gone, read_lease, this_process
-from trainer.records import write_record
+from trainer.run.checkpoints import RunDirectory
+from trainer.run.lease import Lease, LeaseHeld, is_gone, read_lease, this_process
+from trainer.run.records import write_record
 
 pytestmark = pytest.mark.timeout(30)
 SECONDS = 1.0
@@ -21,7 +21,7 @@ SECONDS = 1.0
 @pytest.fixture(autouse=True)
 def _outlives_its_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that is lost must not end the tests' own process, as it would the coordinator's."""
-    monkeypatch.setattr("trainer.lease.end_process", lambda message: None)
+    monkeypatch.setattr("trainer.run.lease.end_process", lambda message: None)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_storage_that_fails_at_a_renewal_does_not_lose_the_lease(
         raise OSError(30, "Read-only file system")
 
     with monkeypatch.context() as patched:
-        patched.setattr("trainer.lease.write_record", fail)
+        patched.setattr("trainer.run.lease.write_record", fail)
         assert failed.wait(5 * SECONDS)
         time.sleep(SECONDS / 4)
     assert "cannot renew the lease of run mine, trying again: [Errno 30] Read-only" in caplog.text
@@ -171,7 +171,7 @@ def test_a_full_disk_does_not_lose_the_lease(directory: RunDirectory, monkeypatc
 
     lease = take(directory)
     with monkeypatch.context() as patched:
-        patched.setattr("trainer.lease.write_record", fail)
+        patched.setattr("trainer.run.lease.write_record", fail)
         with pytest.raises(LeaseHeld):
             take(directory)
         assert lease.held()

@@ -13,9 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from trainer import local
 from trainer.config import STRATEGY_JOBS, Config, ConfigError
-from trainer.local import Supervisor, Task, add_local_options, cluster_size, final, local_cluster, make_tasks, setting
+from trainer.tasks import local
+from trainer.tasks.local import (
+    Supervisor,
+    Task,
+    add_local_options,
+    cluster_size,
+    final,
+    local_cluster,
+    make_tasks,
+    setting,
+)
 
 pytestmark = pytest.mark.timeout(60)
 FOREVER = "import time\nwhile True: time.sleep(0.05)"
@@ -62,7 +71,7 @@ def test_output_is_prefixed_with_the_task(capfd: pytest.CaptureFixture[str]) -> 
 def test_lines_of_tasks_that_print_at_once_stay_whole() -> None:
     prints = "for _ in range(2000): print('x' * 20)"
     script = (
-        "import os, sys\nfrom trainer.local import Supervisor, Task\n"
+        "import os, sys\nfrom trainer.tasks.local import Supervisor, Task\n"
         f"command = [sys.executable, '-u', '-c', {prints!r}]\n"
         "tasks = [Task(name, command, dict(os.environ)) for name in ('ps-0', 'ps-1', 'worker-0', 'chief-0')]\n"
         "Supervisor(tasks).run()\n"
@@ -142,7 +151,7 @@ def test_training_worker_is_started_again(tmp_path: Path, capfd: pytest.CaptureF
 def supervise(tmp_path: Path, chief: str, worker: str = FOREVER, trains: bool = False) -> subprocess.Popen[str]:
     """Run a supervisor as its own process."""
     script = (
-        "import os, sys\nfrom trainer import local\nfrom trainer.local import Supervisor, Task\n"
+        "import os, sys\nfrom trainer.tasks import local\nfrom trainer.tasks.local import Supervisor, Task\n"
         "local.LEAVE_SECONDS = 5\n"
         "def task(name, script, trains=False):\n"
         "    return Task(name, [sys.executable, '-u', '-c', script], dict(os.environ), trains)\n"
@@ -203,8 +212,8 @@ def test_stop_lets_every_member_that_trains_save(tmp_path: Path, ended: list[sub
 
 def test_tasks_die_with_a_killed_supervisor(ended: list[subprocess.Popen[str]]) -> None:
     child = (
-        "import os, sys\nfrom trainer.local import die_with_parent\ndie_with_parent(os.getppid())\nprint('ready')\n"
-        + FOREVER
+        "import os, sys\nfrom trainer.tasks.local import die_with_parent\n"
+        "die_with_parent(os.getppid())\nprint('ready')\n" + FOREVER
     )
     script = (
         "import subprocess, sys, time\n"
@@ -292,15 +301,15 @@ def test_every_setting_has_an_option() -> None:
     parser = argparse.ArgumentParser()
     add_local_options(parser)
     options = parser.parse_args(
-        ["--program", "a:b", "--checkpoint-steps", "7", "--steps-per-call", "auto", "--seed", "3"]
+        ["--program", "a:b", "--checkpoint-steps", "7", "--steps-per-execution", "auto", "--seed", "3"]
     )
-    assert (options.checkpoint_steps, options.steps_per_call, options.seed) == (7, "auto", 3)
+    assert (options.checkpoint_steps, options.steps_per_execution, options.seed) == (7, "auto", 3)
     assert not hasattr(options, "steps")
 
 
 @pytest.mark.parametrize(
     ("key", "text", "value"),
-    [("steps", "3", 3), ("steps_per_call", "auto", "auto"), ("checkpoint_seconds", "1.5", 1.5), ("run", "3", "3")],
+    [("steps", "3", 3), ("steps_per_execution", "auto", "auto"), ("checkpoint_seconds", "1.5", 1.5), ("run", "3", "3")],
 )
 def test_option_text_becomes_the_settings_type(key: str, text: str, value: object) -> None:
     assert setting(key, text) == value

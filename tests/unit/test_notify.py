@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.notify import Notifier
+from trainer.reporting.notify import Notifier
 
 
 @pytest.fixture

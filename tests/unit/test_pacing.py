@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trainer.pacing import CALL_SECONDS, Pacer
+from trainer.training.pacing import CALL_SECONDS, Pacer
 
 
 def train(pacer: Pacer, steps: int, workers: int, call_seconds: Callable[[int], float]) -> list[list[int]]:

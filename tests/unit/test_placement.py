@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainer.config import Config
-from trainer.placement import bytes_of, report_placement, size
+from trainer.training.placement import bytes_of, report_placement, size
 
 MIB = 1024 * 1024
 

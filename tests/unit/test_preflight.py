@@ -67,7 +67,7 @@ def test_an_empty_inventory_is_refused():
             everywhere(cluster_shared_dir="gs://bucket/x"),
             "cluster_shared_dir is 'gs://bucket/x': the run",
         ),
-        ({}, everywhere(trainer_run=RUN | {"chief_alone": True}), "trainer_run has chief_alone"),
+        ({}, everywhere(trainer_run=RUN | {"local_run_dir": True}), "trainer_run has local_run_dir"),
         ({}, everywhere(**UNSHARED, cluster_local_dir="data"), "cluster_local_dir is 'data'; expected the absolute"),
         ({"evaluator": ["head"]}, everywhere(**UNSHARED), "group evaluator has head, and cluster_shared_dir is empty"),
         ({"nfs_server": ["head"]}, everywhere(**UNSHARED), "group nfs_server has head, and cluster_shared_dir is"),
@@ -75,7 +75,7 @@ def test_an_empty_inventory_is_refused():
         (
             {"ps": []},
             everywhere(**UNSHARED, trainer_run=RUN | {"strategy": "multi_worker_mirrored"}),
-            "chief_alone: with strategy multi_worker_mirrored every member reads the run directory",
+            "local_run_dir: with strategy multi_worker_mirrored every member reads the run directory",
         ),
         ({"nfs_server": ["head"]}, {}, "cluster_nfs_dir is None; expected the absolute path"),
         (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.records import read_record, write_record
+from trainer.run.records import read_record, write_record
 
 
 def test_round_trip_makes_the_directory(tmp_path: Path) -> None:

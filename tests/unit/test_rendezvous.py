@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from trainer.cluster import Cluster
+from trainer.cluster.rendezvous import gather
+from trainer.cluster.spec import Cluster
 from trainer.failures import Infrastructure
-from trainer.rendezvous import gather
 
 SETTINGS = {"run": "a", "steps": 10}
 

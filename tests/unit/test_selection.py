@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoints import RunDirectory
 from trainer.config import Config, ConfigError
-from trainer.selection import apply_selection
+from trainer.run.checkpoints import RunDirectory
+from trainer.run.selection import apply_selection
 
 
 def config(shared: Path) -> Config:

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer import server
-from trainer.checkpoints import RunDirectory
+from trainer.cluster.commands import ASKED
 from trainer.config import Config
-from trainer.orders import ASKED
-from trainer.server import STALE, ending, follow
+from trainer.run.checkpoints import RunDirectory
+from trainer.tasks import server
+from trainer.tasks.server import STALE, ending, follow
 
 TASK, ADDRESS = "ps-0", "localhost:1"
 

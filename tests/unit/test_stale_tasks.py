@@ -19,7 +19,7 @@ Id=trainer@worker-0.service
 @pytest.fixture
 def files(tmp_path):
     """A release, the tasks' files and the unit; all of them older than the moment returned."""
-    for name in ("release/trainer/server.py", "etc/ps-0.env", "etc/chief-0.env", "etc/run.json", "unit"):
+    for name in ("release/trainer/tasks/server.py", "etc/ps-0.env", "etc/chief-0.env", "etc/run.json", "unit"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
@@ -43,7 +43,7 @@ def newer(files, task):
         ("etc/ps-0.env", {"ps-0"}),
         ("etc/run.json", {"chief-0"}),
         ("unit", {"ps-0", "chief-0"}),
-        ("release/trainer/server.py", {"ps-0", "chief-0"}),
+        ("release/trainer/tasks/server.py", {"ps-0", "chief-0"}),
     ],
 )
 def test_a_change_concerns_the_tasks_that_read_the_file(files, changed, tasks):

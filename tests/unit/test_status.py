@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from trainer.checkpoints import RunDirectory
 from trainer.config import Config
-from trainer.metrics import Progress
-from trainer.notify import Notifier
-from trainer.records import write_record
-from trainer.status import Status, describe, describe_all, read_all, read_status
+from trainer.reporting.notify import Notifier
+from trainer.reporting.progress import Progress
+from trainer.reporting.status import Status, describe, describe_all, read_all, read_status
+from trainer.run.checkpoints import RunDirectory
+from trainer.run.records import write_record
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]

@@ -1,0 +1,80 @@
+"""Run as a process of its own: a turn ends while its iterator can't, and the next one makes its strategy.
+
+The iterator's thread waits in the open of a pipe that nobody writes to. Prints how many steps were trained, whether
+all else was freed, and whether that thread still waits when the next strategy is made. With `late` it lets go of one
+thing more when the iterator is gone, and prints whether that was freed.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from trainer.runtime import prepare_tensorflow
+
+prepare_tensorflow()
+
+import tensorflow as tf  # noqa: E402
+
+from trainer.config import Config  # noqa: E402
+from trainer.tasks.coordinator import Training  # noqa: E402
+from trainer.tasks.in_process import start_cluster  # noqa: E402
+from trainer.training.release_resources import freed  # noqa: E402
+from trainer.training.step_runner import RemoteReplicas  # noqa: E402
+from trainer.training.strategies import make_strategy  # noqa: E402
+
+PIPES = sys.argv[1]
+READ, WAITS = 10, 11  # the examples that come from pipes: behind those of the steps below, and prefetched
+
+
+class Waiting:
+    def build_model(self):
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    def train_dataset(self, context):
+        def read(number):
+            name = tf.strings.join([PIPES, tf.strings.as_string(number)])
+            content = tf.cond(number < READ, lambda: "", lambda: tf.io.read_file(name))
+            value = tf.fill([1], tf.cast(tf.strings.length(content), tf.float32))
+            return value, value
+
+        return tf.data.Dataset.range(WAITS + 1).map(read).batch(1).prefetch(WAITS)
+
+
+def waits() -> bool:
+    try:
+        os.close(os.open(f"{PIPES}{WAITS}", os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+for number in (READ, WAITS):
+    os.mkfifo(f"{PIPES}{number}")
+config = Config(program="release_resources_check:Waiting", strategy="parameter_server")
+cluster = start_cluster("parameter_server", 1, 1)
+none: Any = None
+training = Training(config, cluster, none, none, none, none)
+training._replicas = replicas = RemoteReplicas(config, Waiting(), make_strategy(config, cluster), 1)
+replicas.model.kept = replicas.call(3)  # which lies on the worker, as a lookup table does
+late: Any = replicas.call(1)
+replicas.join()
+steps = int(replicas.step.numpy())
+if "late" not in sys.argv:
+    late = None
+del replicas
+os.close(os.open(f"{PIPES}{READ}", os.O_WRONLY))  # which waits for the thread
+time.sleep(1.0)
+said = {"steps": steps, "freed": training._let_go()}
+if late is None:
+    make_strategy(config, cluster)
+    said["still waits"] = waits()
+else:
+    late = None
+    said["late freed"] = freed(1.0)
+print(json.dumps(said))
+sys.stdout.flush()
+os._exit(0)

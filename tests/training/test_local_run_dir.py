@@ -1,0 +1,102 @@
+"""No path is shared: checkpoints go through the coordinator to its disk, orders to the servers through TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, until
+
+from trainer.run.checkpoints import Manifest, RunDirectory
+from trainer.tasks.local import local_cluster
+
+pytestmark = pytest.mark.timeout(300)
+RUN = "alone"
+STEPS = 2000
+SERVERS = ("ps-0", "ps-1", "worker-0")
+
+
+class Hosts:
+    """A directory for each task, which every process knows by the same path, and systemd's part for the servers."""
+
+    def __init__(self, runs: Runs, path: Path, **settings: object) -> None:
+        self._runs = runs
+        self._path = path
+        self._jobs = local_cluster(workers=1, servers=2)
+        self._settings = path / "run.json"
+        own = {"program": "ids:Ids", "run": RUN, "shared_dir": "/proc/self/cwd", "local_run_dir": True, "steps": STEPS}
+        often = {"checkpoint_steps": 200, "steps_per_execution": 20, "checkpoints_kept": 30, "evaluation": "none"}
+        self._settings.write_text(json.dumps(own | often | settings))
+        self.processes: dict[str, list[Process]] = {}
+
+    def start(self, task: str) -> Process:
+        job, _, index = task.rpartition("-")
+        disk = self.disk(task)
+        disk.mkdir(exist_ok=True)
+        process = self._runs.start(
+            ["-m", "trainer"],
+            directory=disk,
+            TF_CONFIG=json.dumps({"cluster": self._jobs, "task": {"type": job, "index": int(index)}}),
+            TRAINER_SETTINGS=str(self._settings),
+            PYTHONPATH=f"{ROOT}:{PROGRAMS}",
+        )
+        self.processes.setdefault(task, []).append(process)
+        return process
+
+    def disk(self, task: str) -> Path:
+        return self._path / task
+
+    def tend(self) -> None:
+        """Start those anew that want to be."""
+        for task in SERVERS:
+            if self.processes[task][-1].code == 75:
+                self.start(task)
+
+    def until_said(self, chief: Process, text: str) -> None:
+        def said() -> bool:
+            self.tend()
+            assert text in chief.output or chief.code is None, chief.output
+            return text in chief.output
+
+        until(said, text, 2 * MINUTE, lambda: chief.output)
+
+
+def test_training_with_no_shared_path_survives_its_coordinator_and_ends_its_servers(runs: Runs, tmp_path: Path) -> None:
+    hosts = Hosts(runs, tmp_path)
+    for task in SERVERS:
+        hosts.start(task)
+    chief = hosts.start("chief-0")
+    hosts.until_said(chief, "ckpt-400 in")
+    chief.send(signal.SIGKILL)
+    chief.wait()
+    directory = RunDirectory(hosts.disk("chief-0"), RUN)
+    saved = directory.newest()
+    assert saved is not None
+    assert saved < STEPS
+    manifest = Manifest.read(directory.manifest(saved))
+    assert manifest is not None
+    assert len(manifest.files) > 1
+    assert directory.check(saved) == ""
+    assert [list(hosts.disk(task).iterdir()) for task in SERVERS] == [[], [], []]
+
+    again = hosts.start("chief-0")
+    hosts.until_said(again, f"going on at step {saved} of {STEPS}")
+    # Both ps were asked for new processes, without the first coordinator's variables; the worker was not.
+    assert [len(hosts.processes[task]) for task in SERVERS] == [2, 2, 1]
+    hosts.until_said(again, f"{RUN} finished")
+    assert again.wait() == 0
+    assert [hosts.processes[task][-1].wait(3 * MINUTE) for task in SERVERS] == [0, 0, 0]
+    assert [list(hosts.disk(task).iterdir()) for task in SERVERS] == [[], [], []]
+    assert (directory.path / "export" / "saved_model.pb").is_file()
+
+
+def test_servers_that_are_started_for_a_finished_run_end_with_it(runs: Runs, tmp_path: Path) -> None:
+    hosts = Hosts(runs, tmp_path, run="over")
+    directory = RunDirectory(hosts.disk("chief-0"), "over")
+    directory.set_state("finished", STEPS)
+    for task in ("chief-0", *SERVERS):
+        hosts.start(task)
+    assert [hosts.processes[task][0].wait(3 * MINUTE) for task in ("chief-0", *SERVERS)] == [0, 0, 0, 0]
+    assert "the run is finished" in hosts.processes["ps-0"][0].output

@@ -1,0 +1,177 @@
+"""What is reported is written by a thread of its own: a shared path that hangs stops nobody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import Config
+from trainer.reporting import progress as metrics
+from trainer.reporting.notify import Notifier
+from trainer.reporting.progress import Progress, Writer
+from trainer.reporting.status import Status, read_status
+from trainer.run.checkpoints import RunDirectory
+from trainer.run.records import read_record
+
+
+class Board:
+    """In place of TensorBoard's writer, which needs TensorFlow."""
+
+    def __init__(self, directory: Path) -> None:
+        self.steps: list[int] = []
+
+    def write(self, step: int, values: dict[str, float], at: float) -> None:
+        self.steps.append(step)
+
+
+class Systemd(Notifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = ""
+
+    def status(self, status: str) -> None:
+        self.line = status
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path, "a")
+
+
+@pytest.fixture
+def begin(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Progress]:
+    monkeypatch.setattr(metrics, "EventWriter", Board)
+    config = Config(program="mine:One", run="a", steps=100, shared_dir=str(directory.path.parents[1]))
+    return lambda leads=True, waits=False: Progress(config, directory, Systemd(), leads, waits)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A shared path that hangs until the event is set."""
+    healed = threading.Event()
+    write = Status.write
+
+    def hang(status: Status, directory: RunDirectory) -> None:
+        assert healed.wait(30)
+        write(status, directory)
+
+    monkeypatch.setattr(Status, "write", hang)
+    return healed
+
+
+def test_hanging_path_stops_no_training_and_the_newest_is_written_when_it_is_back(
+    begin: Callable[..., Progress], directory: RunDirectory, hanging: threading.Event
+) -> None:
+    progress = begin()
+    began = time.monotonic()
+    for step in range(1, 51):
+        progress.trained(step, 10.0, {"loss": 1.0})
+    progress.events.write("ps-lost", task="ps-0")
+    progress.close(0.2)
+    assert time.monotonic() - began < 20  # the path hangs for 30
+    assert progress._notifier.line.startswith("new a: step 50 of 100")  # type: ignore[attr-defined]
+    assert not directory.status.exists()
+    hanging.set()
+    progress.close(10)
+    assert read_status(directory).step == 50
+    assert progress._board.steps == list(range(1, 51))  # type: ignore[union-attr]
+    assert [event["event"] for event in read_status(directory).events] == ["started", "ps-lost"]
+
+
+def test_status_is_written_once_for_all_that_came_while_it_waited(
+    begin: Callable[..., Progress], hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int | None] = []
+    hang = Status.write
+    monkeypatch.setattr(Status, "write", lambda status, to: (written.append(status.step), hang(status, to)))
+    progress = begin()
+    for step in range(1, 51):
+        progress.checkpointed(f"ckpt-{step}", step)
+    hanging.set()
+    progress.close(10)
+    assert len(written) <= 2
+    assert written[-1] == 50
+
+
+def test_what_does_not_fit_into_the_queue_is_lost_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    taken, healed, done = threading.Event(), threading.Event(), []
+    writer = Writer(limit=3)
+    writer.post(lambda: (taken.set(), healed.wait()))
+    assert taken.wait(10)
+    assert [writer.post(lambda number=number: done.append(number)) for number in range(6)] == [True] * 3 + [False] * 3
+    assert caplog.text.count("does not take what is reported") == 1
+    healed.set()
+    writer.close(10)
+    assert done == [0, 1, 2]
+    assert writer.post(lambda: done.append(9))
+    writer.close(10)
+    assert done[-1] == 9
+
+
+def test_report_that_fails_loses_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+    writer = Writer()
+    writer.post(lambda: 1 // 0)
+    writer.post(lambda: done.append(1))
+    writer.close(10)
+    assert done == [1]
+    assert "a report is lost" in caplog.text
+
+
+def test_member_that_does_not_lead_writes_nothing(begin: Callable[..., Progress], directory: RunDirectory) -> None:
+    progress = begin(leads=False)
+    progress.enter("training")
+    progress.trained(5, 1.0, {})
+    progress.events.write("started")
+    progress.enter("finished")
+    progress.close()
+    assert not directory.path.exists()
+
+
+def test_who_waits_for_the_lease_writes_nothing_and_takes_up_what_its_holder_left(
+    begin: Callable[..., Progress], directory: RunDirectory
+) -> None:
+    holder, second = begin(), begin(waits=True)
+    second.enter("waiting", "host-1 holds the run")
+    second.events.write("failed")
+    second.close()
+    assert second._notifier.line == "waiting a: host-1 holds the run"  # type: ignore[attr-defined]
+    holder.trained(70, 1.0, {})
+    holder.close()
+    assert read_status(directory).step == 70
+    second.begin()
+    assert second.status.step == 70
+    assert second.ledger.restored(50) == 20
+    second.enter("training")
+    second.close()
+    assert read_status(directory).state == "training"
+    assert [event["event"] for event in read_status(directory).events] == ["started", "started"]
+
+
+def test_ledger_goes_from_process_to_process_and_is_told_at_the_end(
+    begin: Callable[..., Progress], directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    first = begin()
+    first.phase("training")
+    time.sleep(0.1)
+    first.trained(50, 10.0, {})
+    first.close()
+    record: dict[str, Any] = read_record(directory.status) or {}
+    assert (record["phase"], record["ledger"]["ended"]) == ("training", False)
+    assert record["ledger"]["useful"] >= 0.1
+    assert "events" not in record
+
+    second = begin()
+    assert second.ledger.restored(30) == 20
+    second.enter("finished")
+    second.close()
+    ledger = read_status(directory).ledger or {}
+    assert ledger["useful"] == record["ledger"]["useful"]
+    assert ledger["ended"]
+    assert "goodput" in caplog.text

@@ -1,0 +1,106 @@
+"""How a coordinator has servers end that share no path with it, and so can't see the run's state record.
+
+TensorFlow brings them the order: each of its servers writes a file for whoever may use its port. A session of its own
+carries it, so that it needs no strategy and no cluster, and the file lies where temporary files do (systemd gives each
+task a directory of its own). Its name is the identity of the process that it is for: no other one heeds it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trainer.cluster.probe import identity
+from trainer.failures import FINISHED, TRY_AGAIN, first_line
+from trainer.run.records import read_record
+
+log = logging.getLogger(__name__)
+ORDERS = Path("/tmp")
+ASKED = "starting anew, as the coordinator asks: what an earlier one left here is in the way"
+DEADLINE_SECONDS = 5.0
+POLL_SECONDS = 1.0
+END_SECONDS = 30.0  # for servers that have trained a moment ago
+COMING_SECONDS = 60.0  # for servers that were started together with the coordinator
+
+
+def received(process: str | None) -> tuple[int | None, str]:
+    """Return what the server's process was ordered to exit with and why, or None."""
+    record = (read_record(order_path(process)) if process else None) or {}
+    return record.get("code"), record.get("why", "")
+
+
+def order_path(process: str) -> Path:
+    return ORDERS / f"psfleet-order-{process}.json"
+
+
+def send(task: str, address: str, process: str, code: int, why: str) -> bool:
+    """Order a server's process to exit; returns whether the order has arrived."""
+    import tensorflow as tf
+
+    job, _, index = task.rpartition("-")
+    server = f"/job:{job}/replica:0/task:{index}"
+    # Without the filter the server would first look for all the others.
+    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(1000 * DEADLINE_SECONDS), device_filters=[server])
+    try:
+        with tf.Graph().as_default():
+            with tf.device(f"{server}/device:CPU:0"):
+                write = tf.io.write_file(str(order_path(process)), json.dumps({"code": code, "why": why}))
+            with tf.compat.v1.Session(f"grpc://{address}", config=config) as session:
+                session.run(write)
+    except tf.errors.OpError as error:
+        log.warning("cannot send an order to %s (%s), trying again: %s", task, address, first_line(error))
+        return False
+    return True
+
+
+def dismiss(servers: Mapping[str, str], seconds: float = END_SECONDS) -> None:
+    """Have servers (task name to address) end, since the run is finished; one that does not answer in time is left."""
+    deadline = time.monotonic() + seconds
+
+    def tell(task: str, address: str) -> bool:
+        while time.monotonic() < deadline:
+            process = identity(address)
+            if process is not None and send(task, address, process, FINISHED, "the run is finished"):
+                return True
+            time.sleep(POLL_SECONDS)
+        return False
+
+    if not servers:
+        return
+    with ThreadPoolExecutor(max_workers=min(64, len(servers))) as pool:
+        told = dict(zip(servers, pool.map(tell, servers, servers.values()), strict=True))
+    if left := [f"{task} ({servers[task]})" for task in servers if not told[task]]:
+        log.warning("%s did not hear that the run is finished, and serves on until it is stopped", ", ".join(left))
+
+
+class Messenger:
+    """Orders processes to start anew, also those that answer only later; a thread does."""
+
+    def __init__(self, servers: Mapping[str, str]) -> None:
+        """Take the servers (task name to address)."""
+        self._servers = servers
+        self._wanted: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._news = threading.Event()
+        threading.Thread(target=self._deliver, name="orders", daemon=True).start()
+
+    def send(self, restart: Mapping[str, str]) -> None:
+        """Order these processes (task name to identity) to start anew from now on, and no others."""
+        self._wanted = dict(restart)
+        self._news.set()
+
+    def _deliver(self) -> None:
+        while True:
+            wanted = {task: process for task, process in self._wanted.items() if process not in self._told}
+            for task, process in wanted.items():
+                address = self._servers.get(task)
+                if address and identity(address) == process and send(task, address, process, TRY_AGAIN, ASKED):
+                    self._told.add(process)
+            # Nobody is left to be told, or somebody who does not answer yet.
+            self._news.wait(POLL_SECONDS if wanted else None)
+            self._news.clear()

@@ -1,0 +1,152 @@
+"""Who is in the cluster and which task this process is, as TF_CONFIG or the task's flags say it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from trainer.config import STRATEGY_JOBS, ConfigError
+
+JOBS = ("chief", "worker", "ps", "evaluator")
+ADDRESS = re.compile(r"([^\s/:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The addresses (host:port) of each job, and this process's job and index."""
+
+    jobs: dict[str, list[str]]
+    job: str
+    index: int
+
+    @classmethod
+    def from_tf_config(cls, text: str) -> Cluster:
+        """Read TF_CONFIG; raises ConfigError that says what is wrong with it."""
+        try:
+            value = json.loads(text)
+            jobs, task = value.get("cluster", {}), value["task"]
+            job, index = str(task["type"]), int(task.get("index", 0))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                'TF_CONFIG must be JSON like {"cluster": {"chief": ["host:port"], "worker": [...], "ps": [...]}, '
+                f'"task": {{"type": "worker", "index": 0}}}}: {error!r}'
+            ) from error
+        with naming("TF_CONFIG"):
+            return cls.checked(jobs, job, index)
+
+    @classmethod
+    def checked(cls, jobs: Mapping[str, Any], job: str, index: int) -> Cluster:
+        """Return the cluster, or raise ConfigError that says which member or which task is wrong."""
+        if job not in JOBS:
+            raise ConfigError(f"task type {job!r} is none of {', '.join(JOBS)}{mend(job)}")
+        # The coordinator would wait for ever for an evaluator in its cluster (tensorflow#46169).
+        cluster = cls({name: addresses(name, jobs[name]) for name in jobs if name != "evaluator"}, job, index)
+        if job == "evaluator":
+            return cluster
+        members = cluster.jobs.get(job, [])
+        if not 0 <= index < len(members):
+            raise ConfigError(f"the task is {job} {index}, and the cluster lists no such member: {cluster.describe()}")
+        if not cluster.jobs.get("chief"):
+            raise ConfigError(
+                "the cluster has no chief. In TensorFlow 1 worker 0 was it; here it schedules the steps and is a "
+                'process of its own: add "chief": ["host:port"] (as a flag: --chief-hosts=host:port) for every task, '
+                "and start one more task with that job"
+            )
+        if len(cluster.jobs["chief"]) > 1:
+            raise ConfigError(f"a cluster has one chief, not {', '.join(cluster.jobs['chief'])}")
+        return cluster
+
+    def as_tf_config(self) -> str:
+        """Return the cluster as TF_CONFIG says it."""
+        return json.dumps({"cluster": self.jobs, "task": {"type": self.job, "index": self.index}})
+
+    @property
+    def task(self) -> str:
+        return f"{self.job}-{self.index}"
+
+    @property
+    def address(self) -> str:
+        return self.jobs[self.job][self.index]
+
+    @property
+    def workers(self) -> int:
+        return len(self.jobs.get("worker", []))
+
+    @property
+    def servers(self) -> dict[str, str]:
+        """Task name to address, for every worker and ps."""
+        return {
+            f"{job}-{index}": address
+            for job in ("worker", "ps")
+            for index, address in enumerate(self.jobs.get(job, []))
+        }
+
+    def only(self, tasks: Collection[str]) -> Cluster:
+        """Return the cluster without the workers and ps that are not named; those that are left move up."""
+        kept = {
+            job: [address for index, address in enumerate(members) if f"{job}-{index}" in tasks]
+            for job, members in self.jobs.items()
+            if job != "chief"
+        }
+        return dataclasses.replace(self, jobs={"chief": self.jobs["chief"], **kept})
+
+    @property
+    def trains(self) -> bool:
+        """Whether this process runs the training program: the coordinator, or a worker of a cluster without ps."""
+        return self.job == "chief" or (self.job == "worker" and not self.jobs.get("ps"))
+
+    def check_strategy(self, strategy: str) -> None:
+        """Raise ConfigError unless the cluster has the jobs that the strategy needs, and no other."""
+        wanted = STRATEGY_JOBS[strategy]
+        missing = [job for job in wanted if not self.jobs.get(job)]
+        if missing:
+            raise ConfigError(
+                f"strategy {strategy} needs at least one {' and one '.join(missing)} in the cluster, "
+                f"which has {self.describe()}"
+            )
+        unwanted = [job for job in self.jobs if self.jobs[job] and job not in wanted]
+        if unwanted:
+            why = (
+                "TensorFlow would wait for them for ever"
+                if strategy == "multi_worker_mirrored"
+                else f"it trains on {' and '.join(wanted)} alone"
+            )
+            raise ConfigError(
+                f"strategy {strategy} can't use the {' and '.join(unwanted)} of the cluster, which has "
+                f"{self.describe()}: {why}: leave them out, or choose another strategy"
+            )
+
+    def describe(self) -> str:
+        """Return the size of each job, as `1 chief, 2 worker`."""
+        return ", ".join(f"{len(members)} {job}" for job, members in self.jobs.items() if members) or "no member"
+
+
+@contextlib.contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Put where it was said before what is wrong with it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def addresses(job: str, value: Any) -> list[str]:
+    """Return a job's members, or raise ConfigError unless each is host:port."""
+    if job not in JOBS:
+        raise ConfigError(f"the cluster's job {job!r} is none of {', '.join(JOBS)}{mend(job)}")
+    if not isinstance(value, list):
+        raise ConfigError(f"job {job!r} must be a list of host:port, not {value!r}")
+    for item in value:
+        match = ADDRESS.fullmatch(item) if isinstance(item, str) else None
+        if match is None or not 1 <= int(match[2]) <= 65535:
+            raise ConfigError(f"job {job!r} must be a list of host:port, and {item!r} is none")
+    return value
+
+
+def mend(job: str) -> str:
+    """Say what TensorFlow 1's name of a job is called now."""
+    return " (master is called chief now)" if job == "master" else ""

@@ -1,0 +1,1 @@
+"""What a process says of itself: progress, events, goodput, status, systemd, logs."""

@@ -1,0 +1,233 @@
+"""One writer for what is measured: the log, TensorBoard, status.json and systemd show the same numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config
+from trainer.failures import first_line
+from trainer.reporting.events import EventLog
+from trainer.reporting.goodput import Ledger, describe_ledger
+from trainer.reporting.notify import Notifier
+from trainer.reporting.status import Status, numbers, read_status
+from trainer.run.checkpoints import RunDirectory
+
+log = logging.getLogger(__name__)
+ENDS = ("stopped", "finished", "failed")
+REOPEN_SECONDS = 60.0
+QUEUED = 1000
+CLOSE_SECONDS = 10.0
+_files = itertools.count()
+
+
+class EventWriter:
+    """Scalars for TensorBoard, written without TensorFlow's runtime, which a lost ps takes its resources from."""
+
+    def __init__(self, directory: Path) -> None:
+        import tensorflow as tf
+
+        self._tf = tf
+        self._directory = directory
+        self._file: Any = None
+        self._open_at = 0.0
+
+    def write(self, step: int, values: dict[str, float], at: float | None = None) -> None:
+        """Write the values of a time (default: now); what can't be written is lost, with a warning."""
+        at = time.time() if at is None else at
+        summary = self._tf.compat.v1.Summary()
+        for name, value in values.items():
+            summary.value.add(tag=name, simple_value=value)
+        try:
+            if self._file is None and time.monotonic() >= self._open_at:
+                self._file = self._open(at)
+            if self._file is not None:
+                self._append(wall_time=at, step=step, summary=summary)
+        except (self._tf.errors.OpError, OSError) as error:
+            # What follows half a record in a file can't be read.
+            self._file, self._open_at = None, time.monotonic() + REOPEN_SECONDS
+            log.warning("cannot write TensorBoard's events of step %d: %s", step, first_line(error))
+
+    def _open(self, at: float) -> Any:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads a directory's files in the order of their names.
+        name = f"events.out.tfevents.{at:017.6f}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
+        self._file = self._tf.io.TFRecordWriter(str(self._directory / name))
+        self._append(wall_time=at, file_version="brain.Event:2")
+        return self._file
+
+    def _append(self, **fields: Any) -> None:
+        self._file.write(self._tf.compat.v1.Event(**fields).SerializeToString())
+        self._file.flush()
+
+
+class Writer:
+    """One thread for all that is written to the shared path, so that one that hangs stops nobody who reports."""
+
+    def __init__(self, limit: int = QUEUED) -> None:
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(limit)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._full = False
+
+    def post(self, write: Callable[[], None]) -> bool:
+        """Have it written, in the order of posting; returns False when too much waits for that already."""
+        with self._lock:
+            try:
+                self._queue.put_nowait(write)
+            except queue.Full:
+                if not self._full:
+                    log.warning("the shared path does not take what is reported: it is lost until it does")
+                self._full = True
+                return False
+            self._full = False
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._write, name="reports", daemon=True)
+                self._thread.start()
+        return True
+
+    def close(self, seconds: float) -> None:
+        """Wait until all is written, for so many seconds at most."""
+        deadline = time.monotonic() + seconds
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return
+        try:
+            self._queue.put(None, timeout=seconds)
+        except queue.Full:
+            pass
+        else:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            log.warning("the shared path does not take the last reports: they are lost")
+
+    def _write(self) -> None:
+        while (write := self._queue.get()) is not None:
+            try:
+                write()
+            except Exception:
+                log.exception("a report is lost")
+
+
+class Progress:
+    """Says how training is doing, everywhere at once; a member that does not lead tells only systemd.
+
+    Its methods may be called from any thread, and none waits for the shared path: `close` it before the process ends.
+    """
+
+    def __init__(
+        self, config: Config, directory: RunDirectory, notifier: Notifier, leads: bool = True, waits: bool = False
+    ) -> None:
+        """Take the run; one that `waits` (for the lease) writes nothing until it may `begin`."""
+        self.leads = leads
+        self._directory = directory
+        self._notifier = notifier
+        self._writer = Writer()
+        self._writes = False
+        self._lock = threading.RLock()
+        self._unwritten: Status | None = None
+        self._board: EventWriter | None = None
+        self.events = EventLog(directory.event_log, self.post)
+        self._program, self._steps = config.program, config.steps
+        self._read()
+        if not waits:
+            self.begin()
+
+    def begin(self) -> None:
+        """Write to the run directory from now on, and take up what lies there by now."""
+        with self._lock:
+            state, message = self.status.state, self.status.message
+            self._read()
+            self.status.state, self.status.message = state, message
+            self._writes = self.leads
+        self.events.write("started", host=socket.gethostname(), message=f"process {os.getpid()}")
+
+    def _read(self) -> None:
+        self.status = read_status(self._directory)
+        self.status.program, self.status.steps = self._program, self._steps
+        self.status.steps_per_second = self.status.eta_seconds = None
+        self.ledger = Ledger(self.status.ledger)
+
+    def enter(self, state: str, message: str = "") -> None:
+        """Enter a state, with what the operator should know about it."""
+        with self._lock:
+            self.status.state, self.status.message = state, message
+            if state != "training":
+                self.status.steps_per_second = self.status.eta_seconds = None
+            if state in ENDS:
+                self.status.phase = None
+                self.ledger.end()
+                self.events.write(state, message=message or f"step {self.status.step}")
+            self._show()
+            if state in ENDS and self.leads and self.status.ledger:
+                log.info("%s", describe_ledger(self.status.ledger))
+
+    def phase(self, phase: str) -> None:
+        """Enter a phase of trainer/cluster/deadlines.py, as the ledger counts the time."""
+        with self._lock:
+            self.ledger.enter(phase)
+            self.status.phase = phase
+            self._show()
+
+    def checkpointed(self, checkpoint: str, step: int) -> None:
+        with self._lock:
+            self.status.checkpoint, self.status.step = checkpoint, step
+            self._show()
+
+    def exported(self, export: str) -> None:
+        self.status.export = export
+
+    def trained(self, step: int, steps_per_second: float, values: dict[str, float]) -> None:
+        """Show the step, the speed since the last time, and the loss and metrics since then."""
+        with self._lock:
+            self.ledger.trained(step)
+            status = self.status
+            status.step, status.steps_per_second = step, round(steps_per_second, 3)
+            status.eta_seconds = round(max(0, (status.steps or 0) - step) / steps_per_second, 1)
+            status.loss = values.get("loss")
+            status.metrics = {name: value for name, value in values.items() if name != "loss"}
+            if self.leads:
+                if self._board is None:
+                    self._board = EventWriter(self._directory.train_events)
+                shown = {**values, "steps_per_second": steps_per_second}
+                self.post(partial(self._board.write, step, shown, time.time()))
+                log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers(values))
+            self._show()
+
+    def post(self, write: Callable[[], None]) -> None:
+        """Have something else written to the shared path, in its turn."""
+        if self._writes:
+            self._writer.post(write)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Write what is not written yet, for so many seconds at most."""
+        self._writer.close(seconds)
+
+    def _show(self) -> None:
+        self.status.ledger = self.ledger.as_dict()
+        self._notifier.status(self.status.line())
+        if not self._writes:
+            return
+        # One that waits to be written is replaced by a newer one.
+        waits, self._unwritten = self._unwritten is not None, dataclasses.replace(self.status)
+        if not waits and not self._writer.post(self._write_status):
+            self._unwritten = None
+
+    def _write_status(self) -> None:
+        with self._lock:
+            status, self._unwritten = self._unwritten, None
+        try:
+            if status is not None:
+                status.write(self._directory)
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._directory.status, error)

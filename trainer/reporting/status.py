@@ -1,0 +1,124 @@
+"""What a run is doing, as others see it: status.json, and the tables of `status` and `runs`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer.reporting.events import describe_event, read_events
+from trainer.reporting.goodput import describe_ledger
+from trainer.run.checkpoints import RunDirectory, run_directories
+from trainer.run.records import read_record, write_record
+
+
+@dataclasses.dataclass
+class Status:
+    """The record in status.json; unknown values are None."""
+
+    run: str
+    run_dir: str
+    program: str | None = None
+    state: str = "new"
+    phase: str | None = None
+    message: str = ""
+    step: int | None = None
+    steps: int | None = None
+    steps_per_second: float | None = None
+    eta_seconds: float | None = None
+    loss: float | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    evaluation: dict[str, Any] | None = None
+    checkpoint: str | None = None
+    export: str | None = None
+    ledger: dict[str, Any] | None = None
+    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    updated: float | None = None
+    host: str | None = None
+    pid: int | None = None
+
+    def write(self, directory: RunDirectory) -> None:
+        self.updated, self.host, self.pid = time.time(), socket.gethostname(), os.getpid()
+        record = dataclasses.asdict(self)
+        del record["events"]  # which have a file of their own
+        write_record(directory.status, record)
+
+    def line(self) -> str:
+        """Say it in one line, as systemd and the log show it."""
+        line = f"{self.state} {self.run}"
+        if self.step is not None:
+            line += f": step {self.step} of {self.steps}"
+        if self.state == "training" and self.steps_per_second is not None:
+            line += f", {self.steps_per_second:.4g} steps/s"
+        return f"{line}: {self.message}" if self.message else line
+
+
+def read_status(directory: RunDirectory, program: str | None = None, steps: int | None = None) -> Status:
+    """Return a run's status with its newest evaluation and last events; of a run that was never started, a new one."""
+    status = Status(run=directory.run, run_dir=str(directory.path), program=program, steps=steps)
+    # The next coordinator mends what is damaged; one record's damage must not hide the others, nor other runs.
+    try:
+        record = read_record(directory.status) or {}
+    except ValueError as error:
+        record = {"run": directory.run, "run_dir": "", "state": "unknown", "message": str(error)}
+    if record:
+        known = {field.name for field in dataclasses.fields(Status)}
+        status = Status(**{key: value for key, value in record.items() if key in known})
+    status.run_dir = str(directory.path)
+    evaluation = None
+    try:
+        evaluation = read_record(directory.evaluation)
+    except ValueError as error:
+        status.message = status.message or str(error)
+    if evaluation is not None:
+        status.evaluation = {"step": evaluation.get("step"), "metrics": evaluation.get("metrics")}
+    status.events = read_events(directory.event_log)
+    return status
+
+
+def read_all(shared_dir: Path) -> list[Status]:
+    """Return the status of every run on the shared path, oldest update first."""
+    found = [read_status(directory) for directory in run_directories(shared_dir)]
+    return sorted(found, key=lambda status: (status.updated or 0.0, status.run))
+
+
+def describe(status: Status) -> str:
+    """Lay a status out for a terminal."""
+    rows = [("run", status.run), ("state", status.state), ("program", status.program)]
+    if status.message:
+        rows.append(("message", status.message))
+    if status.step is not None:
+        rows.append(("step", f"{status.step} of {status.steps}"))
+    if status.steps_per_second is not None:
+        rows.append(("speed", f"{status.steps_per_second:.4g} steps/s"))
+    if status.state == "training" and status.eta_seconds is not None:
+        rows.append(("time left", f"{status.eta_seconds:.0f} s"))
+    if status.loss is not None:
+        rows.append(("training", numbers({"loss": status.loss, **status.metrics})))
+    if status.evaluation:
+        rows.append(("evaluation", f"{numbers(status.evaluation['metrics'])} (step {status.evaluation['step']})"))
+    if status.ledger:
+        rows.append(("time", describe_ledger(status.ledger)))
+    rows += [("checkpoint", status.checkpoint), ("export", status.export), ("directory", status.run_dir)]
+    rows += [("" if number else "events", describe_event(event)) for number, event in enumerate(status.events)]
+    return "\n".join(f"{name:<11} {value}" for name, value in rows if value)
+
+
+def describe_all(statuses: list[Status]) -> str:
+    """Lay all runs out as a table."""
+    rows = [("RUN", "STATE", "STEP", "EVALUATION", "PROGRAM")]
+    for status in statuses:
+        evaluation = numbers(status.evaluation["metrics"]) if status.evaluation else "-"
+        step = "-" if status.step is None else f"{status.step}/{status.steps}"
+        rows.append((status.run, status.state, step, evaluation, status.program or "-"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def numbers(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())

@@ -1,0 +1,1 @@
+"""One run's files: checkpoints, lease, records."""

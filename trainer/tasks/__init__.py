@@ -1,0 +1,1 @@
+"""What a process is: coordinator, server, evaluator, or a whole local cluster."""

@@ -1,0 +1,398 @@
+"""What runs the training program: makes the strategy, trains, saves, exports.
+
+It is the coordinator (TensorFlow's job `chief`), and under multi_worker_mirrored every member.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.cluster.commands import COMING_SECONDS, dismiss
+from trainer.cluster.deadlines import Phases
+from trainer.cluster.formation import MembershipChanged, names
+from trainer.cluster.membership import Membership, say_last
+from trainer.cluster.probe import silent
+from trainer.cluster.rendezvous import gather
+from trainer.cluster.spec import Cluster
+from trainer.config import Config
+from trainer.failures import (
+    FINISHED,
+    STOPPED,
+    TRY_AGAIN,
+    USER_ERROR,
+    EmptyPart,
+    Infrastructure,
+    Stopped,
+    UserError,
+    explain,
+    is_device,
+    is_infrastructure,
+    is_stale,
+)
+from trainer.program import load_program, program_file
+from trainer.reporting.logs import without_chatter
+from trainer.reporting.notify import Notifier
+from trainer.reporting.progress import Progress
+from trainer.reporting.status import numbers, read_status
+from trainer.run.checkpoints import RunDirectory, check_lease
+from trainer.run.lease import Lease
+from trainer.run.restart_budget import begin_attempt, end_attempt
+from trainer.signals import StopRequest, on_sigterm, raise_stopped
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 0.5
+REMIND_SECONDS = 30.0
+END_SECONDS = 600.0
+FLUSH_SECONDS = 10.0
+SETTLE_SECONDS = 10.0
+FREED_SECONDS = 5.0
+HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
+TURNS_IN_VAIN = 3  # turns without a new checkpoint, after which a new process may do better
+
+
+def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_process: bool = False) -> int:
+    """Train the run to its end; returns the exit code.
+
+    Under multi_worker_mirrored the workers run this too; only the chief writes to the run directory. `in_process` says
+    that the servers live in this process, where nobody can lose them.
+    """
+    cluster.check_strategy(config.strategy)
+    leads = cluster.job == "chief"
+    directory = RunDirectory(config.shared_dir, config.run)
+    progress: Progress | None = None
+    lease: Lease | None = None
+    file: Path | None = None
+    begun = trouble = broken = False
+    message = ""
+    membership: Membership | None = None
+    on_sigterm(raise_stopped)
+    try:
+        finished = directory.finished(config.steps)
+        if finished is not None:
+            log.info("run %s finished at step %d; start a new one with --run NAME", config.run, finished)
+            notifier.ready(f"run {config.run} finished at step {finished}")
+            if leads:
+                mend_status(directory, config, finished)
+            if config.local_run_dir and not in_process:
+                notifier.watch(lambda: True)
+                with without_chatter():
+                    import tensorflow
+                dismiss(cluster.servers, COMING_SECONDS)
+            return FINISHED
+        # A coordinator that is refused must not say of the run what it is doing itself.
+        progress = Progress(config, directory, notifier, leads, waits=leads)
+        progress.enter("waiting", "loading TensorFlow and the program")
+        phases = Phases.of(config, progress.phase)
+        notifier.ready(progress.status.line())
+        notifier.watch(phases.in_time)
+        if leads:
+            lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, "waiting"))
+            directory.mend()
+            directory.claim(config)
+            progress.begin()
+            if lease.taken_from:
+                progress.events.write("lease-taken", message=f"from {lease.taken_from}")
+            pause = begin_attempt(directory, directory.newest(), config.restarts_without_step)
+            begun = True
+            if pause:
+                progress.enter(
+                    "waiting", f"started again and again without a new checkpoint: going on in {pause:.0f} s"
+                )
+                time.sleep(pause)
+        if config.strategy == "parameter_server" and not in_process:
+            membership = Membership(config, cluster, directory, progress, phases)
+            membership.restart_stale()
+        with without_chatter():
+            import tensorflow  # noqa: F401
+        program = load_program(config.program)
+        file = program_file(program)
+        Training(config, cluster, program, directory, progress, phases, membership, lease).run()
+        if membership is not None:
+            membership.dismiss()
+        return FINISHED
+    except Stopped:
+        enter(progress, "stopped", "")
+        log.info("stopped at step %s on request", progress.status.step if progress else None)
+        return STOPPED
+    except (Exception, SystemExit) as error:  # a program may say sys.exit
+        message = str(error) if isinstance(error, UserError | Infrastructure) else explain(error, file)
+        if is_infrastructure(error, file):
+            broken = is_device(error)  # which may be so for ever
+            trouble = not broken
+            log.error("trouble with the cluster, trying again: %s", message)
+            enter(progress, "waiting", message)
+            return TRY_AGAIN
+        log.error("run %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
+        enter(progress, "failed", message)
+        return USER_ERROR
+    finally:
+        # Who gets here has ended by itself, and knew why.
+        def leave() -> None:
+            if membership is not None:
+                membership.leave(workers_too=broken)
+            if begun:
+                end_attempt(directory, broken, trouble, message if broken else "")
+
+        say_last(leave)
+        if progress is not None:
+            progress.close(FLUSH_SECONDS)
+        if lease is not None:
+            lease.release()
+
+
+def mend_status(directory: RunDirectory, config: Config, step: int) -> None:
+    """Say in the status that the run is finished, where the process that finished it could not any more."""
+    status = read_status(directory, config.program, config.steps)
+    if status.state != "finished":
+        status.state, status.phase, status.message, status.step = "finished", None, "", step
+        try:
+            status.write(directory)
+        except OSError as error:
+            log.warning("cannot write down that the run is finished: %s", error)
+
+
+def enter(progress: Progress | None, state: str, message: str) -> None:
+    if progress is not None:
+        progress.enter(state, message)
+
+
+def train(config: Config, cluster: Cluster, program: Any, directory: RunDirectory, progress: Progress) -> None:
+    """Train to the end on members that live as long as this process does; raises Stopped when asked to stop."""
+    Training(config, cluster, program, directory, progress, Phases.of(config, progress.phase)).run()
+
+
+class Training:
+    """One process's part of a run: the turns that it takes at it, each on the members that are there."""
+
+    def __init__(
+        self,
+        config: Config,
+        cluster: Cluster,
+        program: Any,
+        directory: RunDirectory,
+        progress: Progress,
+        phases: Phases,
+        membership: Membership | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._program = program
+        self._directory = directory
+        self._progress = progress
+        self._membership = membership
+        self._lease = lease
+        self._phases = phases
+        self._stopping = StopRequest()
+        self._began = time.monotonic()
+        self._replicas: Any = None
+        self._course: Any = None
+        self._doubted = False  # whether the turn before ended at a part without data, and not at a fault
+
+    def run(self) -> None:
+        """Take turns until the run is finished; raises what another process must mend, and Stopped."""
+        membership, in_vain, best = self._membership, 0, self._directory.newest() or 0
+        if membership is None and self._cluster.servers:
+            wait_for_members(self._config, self._cluster, self._directory, self._progress)
+        while True:
+            if membership is not None:
+                # A request that came in the turn before would be forgotten: the signal has been handled.
+                on_sigterm(raise_stopped)
+                if self._stopping():
+                    raise Stopped
+            cluster = membership.form() if membership else self._cluster
+            try:
+                self._take_turn(cluster, membership.began if membership else self._began)
+                return
+            except MembershipChanged as reform:
+                message, self._doubted = str(reform), False
+            except Exception as error:
+                if membership is None or not self._is_mendable_here(error):
+                    raise
+                saved = self._directory.newest() or 0
+                in_vain, best = (0, saved) if saved > best else (in_vain + 1, best)
+                message = explain(error)
+                if isinstance(error, EmptyPart):
+                    message = "a worker's data ended in the middle of a call, as a fault leaves it"
+                if in_vain == TURNS_IN_VAIN:
+                    raise Infrastructure(message) from error
+            if self._course is not None and not self._course.settle(SETTLE_SECONDS):
+                raise Infrastructure(f"{message}; and the save in flight does not end")
+            if membership is not None and self._replicas.recovering:
+                raise Infrastructure(f"{message}; and TensorFlow is taking in a worker")
+            if membership is not None:
+                membership.lost(message)
+            if not self._let_go():
+                raise Infrastructure(f"{message}; and the servers do not free what this turn left there")
+
+    def _is_mendable_here(self, error: Exception) -> bool:
+        """Return whether the next turn can be taken in this process."""
+        if isinstance(error, EmptyPart):
+            # A part that is empty ends the first block of each turn; a call that a fault broke off, hardly two turns.
+            doubted, self._doubted = self._doubted and not self._course.advanced, True
+            time.sleep(HEAR_SECONDS)
+            if self._membership is not None and self._membership.guard.hurt:
+                self._doubted = doubted = False  # a fault of this turn's own has broken it off
+            return not doubted
+        self._doubted = False
+        if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error, program_file(self._program)):
+            return False
+        if is_device(error) or is_stale(error):
+            return False
+        # Without replicas, TensorFlow's own threads can't be asked how far they are.
+        return self._replicas is not None and not self._replicas.recovering
+
+    def _let_go(self) -> bool:
+        """Free what lies on the servers, where the next turn makes it anew; returns whether that is done."""
+        from trainer.training.release_resources import apart, freed
+
+        iterators = self._replicas.close()
+        self._replicas = self._course = None
+        gc.collect()
+        if not freed(FREED_SECONDS):
+            return False
+        with apart():  # and last: what a worker is to free after an iterator waits for it
+            del iterators
+            gc.collect()
+        return True
+
+    def _take_turn(self, cluster: Cluster, began: float) -> None:
+        """Make the strategy and the model, restore, train, and finish the run."""
+        import tensorflow as tf
+
+        from trainer.training.controller import Controller
+        from trainer.training.evaluation import make_evaluation
+        from trainer.training.fit import train_with_fit
+        from trainer.training.loop import train_with_loop
+        from trainer.training.placement import report_placement
+        from trainer.training.step_runner import OwnReplicas, RemoteReplicas
+        from trainer.training.strategies import make_strategy
+
+        config, program, directory, progress = self._config, self._program, self._directory, self._progress
+        self._phases.enter("compiling")
+        if config.seed is not None:
+            tf.keras.utils.set_random_seed(config.seed)
+        strategy = make_strategy(config, cluster)
+        self._stopping.listen()
+        progress.enter("waiting", "building the model")
+        if config.strategy == "parameter_server":
+            replicas: Any = RemoteReplicas(config, program, strategy, cluster.workers)
+            report_placement(config, replicas.model, len(cluster.jobs["ps"]))
+        else:
+            replicas = OwnReplicas(config, program, strategy)
+        self._replicas = replicas
+        evaluate = make_evaluation(config, program, replicas.model, strategy, cluster.workers)
+        guard = self._membership.guard if self._membership else None
+        course = Controller(
+            config,
+            replicas,
+            directory,
+            progress,
+            self._stopping,
+            evaluate,
+            self._phases,
+            guard=guard,
+            began=began,
+            lease=self._lease,
+        )
+        self._course = course
+        with self._phases.during("restoring"):
+            course.restore()
+        if progress.leads:
+            try:
+                directory.set_state("training", course.step, epoch=self._lease.epoch if self._lease else None)
+            except OSError as error:  # training goes on where it can
+                log.warning("cannot write down the state: %s", error)
+        first, trained_from = course.step, time.monotonic()
+        self._phases.enter("training")
+        ended = ""
+        try:
+            if config.api == "fit":
+                if not train_with_fit(config, program, replicas, course):
+                    course.save_the_end()
+                    ended = ", where a callback ended it"
+            else:
+                if hasattr(program, "callbacks"):
+                    log.info("the custom loop calls no callbacks: the program's are for api: fit")
+                train_with_loop(replicas, course)
+        except Stopped:
+            if progress.leads:
+                directory.set_state("stopped", course.step)
+            raise
+        course.evaluate()
+        seconds = time.monotonic() - trained_from
+        self._phases.enter("saving")
+        if progress.leads:
+            self._finish(course.step - first, seconds, ended)
+        else:
+            wait_for_the_end(directory, config, course.step, self._stopping)
+            progress.enter("finished")
+
+    def _finish(self, steps: int, seconds: float, ended: str) -> None:
+        """Export the model and say that the run is finished."""
+        from trainer.training.export import export_model
+
+        config, directory, progress, course = self._config, self._directory, self._progress, self._course
+        check_lease(self._lease)
+        progress.enter("training", "exporting the model")
+        export = export_model(self._program, directory, course.step, self._replicas.element_spec)
+        progress.exported(export)
+        check_lease(self._lease)
+        directory.set_state("finished", course.step, config.steps)
+        progress.enter("finished", ended.lstrip(", "))
+        if config.strategy == "multi_worker_mirrored":
+            # The others look for this; one that still looks when the chief is gone would report its loss as an error.
+            time.sleep(2 * POLL_SECONDS)
+        log.info(
+            "run %s finished: %s trained to step %d%s; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "
+            "%s; checkpoint %s; model %s",
+            config.run, config.program, course.step, ended, steps, seconds, steps / seconds,
+            time.monotonic() - self._began, numbers(course.values), progress.status.checkpoint, export,
+        )  # fmt: skip
+
+
+def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, progress: Progress) -> None:
+    """Wait until every other member is there, naming those that aren't; a membership waits for its own.
+
+    The constructors of strategies would wait as well, but for ever and without a word.
+    """
+    named: dict[str, str] = {}
+    told = 0.0
+
+    def tell(missing: dict[str, str]) -> None:
+        nonlocal named, told
+        if not progress.leads and directory.finished(config.steps) is not None:
+            raise Infrastructure("the run has finished meanwhile")  # which this member finds at its next start
+        if missing != named or time.monotonic() - told >= REMIND_SECONDS:
+            message = f"no answer from {names(missing)}"
+            log.info("waiting for members: %s", message)
+            progress.enter("waiting", message)
+            named, told = missing, time.monotonic()
+
+    if config.strategy == "multi_worker_mirrored":
+        gather(cluster, config.as_dict(), tell)
+    else:
+        while missing := silent(cluster.servers):
+            tell(missing)
+            time.sleep(POLL_SECONDS)
+    log.info("all %d other members are there", len(cluster.servers))
+    # While the constructor waits, no Python handler could run.
+    on_sigterm(signal.SIG_DFL)
+
+
+def wait_for_the_end(directory: RunDirectory, config: Config, step: int, stopping: StopRequest) -> None:
+    """Wait until the chief has finished the run: it would take a member's end for a death."""
+    deadline = time.monotonic() + END_SECONDS
+    while directory.finished(config.steps) is None:
+        if stopping():
+            raise Stopped
+        if time.monotonic() > deadline:  # ending as if finished, the chief's next start would wait for this member
+            raise Infrastructure(f"the chief has not finished the run {END_SECONDS:.0f} s after its last step")
+        time.sleep(POLL_SECONDS)
+    log.info("run %s: trained to step %d", config.run, step)

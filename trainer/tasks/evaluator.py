@@ -1,0 +1,144 @@
+"""The side-car evaluator: for each new checkpoint, restore and evaluate. It is no member of the cluster."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from trainer.cluster.deadlines import Phases
+from trainer.config import Config, ConfigError
+from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure
+from trainer.program import build_model, load_program, program_file
+from trainer.reporting.logs import without_chatter
+from trainer.reporting.notify import Notifier
+from trainer.run.checkpoints import RunDirectory, read_model
+from trainer.run.records import read_record
+
+log = logging.getLogger(__name__)
+TRIES = 3
+
+
+def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Config]) -> int:
+    """Evaluate the run's checkpoints until the run is finished and its last one is evaluated; returns the exit code.
+
+    `selected` reads the settings again: when another run is chosen, this process ends (75) so that the next one
+    evaluates that.
+    """
+    if config.evaluation != "sidecar":
+        who = "nobody evaluates" if config.evaluation == "none" else "the coordinator evaluates"
+        log.info("nothing to do: %s, evaluation is %s", who, config.evaluation)
+        notifier.ready(f"{who}: evaluation is {config.evaluation}")
+        return FINISHED
+    directory = RunDirectory(config.shared_dir, config.run)
+    notifier.ready(f"waiting for a checkpoint of {config.run}")
+    phases = Phases({"evaluating": config.evaluating_timeout_seconds})
+    notifier.watch(phases.in_time)
+    evaluator: Evaluator | None = None
+    program: Any = None
+    last, last_saved = last_evaluated(directory)
+    tries: Counter[tuple[int, int | None]] = Counter()
+    try:
+        while True:
+            finished = directory.finished(config.steps)
+            newest = directory.newest()
+            # A checkpoint that was damaged may be saved again under the same step.
+            saved = directory.saved(newest) if newest is not None else None
+            phases.enter("waiting")
+            if newest is not None and (newest != last or (last_saved is not None and saved != last_saved)):
+                phases.enter("evaluating")
+                if evaluator is None:
+                    with without_chatter():
+                        import tensorflow  # noqa: F401
+                    program = load_program(config.program)
+                    evaluator = Evaluator(program, directory)
+                notifier.status(f"evaluating {config.run}: step {newest}")
+                done = evaluator.evaluate(newest, saved)
+                notifier.status(f"{'evaluated' if done else 'skipped'} {config.run}: step {newest}")
+                # One that can't be read is mostly gone, for a newer one; or it is bad, or the storage is slow.
+                tries[newest, saved] += 1
+                if done or tries[newest, saved] == TRIES:
+                    last, last_saved = newest, saved
+                    tries.clear()
+                else:
+                    time.sleep(config.evaluate_poll_seconds)
+                continue
+            if finished is not None:
+                log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
+                return FINISHED
+            chosen = config_or_none(selected)
+            if chosen and (chosen.run, chosen.program) != (config.run, config.program):
+                log.info("run %s is chosen instead of %s: starting anew", chosen.run, config.run)
+                return TRY_AGAIN
+            time.sleep(config.evaluate_poll_seconds)
+    except (Exception, SystemExit) as error:  # a program may say sys.exit
+        file = program_file(program) if program is not None else None
+        if is_infrastructure(error, file):
+            log.error("trouble, trying again: %s", explain(error, file))
+            return TRY_AGAIN
+        message = str(error) if isinstance(error, UserError) else explain(error, file)
+        log.error("evaluating %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
+        return USER_ERROR
+
+
+def last_evaluated(directory: RunDirectory) -> tuple[int, int | None]:
+    """Return the step of the last evaluation and when its checkpoint was saved; -1 where none can be read."""
+    try:
+        record = read_record(directory.evaluation) or {}
+        return int(record.get("step", -1)), record.get("saved")
+    except ValueError as error:
+        log.warning("evaluating again what may have been evaluated: %s", error)
+        return -1, None
+
+
+def config_or_none(selected: Callable[[], Config]) -> Config | None:
+    """Read the settings again; what can't be read now (somebody edits them) chooses no other run."""
+    try:
+        return selected()
+    except ConfigError as error:
+        log.warning("the settings can't be read, going on with those at the start: %s", error)
+        return None
+
+
+class Evaluator:
+    """A whole model in this process, and the data to evaluate it on."""
+
+    def __init__(self, program: Any, directory: RunDirectory) -> None:
+        from trainer.training.evaluation import Results
+        from trainer.training.export import ensure_built
+        from trainer.training.input import eval_dataset
+
+        self._directory = directory
+        self._model = build_model(program)
+        self._dataset = eval_dataset(program)
+        ensure_built(self._model, self._dataset.element_spec)
+        self._results = Results(directory)
+
+    def evaluate(self, step: int, saved: int | None = None) -> bool:
+        """Evaluate one checkpoint and publish the result; returns False when it has gone or can't be read.
+
+        `saved` is when it was saved, to be known again by a later process.
+        """
+        import tensorflow as tf
+
+        from trainer.training.step_runner import fetch_numbers
+
+        started = time.monotonic()
+        # Looked at before and after: it may be removed, or saved again, while it is read.
+        wrong = self._directory.check(step)
+        try:
+            if not wrong:
+                read_model(self._directory, self._model, step)
+        except (tf.errors.OpError, IndexError, UserError) as error:
+            wrong = self._directory.check(step)
+            if not wrong and isinstance(error, UserError):
+                raise
+            wrong = wrong or str(error)
+        if wrong:
+            log.warning("skipping step %d: %s", step, wrong)
+            return False
+        results = self._model.evaluate(self._dataset, verbose=0, return_dict=True)
+        self._results.publish(step, fetch_numbers(results), time.monotonic() - started, saved)
+        return True

@@ -1,0 +1,73 @@
+"""Workers and parameter servers inside this process, for a debugger, a notebook or a unit test."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from typing import Any
+
+from trainer.cluster.spec import Cluster
+from trainer.config import STRATEGY_JOBS, Config, ConfigError
+from trainer.failures import FINISHED
+from trainer.reporting.logs import set_up_logging, without_chatter
+from trainer.reporting.notify import Notifier
+from trainer.runtime import prepare_tensorflow
+from trainer.tasks.coordinator import run_coordinator
+from trainer.tasks.evaluator import run_evaluator
+from trainer.tasks.local import free_addresses
+
+# The first server's number counts for the whole process. A worker's call keeps one busy while it waits for a ps of the
+# same pool: with TensorFlow's default, one a core, two workers on two cores would wait for ever.
+THREADS = 64
+# TensorFlow can't stop a server: those that there are serve the next cluster as well.
+_addresses: dict[str, list[str]] = {"worker": [], "ps": []}
+_servers: list[Any] = []
+
+
+def run_in_process(config: Config, workers: int, servers: int, evaluator: bool) -> int:
+    """Train as the coordinator of a cluster in this process, then evaluate; returns the exit code."""
+    set_up_logging(journal=False)
+    prepare_tensorflow()
+    cluster = start_cluster(config.strategy, workers, servers)
+    # What would be Ctrl-C for a supervisor stops this one likewise: after a checkpoint.
+    signal.signal(signal.SIGINT, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
+    code = run_coordinator(config, cluster, Notifier(), in_process=True)
+    return run_evaluator(config, Notifier(), lambda: config) if code == FINISHED and evaluator else code
+
+
+def start_cluster(strategy: str, workers: int, servers: int) -> Cluster:
+    """Start what is not there yet of the strategy's servers; returns the cluster, with this process as its chief.
+
+    Its chief has a port of its own. What ran on the cluster before can't be used any more.
+    """
+    if strategy == "multi_worker_mirrored":
+        raise ConfigError(
+            "multi_worker_mirrored needs a process for each member: leave --in-process out, or take mirrored"
+        )
+    # While the servers still know what the last training left: they complain of what they are told to forget later.
+    gc.collect()
+    used = STRATEGY_JOBS[strategy]
+    sizes = {"worker": workers if "worker" in used else 0, "ps": servers if "ps" in used else 0}
+    for job, size in sizes.items():
+        while len(_addresses[job]) < size:
+            start_server(job, len(_addresses[job]))
+    jobs = {"chief": free_addresses(1), **{job: _addresses[job][:size] for job, size in sizes.items() if size}}
+    cluster = Cluster(jobs, "chief", 0)
+    cluster.check_strategy(strategy)
+    return cluster
+
+
+def start_server(job: str, index: int) -> None:
+    """Start one server on a free port."""
+    with without_chatter():
+        import tensorflow as tf
+    [address] = free_addresses(1)
+    options = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=THREADS)
+    if job == "ps":
+        options.device_count["GPU"] = 0
+    options.gpu_options.allow_growth = True
+    # The coordinator tells it who else is in the cluster.
+    alone = tf.train.ClusterSpec({job: {index: address}})
+    _servers.append(tf.distribute.Server(alone, job_name=job, task_index=index, protocol="grpc", config=options))
+    _addresses[job].append(address)

@@ -1,0 +1,324 @@
+"""A whole cluster as processes of this machine, kept as systemd keeps them on hosts."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, get_args
+
+from trainer.cluster.spec import Cluster
+from trainer.config import (
+    APIS,
+    EVALUATIONS,
+    PARTITIONERS,
+    SHARDINGS,
+    STRATEGY_JOBS,
+    TYPES,
+    Config,
+    ConfigError,
+    absolute_path,
+)
+from trainer.failures import FINISHED, STOPPED, USER_ERROR
+from trainer.reporting.status import describe, read_status
+from trainer.run.checkpoints import RunDirectory
+
+RESTART_SECONDS = 1.0
+POLL_SECONDS = 0.1
+STOP_SECONDS = 60.0  # the coordinator's time to save
+LEAVE_SECONDS = 5.0  # the other members' time to end, once the coordinator has stopped
+END_SECONDS = 30.0  # the other members' time to end, once the coordinator has finished
+EVALUATE_SECONDS = 120.0  # the evaluator's time for the last checkpoint
+SAYING = threading.Lock()
+CHOICES = {
+    "strategy": tuple(STRATEGY_JOBS),
+    "api": APIS,
+    "evaluation": EVALUATIONS,
+    "input_sharding": SHARDINGS,
+    "partitioner": PARTITIONERS,
+}
+
+
+def add_local_options(parser: argparse.ArgumentParser) -> None:
+    """Add the size of the cluster and one option for every run setting."""
+    parser.add_argument("--workers", type=int, metavar="N", help="workers (default: 2)")
+    parser.add_argument("--ps", type=int, metavar="N", help="parameter servers (default: 1)")
+    parser.add_argument(
+        "--evaluator",
+        action=argparse.BooleanOptionalAction,
+        help="evaluate each checkpoint beside it (default: with --evaluation sidecar)",
+    )
+    parser.add_argument(
+        "--in-process",
+        action="store_true",
+        help="serve the workers and ps in the coordinator's own process, for a debugger; evaluate at the end",
+    )
+    settings = parser.add_argument_group("run settings", "docs/run-settings.md says what each of them means.")
+    for field in dataclasses.fields(Config):
+        default = "./psfleet-runs" if field.name == "shared_dir" else field.default
+        required = default is dataclasses.MISSING
+        one_of = f"{', '.join(CHOICES[field.name])}; " if field.name in CHOICES else ""
+        settings.add_argument(
+            "--" + field.name.replace("_", "-"),
+            required=required,
+            default=argparse.SUPPRESS if field.name != "shared_dir" else default,
+            type=lambda text, key=field.name: setting(key, text),  # type: ignore[misc]
+            metavar="MODULE:NAME" if required else "VALUE",
+            help="the program to train (required)" if required else f"{one_of}default: {default}",
+        )
+
+
+def setting(key: str, text: str) -> Any:
+    """Turn an option's text into the setting's type; Config checks the rest."""
+    kinds = get_args(TYPES[key]) or (TYPES[key],)
+    if bool in kinds and text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        if kind in kinds:
+            with contextlib.suppress(ValueError):
+                return kind(text)
+    return text
+
+
+def run_local(options: argparse.Namespace) -> int:
+    """Start the tasks, keep them alive and return the coordinator's exit code."""
+    keys = {field.name for field in dataclasses.fields(Config)}
+    settings = {key: value for key, value in vars(options).items() if key in keys}
+    settings["shared_dir"] = absolute_path(settings["shared_dir"])
+    config = Config.from_dict(settings)
+    workers, servers = cluster_size(config.strategy, options.workers, options.ps)
+    evaluator = config.evaluation == "sidecar" if options.evaluator is None else options.evaluator
+    if options.in_process:
+        from trainer.tasks.in_process import run_in_process
+
+        code = run_in_process(config, workers, servers, evaluator)
+    else:
+        code = run_supervised(config, local_cluster(workers, servers), evaluator)
+    print(describe(read_status(RunDirectory(config.shared_dir, config.run), config.program, config.steps)))
+    return code
+
+
+def run_supervised(config: Config, jobs: dict[str, list[str]], evaluator: bool) -> int:
+    """Run every task as a process; returns the coordinator's exit code."""
+    with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:
+        path = Path(directory) / "run.json"
+        path.write_text(json.dumps(config.as_dict()), encoding="utf-8")
+        return Supervisor(make_tasks(config, path, jobs, evaluator)).run()
+
+
+def cluster_size(strategy: str, workers: int | None, servers: int | None) -> tuple[int, int]:
+    """Return the number of workers and of ps that the strategy uses; says which of the given ones it does not."""
+    sizes = []
+    for job, given, default in (("worker", workers, 2), ("ps", servers, 1)):
+        option = "--workers" if job == "worker" else "--ps"
+        if given is not None and given < 1:
+            raise ConfigError(f"{option} must be at least 1, not {given}")
+        used = job in STRATEGY_JOBS[strategy]
+        if given is not None and not used:
+            say("local", f"{option} {given} is not used: strategy {strategy} has no {job}")
+        sizes.append((given or default) if used else 0)
+    return sizes[0], sizes[1]
+
+
+def local_cluster(workers: int, servers: int) -> dict[str, list[str]]:
+    """Return a cluster on free ports of the loopback interface; a job without members is left out."""
+    addresses = free_addresses(1 + workers + servers)
+    jobs = {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
+    return {job: members for job, members in jobs.items() if members}
+
+
+def free_addresses(number: int) -> list[str]:
+    """Return so many different addresses where nobody listens now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets]
+
+
+class Task:
+    """One task's process, started again by the supervisor as systemd would."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], trains: bool = False) -> None:
+        self.name = name
+        self.trains = trains
+        self.process: subprocess.Popen[str] | None = None
+        self.code: int | None = None
+        self.restart_at: float | None = None
+        self._command = command
+        self._environment = environment
+        self._reader: threading.Thread | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.code is None
+
+    def start(self) -> None:
+        self.code = self.restart_at = None
+        self.process = subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the supervisor, which ends the tasks in order
+        )
+        say(self.name, f"started, pid {self.process.pid}")
+        self._reader = threading.Thread(target=self._relay, args=(self.process,), daemon=True)
+        self._reader.start()
+
+    def _relay(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            say(self.name, line.rstrip("\n"))
+
+    def poll(self) -> int | None:
+        """Return the exit code as a shell gives it, once the process has ended."""
+        if self.process is not None and self.code is None and (code := self.process.poll()) is not None:
+            self.code = code if code >= 0 else 128 - code
+            if self._reader is not None:
+                self._reader.join(timeout=2)
+        return self.code
+
+    def send(self, number: int) -> None:
+        if self.alive and self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+
+def make_tasks(config: Config, settings: Path, jobs: dict[str, list[str]], evaluator: bool) -> list[Task]:
+    """Return the tasks with the same environment that Ansible renders for hosts; the coordinator is the last."""
+    names = [(job, index) for job in ("ps", "worker") for index in range(len(jobs.get(job, [])))]
+    names += [("evaluator", 0)] if evaluator else []
+    names.append(("chief", 0))
+    command = [sys.executable, "-u", "-m", "trainer", "--parent", str(os.getpid())]
+    # Said on the command line, so that a selection made on a shared path of real hosts does not count here.
+    command += ["--run", config.run, "--program", config.program]
+    tasks = []
+    for job, index in names:
+        cluster = Cluster(jobs, job, index)
+        environment = {**os.environ, "TF_CONFIG": cluster.as_tf_config(), "TRAINER_SETTINGS": str(settings)}
+        environment.setdefault("DATA_DIR", f"{config.shared_dir}/data")
+        for inherited in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):
+            environment.pop(inherited, None)
+        tasks.append(Task(cluster.task, command, environment, cluster.trains))
+    return tasks
+
+
+class Supervisor:
+    """Keeps tasks alive until the training is done or someone asks to stop."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        """Take the tasks, the coordinator as the last; other tasks that train end with it, in their own time."""
+        self._tasks = tasks
+        self._chief = tasks[-1]
+        self._trainers = [task for task in tasks if task.trains or task is self._chief]
+        self._stops = 0
+
+    def run(self) -> int:
+        """Return the coordinator's exit code; no process is left."""
+        with self._signals():
+            try:
+                for task in self._tasks:
+                    task.start()
+                code = self._keep_alive()
+                if code == FINISHED:
+                    self._wait_for(self._trainers, END_SECONDS)
+                    self._wait_for(
+                        [task for task in self._tasks if task.name.startswith("evaluator")], EVALUATE_SECONDS
+                    )
+                return code
+            finally:
+                self._end_all()
+
+    def _keep_alive(self) -> int:
+        stop_by, left = None, False
+        while True:
+            now = time.monotonic()
+            if self._stops and stop_by is None:
+                say("local", f"stopping: {'the coordinator saves' if len(self._trainers) == 1 else 'all save'} first")
+                # One of several members would do: all of them agree to stop after the next block.
+                for task in self._trainers:
+                    task.send(signal.SIGTERM)
+                stop_by = now + STOP_SECONDS
+            for task in self._tasks:
+                if task.restart_at is not None and now >= task.restart_at and stop_by is None:
+                    task.start()
+                elif task.alive and (code := task.poll()) is not None:
+                    if stop_by is None and self._ends_all(task, code):
+                        return code
+                    say(task.name, f"ended with {code}" + ("" if final(code) or stop_by else "; starting it again"))
+                    task.restart_at = None if final(code) else now + RESTART_SECONDS
+            if stop_by is not None and not self._chief.alive and not left:
+                # Who is still there waits for a coordinator that was stopped before the training began.
+                stop_by, left = min(stop_by, now + LEAVE_SECONDS), True
+            stopped = not any(task.alive for task in self._trainers)
+            if stop_by is not None and (stopped or now > stop_by or self._stops > 1):
+                return STOPPED if self._chief.code is None else self._chief.code
+            time.sleep(POLL_SECONDS)
+
+    def _ends_all(self, task: Task, code: int) -> bool:
+        """Return whether the others have nothing left to do: for a member that trains they would wait for ever."""
+        return (task is self._chief and final(code)) or (task in self._trainers and code == USER_ERROR)
+
+    def _wait_for(self, tasks: list[Task], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for task in tasks:
+            while task.poll() is None and task.alive and time.monotonic() < deadline and not self._stops:
+                time.sleep(POLL_SECONDS)
+
+    def _end_all(self) -> None:
+        for task in self._tasks:
+            if task.poll() is None:
+                task.send(signal.SIGKILL if task in self._trainers else signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        for task in self._tasks:
+            while task.alive and task.poll() is None:
+                if time.monotonic() > deadline:
+                    task.send(signal.SIGKILL)
+                time.sleep(POLL_SECONDS / 5)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def stop(number: int, frame: FrameType | None) -> None:
+            self._stops += 1
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def final(code: int) -> bool:
+    """Return whether systemd's RestartPreventExitStatus would leave it at this exit code."""
+    return code in (FINISHED, USER_ERROR)
+
+
+def say(task: str, line: str) -> None:
+    with SAYING:  # print() writes a line and its end apart, and each task has a thread
+        print(f"{task:<11} | {line}", flush=True)
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when the supervisor dies, however it dies (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(STOPPED)

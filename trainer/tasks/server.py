@@ -1,0 +1,97 @@
+"""A worker or a parameter server: TensorFlow's own server, kept by systemd, told what to do by the coordinator.
+
+What it computes, TensorFlow tells it. When to end, the run's state record does: a finished run needs no servers, and a
+ps that still holds a dead coordinator's variables is asked for a new process. Where it sees no such record, because the
+chief alone has the run directory, the coordinator sends it an order (trainer/cluster/commands.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from trainer.cluster.commands import ASKED, received
+from trainer.cluster.probe import answers, identity
+from trainer.cluster.spec import Cluster
+from trainer.config import Config, ConfigError
+from trainer.failures import FINISHED, TRY_AGAIN, is_stale
+from trainer.reporting.logs import without_chatter
+from trainer.reporting.notify import Notifier
+from trainer.run.checkpoints import RunDirectory
+from trainer.run.records import read_record
+
+log = logging.getLogger(__name__)
+# Longer than for the others' question: a machine that is busy beyond measure must not have its server killed as well.
+SELF_CHECK_SECONDS = 10.0
+# A call that waits for a ps which froze or lost its network holds a thread, for as long as that lasts: with
+# TensorFlow's default, one a core, a server of few cores would soon have none left, not even to say that it lives.
+THREADS = 32
+LOOK_SECONDS = 2.0
+STALE = "starting anew: the shared path's file handle is stale, and must be mounted anew"
+# What only the shared path says is seen so often in a row: a network file system may show the selection of the run
+# before once more, and calls the handle of a file stale that was just replaced.
+LOOKS = 2
+
+
+def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Config]) -> None:
+    """Serve until the process is ended, or the run ends it; `selected` reads the settings of the run.
+
+    It sets no signal handler, since `join` would never run one.
+    """
+    with without_chatter():
+        import tensorflow as tf
+    if cluster.job == "ps":
+        tf.config.set_visible_devices([], "GPU")  # a ps computes nothing that a worker beside it could not use
+    threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(THREADS, os.cpu_count() or 1))
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec(cluster.jobs),
+        job_name=cluster.job,
+        task_index=cluster.index,
+        protocol="grpc",
+        config=threads,
+    )
+    log.info("%s serves at %s", cluster.task, cluster.address)
+    notifier.ready(f"{cluster.task} serves at {cluster.address}")
+    own = f"localhost:{cluster.address.rpartition(':')[2]}"
+    notifier.watch(partial(answers, own, SELF_CHECK_SECONDS))
+    threading.Thread(target=follow, args=(cluster.task, own, notifier, selected), name="run", daemon=True).start()
+    server.join()
+
+
+def follow(task: str, address: str, notifier: Notifier, selected: Callable[[], Config]) -> None:
+    """End this process as soon as the run's state record says so; a path that hangs stops only this thread."""
+    seen, before = 0, ""
+    while True:
+        code, why = ending(task, address, selected)
+        seen, before = seen + 1 if why == before else 1, why
+        if code is not None and (why == ASKED or seen == LOOKS):
+            log.info("%s", why)
+            notifier.status(why)
+            os._exit(code)
+        time.sleep(LOOK_SECONDS)
+
+
+def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int | None, str]:
+    """Return what this server should exit with now and why, or None; what can't be read asks for nothing."""
+    try:
+        config = selected()
+        if config.strategy != "parameter_server":
+            return None, ""
+        if config.local_run_dir:
+            return received(identity(address))
+        directory = RunDirectory(config.shared_dir, config.run)
+        asked = ((read_record(directory.state) or {}).get("restart") or {}).get(task)
+        finished = directory.finished(config.steps)
+    except OSError as error:
+        return (TRY_AGAIN, STALE) if is_stale(error) else (None, "")
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError):
+        return None, ""
+    if finished is not None:
+        return FINISHED, f"run {config.run} finished at step {finished}"
+    if asked is not None and asked == identity(address):
+        return TRY_AGAIN, ASKED
+    return None, ""

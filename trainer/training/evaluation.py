@@ -1,0 +1,360 @@
+"""Evaluation by the coordinator itself or over its workers, between blocks of training (docs/evaluation.md).
+
+The side-car evaluator (evaluator.py) needs none of this; it shares only how results are published.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.config import Config
+from trainer.failures import UserError, explain
+from trainer.reporting.events import at_once
+from trainer.reporting.progress import EventWriter
+from trainer.reporting.status import numbers
+from trainer.run.checkpoints import RunDirectory
+from trainer.run.records import write_record
+from trainer.training.input import WHOLE, check_dataset, check_finite, eval_dataset, trace_dataset
+from trainer.training.step_runner import fetch_numbers
+
+log = logging.getLogger(__name__)
+OTHER_WAYS = "set evaluation to distributed, inline or sidecar, which call test_step"
+# What Keras's exact evaluation never calls.
+NOT_CALLED = ("test_step", "compute_loss", "compute_metrics", "make_test_function")
+PROBED_BATCHES = 2
+
+
+class Results:
+    """Where evaluations are published: TensorBoard's events, evaluation.json (which status shows) and the log."""
+
+    def __init__(self, directory: RunDirectory, post: Callable[[Callable[[], None]], object] = at_once) -> None:
+        """`post` says on which thread they are written."""
+        self._record = directory.evaluation
+        self._events = EventWriter(directory.eval_events)
+        self._post = post
+
+    def publish(self, step: int, metrics: dict[str, float], seconds: float, saved: int | None = None) -> None:
+        """Publish the metrics of the model at a step, whose evaluation took so long; `saved`: its checkpoint's time."""
+        now = time.time()
+        self._post(partial(self._events.write, step, metrics, now))
+        record = {"step": step, "metrics": metrics, "updated": now} | ({} if saved is None else {"saved": saved})
+        self._post(partial(write_record, self._record, record))
+        log.info("evaluated step %d in %.1f s: %s", step, seconds, numbers(metrics))
+
+
+def make_evaluation(
+    config: Config, program: Any, model: Any, strategy: Any, workers: int
+) -> Callable[[], dict[str, float]] | None:
+    """Return what evaluates the model as it is now, or None when that is not the coordinator's work.
+
+    Call it with nothing in flight; it returns plain numbers by metric name and leaves the model's metrics reset. Under
+    multi_worker_mirrored every member must make it, and call it at the same step; all get the same numbers. Raises
+    UserError when the program can't be evaluated in that way.
+    """
+    if config.evaluation in ("sidecar", "none"):
+        return None
+    if config.strategy != "parameter_server":
+        return Replicated(program, model, strategy)
+    way: Any = {"inline": Inline, "distributed": Distributed, "exact": Exact}[config.evaluation]
+    evaluation: Callable[[], dict[str, float]] = way(program, model, strategy, workers)
+    return evaluation
+
+
+class Inline:
+    """This process evaluates all the data, reading the variables from the ps."""
+
+    def __init__(self, program: Any, model: Any, strategy: Any, workers: int) -> None:
+        self._dataset = eval_dataset(program)
+        self._step = TestStep(program, model, strategy, self._dataset.element_spec)
+
+    def __call__(self) -> dict[str, float]:
+        return self._step.evaluate(self._dataset)
+
+
+class Distributed:
+    """The workers evaluate, each of them a part of the data.
+
+    A part is one call: its number is the argument, its result is what it returns. So a call that is lost with its
+    worker is run again, perhaps on another one, and counts once.
+    """
+
+    def __init__(self, program: Any, model: Any, strategy: Any, workers: int) -> None:
+        self._parts = workers
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._step = step = TestStep(program, model, strategy, eval_dataset(program).element_spec)
+        step.check_adding(f"{type(program).__name__}'s model")
+
+        @tf.function(autograph=False)
+        def evaluate_part(part: tf.Tensor) -> Any:
+            return step.run(part_of_data(program, workers, part))
+
+        self._evaluate_part = evaluate_part.get_concrete_function(tf.TensorSpec([], tf.int64))
+
+    def __call__(self) -> dict[str, float]:
+        calls = [
+            self._coordinator.schedule(self._evaluate_part, args=(tf.constant(part, tf.int64),))
+            for part in range(self._parts)
+        ]
+        self._coordinator.join()
+        return self._step.results([call.fetch() for call in calls])
+
+
+class Exact:
+    """The workers evaluate by Keras's `Model.evaluate` with `pss_evaluation_shards`, which counts each example once.
+
+    Keras calls the model, its loss and its metrics there, not `test_step`, with copies made from their configurations,
+    and it leaves regularization and the weights of losses out. So what it says of the first batches is compared with
+    what `test_step` says of them.
+    """
+
+    def __init__(self, program: Any, model: Any, strategy: Any, workers: int) -> None:
+        self._model = model
+        self._strategy = strategy
+        name = f"{type(program).__name__}'s model"
+        for method in NOT_CALLED:
+            if getattr(type(model), method) is not getattr(tf.keras.Model, method):
+                raise UserError(f"{name} has its own {method}, which exact evaluation does not call: {OTHER_WAYS}")
+        if model.losses:
+            raise UserError(f"{name} has regularization, which exact evaluation leaves out of the loss: {OTHER_WAYS}")
+        refuse_python(program)
+        # TensorFlow would divide the files, where there are any, and a `take` or `skip` would count in each part. It
+        # finds no files behind this, and then divides the batches; options that say so have no effect here.
+        dataset = eval_dataset(program).take_while(lambda *_: True)
+        # Tracing test_step makes the model's metrics. Before that (or before a fit) Keras would fail with a TypeError.
+        step = TestStep(program, model, strategy, dataset.element_spec)
+        step.check_adding(name)
+        if step.has_tables:
+            raise UserError(f"{name} has a lookup table, which exact evaluation can't use on a worker: {OTHER_WAYS}")
+        first = dataset.take(PROBED_BATCHES)
+        try:
+            self._check_probe(name, step.evaluate(first), self._evaluate(self._distribute(first, PROBED_BATCHES)))
+        except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+            raise UserError(f"{name} can't be evaluated exactly: {explain(error)}: {OTHER_WAYS}") from error
+        self._data = self._distribute(dataset, workers)
+
+    def __call__(self) -> dict[str, float]:
+        return self._evaluate(self._data)
+
+    def _check_probe(self, name: str, expected: dict[str, float], found: dict[str, float]) -> None:
+        for metric, value in expected.items():
+            if not np.isclose(found.get(metric, np.nan), value, rtol=1e-5, atol=1e-6, equal_nan=True):
+                raise UserError(
+                    f"exact evaluation gives {found.get(metric)} for {metric!r} of {name} in the first "
+                    f"{PROBED_BATCHES} batches where test_step gives {value}: it leaves out the weights of losses, "
+                    "copies losses and metrics by their get_config, and adds up the states of metrics: "
+                    f"{OTHER_WAYS}"
+                )
+
+    def _distribute(self, dataset: tf.data.Dataset, shards: int) -> Any:
+        """Give the workers a dataset, once: `evaluate` would do so each time, and they would keep them all."""
+        self._model._cluster_coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
+        with self._strategy.scope():
+            return tf.keras.__internal__.utils.get_data_handler(
+                x=dataset, model=self._model, pss_evaluation_shards=shards
+            )
+
+    def _evaluate(self, data: Any) -> dict[str, float]:
+        model = self._model
+        # What `fit` keeps of its validation data and what `compile` is told, though the program need not know.
+        model._eval_data_handler, model._pss_evaluation_shards = data, data._total_shards
+        try:
+            results = model.evaluate(verbose=0, return_dict=True, _use_cached_eval_dataset=True)
+        finally:
+            model._eval_data_handler, model._pss_evaluation_shards = None, 0
+        model.reset_metrics()
+        return fetch_numbers(results)
+
+
+class Replicated:
+    """The replicas that train evaluate, too: this process's, in step with those of the other members.
+
+    TensorFlow gives replicas that have run out of data empty batches, so that every example counts once.
+    """
+
+    def __init__(self, program: Any, model: Any, strategy: Any) -> None:
+        self._name = f"{type(program).__name__}'s model"
+        self._model = model
+        self._strategy = strategy
+        self._told: Any = None
+
+        def own_part(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            dataset = call_watched(
+                context, program, lambda watched: check_dataset(program, "eval_dataset", program.eval_dataset(watched))
+            )
+            return check_finite(program, dataset)
+
+        self._dataset = strategy.distribute_datasets_from_function(own_part)
+        with strategy.scope():
+            self._examples = tf.keras.metrics.Sum(name="examples", dtype=tf.float64)
+        self._evaluate = tf.function(self._run)
+
+    def _run(self, iterator: Any) -> None:
+        for batch in iterator:
+            self._strategy.run(self._test_step, args=(batch,))
+
+    def _test_step(self, batch: Any) -> None:
+        self._told = self._model.test_step(batch)
+        self._examples.update_state(batch_size(batch))
+
+    def __call__(self) -> dict[str, float]:
+        with self._strategy.scope():
+            self._model.reset_metrics()
+            self._examples.reset_state()
+            self._evaluate(iter(self._dataset))
+            results = self._model.get_metrics_result()
+            check_examples(int(self._examples.result()))
+            check_told(self._name, self._told, sorted(results))
+            numbers_now = fetch_numbers(results)
+            self._model.reset_metrics()
+        return numbers_now
+
+
+class TestStep:
+    """The model's test_step, with metrics whose state is returned by each call instead of kept on the ps."""
+
+    def __init__(self, program: Any, model: Any, strategy: Any, element_spec: Any) -> None:
+        self._model = model
+        name = f"{type(program).__name__}'s model"
+        with strategy.scope():
+            # This makes the variables that metrics still lack, too.
+            self._step = tf.function(model.test_step).get_concrete_function(element_spec)
+            model.reset_metrics()
+            known = sorted(model.get_metrics_result())
+        self._state = [piece for metric in model.metrics for piece in pieces(metric)]
+        self._initial = [piece.numpy() for piece in self._state]
+        self._evaluate = tf.function(self.run, autograph=False)
+        check_told(name, self._step.structured_outputs, known)
+
+    def check_adding(self, name: str) -> None:
+        """Refuse metrics whose states for parts of the data can't be added up."""
+        for metric in self._model.metrics:
+            merges = type(metric).merge_state is not tf.keras.metrics.Metric.merge_state
+            if merges or any(np.any(piece.numpy()) for piece in pieces(metric)):
+                raise UserError(
+                    f"the metric {metric.name!r} of {name} does not begin at zero or has its own merge_state, so that "
+                    "its states for parts of the data can't be added up: leave it out, or set evaluation to inline or "
+                    "sidecar"
+                )
+
+    @property
+    def has_tables(self) -> bool:
+        return bool(self._step.graph.deferred_external_captures)
+
+    def run(self, dataset: tf.data.Dataset) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Return the number of examples and the metrics' state after them; call it in a tf.function."""
+        # These live as long as the call, where it runs.
+        state = [
+            tf.Variable(lambda value=value: value, trainable=False, experimental_enable_variable_lifting=False)
+            for value in self._initial
+        ]
+        self._exchange_captures(
+            {id(piece.handle): variable.handle for piece, variable in zip(self._state, state, strict=True)}
+        )
+        iterator = iter(dataset)
+
+        def take_step(following: tf.experimental.Optional, examples: tf.Tensor) -> Any:
+            batch = following.get_value()
+            self._step(batch)
+            return iterator.get_next_as_optional(), examples + batch_size(batch)
+
+        # Not by AutoGraph: its loop over an iterator has a condition in it, from where no lookup table can be reached.
+        _, examples = tf.while_loop(
+            lambda following, _: following.has_value(),
+            take_step,
+            (iterator.get_next_as_optional(), tf.constant(0, tf.int64)),
+        )
+        return examples, [variable.read_value() for variable in state]
+
+    def _exchange_captures(self, handles: dict[int, tf.Tensor]) -> None:
+        """Let the traced step work on other variables than it was traced with."""
+        graph = self._step.graph
+        captures = [handles.get(id(capture), capture) for capture in graph.external_captures]
+        self._step.set_external_captures(captures + graph.deferred_external_captures)
+
+    def evaluate(self, dataset: tf.data.Dataset) -> dict[str, float]:
+        """Evaluate a dataset in this process."""
+        return self.results([self._evaluate(dataset)])
+
+    def results(self, parts: list[Any]) -> dict[str, float]:
+        """Return what the metrics make of what `run` returned for the parts of the data; leaves them reset."""
+        check_examples(sum(int(examples) for examples, _ in parts))
+        for piece, first, *others in zip(self._state, *(state for _, state in parts), strict=True):
+            piece.assign(sum(others, start=first))
+        results = fetch_numbers(self._model.get_metrics_result())
+        self._model.reset_metrics()
+        return results
+
+
+def pieces(metric: Any) -> list[Any]:
+    """Return the variables of a metric's state; the partitioner may have split one over several ps."""
+    return [piece for variable in metric.weights for piece in (getattr(variable, "variables", None) or [variable])]
+
+
+def check_told(name: str, told: Any, known: list[str]) -> None:
+    """Refuse a test_step that returns what no metric holds, or no names."""
+    if not isinstance(told, dict) or not set(told) <= set(known):
+        raise UserError(
+            f"test_step of {name} returns {sorted(told) if isinstance(told, dict) else 'no dict'}, but the model's "
+            f"metrics are {', '.join(known)}. A number that is no metric's would be the last batch's alone: keep it in "
+            "a tf.keras.metrics.Mean"
+        )
+
+
+def refuse_python(program: Any) -> None:
+    """Raise UserError if workers can't run the evaluation's pipeline."""
+
+    @tf.function(autograph=False)
+    def make() -> None:
+        trace_dataset(program, "eval_dataset", WHOLE)
+
+    make.get_concrete_function()
+
+
+def part_of_data(program: Any, parts: int, part: tf.Tensor) -> tf.data.Dataset:
+    """Return a part of the program's evaluation data, whose number is a tensor."""
+    context = tf.distribute.InputContext(num_input_pipelines=parts, input_pipeline_id=part, num_replicas_in_sync=1)
+    return call_watched(context, program, lambda watched: trace_dataset(program, "eval_dataset", watched))
+
+
+def call_watched(context: tf.distribute.InputContext, program: Any, make_dataset: Callable[[Any], Any]) -> Any:
+    """Make a part of the data; raises UserError when the program did not ask which part it should be."""
+    watched = WatchedContext(context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync)
+    dataset = make_dataset(watched)
+    if context.num_input_pipelines > 1 and not watched.asked:
+        raise UserError(
+            f"{type(program).__name__}.eval_dataset does not use its context: each of {context.num_input_pipelines} "
+            "processes would evaluate all the data. Return a part: before batch(), "
+            "dataset.shard(context.num_input_pipelines, context.input_pipeline_id)"
+        )
+    return dataset
+
+
+class WatchedContext(tf.distribute.InputContext):
+    """A context that knows whether it was asked for the number of the part."""
+
+    asked = False
+
+    @property
+    def input_pipeline_id(self) -> Any:
+        self.asked = True
+        return super().input_pipeline_id
+
+
+def batch_size(batch: Any) -> tf.Tensor:
+    first = tf.nest.flatten(batch)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return first.nrows(tf.int64)
+    return first.dense_shape[0] if isinstance(first, tf.SparseTensor) else tf.shape(first, tf.int64)[0]
+
+
+def check_examples(examples: int) -> None:
+    if not examples:
+        raise UserError("eval_dataset is empty: there is nothing to evaluate")
+    log.info("evaluated %d examples", examples)

@@ -1,0 +1,72 @@
+"""TensorFlow's strategy for the one that the settings name."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.cluster.spec import Cluster
+from trainer.config import Config
+from trainer.training.partitioners import make_partitioner
+
+# Kept to the end of the process: to destroy one waits for its thread, which sleeps 30 s between looks at the members.
+IN_STEP: list[Any] = []
+# The members of this process's last parameter-server strategy.
+FORMED: list[dict[str, list[str]]] = []
+
+
+def make_strategy(config: Config, cluster: Cluster) -> Any:
+    """Make the strategy; of several members it waits for all, without a word and for ever.
+
+    It takes a SIGTERM handler away that was set before.
+    """
+    if config.strategy == "parameter_server":
+        # For the same members again it uses the server that it has.
+        if FORMED and FORMED[-1] != cluster.jobs:
+            stop_listening(int(cluster.address.rpartition(":")[2]))
+        FORMED[:] = [cluster.jobs]
+        partitioner = make_partitioner(config, len(cluster.jobs["ps"]))
+        return tf.distribute.ParameterServerStrategy(make_resolver(cluster), variable_partitioner=partitioner)
+    if config.strategy == "multi_worker_mirrored":
+        IN_STEP.append(tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=make_resolver(cluster)))
+        return IN_STEP[-1]
+    if config.strategy == "mirrored":
+        return tf.distribute.MirroredStrategy(own_devices())
+    if config.strategy == "central_storage":
+        return tf.distribute.experimental.CentralStorageStrategy()
+    return tf.distribute.OneDeviceStrategy("/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0")
+
+
+def stop_listening(port: int) -> None:
+    """Free the port of this process's last strategy: TensorFlow never stops a server, and can't start another there."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            descriptor = os.dup(int(name))
+        except OSError:
+            continue  # closed meanwhile
+        try:
+            copy = socket.socket(fileno=descriptor)
+        except OSError:
+            os.close(descriptor)  # no socket
+            continue
+        with copy:
+            # gRPC's sockets share their address with others (SO_REUSEADDR): it is enough that this one rests.
+            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and copy.getsockname()[1] == port:
+                copy.shutdown(socket.SHUT_RDWR)
+
+
+def own_devices() -> list[str]:
+    """Return this process's GPUs, else its CPU; TensorFlow lists those of the servers of its last cluster as well."""
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    names = [device.name for device in tf.config.list_logical_devices(kind)]
+    return [name for name in names if not name.startswith(("/job:worker", "/job:ps"))]
+
+
+def make_resolver(cluster: Cluster) -> Any:
+    """Tell TensorFlow who is in the cluster, as TF_CONFIG would."""
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster.jobs), task_type=cluster.job, task_id=cluster.index, rpc_layer="grpc"
+    )
