@@ -34,7 +34,7 @@ ORDER = [
     "test_reboot",
     "test_fab",
     "test_strategies",
-    "test_chief_alone",
+    "test_local_run_dir",
     "test_training",
 ]
 
