@@ -28,7 +28,7 @@ from bench.kept import NAMES, KeptCluster
 from bench.networks import Networks, missing
 from bench.points import Point, read_point
 from bench.tables import print_row
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 
 PROGRAM = "bench.programs:Counted"
 SAVE_STEPS = 200  # 5 s of undisturbed training
@@ -76,7 +76,7 @@ class Training:
         self.cluster.keep()
         self.steps.look(time.time())
         if self._run is not None:
-            newest = self._run.newest()
+            newest = self._run.catalogue.newest()
             if newest and (not self.saves or newest != self.saves[-1].step):
                 self.saves.append(Point(time.time(), newest))
         else:

@@ -49,7 +49,8 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     from trainer.cluster.spec import Cluster
     from trainer.config import Config
     from trainer.program import load_program
-    from trainer.run.checkpoints import Checkpoints, RunDirectory
+    from trainer.run.checkpoints import Checkpoints
+    from trainer.run.directory import RunDirectory
     from trainer.training.step_runner import RemoteReplicas
     from trainer.training.strategies import make_strategy
 
@@ -79,7 +80,7 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
         """Return what a save takes of the training, and how long it holds it up (s)."""
         before = train(WINDOW_SECONDS)
         began = time.monotonic()
-        checkpoints.save(wait=wait)
+        checkpoints.save_and_wait() if wait else checkpoints.save()
         held = time.monotonic() - began
         during = train(WINDOW_SECONDS - held) * (WINDOW_SECONDS - held) / WINDOW_SECONDS
         checkpoints.settle()
@@ -88,7 +89,7 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
 
     train(WINDOW_SECONDS)
     start = resident(pids)
-    checkpoints.save(wait=True)
+    checkpoints.save_and_wait()
     first = resident(pids)
     print_row("save", "holds the training up, s", "on disk after, s", "costs, s", "at one a minute, %", head=True)
     for name, wait in (("that is waited for", True), ("beside the training", False)):

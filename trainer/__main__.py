@@ -20,7 +20,7 @@ from trainer.gpus import find_missing
 from trainer.reporting.logs import set_up_logging
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import describe, describe_all, read_all, read_status
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
 from trainer.runtime import prepare_tensorflow
 from trainer.tasks.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens

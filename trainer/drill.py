@@ -120,13 +120,13 @@ class CompareWithCheckpoint(tf.keras.callbacks.Callback):
 def newest_checkpoint() -> str | None:
     """The newest checkpoint of the run that this process trains."""
     from trainer.config import Config
-    from trainer.run.checkpoints import RunDirectory
+    from trainer.run.directory import RunDirectory
     from trainer.run.selection import apply_selection
 
     config = apply_selection(Config.from_file(Path(os.environ["TRAINER_SETTINGS"])))
     directory = RunDirectory(config.shared_dir, config.run)
-    step = directory.newest()
-    return None if step is None else directory.prefix(step)
+    step = directory.catalogue.newest()
+    return None if step is None else directory.catalogue.prefix(step)
 
 
 def whole(variables: list[Any]) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.config import Config
 from trainer.reporting.notify import Notifier
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.runtime import prepare_tensorflow
 from trainer.tasks.in_process import start_cluster
 
@@ -87,7 +87,7 @@ def train(
                 coordinate(config, cluster, built, run, progress)
         finally:
             progress.close()
-    step = run.newest()
+    step = run.catalogue.newest()
     if config.evaluation == "sidecar" and step is not None:
         Evaluator(built, run).evaluate(step)
     status = read_status(run)

@@ -14,7 +14,8 @@ import uneven
 
 from trainer.config import Config
 from trainer.failures import UserError
-from trainer.run.checkpoints import RunDirectory, read_model
+from trainer.run.checkpoints import read_model
+from trainer.run.directory import RunDirectory
 from trainer.tasks.local import local_cluster
 from trainer.training.evaluation import make_evaluation
 from trainer.training.input import eval_dataset

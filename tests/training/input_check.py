@@ -22,8 +22,9 @@ from trainer.failures import UserError
 from trainer.tasks.local import free_addresses
 from trainer.training.input import own_train_dataset, train_dataset_fn, worker_train_dataset
 from trainer.training.partitioners import make_partitioner
-from trainer.training.placement import report_placement, variables_of
+from trainer.training.placement import report_placement
 from trainer.training.step_runner import RemoteReplicas, fetch_numbers, trace
+from trainer.variables import variables_of
 
 WORDS = ["a", "b", "c"]
 ROWS = 100

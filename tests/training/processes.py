@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -139,7 +139,7 @@ class Runs:
         return json.loads(done.stdout)
 
     def checkpoints(self, run: str) -> list[int]:
-        return RunDirectory(self.shared, run).steps()
+        return RunDirectory(self.shared, run).catalogue.steps()
 
     def end(self) -> None:
         for process in self._started:

@@ -12,7 +12,8 @@ import numpy as np
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.program import load_program
-from trainer.run.checkpoints import Checkpoints, RunDirectory
+from trainer.run.checkpoints import Checkpoints
+from trainer.run.directory import RunDirectory
 from trainer.training.step_runner import RemoteReplicas
 from trainer.training.strategies import make_strategy
 
@@ -32,7 +33,7 @@ def main(mode: str, shared: str, values_file: str) -> None:
         for _ in range(8):
             replicas.call(5)
         replicas.join(lambda: None)
-        checkpoints.save(wait=True)
+        checkpoints.save_and_wait()
     else:
         assert checkpoints.restore() == 40
     shards = shards_of(model.table.embeddings)

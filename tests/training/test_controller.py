@@ -20,7 +20,9 @@ from trainer.config import Config
 from trainer.failures import StalePath, Stopped, UserError
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
-from trainer.run.checkpoints import Checkpoints, RunDirectory
+from trainer.run.catalogue import Catalogue
+from trainer.run.checkpoints import Checkpoints
+from trainer.run.directory import RunDirectory
 from trainer.training.controller import Controller
 from trainer.training.loop import train_with_loop
 
@@ -94,7 +96,7 @@ def test_an_epoch_that_a_call_ran_beyond_is_evaluated_and_saved(tmp_path: Path) 
     run = Run(tmp_path, steps_per_execution=5, checkpoint_steps=20)
     run.train(twice=37)
     assert 45 in run.evaluated
-    assert 45 in run.directory.steps()
+    assert 45 in run.directory.catalogue.steps()
     assert run.evaluated[-1] == 100
 
 
@@ -110,7 +112,7 @@ def test_an_epoch_at_whose_end_a_run_was_stopped_is_evaluated_when_it_goes_on(tm
     run = Run(tmp_path, steps_per_execution=20)
     with pytest.raises(Stopped):
         run.train(stop=True)
-    assert run.directory.steps() == [20]
+    assert run.directory.catalogue.steps() == [20]
     assert run.evaluated == []
     run.train()
     assert run.evaluated == [20, 40, 60, 80, 100]
@@ -202,21 +204,21 @@ def test_no_worker_for_the_users_limit_is_an_error_after_a_save(
     replicas = Deserted(run, guard, pass_time, 7200)
     with pytest.raises(UserError, match=r"waited 36\d\d s \(member_wait_timeout_seconds\) for a worker"):
         run.train(replicas=replicas, guard=guard)
-    assert run.directory.newest() == replicas.step.numpy() > 50
+    assert run.directory.catalogue.newest() == replicas.step.numpy() > 50
 
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Event:
     """Says whether the shared path is full; nothing waits for longer than it must."""
     full = Event()
-    write = RunDirectory.write_manifest
+    write = Catalogue.write_manifest
 
-    def write_or_fail(self: RunDirectory, *arguments: Any) -> None:
+    def write_or_fail(self: Catalogue, *arguments: Any, **options: Any) -> None:
         if full.is_set():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(self, *arguments)
+        write(self, *arguments, **options)
 
-    monkeypatch.setattr(RunDirectory, "write_manifest", write_or_fail)
+    monkeypatch.setattr(Catalogue, "write_manifest", write_or_fail)
     monkeypatch.setattr("trainer.training.controller.PATIENCE_SECONDS", 0.1)
     full.set()
     return full
@@ -235,14 +237,14 @@ def test_a_save_that_fails_puts_off_taking_in_who_has_returned(tmp_path: Path, f
 
     with pytest.raises(MembershipChanged, match="worker-1 answers again"):
         run.train(replicas=Returning(), guard=guard)
-    assert run.directory.steps() == [20, 60, 80]
+    assert run.directory.catalogue.steps() == [20, 60, 80]
 
 
 def test_the_end_is_saved_when_the_storage_is_back(tmp_path: Path, full: Event) -> None:
     run = Run(tmp_path)
     Timer(1.5, full.clear).start()
     run.train()
-    assert run.directory.newest() == 100
+    assert run.directory.catalogue.newest() == 100
 
 
 @pytest.fixture
@@ -283,7 +285,7 @@ def test_a_last_save_that_hangs_is_waited_for_beyond_the_phases_deadline(
 
     monkeypatch.setattr(Phases, "progressed", look)
     run.train(replicas=HangsAtTheEnd(hanging, [1000.0] * 3), phases={"saving": 1800.0})
-    assert run.directory.newest() == 100
+    assert run.directory.catalogue.newest() == 100
     assert set(late) == {""}
 
 
@@ -306,14 +308,14 @@ def test_the_end_that_cannot_be_saved_is_an_error_after_the_users_limit(tmp_path
 
 def failing(monkeypatch: pytest.MonkeyPatch, errors: list[Exception | None]) -> None:
     """Have saves fail so, one after the other (None: it doesn't fail); those after the last don't."""
-    write = RunDirectory.write_manifest
+    write = Catalogue.write_manifest
 
-    def write_or_fail(self: RunDirectory, *arguments: Any) -> None:
+    def write_or_fail(self: Catalogue, *arguments: Any, **options: Any) -> None:
         if errors and (error := errors.pop(0)):
             raise error
-        write(self, *arguments)
+        write(self, *arguments, **options)
 
-    monkeypatch.setattr(RunDirectory, "write_manifest", write_or_fail)
+    monkeypatch.setattr(Catalogue, "write_manifest", write_or_fail)
     monkeypatch.setattr("trainer.training.controller.PATIENCE_SECONDS", 0.1)
 
 
@@ -321,7 +323,7 @@ def test_a_last_save_that_a_server_broke_off_is_made_again(tmp_path: Path, monke
     run = Run(tmp_path)
     failing(monkeypatch, [tf.errors.UnavailableError(None, None, "Socket closed")] * 2)
     run.train()
-    assert run.directory.newest() == 100
+    assert run.directory.catalogue.newest() == 100
 
 
 def stale() -> OSError:
@@ -336,4 +338,4 @@ def test_a_stale_path_ends_the_process_in_the_middle_and_at_the_end(
     failing(monkeypatch, [*[None] * before, *(stale() for _ in range(1000))])
     with pytest.raises(StalePath, match="must be mounted anew"):
         run.train()
-    assert run.directory.steps() == saved
+    assert run.directory.catalogue.steps() == saved

@@ -34,7 +34,8 @@ from trainer.failures import (
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
 from trainer.reporting.status import read_status
-from trainer.run.checkpoints import LostLease, RunDirectory
+from trainer.run.directory import RunDirectory
+from trainer.run.lease import LostLease
 from trainer.run.records import read_record, write_record
 from trainer.tasks import coordinator
 from trainer.tasks.coordinator import Training, run_coordinator

@@ -12,7 +12,8 @@ from processes import Runs
 
 from trainer.config import Config
 from trainer.failures import Infrastructure, UserError
-from trainer.run.checkpoints import Checkpoints, RunDirectory
+from trainer.run.checkpoints import Checkpoints
+from trainer.run.directory import RunDirectory
 
 pytestmark = pytest.mark.timeout(300)
 OPTIONS = ("--steps-per-execution", "10", "--checkpoint-steps", "50", "--checkpoints-kept", "3", "--no-evaluator")
@@ -91,7 +92,7 @@ def test_damaged_ones_do_not_cost_the_good_ones(directory: RunDirectory) -> None
     trained = Trained(directory)
     assert trained.checkpoints.restore() == 10
     trained.save(15, 16, 20)
-    assert directory.steps() == [15, 16, 20]
+    assert directory.catalogue.steps() == [15, 16, 20]
     assert Trained(directory).checkpoints.restore() == 20
 
 
@@ -110,10 +111,10 @@ def test_storage_that_fails_is_no_damage(directory: RunDirectory) -> None:
     [data] = directory.checkpoints.glob("ckpt-30.data-*")
     data.unlink()
     data.mkdir()
-    directory.write_manifest(30, epoch=0, tensorflow=tf.__version__)
+    directory.catalogue.write_manifest(30, epoch=0, tensorflow=tf.__version__)
     with pytest.raises(Infrastructure, match=r"cannot read \S+/ckpt-30: .*Is a directory"):
         Trained(directory).checkpoints.restore()
-    assert directory.steps() == [10, 20, 30]
+    assert directory.catalogue.steps() == [10, 20, 30]
 
 
 def test_a_flipped_bit_is_found_by_tensorflow_and_set_aside(directory: RunDirectory) -> None:
@@ -121,18 +122,18 @@ def test_a_flipped_bit_is_found_by_tensorflow_and_set_aside(directory: RunDirect
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
-    assert directory.check(30) == ""
+    assert directory.catalogue.check(30) == ""
     assert Trained(directory).checkpoints.restore() == 20
-    assert [path.name for path in directory.set_aside_files()] == ["ckpt-30.manifest.json.bad"]
+    assert [path.name for path in directory.catalogue.set_aside_files()] == ["ckpt-30.manifest.json.bad"]
 
 
 def test_a_truncated_manifest_is_set_aside(directory: RunDirectory) -> None:
     truncate(directory.checkpoints, "ckpt-30.manifest.json")
     assert Trained(directory).checkpoints.restore() == 20
-    assert [path.name for path in directory.set_aside_files()] == ["ckpt-30.manifest.json.bad"]
+    assert [path.name for path in directory.catalogue.set_aside_files()] == ["ckpt-30.manifest.json.bad"]
 
 
 def test_another_type_is_no_damage(directory: RunDirectory) -> None:
     with pytest.raises(UserError, match=r"ckpt-30 does not fit the model.*--run NAME"):
         Trained(directory, tf.int32).checkpoints.restore()
-    assert directory.steps() == [10, 20, 30]
+    assert directory.catalogue.steps() == [10, 20, 30]

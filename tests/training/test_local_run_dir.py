@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, until
 
-from trainer.run.checkpoints import Manifest, RunDirectory
+from trainer.run.catalogue import Manifest
+from trainer.run.directory import RunDirectory
 from trainer.tasks.local import local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -72,13 +73,13 @@ def test_training_with_no_shared_path_survives_its_coordinator_and_ends_its_serv
     chief.send(signal.SIGKILL)
     chief.wait()
     directory = RunDirectory(hosts.disk("chief-0"), RUN)
-    saved = directory.newest()
+    saved = directory.catalogue.newest()
     assert saved is not None
     assert saved < STEPS
-    manifest = Manifest.read(directory.manifest(saved))
+    manifest = Manifest.read(directory.catalogue.manifest(saved))
     assert manifest is not None
     assert len(manifest.files) > 1
-    assert directory.check(saved) == ""
+    assert directory.catalogue.check(saved) == ""
     assert [list(hosts.disk(task).iterdir()) for task in SERVERS] == [[], [], []]
 
     again = hosts.start("chief-0")

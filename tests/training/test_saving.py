@@ -19,7 +19,8 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 from trainer.config import Config
 from trainer.failures import Infrastructure, UserError
 from trainer.run import checkpoints as module
-from trainer.run.checkpoints import Checkpoints, RunDirectory
+from trainer.run.checkpoints import Checkpoints, SaveFailed
+from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 
 pytestmark = pytest.mark.timeout(120)
@@ -77,9 +78,9 @@ class Saves(Checkpoints):
         assert seconds >= 0
         self.told.append((step, error))
 
-    def _save(self, step: int, write: Any, final: bool) -> None:
+    def _save(self, *arguments: Any, **options: Any) -> int:
         assert self.may_write.wait(60)
-        super()._save(step, write, final)
+        return super()._save(*arguments, **options)
 
 
 @pytest.fixture
@@ -96,21 +97,63 @@ def test_a_save_holds_the_values_of_its_moment_though_training_goes_on(
     saves.may_write.clear()
     trained.set(7)
     saves.save()
-    assert directory.steps() == []
+    assert directory.catalogue.steps() == []
     trained.set(8)
     saves.may_write.set()
     saves.settle()
     assert saves.told == [(7, None)]
-    assert directory.steps() == [7]
+    assert directory.catalogue.steps() == [7]
     trained.set(9)
     assert Saves(directory, trained).restore() == 7
     assert trained.values() == {7.0}
 
 
+def test_a_save_is_named_by_the_step_that_was_copied_with_it(
+    directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when calls in flight go on counting."""
+    saves = Saves(directory, trained)
+    trained.set(7)
+    saves.save_and_wait()
+    trained.set(8)
+    snapshot = saves._snapshot
+    take = snapshot.take
+
+    def take_later() -> int:
+        trained.set(9)
+        step: int = take()
+        trained.set(10)
+        return step
+
+    monkeypatch.setattr(snapshot, "take", take_later)
+    end = saves.save()
+    assert end.result(60) == 9
+    assert saves.has(9)
+    assert directory.catalogue.steps() == [7, 9]
+    assert Saves(directory, trained).restore() == 9
+    assert trained.values() == {9.0}
+
+
+def test_the_future_of_a_save_says_how_it_ended(directory: RunDirectory, trained: Trained) -> None:
+    saves = Saves(directory, trained)
+    saves.may_write.clear()
+    trained.set(7)
+    end = saves.save()
+    assert not end.done()
+    saves.may_write.set()
+    assert end.result(60) == 7
+    assert saves.save().result(0) == 7
+    directory.checkpoints.rename(directory.path / "moved")
+    directory.checkpoints.write_text("a file where a directory should be")
+    trained.set(8)
+    with pytest.raises(SaveFailed, match=r"cannot save \S+/ckpt-8: "):
+        saves.save().result(60)
+
+
 def test_with_no_shared_path_the_coordinator_writes_all_files(directory: RunDirectory, trained: Trained) -> None:
     def writers(**settings: Any) -> set[str]:
         saves = Saves(directory, trained, **settings)
-        saves.save(wait=True)
+        saves.save_and_wait()
         operations = saves._snapshot._write.graph.get_operations()
         return {each.device for each in operations if each.type in ("SaveV2", "MergeV2Checkpoints")}
 
@@ -127,26 +170,26 @@ def test_saves_are_traced_once_and_their_copies_freed(directory: RunDirectory, t
     snapshots = []
     for step in (1, 2, 3):
         trained.set(step)
-        saves.save(wait=True)
+        saves.save_and_wait()
         snapshots.append(saves._snapshot)
     assert len(set(map(id, snapshots))) == 1
     copies = [copy for _, copy in snapshots[0]._pairs]
     # Two shards of the table, as many of each moment, and the step, at least.
     assert len(copies) >= 7
     assert {tuple(copy.value().shape) for copy in copies} == {(0,)}
-    assert directory.steps() == [1, 2, 3]
+    assert directory.catalogue.steps() == [1, 2, 3]
 
 
 def test_a_step_is_saved_once_unless_its_values_have_changed(directory: RunDirectory, trained: Trained) -> None:
     saves = Saves(directory, trained)
     trained.set(5)
     saves.save()
-    saves.save(wait=True)
+    saves.save_and_wait()
     saves.save()
     assert saves.told == [(5, None)]
     trained.model.table.variables[0].assign(np.full([32, 4], 6.0, np.float32))
     assert not saves.is_final(5)
-    saves.save(wait=True, again=True)
+    saves.save_and_wait(again=True)
     assert saves.told == [(5, None)] * 2
     trained.set(0)
     later = Saves(directory, trained)
@@ -162,16 +205,16 @@ def test_a_step_that_cannot_be_saved_again_keeps_the_checkpoint_that_it_has(
 ) -> None:
     saves = Saves(directory, trained)
     trained.set(5)
-    saves.save(wait=True)
+    saves.save_and_wait()
 
-    def full(*arguments: Any) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
     trained.model.table.variables[0].assign(np.full([32, 4], 6.0, np.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(saves._snapshot if fails == "write" else directory, fails, full)
+        patched.setattr(saves._snapshot if fails == "write" else directory.catalogue, fails, full)
         with pytest.raises(Infrastructure, match="No space left"):
-            saves.save(wait=True, again=True)
+            saves.save_and_wait(again=True)
     assert not list(directory.checkpoints.glob("*_new*"))
     trained.set(0)
     assert Saves(directory, trained).restore() == 5
@@ -185,7 +228,7 @@ def test_a_save_waits_for_the_one_before(directory: RunDirectory, trained: Train
         saves.save()
     saves.settle()
     assert saves.told == [(1, None), (2, None), (3, None)]
-    assert [directory.check(step) for step in directory.steps()] == ["", "", ""]
+    assert [directory.catalogue.check(step) for step in directory.catalogue.steps()] == ["", "", ""]
 
 
 @pytest.mark.usefixtures("slow_storage")
@@ -213,7 +256,7 @@ def test_storage_that_hangs_holds_nothing_up_until_the_users_limit(
     assert caplog.text.count("leaving out the checkpoint of step") == len(saves.told)
     saves.may_write.set()
     saves.settle()
-    assert directory.steps() == [1]
+    assert directory.catalogue.steps() == [1]
     assert saves.trouble() is None
 
 
@@ -230,16 +273,16 @@ def test_storage_that_fails_is_complained_about_every_time_until_the_users_limit
     assert [step for step, error in saves.told if error] == [1, 2]
     errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert [message.split(": ")[0] for message in errors] == [
-        f"cannot save {directory.prefix(1)}",
-        f"cannot save {directory.prefix(2)}",
+        f"cannot save {directory.catalogue.prefix(1)}",
+        f"cannot save {directory.catalogue.prefix(2)}",
     ]
     assert "no checkpoint could be saved in" in str(saves.trouble())
     with pytest.raises(Infrastructure, match="cannot save"):
-        saves.save(wait=True)
+        saves.save_and_wait()
     directory.checkpoints.unlink()
-    saves.save(wait=True)
+    saves.save_and_wait()
     assert saves.trouble() is None
-    assert directory.steps() == [2]
+    assert directory.catalogue.steps() == [2]
 
 
 def test_without_patience_the_first_failure_is_the_last(directory: RunDirectory, trained: Trained) -> None:
@@ -265,9 +308,9 @@ def test_the_users_limit_counts_over_the_turns_of_a_process(directory: RunDirect
     directory.failing_since -= 1000.0
     later = Saves(directory, trained, storage_timeout_seconds=900.0)
     with pytest.raises(UserError, match=r"no checkpoint could be saved in \S+ for 1\d\d\d s"):
-        later.save(wait=True)
+        later.save_and_wait()
     directory.checkpoints.unlink()
-    saves.save(wait=True)
+    saves.save_and_wait()
     assert later.trouble() is None
 
 
@@ -278,7 +321,7 @@ def test_a_save_that_a_ps_ends_says_nothing_of_the_storage(
 
     saves = Saves(directory, trained, storage_timeout_seconds=0)
     trained.set(1)
-    saves.save(wait=True)
+    saves.save_and_wait()
     message = "Socket closed"
 
     def fail(*arguments: Any) -> None:
@@ -287,12 +330,12 @@ def test_a_save_that_a_ps_ends_says_nothing_of_the_storage(
     monkeypatch.setattr(saves._snapshot, "write", fail)
     trained.set(2)
     with pytest.raises(Infrastructure, match="ckpt-2: Socket closed"):
-        saves.save(wait=True)
+        saves.save_and_wait()
     assert saves.trouble() is None
     # TensorFlow's file system has errors of this kind as well.
-    message = f"{directory.prefix(2)}.index; No locks available"
+    message = f"{directory.catalogue.prefix(2)}.index; No locks available"
     with pytest.raises(UserError, match=r"for \d+ s: .*No locks available"):
-        saves.save(wait=True)
+        saves.save_and_wait()
 
 
 def test_a_full_disk_gets_its_room_back(
@@ -300,19 +343,19 @@ def test_a_full_disk_gets_its_room_back(
 ) -> None:
     saves = Saves(directory, trained)
     trained.set(1)
-    saves.save(wait=True)
+    saves.save_and_wait()
     trained.set(2)
 
-    def full(*arguments: Any) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
         assert list(directory.checkpoints.glob("ckpt-2.data-*"))
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(directory, "write_manifest", full)
+        patched.setattr(directory.catalogue, "write_manifest", full)
         with pytest.raises(Infrastructure, match=r"ckpt-2: \[Errno 28\] No space left on device"):
-            saves.save(wait=True)
+            saves.save_and_wait()
     assert not list(directory.checkpoints.glob("*ckpt-2*"))
-    assert directory.steps() == [1]
+    assert directory.catalogue.steps() == [1]
 
 
 def test_the_first_save_is_not_begun_without_room_for_it(
@@ -323,7 +366,7 @@ def test_the_first_save_is_not_begun_without_room_for_it(
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=100, f_frsize=1))
     trained.set(1)
     with pytest.raises(Infrastructure, match=r"100 bytes are free, and a checkpoint takes \d{4,}"):
-        saves.save(wait=True)
+        saves.save_and_wait()
     assert not list(directory.checkpoints.iterdir())
 
 
@@ -332,16 +375,16 @@ def test_who_has_lost_the_lease_saves_nothing_and_removes_nothing(directory: Run
     assert old._claim()
     saves = Saves(directory, trained, old)
     trained.set(1)
-    saves.save(wait=True)
+    saves.save_and_wait()
     new = Lease(directory, 2, 60)
     assert new._claim()
     later = Saves(directory, trained, new)
     trained.set(2)
-    later.save(wait=True)
+    later.save_and_wait()
     with pytest.raises(Infrastructure, match="lost the lease"):
-        saves.save(wait=True)
-    assert directory.steps() == [1, 2]
-    assert [directory.check(step) for step in (1, 2)] == ["", ""]
+        saves.save_and_wait()
+    assert directory.catalogue.steps() == [1, 2]
+    assert [directory.catalogue.check(step) for step in (1, 2)] == ["", ""]
 
 
 def test_a_stale_path_is_left_for_the_next_start_to_mount(
@@ -353,7 +396,7 @@ def test_a_stale_path_is_left_for_the_next_start_to_mount(
         raise OSError(errno.ESTALE, "Stale file handle", str(directory.path))
 
     saves = Saves(directory, trained)
-    monkeypatch.setattr(directory, "check_room", stale)
+    monkeypatch.setattr(directory.catalogue, "check_room", stale)
     trained.set(1)
     saves.save()
     saves.settle()
@@ -362,5 +405,5 @@ def test_a_stale_path_is_left_for_the_next_start_to_mount(
         saves.save()
     monkeypatch.undo()
     later = Saves(directory, trained)
-    later.save(wait=True)
-    assert directory.steps() == [2]
+    later.save_and_wait()
+    assert directory.catalogue.steps() == [2]

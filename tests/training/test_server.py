@@ -14,7 +14,7 @@ import pytest
 from processes import MINUTE, Process, Runs, until
 
 from trainer.cluster.probe import answers, identity, silent
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.tasks.local import local_cluster
 from trainer.tasks.server import LOOK_SECONDS, LOOKS

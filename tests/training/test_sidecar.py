@@ -12,7 +12,8 @@ import pytest
 from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
 from trainer.config import Config
 from trainer.failures import UserError
-from trainer.run.checkpoints import Checkpoints, RunDirectory, read_model
+from trainer.run.checkpoints import Checkpoints, read_model
+from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.tasks import evaluator as module
 from trainer.tasks.evaluator import Evaluator
@@ -75,11 +76,11 @@ def test_one_that_is_pruned_under_its_hands_is_skipped(
     before: bool,
 ) -> None:
     def read(directory: RunDirectory, model: Any, step: int) -> None:
-        directory.prune(1)
+        directory.catalogue.prune(1)
         read_model(directory, model, step)
 
     if before:
-        directory.prune(1)
+        directory.catalogue.prune(1)
     else:
         monkeypatch.setattr(module, "read_model", read)
     with caplog.at_level(logging.WARNING):
@@ -93,7 +94,7 @@ def test_a_truncated_one_is_skipped_and_left_alone(directory: RunDirectory, eval
     [data] = directory.checkpoints.glob("ckpt-20.data-*")
     data.write_bytes(data.read_bytes()[:-3])
     assert not evaluator.evaluate(20)
-    assert directory.steps() == [10, 20]
+    assert directory.catalogue.steps() == [10, 20]
 
 
 def test_a_model_that_does_not_fit_is_the_users_error(directory: RunDirectory) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from trainer.config import Config, ConfigError
 from trainer.reporting.notify import Notifier
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.tasks import evaluator
 from trainer.tasks.evaluator import run_evaluator
@@ -38,7 +38,7 @@ def write_checkpoint(directory: RunDirectory, step: int) -> None:
     directory.checkpoints.mkdir(parents=True, exist_ok=True)
     for ending in ("index", "data-00000-of-00001"):
         (directory.checkpoints / f"ckpt-{step}.{ending}").touch()
-    directory.write_manifest(step, epoch=1, tensorflow="2.21.0")
+    directory.catalogue.write_manifest(step, epoch=1, tensorflow="2.21.0")
 
 
 def test_is_ready_before_there_is_a_run_and_follows_the_selection(config: Config) -> None:
@@ -108,7 +108,7 @@ def test_a_checkpoint_saved_again_under_its_step_is_evaluated_again(
 
     def selected() -> Config:
         if len(fake.asked) == 1:
-            os.utime(directory.manifest(5), ns=(1, 1))
+            os.utime(directory.catalogue.manifest(5), ns=(1, 1))
             return config
         return config.replace(run="b")
 
@@ -121,11 +121,11 @@ def test_one_that_was_started_anew_knows_a_checkpoint_that_was_saved_again_meanw
 ) -> None:
     directory = RunDirectory(tmp_path, "a")
     write_checkpoint(directory, 10)
-    write_record(directory.evaluation, {"step": 10, "metrics": {}, "saved": directory.saved(10)})
+    write_record(directory.evaluation, {"step": 10, "metrics": {}, "saved": directory.catalogue.saved_at(10)})
     directory.set_state("finished", 10)
     assert run_evaluator(config, Heard(), lambda: config) == 0
     assert fake.asked == []
-    os.utime(directory.manifest(10), ns=(1, 1))
+    os.utime(directory.catalogue.manifest(10), ns=(1, 1))
     assert run_evaluator(config, Heard(), lambda: config) == 0
     assert fake.asked == [10]
 
@@ -182,7 +182,7 @@ def test_one_that_is_behind_takes_the_newest_and_leaves_out_those_between(
         if len(fake.asked) == 1:
             for step in (2, 3, 4):
                 write_checkpoint(directory, step)
-            directory.prune(3)
+            directory.catalogue.prune(3)
             return config
         return config.replace(run="b")
 
@@ -194,7 +194,7 @@ def test_what_has_no_manifest_yet_is_not_looked_at(config: Config, tmp_path: Pat
     directory = RunDirectory(tmp_path, "a")
     for step in (5, 6):
         write_checkpoint(directory, step)
-    directory.manifest(6).unlink()
+    directory.catalogue.manifest(6).unlink()
     assert run_evaluator(config, Heard(), lambda: config.replace(run="b")) == 75
     assert fake.asked == [5]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, LeaseHeld, is_gone, read_lease, this_process
 from trainer.run.records import write_record
 
@@ -194,7 +194,7 @@ def test_taking_the_lease_removes_what_a_death_in_mid_save_left(directory: RunDi
 def test_a_lease_is_newer_than_every_checkpoint_that_lies_there(directory: RunDirectory) -> None:
     directory.checkpoints.mkdir(parents=True)
     (directory.checkpoints / "ckpt-3.index").write_text("from another run")
-    directory.write_manifest(3, 9, "2.21")
+    directory.catalogue.write_manifest(3, 9, "2.21")
     lease = take(directory)
     assert lease.epoch == 10
     lease.release()

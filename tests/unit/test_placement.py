@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from trainer.config import Config
-from trainer.training.placement import bytes_of, report_placement, size
+from trainer.training.placement import report_placement, size
+from trainer.variables import bytes_of
 
 MIB = 1024 * 1024
 

@@ -15,7 +15,7 @@ from trainer.reporting import progress as metrics
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress, Writer
 from trainer.reporting.status import Status, read_status
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config import Config, ConfigError
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
 
 

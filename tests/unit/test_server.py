@@ -10,7 +10,7 @@ import pytest
 
 from trainer.cluster.commands import ASKED
 from trainer.config import Config
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.tasks import server
 from trainer.tasks.server import STALE, ending, follow
 

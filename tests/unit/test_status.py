@@ -15,7 +15,7 @@ from trainer.config import Config
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
 from trainer.reporting.status import Status, describe, describe_all, read_all, read_status
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.failures import TRY_AGAIN
 from trainer.reporting.progress import Progress
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.restart_budget import end_attempt
 from trainer.signals import on_sigterm, raise_stopped
 

@@ -21,7 +21,7 @@ from trainer.reporting.events import EventLog
 from trainer.reporting.goodput import Ledger, describe_ledger
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import Status, numbers, read_status
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 ENDS = ("stopped", "finished", "failed")

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.reporting.events import describe_event, read_events
 from trainer.reporting.goodput import describe_ledger
-from trainer.run.checkpoints import RunDirectory, run_directories
+from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import read_record, write_record
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.failures import TRY_AGAIN, Infrastructure
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 class LeaseHeld(Infrastructure):
     """Another coordinator has the run, and lives."""
+
+
+class LostLease(Infrastructure):
+    """The run directory is another coordinator's by now."""
 
 
 class Lease:
@@ -72,7 +76,7 @@ class Lease:
             if free or now - since > seconds:
                 taken_from = holder(record) if epoch and not record.get("released") else ""
                 # Beyond every checkpoint's as well: somebody may have put one of another run there.
-                lease = cls(directory, max(epoch, directory.saved_epoch()) + 1, seconds, taken_from)
+                lease = cls(directory, max(epoch, directory.catalogue.saved_epoch()) + 1, seconds, taken_from)
                 if lease._claim():
                     lease._begin()
                     return lease
@@ -121,7 +125,8 @@ class Lease:
         if self.taken_from:
             log.warning("took over the lease of run %s from %s", self._directory.run, self.taken_from)
         try:
-            self._directory.remove_orphans(self.epoch)
+            self._directory.catalogue.remove_orphans()
+            self._directory.remove_leases_before(self.epoch)
         except OSError:
             self.release()
             raise
@@ -159,6 +164,12 @@ class Lease:
             self._write()
         except OSError as error:
             log.warning("cannot release the lease of run %s: %s", self._directory.run, error)
+
+
+def check_lease(lease: Lease | None) -> None:
+    """Raise LostLease when the run has become another coordinator's, as while this process was frozen."""
+    if lease is not None and not lease.held():
+        raise LostLease("lost the lease: another coordinator has this run")
 
 
 def end_process(message: str) -> None:

@@ -45,3 +45,11 @@ def read_record(path: Path) -> dict[str, Any] | None:
     if not isinstance(record, dict):
         raise ValueError(f"{path} holds no JSON object")
     return record
+
+
+def names_in(directory: Path) -> list[str]:
+    """Return the names in a directory; none when it is not there."""
+    try:
+        return os.listdir(directory)  # noqa: PTH208
+    except FileNotFoundError:
+        return []

@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from trainer.failures import UserError
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,9 @@ class Snapshot:
     Everything is traced once: what is traced anew stays on every ps, some 200 KiB a save.
     """
 
-    def __init__(self, write: Callable[[Any], Any]) -> None:
-        """Take what writes a checkpoint of the name that it is given."""
+    def __init__(self, write: Callable[[Any], Any], step: Any) -> None:
+        """Take what writes a checkpoint of the name that it is given, and the variable of it that counts the steps."""
+        self._step = step
         self._write = tf.function(write, autograph=False).get_concrete_function(tf.TensorSpec([], tf.string))
         variables = {id(variable.handle): variable for variable in self._write.graph.variables}
         self._pairs: list[tuple[Any, Any]] = []
@@ -37,9 +38,9 @@ class Snapshot:
         self._copy = tf.function(self._assign_values, autograph=False).get_concrete_function()
         self._drop = tf.function(self._assign_nothing, autograph=False).get_concrete_function()
 
-    def take(self) -> None:
-        """Copy the variables; returns when it is done."""
-        self._copy()
+    def take(self) -> int:
+        """Copy the variables; returns, when it is done, the step that is copied with them."""
+        return int(self._copy().numpy())
 
     def write(self, prefix: str) -> None:
         """Write the copies as the checkpoint of this name, and free their memory."""
@@ -49,11 +50,16 @@ class Snapshot:
             with contextlib.suppress(tf.errors.OpError):  # of a ps that is gone
                 self._drop()
 
-    def _assign_values(self) -> None:
+    def _assign_values(self) -> Any:
+        steps = []
         for variable, copy in self._pairs:
             with tf.device(copy.device):
                 value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
                 tf.raw_ops.AssignVariableOp(resource=copy.handle, value=value)
+            if variable.handle is self._step.handle:
+                steps.append(value)
+        (step,) = steps
+        return step
 
     def _assign_nothing(self) -> None:
         for _, copy in self._pairs:

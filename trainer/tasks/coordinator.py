@@ -40,8 +40,8 @@ from trainer.reporting.logs import without_chatter
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
 from trainer.reporting.status import numbers, read_status
-from trainer.run.checkpoints import RunDirectory, check_lease
-from trainer.run.lease import Lease
+from trainer.run.directory import RunDirectory
+from trainer.run.lease import Lease, check_lease
 from trainer.run.restart_budget import begin_attempt, end_attempt
 from trainer.signals import StopRequest, on_sigterm, raise_stopped
 
@@ -93,12 +93,12 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         notifier.watch(phases.in_time)
         if leads:
             lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, "waiting"))
-            directory.mend()
+            directory.set_damaged_records_aside()
             directory.claim(config)
             progress.begin()
             if lease.taken_from:
                 progress.events.write("lease-taken", message=f"from {lease.taken_from}")
-            pause = begin_attempt(directory, directory.newest(), config.restarts_without_step)
+            pause = begin_attempt(directory, directory.catalogue.newest(), config.restarts_without_step)
             begun = True
             if pause:
                 progress.enter(
@@ -197,7 +197,7 @@ class Training:
 
     def run(self) -> None:
         """Take turns until the run is finished; raises what another process must mend, and Stopped."""
-        membership, in_vain, best = self._membership, 0, self._directory.newest() or 0
+        membership, in_vain, best = self._membership, 0, self._directory.catalogue.newest() or 0
         if membership is None and self._cluster.servers:
             wait_for_members(self._config, self._cluster, self._directory, self._progress)
         while True:
@@ -215,7 +215,7 @@ class Training:
             except Exception as error:
                 if membership is None or not self._is_mendable_here(error):
                     raise
-                saved = self._directory.newest() or 0
+                saved = self._directory.catalogue.newest() or 0
                 in_vain, best = (0, saved) if saved > best else (in_vain + 1, best)
                 message = explain(error)
                 if isinstance(error, EmptyPart):
@@ -344,7 +344,7 @@ class Training:
         export = export_model(self._program, directory, course.step, self._replicas.element_spec)
         progress.exported(export)
         check_lease(self._lease)
-        directory.set_state("finished", course.step, config.steps)
+        directory.set_state("finished", course.step, asked=config.steps)
         progress.enter("finished", ended.lstrip(", "))
         if config.strategy == "multi_worker_mirrored":
             # The others look for this; one that still looks when the chief is gone would report its loss as an error.

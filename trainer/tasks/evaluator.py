@@ -14,7 +14,8 @@ from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.program import build_model, load_program, program_file
 from trainer.reporting.logs import without_chatter
 from trainer.reporting.notify import Notifier
-from trainer.run.checkpoints import RunDirectory, read_model
+from trainer.run.checkpoints import read_model
+from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,9 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
     try:
         while True:
             finished = directory.finished(config.steps)
-            newest = directory.newest()
+            newest = directory.catalogue.newest()
             # A checkpoint that was damaged may be saved again under the same step.
-            saved = directory.saved(newest) if newest is not None else None
+            saved = directory.catalogue.saved_at(newest) if newest is not None else None
             phases.enter("waiting")
             if newest is not None and (newest != last or (last_saved is not None and saved != last_saved)):
                 phases.enter("evaluating")
@@ -127,12 +128,12 @@ class Evaluator:
 
         started = time.monotonic()
         # Looked at before and after: it may be removed, or saved again, while it is read.
-        wrong = self._directory.check(step)
+        wrong = self._directory.catalogue.check(step)
         try:
             if not wrong:
                 read_model(self._directory, self._model, step)
         except (tf.errors.OpError, IndexError, UserError) as error:
-            wrong = self._directory.check(step)
+            wrong = self._directory.catalogue.check(step)
             if not wrong and isinstance(error, UserError):
                 raise
             wrong = wrong or str(error)

@@ -34,7 +34,7 @@ from trainer.config import (
 )
 from trainer.failures import FINISHED, STOPPED, USER_ERROR
 from trainer.reporting.status import describe, read_status
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 
 RESTART_SECONDS = 1.0
 POLL_SECONDS = 0.1

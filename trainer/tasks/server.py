@@ -21,7 +21,7 @@ from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, is_stale
 from trainer.reporting.logs import without_chatter
 from trainer.reporting.notify import Notifier
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from trainer.cluster.formation import MembershipChanged
 from trainer.config import Config
 from trainer.failures import Infrastructure, StalePath, Stopped, UserError
 from trainer.reporting.progress import Progress
-from trainer.run.checkpoints import SLOW_SECONDS, Checkpoints, RunDirectory
+from trainer.run.checkpoints import SLOW_SECONDS, Checkpoints
+from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.run.records import read_record
 from trainer.training.evaluation import Results
@@ -66,7 +67,14 @@ class Controller:
         """Whether a block has ended."""
         self._pacer = Pacer(config.steps_per_execution, replicas.parallel, config.log_seconds)
         self._checkpoints = Checkpoints(
-            directory, replicas.model, replicas.step, config, leads=progress.leads, lease=lease, saved=self._saved
+            directory,
+            replicas.model,
+            replicas.step,
+            config,
+            leads=progress.leads,
+            lease=lease,
+            saved=self._saved,
+            set_aside=lambda message: progress.events.write("checkpoint-set-aside", message=message),
         )
         self.step = 0
         self._ended_epoch = False
@@ -92,7 +100,7 @@ class Controller:
         self._progress.events.write("restored", steps_lost=lost, message=f"step {self.step}")
         if agreed < 0:
             return
-        self._progress.checkpointed(self._directory.prefix(agreed), self.step)
+        self._progress.checkpointed(self._directory.catalogue.prefix(agreed), self.step)
         log.info("going on at step %d of %d", self.step, self._config.steps)
 
     @property
@@ -234,10 +242,13 @@ class Controller:
             # A member that is told to save must save, even when the coordinator's files are there already.
             (there,) = self._replicas.agree([int(self._progress.leads and self._checkpoints.has(self.step))])
             if again or not there:
-                self._checkpoints.save(wait and not last, again)
-                if last:
-                    self._settle(last)
-                    self._checkpoints.demand()
+                if wait and not last:
+                    self._checkpoints.save_and_wait(again=again)
+                else:
+                    end = self._checkpoints.save(again=again)
+                    if last:
+                        self._settle(last)
+                        end.result()
         self._saved_at = time.monotonic()
 
     def save_the_end(self, again: bool = False) -> None:
@@ -287,7 +298,7 @@ class Controller:
             self._progress.events.write("save-failed", seconds=seconds, message=f"step {step}: {error}")
             return
         self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}")
-        self._progress.checkpointed(self._directory.prefix(step), max(step, self.step))
+        self._progress.checkpointed(self._directory.catalogue.prefix(step), max(step, self.step))
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate now, if the settings give that to the coordinator; returns the metrics, or nothing."""

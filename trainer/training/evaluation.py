@@ -19,7 +19,7 @@ from trainer.failures import UserError, explain
 from trainer.reporting.events import at_once
 from trainer.reporting.progress import EventWriter
 from trainer.reporting.status import numbers
-from trainer.run.checkpoints import RunDirectory
+from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.training.input import WHOLE, check_dataset, check_finite, eval_dataset, trace_dataset
 from trainer.training.step_runner import fetch_numbers

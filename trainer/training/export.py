@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.program import build_model
-from trainer.run.checkpoints import RunDirectory, read_model
+from trainer.run.checkpoints import read_model
+from trainer.run.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 

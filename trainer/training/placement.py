@@ -6,12 +6,11 @@ Needs no TensorFlow: it looks at the variables that it is given.
 from __future__ import annotations
 
 import logging
-import math
 import re
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from trainer.config import Config
+from trainer.variables import bytes_of, variables_of
 
 log = logging.getLogger(__name__)
 SERVER = re.compile(r"/job:ps/(?:.*/)?task:(\d+)/")
@@ -36,24 +35,6 @@ def report_placement(config: Config, model: Any, servers: int) -> None:
         log.warning("%s %s", describe_uneven(held, largest), mend(config, servers, largest))
 
 
-def variables_of(model: Any) -> Iterator[Any]:
-    """Yield the model's, its metrics' and its optimizer's variables, a sharded one as its shards, each once."""
-    optimizer = getattr(model, "optimizer", None)
-    kept = getattr(optimizer, "variables", ())
-    groups = [model.variables, [v for metric in model.metrics for v in metric.variables]]
-    groups.append(kept() if callable(kept) else kept)  # a method in the optimizers called legacy
-    seen = set()
-    for variable in flatten(variable for group in groups for variable in group):
-        if id(variable) not in seen:
-            seen.add(id(variable))
-            yield variable
-
-
-def flatten(variables: Iterable[Any]) -> Iterator[Any]:
-    for variable in variables:
-        yield from getattr(variable, "variables", (variable,))
-
-
 def name_of(variable: Any) -> str:
     """Return "table/embeddings" for "table/embeddings/part_0:0"."""
     return re.sub(r"(/part_\d+)?(:\d+)?$", "", variable.name)
@@ -63,10 +44,6 @@ def server_of(variable: Any) -> int | None:
     """Return the ps's task index, or None for a variable that lies elsewhere."""
     found = SERVER.search(f"{variable.device}/")
     return int(found[1]) if found else None
-
-
-def bytes_of(variable: Any) -> int:
-    return math.prod(int(side) for side in variable.shape) * int(variable.dtype.size)
 
 
 def is_uneven(held: list[int]) -> bool:

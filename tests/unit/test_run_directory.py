@@ -1,0 +1,109 @@
+"""The records of a run: what they keep, and what is done with damaged ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import Config
+from trainer.failures import UserError
+from trainer.run.directory import RunDirectory, run_directories
+from trainer.run.records import read_record
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path, "mine")
+
+
+def test_a_shared_path_without_runs_has_none(tmp_path: Path) -> None:
+    assert run_directories(tmp_path) == []
+
+
+def test_the_state_keeps_what_is_not_told_anew(directory: RunDirectory) -> None:
+    directory.set_state("training", 0, epoch=3, members={"ps-0": "a"}, without=["worker-1"], restart={"ps-0": "b"})
+    directory.set_state("finished", 10, asked=10, restart={})
+    assert read_record(directory.state) == {
+        "state": "finished",
+        "step": 10,
+        "asked": 10,
+        "epoch": 3,
+        "members": {"ps-0": "a"},
+        "without": ["worker-1"],
+        "restart": {},
+    }
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]"])
+def test_a_state_that_is_damaged_meanwhile_is_written_anew(directory: RunDirectory, damage: str) -> None:
+    directory.set_state("training", 5, members={"ps-0": "a"})
+    directory.state.write_text(damage)
+    directory.set_state("training", 7, restart={"ps-0": "a"})
+    directory.set_members(without=["worker-1"])
+    record = read_record(directory.state)
+    assert record is not None
+    told = record["state"], record["step"], record["members"], record["without"], record["restart"]
+    assert told == ("training", 7, {}, ["worker-1"], {"ps-0": "a"})
+
+
+def test_what_two_threads_say_of_the_state_is_kept(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.set_state("training", 5)
+    reading = threading.Event()
+
+    def read_slowly(path: Path) -> dict[str, Any] | None:
+        record = read_record(path)
+        if threading.current_thread() is first:
+            reading.set()
+            time.sleep(0.3)
+        return record
+
+    monkeypatch.setattr("trainer.run.directory.read_record", read_slowly)
+    first = threading.Thread(target=directory.set_state, args=("stopped", 6))
+    first.start()
+    assert reading.wait(10)
+    directory.set_state("stopped", 6, without=["worker-1"])
+    first.join()
+    monkeypatch.undo()
+    record = read_record(directory.state)
+    assert record is not None
+    assert record["without"] == ["worker-1"]
+
+
+def test_a_run_remembers_its_program(tmp_path: Path) -> None:
+    config = Config(program="mine:One", run="r", shared_dir=str(tmp_path))
+    RunDirectory(tmp_path, "r").claim(config)
+    RunDirectory(tmp_path, "r").claim(config.replace(steps=5))
+    with pytest.raises(UserError, match=r"run r belongs to the program mine:One, not to mine:Two.*--run NAME"):
+        RunDirectory(tmp_path, "r").claim(config.replace(program="mine:Two"))
+
+
+def test_finished_until_more_steps_are_wanted(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "r")
+    assert directory.finished(100) is None
+    directory.set_state("training", 0)
+    assert directory.finished(100) is None
+    directory.set_state("finished", 100)
+    assert directory.finished(100) == 100
+    assert directory.finished(50) == 100
+    assert directory.finished(200) is None
+
+
+def test_damaged_records_are_set_aside_and_whole_ones_stay(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "r")
+    directory.set_state("finished", 100)
+    directory.evaluation.write_text('{"step": 7}')
+    directory.status.write_text('{"step": 7, "sta')
+    directory.set_damaged_records_aside()
+    assert directory.finished(100) == 100
+    assert directory.evaluation.exists()
+    assert not directory.status.exists()
+    assert (directory.path / "status.json.bad").read_text() == '{"step": 7, "sta'
+    directory.state.write_text("")
+    assert directory.finished(100) is None
+    directory.set_damaged_records_aside()
+    directory.set_state("training", 50)
+    assert (directory.path / "state.json.bad").read_text() == ""

@@ -1,0 +1,146 @@
+"""The directory of one run: its paths, and the records that outlive its processes.
+
+<shared>/runs/<run>/run.json state.json status.json evaluation.json attempts.json events.jsonl lease-<epoch>.json
+                    checkpoints/ (trainer/run/catalogue.py) events/{train,eval} export/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config
+from trainer.failures import UserError
+from trainer.run.catalogue import SET_ASIDE, Catalogue
+from trainer.run.records import names_in, read_record, write_record
+
+log = logging.getLogger(__name__)
+LEASE = re.compile(r"lease-(\d+)\.json")
+
+
+class RunDirectory:
+    """The paths of one run, its catalogue of checkpoints, and the records that outlive its processes."""
+
+    def __init__(self, shared_dir: str | Path, run: str) -> None:
+        self.run = run
+        self.path = Path(shared_dir) / "runs" / run
+        self.settings = self.path / "run.json"
+        self.state = self.path / "state.json"
+        self.status = self.path / "status.json"
+        self.evaluation = self.path / "evaluation.json"
+        self.attempts = self.path / "attempts.json"
+        self.event_log = self.path / "events.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.train_events = self.path / "events" / "train"
+        self.eval_events = self.path / "events" / "eval"
+        self.export = self.path / "export"
+        self.catalogue = Catalogue(self.checkpoints)
+        self.failing_since: float | None = None
+        """Since when (of time.monotonic) no checkpoint could be saved, over all the generations of this process."""
+        self._changing = threading.Lock()
+
+    def claim(self, config: Config) -> None:
+        """Remember the run's program, or raise UserError when the run belongs to another one."""
+        record = read_record(self.settings)
+        if record is not None and record.get("program") != config.program:
+            raise UserError(
+                f"run {self.run} belongs to the program {record.get('program')}, not to {config.program}: "
+                "start the new program with another --run NAME"
+            )
+        created = record["created"] if record is not None else time.time()
+        write_record(self.settings, {"program": config.program, "created": created, "settings": config.as_dict()})
+
+    def set_damaged_records_aside(self) -> None:
+        """Rename the damaged records that a run can do without: only the lease's holder may."""
+        for path in (self.state, self.status, self.evaluation, self.attempts):
+            try:
+                read_record(path)
+            except ValueError as error:
+                aside = path.with_name(path.name + SET_ASIDE)
+                path.replace(aside)
+                log.warning("%s: going on without it, it is kept as %s", error, aside.name)
+
+    def finished(self, steps: int) -> int | None:
+        """Return the step at which the run finished, or None when there is something left to train."""
+        try:
+            record = read_record(self.state)
+        except ValueError:  # a coordinator sets it aside
+            return None
+        if record is None or record.get("state") != "finished":
+            return None
+        # A callback may have ended the training before the last step that was asked for.
+        return int(record["step"]) if max(record["step"], record.get("asked", 0)) >= steps else None
+
+    def set_state(
+        self,
+        state: str,
+        step: int,
+        *,
+        asked: int = 0,
+        epoch: int | None = None,
+        members: Mapping[str, str] | None = None,
+        without: Sequence[str] | None = None,
+        restart: Mapping[str, str] | None = None,
+    ) -> None:
+        """Record the run's state for its other tasks. What is None stays as it was.
+
+        `asked`, of a finished run, is the number of steps that it was to train. `epoch` is the lease's, `members` the
+        tasks that the coordinator uses with the identities of their processes, `without` those that it goes on
+        without, `restart` the ps, with their identities, that shall start anew.
+        """
+        more = {"epoch": epoch, "members": members, "without": without, "restart": restart}
+        self._change_state({"state": state, "step": step, "asked": asked, **more})
+
+    def set_members(
+        self,
+        members: Mapping[str, str] | None = None,
+        without: Sequence[str] | None = None,
+        restart: Mapping[str, str] | None = None,
+    ) -> None:
+        """Record whom the coordinator uses, as `set_state` does; the state stays as it was."""
+        self._change_state({"members": members, "without": without, "restart": restart})
+
+    def read_state(self) -> dict[str, Any]:
+        """Return the state record; what there is of none, or of a damaged one, is that of a new run."""
+        new = {"state": "waiting", "step": 0, "epoch": 0, "members": {}, "without": [], "restart": {}}
+        try:
+            return {**new, **(read_record(self.state) or {})}
+        except ValueError as error:
+            log.warning("%s: going on without it", error)
+            return new
+
+    def _change_state(self, changes: Mapping[str, Any]) -> None:
+        # The failure detector's thread writes its last words while the main one goes on.
+        with self._changing:
+            told = {key: value for key, value in changes.items() if value is not None}
+            write_record(self.state, {**self.read_state(), **told})
+
+    def lease(self, epoch: int) -> Path:
+        return self.path / f"lease-{epoch}.json"
+
+    def lease_epoch(self) -> int:
+        """Return the newest lease's epoch, 0 when the run has never been coordinated."""
+        return max(self._lease_epochs(), default=0)
+
+    def remove_leases_before(self, epoch: int) -> None:
+        """Remove the leases of earlier epochs: only the lease's holder may."""
+        for earlier in self._lease_epochs():
+            if earlier < epoch:
+                self.lease(earlier).unlink(missing_ok=True)
+
+    def _lease_epochs(self) -> list[int]:
+        return [int(match[1]) for name in names_in(self.path) if (match := LEASE.fullmatch(name))]
+
+
+def run_directories(shared_dir: Path) -> list[RunDirectory]:
+    """Return every run on the shared path."""
+    runs = shared_dir / "runs"
+    with contextlib.suppress(FileNotFoundError):
+        return [RunDirectory(shared_dir, path.name) for path in sorted(runs.iterdir()) if path.is_dir()]
+    return []

@@ -1,0 +1,29 @@
+"""The variables of a model, and what they take. Needs no TensorFlow: it looks at the variables that it is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+def variables_of(model: Any) -> Iterator[Any]:
+    """Yield the model's, its metrics' and its optimizer's variables, a sharded one as its shards, each once."""
+    optimizer = getattr(model, "optimizer", None)
+    kept = getattr(optimizer, "variables", ())
+    groups = [model.variables, [v for metric in model.metrics for v in metric.variables]]
+    groups.append(kept() if callable(kept) else kept)  # a method in the optimizers called legacy
+    seen = set()
+    for variable in flatten(variable for group in groups for variable in group):
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            yield variable
+
+
+def flatten(variables: Iterable[Any]) -> Iterator[Any]:
+    for variable in variables:
+        yield from getattr(variable, "variables", (variable,))
+
+
+def bytes_of(variable: Any) -> int:
+    return math.prod(int(side) for side in variable.shape) * int(variable.dtype.size)
