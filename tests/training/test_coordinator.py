@@ -263,7 +263,7 @@ def test_a_file_that_an_installed_program_misses_is_the_users_error_at_once(
 def test_a_finished_run_whose_last_status_was_lost_is_shown_as_finished(
     config: Config, directory: RunDirectory
 ) -> None:
-    directory.set_state("finished", 10, 10)
+    directory.set_state("finished", 10, asked=10)
     write_record(directory.status, {"run": "mine", "run_dir": "", "state": "training", "step": 8})
     assert run_coordinator(config, CLUSTER, Notifier()) == FINISHED
     found = read_status(directory)
