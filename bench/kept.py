@@ -1,4 +1,7 @@
-"""A cluster whose tasks are started again when they end, as systemd does it, and what can befall them."""
+"""A cluster whose tasks are started again when they end, as systemd does it, and what can befall them.
+
+A fault hits the process that does the work: of psfleet's tasks the child, which its supervisor replaces.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ PORT = 6000
 
 
 class KeptTask:
-    """A task with one process after another; `starts` has the time of each (seconds since 1970)."""
+    """A task with one process after another.
+
+    `starts` has the time of each (seconds since 1970), also of those that a supervisor forks.
+    """
 
     def __init__(self, name: str, start: Callable[[], Task]) -> None:
         self.name = name
@@ -29,6 +35,7 @@ class KeptTask:
         self.processes: list[Task] = []
         self._start = start
         self._ended_at: float | None = None
+        self._pid = 0
 
     @property
     def pid(self) -> int:
@@ -37,11 +44,17 @@ class KeptTask:
     def start(self) -> None:
         self._ended_at = None
         self.processes.append(self._start())
+        self._pid = self.pid
         self.starts.append(time.time())
 
     def keep(self) -> None:
         """Start it again when it has ended, after a pause; not after an end that nobody should start it after."""
         code = self.processes[-1].process.poll()
+        if code is None and self.pid != self._pid:
+            # A supervisor's first child is no restart.
+            if self._pid != self.processes[-1].process.pid:
+                self.starts.append(time.time())
+            self._pid = self.pid
         if code is None or code in (FINISHED, USER_ERROR):
             return
         self._ended_at = self._ended_at or time.monotonic()
@@ -103,9 +116,14 @@ class KeptCluster:
 
     def freeze(self, task: str) -> Callable[[], None]:
         """Stop a process; returns what lets it go on, if it is still the same one."""
-        process = self.tasks[task].processes[-1].process
-        process.send_signal(signal.SIGSTOP)
-        return lambda: process.send_signal(signal.SIGCONT)  # does nothing once it has ended
+        pid = self.tasks[task].pid
+        os.kill(pid, signal.SIGSTOP)
+
+        def thaw() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+        return thaw
 
     def cut(self, task: str) -> Callable[[], None]:
         """Cut a task's network; returns what heals it."""

@@ -1,7 +1,8 @@
 """Memory of psfleet's tasks: each role while it waits, and all of them over 10,000 steps.
 
-RSS is what is resident in memory, PSS the same with each page that several processes share divided among them
-(/proc/<pid>/smaps_rollup). On a host of its own a task's share is between the two.
+A task is its supervisor and the child that works. RSS is the sum of what is resident in memory, PSS the same with each
+page that several processes share divided among them (/proc/<pid>/smaps_rollup). `alone` is what the two take on a host
+of their own: the PSS of what they have changed, and the files that they map, counted once.
 """
 
 from __future__ import annotations
@@ -30,25 +31,32 @@ WARM = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Resident memory of a process, MiB."""
+    """Resident memory, MiB: `alone` is what it would be on a host with no other process of TensorFlow's."""
 
     rss: float
     pss: float
+    alone: float
 
 
-def read_memory(pid: int) -> Memory:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
-    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-    return Memory(kibibytes["Rss"] / 1024, kibibytes["Pss"] / 1024)
+def read_memory(*pids: int) -> Memory:
+    """Return the memory of a task's processes together: of a supervisor and its child."""
+    each = []
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
+        each.append({line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines})
+    own = sum(one["Pss_Anon"] for one in each)
+    # The files of one are those of the other, which was forked from it.
+    files = max(one["Rss"] - one["Anonymous"] for one in each)
+    return Memory(sum(one["Rss"] for one in each), sum(one["Pss"] for one in each), own + files)
 
 
 def settle(task: Task) -> Memory:
     """Wait until the task's memory changes no more, by less than 1 %, and return it."""
-    memory, since = read_memory(task.pid), time.monotonic()
+    memory, since = read_memory(*task.pids), time.monotonic()
     while time.monotonic() - since < SETTLED_SECONDS:
         time.sleep(SAMPLE_SECONDS)
-        now = read_memory(task.pid)
-        if abs(now.rss - memory.rss) > 0.01 * memory.rss:
+        now = read_memory(*task.pids)
+        if abs(now.alone - memory.alone) > 0.01 * memory.alone:
             memory, since = now, time.monotonic()
     return memory
 
@@ -64,9 +72,9 @@ def print_idle(directory: Path) -> None:
             chief.until(lambda: chief.says("no answer from"), "it waited for members")
             roles = dict(zip(("ps", "worker"), cluster.tasks, strict=True))
             roles |= {"chief, no member answers": chief, "evaluator, no checkpoint": evaluator}
-            print_row("role", "RSS", "PSS", head=True)
+            print_row("role", "RSS", "PSS", "alone", head=True)
             for role, memory in [(role, settle(task)) for role, task in roles.items()]:
-                print_row(role, f"{memory.rss:.0f}", f"{memory.pss:.0f}")
+                print_row(role, f"{memory.rss:.0f}", f"{memory.pss:.0f}", f"{memory.alone:.0f}")
     finally:
         for task in silent.tasks:
             task.end()
@@ -74,7 +82,7 @@ def print_idle(directory: Path) -> None:
 
 def print_training(directory: Path, steps: int, checkpoint_steps: int) -> None:
     every = f"a checkpoint every {checkpoint_steps} steps" if checkpoint_steps else "default settings"
-    print(f"\nRSS while a tiny model is trained for {steps:,} steps, 2 workers, 1 ps, {every}, MiB\n")
+    print(f"\nMemory alone while a tiny model is trained for {steps:,} steps, 2 workers, 1 ps, {every}, MiB\n")
     run = f"every-{checkpoint_steps}"
     settings = write_settings(directory, run, steps=steps, checkpoint_steps=checkpoint_steps)
     status = directory / "runs" / run / "status.json"
@@ -89,7 +97,7 @@ def print_training(directory: Path, steps: int, checkpoint_steps: int) -> None:
             now = json.loads(status.read_text(encoding="utf-8")) if status.exists() else {}
             if now.get("state") == "training":
                 times.append(time.time())
-                samples.append([read_memory(task.pid).rss for task in tasks.values()])
+                samples.append([read_memory(*task.pids).alone for task in tasks.values()])
                 if not points or now["step"] > points[-1].step:
                     points.append(Point(now["updated"], now["step"]))
             return bool(points and points[-1].step >= steps)

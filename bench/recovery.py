@@ -5,8 +5,8 @@ asked. What was stopped or cut off stays so until the training goes on, and is w
 seen from outside: processes, what they say, the run's events, and the steps that begin.
 
 detection         until the coordinator says it in the events; of itself: until its process has ended
-process start     until the process that the recovery waits for is started (1 s of it is the supervisor's pause)
-TensorFlow        until that process has imported TensorFlow, and serves or has its members
+process start     until the process that the recovery waits for is started, by its supervisor
+TensorFlow        until that process serves or has its members (its supervisor has imported TensorFlow before)
 restore           until the model is built anew and the checkpoint is read
 first step        until the next step begins; after a worker's death: the first one of the new process
 
@@ -38,6 +38,7 @@ from trainer.reporting.events import parse
 PARTS = ("detection", "process start", "TensorFlow", "restore", "first step")
 NOTICED = ("member-lost", "ps-lost", "member-silent", "recovering")
 SETTLED_SECONDS = 5.0
+SERVES = " serves at "
 # The guide's coordinator, which says when Python is there and when TensorFlow is.
 BARE = """
 from bench.points import print_point
@@ -110,6 +111,7 @@ class Recovery:
         awaited = task if kind.startswith("kill") else chief
         steps = self._training.steps
         datasets, starts = steps.datasets, self._starts()
+        chief_pid, served = chief.pid, awaited.output().count(SERVES)
         ended: float | None = None
         ready: float | None = None
         heal: Callable[[], None] | None = None
@@ -124,10 +126,9 @@ class Recovery:
         def goes_on() -> bool:
             nonlocal ended, ready
             now = time.time()
-            if ended is None and chief.processes[-1].process.poll() is not None:
+            if ended is None and chief.pid != chief_pid:
                 ended = now
-            is_new = len(awaited.starts) > starts[awaited.name]
-            if ready is None and is_new and awaited is not chief and awaited.processes[-1].says("serves"):
+            if ready is None and awaited is not chief and awaited.output().count(SERVES) > served:
                 ready = now
             if kind == "kill worker":
                 return steps.datasets > datasets

@@ -14,7 +14,8 @@ from typing import Any
 
 from trainer.cluster.spec import Cluster
 from trainer.runtime import ENVIRONMENT
-from trainer.tasks.local import die_with_parent, local_cluster
+from trainer.tasks.local import local_cluster
+from trainer.warm_start import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE = 180.0  # for any one thing that is waited for
@@ -42,7 +43,18 @@ class Task:
 
     @property
     def pid(self) -> int:
-        return self.process.pid
+        """The process that does the work: the child of psfleet's supervisor, where it has one by now."""
+        return self.pids[-1]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process that was started, and its child."""
+        pid = self.process.pid
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        except FileNotFoundError:
+            children = []
+        return [pid, *map(int, children[:1])]
 
     def output(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainer.cluster.spec import Cluster
 from trainer.config import Config, ConfigError, absolute_path
 from trainer.failures import TRY_AGAIN, USER_ERROR, explain
 from trainer.gpus import find_missing
@@ -24,6 +25,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
 from trainer.runtime import prepare_tensorflow
 from trainer.tasks.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
+from trainer.warm_start import die_with_parent, end
 
 log = logging.getLogger("trainer")
 
@@ -109,14 +111,32 @@ def read_config(options: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Become the server, the coordinator or the evaluator."""
+    """Supervise the process that becomes the server, the coordinator or the evaluator; or become it."""
+    if options.parent:
+        die_with_parent(options.parent)
     set_up_logging(journal=is_journal(environment))
     cluster = read_cluster(options, environment)
     notifier = Notifier.from_environment(environment)
     if options.parent:
-        from trainer.tasks.local import die_with_parent
+        return become_task(options, environment, cluster, notifier)
+    if not is_server(cluster):
+        read_config(options, environment)  # what is wrong with it is said before TensorFlow's import
+    from trainer.supervisor import Supervisor
 
-        die_with_parent(options.parent)
+    release = environment.get("TRAINER_RELEASE")
+    return Supervisor(
+        cluster.task,
+        lambda told: become_task(options, environment, cluster, told),
+        [sys.executable, *sys.orig_argv[1:]],
+        notifier,
+        Path(release) if release else None,
+    ).run()
+
+
+def become_task(
+    options: argparse.Namespace, environment: Mapping[str, str], cluster: Cluster, notifier: Notifier
+) -> int:
+    """Become the server, the coordinator or the evaluator."""
     prepare_tensorflow()
     # Also where flags said it: TensorFlow and the user's program may look there.
     os.environ["TF_CONFIG"] = cluster.as_tf_config()
@@ -124,7 +144,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     if missing:
         log.error("%s", missing)
         return TRY_AGAIN
-    if cluster.job != "evaluator" and not cluster.trains:
+    if is_server(cluster):
         from trainer.tasks.server import run_server
 
         try:
@@ -132,7 +152,11 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         except Exception as error:
             log.error("%s cannot serve: %s", cluster.task, explain(error))
         return TRY_AGAIN
-    config = read_config(options, environment)
+    try:
+        config = read_config(options, environment)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
     if cluster.job == "evaluator":
         from trainer.tasks.evaluator import run_evaluator
 
@@ -140,6 +164,11 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     from trainer.tasks.coordinator import run_coordinator
 
     return run_coordinator(config, cluster, notifier)
+
+
+def is_server(cluster: Cluster) -> bool:
+    """Return whether this task only serves: a ps, or a worker beside ps."""
+    return cluster.job != "evaluator" and not cluster.trains
 
 
 def is_journal(environment: Mapping[str, str]) -> bool:
@@ -174,10 +203,6 @@ def show_runs(options: argparse.Namespace, environment: Mapping[str, str]) -> in
 
 if __name__ == "__main__":
     code = main(sys.argv[1:], os.environ)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
     if "tensorflow" in sys.modules:
-        # TensorFlow's threads may wait for members that are gone; a task that is done must end.
-        os._exit(code)
+        end(code)
     sys.exit(code)

@@ -219,5 +219,6 @@ def check_task(host: Host, truth: dict[str, Any], job: str) -> None:
     assert host.check_output(f"readlink /proc/{pid}/cwd") == host.check_output("readlink -f /opt/trainer/current")
     if job != "evaluator":
         port = {"chief": 2222, "ps": 2300, "worker": 2400}[job]
+        [child] = host.check_output(f"cat /proc/{pid}/task/{pid}/children").split()
         listening = host.check_output("ss --listening --tcp --numeric --processes --no-header")
-        assert any(f":{port} " in line and f"pid={pid}," in line for line in listening.splitlines()), listening
+        assert any(f":{port} " in line and f"pid={child}," in line for line in listening.splitlines()), listening

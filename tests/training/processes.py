@@ -86,6 +86,16 @@ class Process:
         self._reader.join(timeout=5)
         return self._process.returncode
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def children(self) -> list[int]:
+        """The processes that it has forked and that live, oldest first."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        return [int(pid) for pid in children.read_text(encoding="ascii").split()]
+
     def send(self, number: int) -> None:
         self._process.send_signal(number)
 
@@ -129,6 +139,10 @@ class Runs:
         process = Process(arguments, directory, **more)
         self._started.append(process)
         return process
+
+    def task(self, *arguments: str, directory: Path = PROGRAMS, **more: str) -> Process:
+        """Start the process that a task's supervisor forks, with no supervisor: what ends stays ended."""
+        return self.start(["-m", "trainer", *arguments, "--parent", str(os.getpid())], directory, **more)
 
     def directory(self, run: str) -> Path:
         return self.shared / "runs" / run

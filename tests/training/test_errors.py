@@ -27,14 +27,14 @@ class Servers:
         for job in ("ps", "worker"):
             for index in range(len(self.cluster[job])):
                 config = json.dumps({"cluster": self.cluster, "task": {"type": job, "index": index}})
-                runs.start(["-m", "trainer"], TF_CONFIG=config)
+                runs.task(TF_CONFIG=config)
 
     def coordinate(self, program: str, run: str, cluster: dict[str, list[str]] | None = None) -> Process:
         settings = {"program": program, "run": run, "steps": 10, "shared_dir": str(self._runs.shared)}
         path = self._runs.shared / f"{run}.json"
         path.write_text(json.dumps(settings))
         config = json.dumps({"cluster": cluster or self.cluster, "task": {"type": "chief", "index": 0}})
-        return self._runs.start(["-m", "trainer"], TF_CONFIG=config, TRAINER_SETTINGS=str(path))
+        return self._runs.task(TF_CONFIG=config, TRAINER_SETTINGS=str(path))
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ def test_heartbeat_tells_frozen_from_gone_and_knows_a_process_again(runs: Runs) 
     try:
         until(lambda: heartbeat.closed() == ["worker-0"], "a port that is closed")
         assert heartbeat.identities() == {}
-        process = runs.start(["-m", "trainer"], TF_CONFIG=config)
+        process = runs.task(TF_CONFIG=config)
         first = until(lambda: heartbeat.identities().get("worker-0"), "an answer")
         until(lambda: heartbeat.steady(2.0) == {"worker-0"}, "two seconds of answers")
         assert heartbeat.identities() == {"worker-0": first}
@@ -47,7 +47,7 @@ def test_heartbeat_tells_frozen_from_gone_and_knows_a_process_again(runs: Runs) 
         until(lambda: heartbeat.closed() == ["worker-0"], "a closed port")
         assert heartbeat.ended()["worker-0"][0] == first
         assert heartbeat.ended()["worker-0"][1] < SILENT_SECONDS
-        process = runs.start(["-m", "trainer"], TF_CONFIG=config)
+        process = runs.task(TF_CONFIG=config)
         second = until(lambda: heartbeat.identities().get("worker-0"), "another answer")
         assert second != first
         assert heartbeat.silent() == {}
@@ -94,7 +94,7 @@ def test_a_channel_that_says_nothing_more_is_replaced(runs: Runs, monkeypatch: p
     monkeypatch.setattr(grpc, "insecure_channel", open_channel)
     monkeypatch.setattr(module, "LOST_SECONDS", 1.0)
     monkeypatch.setattr(module, "RENEW_SECONDS", 6.0)
-    runs.start(["-m", "trainer"], TF_CONFIG=json.dumps(config))
+    runs.task(TF_CONFIG=json.dumps(config))
     heartbeat = Heartbeat({"worker-0": worker}, SILENT_SECONDS)
     heartbeat.start()
     try:

@@ -36,8 +36,7 @@ class Hosts:
         job, _, index = task.rpartition("-")
         disk = self.disk(task)
         disk.mkdir(exist_ok=True)
-        process = self._runs.start(
-            ["-m", "trainer"],
+        process = self._runs.task(
             directory=disk,
             TF_CONFIG=json.dumps({"cluster": self._jobs, "task": {"type": job, "index": int(index)}}),
             TRAINER_SETTINGS=str(self._settings),

@@ -16,12 +16,12 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def servers(runs: Runs, cluster: dict[str, list[str]]) -> list[Process]:
-    """Start the cluster's workers and ps as they start on hosts, with nothing but TF_CONFIG."""
+    """Start the cluster's workers and ps, with nothing but TF_CONFIG."""
     started = []
     for job in ("ps", "worker"):
         for index in range(len(cluster[job])):
             config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
-            started.append(runs.start(["-m", "trainer"], TF_CONFIG=config))
+            started.append(runs.task(TF_CONFIG=config))
     for process in started:
         process.search("serves at")
     return started

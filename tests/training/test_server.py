@@ -30,7 +30,7 @@ def test_server_is_ready_when_it_listens_and_pings_while_it_answers(runs: Runs, 
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(MINUTE)
         notify = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
-        server = runs.start(["-m", "trainer"], TF_CONFIG=config, **notify)
+        server = runs.task(TF_CONFIG=config, **notify)
         assert systemd.recv(1000).decode() == f"READY=1\nSTATUS=worker-0 serves at {address}"
         until(lambda: answers(address), "an answer")
         assert systemd.recv(1000) == b"WATCHDOG=1"
@@ -59,7 +59,7 @@ class Serving:
         self._config = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
 
     def start(self) -> Process:
-        return self._runs.start(["-m", "trainer"], TF_CONFIG=self._config, TRAINER_SETTINGS=str(self._settings))
+        return self._runs.task(TF_CONFIG=self._config, TRAINER_SETTINGS=str(self._settings))
 
     def own(self) -> str:
         return until(lambda: identity(self.address), "an answer of the ps")

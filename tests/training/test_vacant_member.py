@@ -29,7 +29,7 @@ def test_training_ends_without_the_member_that_no_machine_is(runs: Runs) -> None
     spec = cluster_spec(groups, hostvars)
     assert spec["cluster"]["worker"][1] == NOBODY
     started = {
-        task["name"]: runs.start(["-m", "trainer"], TF_CONFIG=task["tf_config"], TRAINER_SETTINGS=str(settings))
+        task["name"]: runs.task(TF_CONFIG=task["tf_config"], TRAINER_SETTINGS=str(settings))
         for host in ("store", "train-a", "train-c", "head")
         for task in host_tasks(spec, host)
     }

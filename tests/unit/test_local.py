@@ -212,7 +212,7 @@ def test_stop_lets_every_member_that_trains_save(tmp_path: Path, ended: list[sub
 
 def test_tasks_die_with_a_killed_supervisor(ended: list[subprocess.Popen[str]]) -> None:
     child = (
-        "import os, sys\nfrom trainer.tasks.local import die_with_parent\n"
+        "import os, sys\nfrom trainer.warm_start import die_with_parent\n"
         "die_with_parent(os.getppid())\nprint('ready')\n" + FOREVER
     )
     script = (

@@ -67,7 +67,9 @@ def test_what_the_path_alone_says_is_seen_twice(
     monkeypatch.setattr(server, "ending", look)
     monkeypatch.setattr(server, "LOOK_SECONDS", 0)
     monkeypatch.setattr("os._exit", leave)
-    notifier = SimpleNamespace(status=lambda text: None)
+    mounts: list[bool] = []
+    notifier = SimpleNamespace(status=lambda text: None, restart_unit=lambda: mounts.append(True))
     with pytest.raises(SystemExit) as left:
         follow(TASK, ADDRESS, notifier, lambda: config)  # type: ignore[arg-type]
     assert (left.value.code, len(said)) == (seen[-1][0], looks)
+    assert mounts == ([True] if seen[-1][1] == STALE else [])

@@ -1,4 +1,4 @@
-"""Tell systemd how this process is doing (sd_notify), when it listens."""
+"""Tell systemd how this process is doing (sd_notify): directly, or through the supervisor that forked it."""
 
 from __future__ import annotations
 
@@ -7,48 +7,77 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 
+READY, ALIVE = "READY=1", "WATCHDOG=1"
+# For the supervisor alone: what a fork can't mend, the unit's own start can, which mounts the shared path anew.
+RESTART_UNIT = "X_RESTART_UNIT=1"
+CHANNEL = "TRAINER_SUPERVISOR"  # the environment's name for the descriptor of a socket to the supervisor
+
 
 class Notifier:
-    """Sends states to systemd's notification socket; does nothing when there is none."""
+    """Sends states to systemd's notification socket or to the supervisor; does nothing when there is neither."""
 
-    def __init__(self, address: str | None = None, watchdog_seconds: float | None = None) -> None:
+    def __init__(
+        self, address: str | None = None, watchdog_seconds: float | None = None, channel: socket.socket | None = None
+    ) -> None:
+        """Take systemd's socket, or a `channel` to the supervisor, and how often systemd wants a sign of life."""
+        self.watchdog_seconds = watchdog_seconds
         self._address = address
-        self._watchdog_seconds = watchdog_seconds
+        self._channel = channel
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Notifier:
-        usec = environment.get("WATCHDOG_USEC", "")
-        return cls(environment.get("NOTIFY_SOCKET"), int(usec) / 1e6 if usec.isdigit() else None)
+        usec, descriptor = environment.get("WATCHDOG_USEC", ""), environment.get(CHANNEL)
+        channel = socket.socket(fileno=int(descriptor)) if descriptor else None
+        return cls(environment.get("NOTIFY_SOCKET"), int(usec) / 1e6 if usec.isdigit() else None, channel)
+
+    def through(self, channel: socket.socket) -> Notifier:
+        """Return the notifier of a child, whose states go to its supervisor."""
+        return Notifier(None, self.watchdog_seconds, channel)
 
     def ready(self, status: str) -> None:
         """Say that the process has started: systemd goes on with what waits for it."""
-        self._send("READY=1\n" + status_line(status))
+        self._send(f"{READY}\n{status_line(status)}")
 
     def status(self, status: str) -> None:
         """Set the line that `systemctl status` shows."""
         self._send(status_line(status))
 
+    def alive(self) -> None:
+        """Say once that this process lives."""
+        self._send(ALIVE)
+
+    def extend(self, seconds: float) -> None:
+        """Ask for more time: systemd gives a start up after so many seconds without another word."""
+        self._send(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
+
+    def restart_unit(self) -> None:
+        """Ask the supervisor to end with this process, so that systemd starts the unit from its beginning."""
+        if self._channel is not None:
+            self._send(RESTART_UNIT)
+
     def watch(self, alive: Callable[[], bool]) -> None:
-        """Ping the watchdog from a thread, three times in its interval, as long as `alive` says so."""
-        if self._address is None or self._watchdog_seconds is None:
+        """Say that this process lives from a thread, three times in the watchdog's interval, as long as it does."""
+        if (self._address is None and self._channel is None) or self.watchdog_seconds is None:
             return
         pause = threading.Event()
 
-        def ping() -> None:
-            while not pause.wait(self._watchdog_seconds / 3 if self._watchdog_seconds else None):
+        def beat() -> None:
+            while not pause.wait(self.watchdog_seconds / 3 if self.watchdog_seconds else None):
                 if alive():
-                    self._send("WATCHDOG=1")
+                    self.alive()
 
-        threading.Thread(target=ping, name="watchdog", daemon=True).start()
+        threading.Thread(target=beat, name="watchdog", daemon=True).start()
 
     def _send(self, state: str) -> None:
-        if not self._address:
-            return
-        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         # A lost message must never end a training; systemd's own timeouts notice.
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-            channel.settimeout(1.0)
-            channel.sendto(state.encode(), address)
+        with contextlib.suppress(OSError):
+            if self._channel is not None:
+                self._channel.send(state.encode())
+            elif self._address:
+                address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+                    channel.settimeout(1.0)
+                    channel.sendto(state.encode(), address)
 
 
 def status_line(status: str) -> str:

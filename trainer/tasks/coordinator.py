@@ -28,6 +28,7 @@ from trainer.failures import (
     USER_ERROR,
     EmptyPart,
     Infrastructure,
+    StalePath,
     Stopped,
     UserError,
     explain,
@@ -127,6 +128,8 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             trouble = not broken
             log.error("trouble with the cluster, trying again: %s", message)
             enter(progress, "waiting", message)
+            if isinstance(error, StalePath) or is_stale(error):
+                notifier.restart_unit()
             return TRY_AGAIN
         log.error("run %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
         enter(progress, "failed", message)

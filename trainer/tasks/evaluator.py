@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.cluster.deadlines import Phases
 from trainer.config import Config, ConfigError
-from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure
+from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
 from trainer.program import build_model, load_program, program_file
 from trainer.reporting.logs import without_chatter
 from trainer.reporting.notify import Notifier
@@ -78,6 +78,8 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
         file = program_file(program) if program is not None else None
         if is_infrastructure(error, file):
             log.error("trouble, trying again: %s", explain(error, file))
+            if is_stale(error):
+                notifier.restart_unit()
             return TRY_AGAIN
         message = str(error) if isinstance(error, UserError) else explain(error, file)
         log.error("evaluating %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -313,12 +312,3 @@ def final(code: int) -> bool:
 def say(task: str, line: str) -> None:
     with SAYING:  # print() writes a line and its end apart, and each task has a thread
         print(f"{task:<11} | {line}", flush=True)
-
-
-def die_with_parent(parent: int) -> None:
-    """End this process when the supervisor dies, however it dies (Linux)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(STOPPED)

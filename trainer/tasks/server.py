@@ -71,6 +71,8 @@ def follow(task: str, address: str, notifier: Notifier, selected: Callable[[], C
         if code is not None and (why == ASKED or seen == LOOKS):
             log.info("%s", why)
             notifier.status(why)
+            if why == STALE:
+                notifier.restart_unit()
             os._exit(code)
         time.sleep(LOOK_SECONDS)
 

@@ -1,0 +1,118 @@
+"""The supervisor with TensorFlow: what it forks serves at once, again and again, and as the task that it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from processes import DIGITS, MINUTE, Process, Runs, is_alive, run_check, until
+
+from trainer.cluster.probe import answers, identity
+from trainer.tasks.local import local_cluster
+
+pytestmark = pytest.mark.timeout(300)
+KILLS = 20
+
+
+def start_server(runs: Runs, cluster: dict[str, list[str]], **more: str) -> Process:
+    config = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
+    return runs.start(["-m", "trainer"], TF_CONFIG=config, **more)
+
+
+def test_a_server_that_is_killed_twenty_times_serves_again_each_time(runs: Runs) -> None:
+    cluster = local_cluster(1, 1)
+    [address] = cluster["ps"]
+    server = start_server(runs, cluster)
+    seen: list[str] = []
+
+    def answers_anew() -> bool:
+        who = identity(address, 1.0)
+        if who is None or who in seen:
+            return False
+        seen.append(who)
+        return True
+
+    until(answers_anew, "the first process's answer")
+    supervisor = server.pid
+    for number in range(KILLS):
+        child = server.children[0]
+        os.kill(child, signal.SIGKILL)
+        until(answers_anew, f"an answer after kill {number + 1}", MINUTE, lambda: server.output)
+        assert not is_alive(child)
+    assert server.pid == supervisor
+    assert "fresh process" not in server.output
+    # The journal's order: each process's lines lie between the supervisor's own.
+    said = [line.split(" ", 1)[1] for line in server.output.splitlines() if "ps-0" in line]
+    serves, ended = f"ps-0 serves at {address}", "ps-0 ended with 137 (SIGKILL): starting the next"
+    assert said == [serves, *[ended, serves] * KILLS]
+    last = server.children[0]
+    server.send(signal.SIGTERM)
+    assert server.wait(MINUTE) == -signal.SIGTERM
+    until(lambda: not is_alive(last), "the end of the child")
+
+
+def test_systemd_hears_of_a_server_and_a_frozen_one_is_replaced(runs: Runs, tmp_path: Path) -> None:
+    cluster = local_cluster(1, 1)
+    [address] = cluster["ps"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(MINUTE)
+
+        def hear(wanted: str) -> None:
+            end = time.monotonic() + MINUTE
+            while (said := systemd.recv(1000).decode()) != wanted:
+                assert time.monotonic() < end, said
+
+        server = start_server(runs, cluster, NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="30000000")
+        hear(f"READY=1\nSTATUS=ps-0 serves at {address}")
+        hear("WATCHDOG=1")
+        frozen = server.children[0]
+        os.kill(frozen, signal.SIGSTOP)
+        hear(f"STATUS=ps-0 serves at {address} (restart 1)")
+        assert not is_alive(frozen)
+        until(lambda: answers(address), "an answer")
+        assert "ps-0 is stopped by a signal: killing it" in server.output
+    server.end()
+
+
+def test_coordinator_and_evaluator_are_kept_as_well_and_all_end_with_the_run(runs: Runs) -> None:
+    cluster = local_cluster(1, 1)
+    settings = runs.shared / "supervised.json"
+    more = {"checkpoint_steps": 100, "evaluate_poll_seconds": 0.2}
+    settings.write_text(
+        json.dumps({"program": DIGITS, "run": "supervised", "shared_dir": str(runs.shared), "steps": 600} | more)
+    )
+    started = {}
+    for job in ("ps", "worker", "evaluator", "chief"):
+        members = {**cluster, "evaluator": ["127.0.0.1:1"]} if job == "evaluator" else cluster
+        config = json.dumps({"cluster": members, "task": {"type": job, "index": 0}})
+        started[job] = runs.start(["-m", "trainer"], TF_CONFIG=config, TRAINER_SETTINGS=str(settings))
+    started["chief"].search("ckpt-100 in")
+    for job in ("evaluator", "chief"):
+        until(lambda job=job: started[job].children, f"a process of {job}")  # type: ignore[misc]
+        os.kill(started[job].children[0], signal.SIGKILL)
+    codes = {job: process.wait() for job, process in started.items()}
+    assert codes == dict.fromkeys(started, 0), started["chief"].output
+    for job in ("evaluator", "chief"):
+        assert f"{job}-0 ended with 137 (SIGKILL): starting the next" in started[job].output
+    assert "fresh process" not in "".join(process.output for process in started.values())
+    status = runs.status("supervised")
+    assert (status["state"], status["step"]) == ("finished", 600)
+    assert status["evaluation"]["step"] == 600
+
+
+def test_what_is_forked_from_one_parent_shares_neither_numbers_nor_a_growing_memory() -> None:
+    found = run_check("supervisor_check.py", "forks", deadline=4 * MINUTE)
+    assert found["unsafe"] == ""
+    assert len(set(map(tuple, found["numbers"]))) == len(found["numbers"]) == 5
+    assert found["grown"] < 4  # MiB, over 100 forks
+
+
+@pytest.mark.parametrize("what", ["constant", "dataset", "channel", "thread"])
+def test_a_parent_that_has_used_tensorflow_is_no_parent_to_fork_from(what: str) -> None:
+    assert run_check("supervisor_check.py", what)["unsafe"]

@@ -1,0 +1,318 @@
+"""Keep one task alive: a small parent that has imported TensorFlow forks it, and the next one when that dies.
+
+To systemd it is the unit's main process: it passes on what its child says, and answers for the child's life. A child
+that ends with 0, 78 or 143 takes the parent with it; after any other end the next one is forked at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from trainer.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
+from trainer.reporting.notify import ALIVE, CHANNEL, READY, RESTART_UNIT, Notifier
+from trainer.warm_start import adopt_orphans, fork, warm_up, why_unsafe
+
+log = logging.getLogger(__name__)
+PASSED_ON = (FINISHED, USER_ERROR, STOPPED)
+PAUSE_SECONDS = 1.0  # before the next child, where one ended before it was ready
+LOOK_SECONDS = 0.5
+LOOKS_STOPPED = 8  # a child that SIGSTOP holds is killed after so many looks in a row
+LONGEST_START_SECONDS = 600.0
+# So much of processor time in a start asks systemd for so much more time; a start that hangs takes none.
+WORK_SECONDS, START_PATIENCE_SECONDS = 0.25, 120.0
+
+
+@dataclass
+class Child:
+    """A process that was forked, and what is known of it."""
+
+    pid: int
+    channel: socket.socket
+    began: float = field(default_factory=time.monotonic)
+    ready: bool = False
+    restart_unit: bool = False
+    sign: float = field(default_factory=time.monotonic)  # when it last gave a sign of life
+    worked: int = 0  # processor time that it has taken, in ticks
+    stopped: int = 0  # looks in a row at which it was stopped by a signal
+    code: int | None = None  # as subprocess gives it: below 0, the signal that ended it
+
+
+class Supervisor:
+    """The parent of one task's processes, one at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[Notifier], int],
+        fresh: list[str],
+        notifier: Notifier,
+        release: Path | None = None,
+    ) -> None:
+        """Take the task's name and what its child runs.
+
+        `fresh` is the command of a new process instead, where a fork would be unsafe; `release` the link to the code
+        that runs: once it points elsewhere, the next child is systemd's to start.
+        """
+        self._name = name
+        self._run = run
+        self._fresh = fresh
+        self._notifier = notifier
+        self._release = release
+        self._started_from = release.resolve() if release else None
+        self._child: Child | None = None
+        self._restarts = 0
+        self._was_ready = False
+        self._stopping = False
+        self._pinged = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = socket.socketpair()
+
+    def run(self) -> int:
+        """Keep the task alive until it is done or asked to stop; returns its exit code."""
+        with more_time(self._notifier):
+            warm_up()  # until it is done, a signal ends this process as it would any
+        adopt_orphans()
+        with self._signals():
+            while not self._stopping:
+                child = self._start()
+                if child is None:
+                    self._wait(PAUSE_SECONDS)
+                    continue
+                code = self._follow(child)
+                if self._stopping or code in PASSED_ON or child.restart_unit:
+                    return self._pass_on(code)
+                if self._release_changed():
+                    log.info("%s ended with %s, and there is another release: leaving it to systemd", self._name, code)
+                    return TRY_AGAIN
+                self._restarts += 1
+                log.info("%s ended with %s: starting the next", self._name, told(code))
+                if not child.ready:
+                    self._wait(PAUSE_SECONDS)
+            return STOPPED
+
+    def _start(self) -> Child | None:
+        """Fork the next child, or start it afresh where a fork would be unsafe; None when there is no room for it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        unsafe = why_unsafe()
+        try:
+            if unsafe:
+                log.warning("%s is started as a fresh process, since this one can't fork: %s", self._name, unsafe)
+                pid = self._spawn(theirs)
+            else:
+                pid = fork(lambda: self._become(ours, theirs))
+        except OSError as error:
+            log.error("cannot start %s: %s", self._name, error.strerror)
+            ours.close()
+            return None
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._selector.register(ours, selectors.EVENT_READ)
+        self._child = child = Child(pid, ours)
+        if self._stopping:  # it was asked for while there was no child to pass it on to
+            self._send(child, signal.SIGTERM)
+        return child
+
+    def _become(self, ours: socket.socket, theirs: socket.socket) -> int:
+        """Be the child."""
+        self._selector.close()
+        self._woken.close()
+        ours.close()
+        theirs.settimeout(1.0)
+        return self._run(self._notifier.through(theirs))
+
+    def _spawn(self, channel: socket.socket) -> int:
+        channel.set_inheritable(True)
+        environment = {**os.environ, CHANNEL: str(channel.fileno())}
+        command = [*self._fresh, "--parent", str(os.getpid())]
+        return os.posix_spawn(command[0], command, environment, setsid=True, setsigmask=())
+
+    def _follow(self, child: Child) -> int:
+        """Pass on what the child says until it has ended; kill it when it gives no sign of life."""
+        while child.code is None:
+            self._wait(LOOK_SECONDS if self._notifier.watchdog_seconds else None, once=True)
+            if child.code is None and self._notifier.watchdog_seconds:
+                self._look(child, self._notifier.watchdog_seconds)
+        self._hear(child)
+        self._ignore(child)
+        child.channel.close()
+        self._child = None
+        end_orphans()
+        return child.code
+
+    def _wait(self, seconds: float | None, once: bool = False) -> None:
+        """Handle what comes in for so long, until the first of it with `once`, or until a stop is asked for."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            for key, _ in self._selector.select(left):
+                if key.fileobj is self._woken:
+                    with contextlib.suppress(BlockingIOError):
+                        self._woken.recv(4096)
+                elif self._child is not None:
+                    self._hear(self._child)
+            self._reap()
+            if once or self._stopping or (deadline is not None and time.monotonic() >= deadline):
+                return
+            self._ping()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if self._child is not None and pid == self._child.pid:
+                    self._child.code = os.waitstatus_to_exitcode(status)
+
+    def _hear(self, child: Child) -> None:
+        """Read what the child said, and pass it on to systemd."""
+        while True:
+            try:
+                said = child.channel.recv(65536).decode(errors="replace")
+            except OSError:
+                return
+            if not said:  # it has closed its end: this one would be readable for ever
+                self._ignore(child)
+                return
+            child.sign = time.monotonic()
+            if said == ALIVE:
+                self._ping()
+            elif said == RESTART_UNIT:
+                child.restart_unit = True
+            else:
+                child.ready |= said.startswith(READY)
+                _, _, status = said.partition("STATUS=")
+                if self._restarts:
+                    status += f" (restart {self._restarts})"
+                if child.ready and not self._was_ready:
+                    self._was_ready = True
+                    self._notifier.ready(status)
+                else:
+                    self._notifier.status(status)
+
+    def _ignore(self, child: Child) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(child.channel)
+
+    def _look(self, child: Child, patience: float) -> None:
+        """Kill the child when it is stopped, or gives no sign of life; else tell systemd that all is well.
+
+        Until it is ready, its sign of life is that it takes processor time.
+        """
+        now = time.monotonic()
+        try:
+            state, worked = read_process(child.pid)
+        except FileNotFoundError:
+            return
+        child.stopped = child.stopped + 1 if state == "T" else 0
+        if not child.ready and worked > child.worked and now - child.began < LONGEST_START_SECONDS:
+            child.sign, child.worked = now, worked
+            if not self._was_ready:
+                self._notifier.extend(START_PATIENCE_SECONDS)
+        silent = now - child.sign
+        if child.stopped >= LOOKS_STOPPED:
+            why = "is stopped by a signal"
+        elif silent > patience and not self._stopping:
+            why = f"has given no sign of life for {silent:.0f} s{'' if child.ready else ', and is not ready'}"
+        else:
+            self._ping()
+            return
+        log.error("%s %s: killing it", self._name, why)
+        self._send(child, signal.SIGKILL)
+        child.stopped = 0
+
+    def _ping(self) -> None:
+        """Answer to systemd for the child, which `_look` judges; no more often than systemd asks for."""
+        if self._notifier.watchdog_seconds and time.monotonic() - self._pinged >= self._notifier.watchdog_seconds / 4:
+            self._pinged = time.monotonic()
+            self._notifier.alive()
+
+    def _release_changed(self) -> bool:
+        return self._release is not None and self._release.resolve() != self._started_from
+
+    def _send(self, child: Child, number: int) -> None:
+        # Its pid is its own until it is reaped.
+        if child.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, number)
+
+    def _pass_on(self, code: int) -> int:
+        """Return the child's exit code; what SIGTERM ended, ends this process likewise."""
+        if code == -signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return code if code >= 0 else 128 - code
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Pass SIGTERM on to the child, and wake the selector at each signal."""
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self._stopping = True
+            if self._child is not None:
+                self._send(self._child, signal.SIGTERM)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(-1)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def more_time(notifier: Notifier) -> Iterator[None]:
+    """Ask systemd for more time as long as this process takes processor time: what hangs takes none."""
+    if notifier.watchdog_seconds is None:
+        yield
+        return
+    until = time.monotonic() + LONGEST_START_SECONDS
+
+    def extend(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() < until:
+            notifier.extend(START_PATIENCE_SECONDS)
+
+    before = signal.signal(signal.SIGPROF, extend)
+    signal.setitimer(signal.ITIMER_PROF, WORK_SECONDS, WORK_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def read_process(pid: int) -> tuple[str, int]:
+    """Return a process's state as proc(5) names it, and the processor time that it has taken, in ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
+def end_orphans() -> None:
+    """Kill what the child has left behind, such as processes of the user's program."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := [int(pid) for pid in children.read_text(encoding="ascii").split()]:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def told(code: int) -> str:
+    """Return an exit code as a shell gives it, and which signal that was."""
+    return str(code) if code >= 0 else f"{128 - code} ({signal.Signals(-code).name})"
