@@ -14,6 +14,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+from trainer.transport_errors import transport_error
+
 FINISHED = 0
 TRY_AGAIN = 75  # EX_TEMPFAIL: the infrastructure's trouble
 USER_ERROR = 78  # EX_CONFIG: the same would happen again
@@ -27,16 +29,6 @@ LIBRARIES = tuple(
 )
 LINE_IN_MESSAGE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 NODE_IN_MESSAGE = re.compile(r"\{\{node ([^}]+)\}\}")
-
-# What TensorFlow says when a server was replaced by a new process while nobody talked to it.
-REPLACED_SERVER = re.compile(
-    r"unknown device|unable to find the relevant tensor remote_handle|unable to find a context_id"
-    r"|primary device is not remote|is neither a type of a primitive operation nor a name of a function registered"
-    r"|could not start grpc server"
-    r"|could mean that the (resource|variable) (was|has been)|resource \S+ does not exist|container \S+ does not exist",
-    re.IGNORECASE,
-)
-
 
 # What CUDA says of a device that is broken, or gone: nothing runs on it until the process that uses it has ended.
 DEVICE = re.compile(
@@ -85,15 +77,13 @@ def is_infrastructure(error: BaseException, program_file: Path | None = None) ->
         return False
     from tensorflow import errors
 
-    closed = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
-    if isinstance(error, closed):
-        return True
     if not isinstance(error, errors.OpError):
         return False
     # TensorFlow's file system says "<path>; <what the system says>", as an error of some kind or other.
     message = str(error)
     storage = any(f"; {os.strerror(number)}" in message for number in STORAGE)
-    return storage or REPLACED_SERVER.search(message) is not None or is_device(error)
+    classes = tuple(kind.__name__ for kind in type(error).__mro__)
+    return storage or transport_error(classes, message) is not None or is_device(error)
 
 
 def is_the_programs(error: BaseException) -> bool:

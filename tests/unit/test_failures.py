@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,3 +78,19 @@ def test_the_first_of_several_root_errors_is_told() -> None:
     roots = ["2 root error(s) found.", "  (0) INVALID_ARGUMENT:  the loss : Tensor had NaN values", "  (1) CANCELLED:"]
     text = "\n".join(roots)
     assert explain(ValueError(text)) == "ValueError: the loss : Tensor had NaN values"
+
+
+class OpError(Exception):
+    """As tf.errors has them."""
+
+
+class InternalError(OpError): ...
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"), [("Received RST_STREAM with error code 2", True), ("Blas GEMM launch failed", False)]
+)
+def test_errors_of_transport_are_infrastructure(monkeypatch: pytest.MonkeyPatch, message: str, expected: bool) -> None:
+    tensorflow = SimpleNamespace(errors=SimpleNamespace(OpError=OpError, InternalError=InternalError))
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)  # type: ignore[arg-type]
+    assert is_infrastructure(InternalError(message)) is expected
