@@ -6,11 +6,12 @@ export PSFLEET_INVENTORY
 export ANSIBLE_INVENTORY := $(PSFLEET_INVENTORY)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 LOCK ?= locks/cpu
+SOAK ?= --minutes 60
 CUDA_LOCK = $(if $(filter locks/cpu,$(LOCK)),locks/cuda,$(LOCK)-cuda)
 COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock"
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: help demo venv venv-tf packages lab site test lint unit training infra test-vms dozen drills cloud test-driver lock \
+.PHONY: help demo venv venv-tf packages lab site test lint unit training infra test-vms dozen drills soak cloud test-driver lock \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
 
 help:  ## list these targets
@@ -82,9 +83,13 @@ dozen: venv lab  ## the most telling dozen of the drills, on the lab's hosts (do
 	ansible-playbook site.yml
 	python -m pytest tests/drills -m dozen
 
-drills: venv lab  ## every drill (about an hour)
+drills: venv lab  ## every drill, and ten minutes of faults by chance (more than an hour)
 	ansible-playbook site.yml
 	python -m pytest tests/drills
+
+soak: venv lab  ## an hour of faults by chance (SOAK="--seed 4711 --minutes 60")
+	ansible-playbook site.yml
+	fab drill --random --slack=2 $(SOAK)
 
 cloud: venv  ## the clouds' inventory plugins against stand-ins (adds locks/cloud.txt to .venv)
 	uv pip install --quiet --python .venv/bin/python --require-hashes -r locks/cloud.txt

@@ -134,11 +134,14 @@ def gpu_check(context: Context, json: bool = False, inventory: str | None = None
 @task(
     auto_shortflags=False,
     # Fabric knows no argument without a flag that may be left out.
-    positional=[] if {"--all", "--list"} & set(sys.argv) else ["names"],
+    positional=[] if {"--all", "--list", "--random"} & set(sys.argv) else ["names"],
     help={
         "names": "which drill, or several with commas between them; --names may be left out",
         "all": "every drill that the inventory permits",
         "list": "say what each drill does, and its bounds",
+        "random": "faults by chance, one or two at a time, and a verdict on the whole",
+        "seed": "with --random: the number that decides on the faults (default: one that is drawn, and printed)",
+        "minutes": "with --random: for how long (default: 10)",
         "slack": "multiply the bounds by this, on machines that have other work besides (default: 1)",
         "inventory": _INVENTORY,
     },
@@ -148,6 +151,9 @@ def drill(
     names: str | None = None,
     all: bool = False,
     list: bool = False,
+    random: bool = False,
+    seed: int = 0,
+    minutes: float = 10.0,
     slack: float = 1.0,
     inventory: str | None = None,
 ) -> None:
@@ -155,5 +161,10 @@ def drill(
     if list:
         rehearsal.list_drills(verbs.Desk())
         return
+    if random and (names or all):
+        raise Exit("--random chooses the drills itself: leave out --all and the names", 2)
     with _cluster(context, inventory, check=True) as cluster, _leaving("left; the cluster was given back"):
+        if random:
+            rehearsal.soak(cluster, verbs.Desk(), seed or None, minutes, slack)
+            return
         rehearsal.drill(cluster, verbs.Desk(), [name for name in (names or "").split(",") if name], all, slack)

@@ -72,6 +72,12 @@ class Large(Drill):
     rows, optimizer = 4_000_000, "sgd"
 
 
+class Soak(Drill):
+    """As large as lets a save be hit, and small enough for a restore to be short."""
+
+    rows, optimizer = 1_000_000, "sgd"
+
+
 class NotANumber(Drill):
     """A loss that is no number, which `check_numerics` finds."""
 

@@ -7,7 +7,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet.drills import faults
-from fleet.drills.faults import Cut, Damage, Down, Freeze, Kill, KillWhileSaving, PowerOff, Reboot, every, one
+from fleet.drills.faults import (
+    NOTHING,
+    Cut,
+    Damage,
+    Down,
+    Fault,
+    Freeze,
+    Full,
+    Kill,
+    KillWhileSaving,
+    PowerOff,
+    ReadOnly,
+    Reboot,
+    Slow,
+    every,
+    one,
+)
 from fleet.drills.scenes import (
     Scene,
     all_checkpoints_bad,
@@ -25,6 +41,8 @@ from fleet.drills.stage import LONG_STEP, Stage
 from fleet.drills.watch import Watch
 from fleet.inventory import Task
 
+RECOVERS = recovers()
+
 
 @dataclass(frozen=True)
 class Drill:
@@ -32,9 +50,10 @@ class Drill:
 
     name: str
     text: str
-    scene: Scene
+    fault: Fault
     detected: float | None  # somebody notices within this time; None where nobody has to
     paused: float  # no longer without a new step; or, where the run ends, until it does
+    scene: Scene = RECOVERS
     restarts: bool = True  # whether what is hit must be started anew
     may_too: Sequence[str] = ()  # jobs whose tasks may be started anew beside it
     program: str = "trainer.drill:Drill"
@@ -65,27 +84,29 @@ COORDINATOR = Kill(one("chief"))
 SOON = {"ps_wait_seconds": 10.0, "worker_wait_seconds": 10.0}
 
 _DRILLS = (
-    Drill("worker", "a worker is killed: nothing stops, and it is used again", recovers(Kill(one("worker"))), 5, 10),
+    Drill("worker", "a worker is killed: nothing stops, and it is used again", Kill(one("worker")), 5, 10),
     Drill(
         "workers-60s",
         "all workers are down for a minute: training goes on when they are back",
-        recovers(Down(every("worker")), goes_on=False),
+        Down(every("worker")),
         10,
         45,
+        recovers(goes_on=False),
     ),
-    Drill("ps", "a ps is killed in mid-step: only it is started anew", recovers(Kill(one("ps"))), 5, 45),
+    Drill("ps", "a ps is killed in mid-step: only it is started anew", Kill(one("ps")), 5, 45),
     Drill(
         "ps-fit",
         "the same under api: fit, and every restored tensor is the checkpoint's",
-        recovers(Kill(one("ps")), tensors=True),
+        Kill(one("ps")),
         5,
         45,
+        recovers(tensors=True),
         settings={"api": "fit"},
     ),
     Drill(
         "ps-idle",
         f"a ps is killed while nobody asks it anything, a step of {LONG_STEP:.0f} s being under way",
-        recovers(Kill(one("ps"))),
+        Kill(one("ps")),
         LONG_STEP + 15,
         LONG_STEP + 60,
         may_too=("chief",),
@@ -94,7 +115,7 @@ _DRILLS = (
     Drill(
         "ps-saving",
         "a ps is killed while it writes its part of a checkpoint",
-        recovers(KillWhileSaving(one("ps"))),
+        KillWhileSaving(one("ps")),
         5,
         60,
         may_too=("chief",),
@@ -103,26 +124,27 @@ _DRILLS = (
     Drill(
         "ps-and-worker",
         "a ps and a worker are killed together",
-        recovers(Kill(one("ps", "worker"))),
+        Kill(one("ps", "worker")),
         5,
         60,
         may_too=ANEW,
     ),
-    Drill("all-ps", "all ps are killed", recovers(Kill(every("ps"))), 5, 60, may_too=("chief",)),
-    Drill("coordinator", "the coordinator is killed", recovers(COORDINATOR), 15, 60, may_too=ANEW),
+    Drill("all-ps", "all ps are killed", Kill(every("ps")), 5, 60, may_too=("chief",)),
+    Drill("coordinator", "the coordinator is killed", COORDINATOR, 15, 60, may_too=ANEW),
     Drill(
         "coordinator-5",
         "the coordinator is killed five times: the memory of the ps does not grow",
-        five_times(COORDINATOR),
+        COORDINATOR,
         15,
         75,
+        five_times(recovers()),
         may_too=ANEW,
         program="trainer.drill:Large",
     ),
     Drill(
         "coordinator-saving",
         "the coordinator is killed in mid-save",
-        recovers(KillWhileSaving(one("chief"))),
+        KillWhileSaving(one("chief")),
         15,
         75,
         may_too=ANEW,
@@ -131,25 +153,55 @@ _DRILLS = (
     Drill(
         "coordinator-term",
         "the coordinator is sent a stray SIGTERM: it saves, ends, and is started anew",
-        recovers(Kill(one("chief"), signal="TERM")),
+        Kill(one("chief"), signal="TERM"),
         15,
         60,
         may_too=ANEW,
     ),
-    Drill("worker-frozen", "a worker is stopped (SIGSTOP)", recovers(Freeze(one("worker"))), 30, 45, may_too=ANEW),
-    Drill("ps-frozen", "a ps is stopped (SIGSTOP)", recovers(Freeze(one("ps"))), 30, 60, may_too=ANEW),
+    Drill("worker-term", "a worker is sent a stray SIGTERM: likewise", Kill(one("worker"), signal="TERM"), 5, 10),
+    Drill("ps-term", "a ps is sent a stray SIGTERM", Kill(one("ps"), signal="TERM"), 5, 45),
+    Drill("worker-frozen", "a worker is stopped (SIGSTOP)", Freeze(one("worker")), 30, 45, may_too=ANEW),
+    Drill("ps-frozen", "a ps is stopped (SIGSTOP)", Freeze(one("ps")), 30, 60, may_too=ANEW),
     Drill(
         "coordinator-frozen",
         "the coordinator is stopped (SIGSTOP): systemd's watchdog ends it",
-        recovers(Freeze(one("chief"))),
+        Freeze(one("chief")),
         35,  # the watchdog's time is 30
         75,
         may_too=ANEW,
     ),
     Drill(
+        "worker-slow",
+        "a worker gets a fiftieth of a processor for a minute: the others go on",
+        Slow(one("worker")),
+        None,
+        45,
+        restarts=False,
+        may_too=ANEW,
+    ),
+    Drill(
+        "ps-slow",
+        "a ps gets a fiftieth of a processor for a minute: it is slow, or done without",
+        Slow(one("ps")),
+        None,
+        90,
+        restarts=False,
+        may_too=ANEW,
+    ),
+    Drill(
+        "coordinator-slow",
+        "the coordinator gets a fiftieth of a processor for a minute",
+        Slow(one("chief")),
+        None,
+        90,
+        recovers(goes_on=False),
+        restarts=False,
+        may_too=ANEW,
+    ),
+    Drill(
         "worker-cut",
         "a worker's host drops every packet for two minutes: training goes on without it and takes it back",
-        recovers(Cut("worker")),
+        Cut(one("worker")),
         30,
         60,
         restarts=False,
@@ -161,9 +213,10 @@ _DRILLS = (
     Drill(
         "ps-cut",
         "the same with a ps: its variables are laid out anew on the other, every tensor the checkpoint's",
-        recovers(Cut("ps"), tensors=True),
+        Cut(one("ps")),
         30,
         90,
+        recovers(tensors=True),
         restarts=False,
         may_too=ANEW,
         settings={**SOON, "api": "fit"},
@@ -173,7 +226,7 @@ _DRILLS = (
     Drill(
         "worker-off",
         "a worker's host loses its power, and gets it back",
-        recovers(PowerOff("worker")),
+        PowerOff(one("worker")),
         30,
         60,
         may_too=ANEW,
@@ -184,7 +237,7 @@ _DRILLS = (
     Drill(
         "ps-off",
         "a ps's host loses its power, and gets it back",
-        recovers(PowerOff("ps", lasts=100.0)),
+        PowerOff(one("ps"), lasts=100.0),
         30,
         90,
         may_too=ANEW,
@@ -192,27 +245,29 @@ _DRILLS = (
         destructive=True,
         needs=("ps 2", "power"),
     ),
-    Drill("reboot", "every host reboots at once", recovers(Reboot()), None, 240, destructive=True),
+    Drill("reboot", "every host reboots at once", Reboot(), None, 240, destructive=True),
     Drill(
         "data-truncated",
         "the newest checkpoint's data is cut in half: it is set aside, and the one before it used",
-        recovers(Damage(faults.TRUNCATE_DATA), restored=before_the_newest),
+        Damage(faults.TRUNCATE_DATA),
         15,
         60,
+        recovers(restored=before_the_newest),
         may_too=ANEW,
     ),
     Drill(
         "index-truncated",
         "the newest checkpoint's index is cut in half: likewise",
-        recovers(Damage(faults.TRUNCATE_INDEX), restored=before_the_newest),
+        Damage(faults.TRUNCATE_INDEX),
         15,
         60,
+        recovers(restored=before_the_newest),
         may_too=ANEW,
     ),
     Drill(
         "state-file-deleted",
         "TensorFlow's file `checkpoint` is deleted: nobody misses it",
-        recovers(Damage(faults.REMOVE_STATE_FILE)),
+        Damage(faults.REMOVE_STATE_FILE),
         15,
         60,
         may_too=ANEW,
@@ -220,90 +275,101 @@ _DRILLS = (
     Drill(
         "all-checkpoints-bad",
         "no checkpoint can be read: one clear, permanent error",
-        all_checkpoints_bad(Damage(faults.TRUNCATE_ALL)),
+        Damage(faults.TRUNCATE_ALL),
         120,
         120,
+        all_checkpoints_bad,
     ),
     Drill(
         "path-full",
         "the shared path is full for half a minute: training goes on, complains, and saves again",
-        saves_again(recovers(faults.Full())),
+        Full(),
         None,  # the log complains: events.jsonl is where nothing can be written
         15,
+        saves_again(recovers()),
         may_too=("evaluator",),
         destructive=True,
     ),
     Drill(
         "path-read-only",
         "the run's directory is read-only for half a minute: likewise",
-        saves_again(recovers(faults.ReadOnly())),
+        ReadOnly(),
         None,  # the log complains: events.jsonl is where nothing can be written
         15,
+        saves_again(recovers()),
         may_too=("evaluator",),
         destructive=True,
     ),
     Drill(
         "worker-never-starts",
         "a worker is not there: it is named with host and port, and waited for",
-        never_starts("worker"),
+        NOTHING,
         30,
         90,
+        never_starts("worker"),
         settings={"elastic": False},
     ),
-    Drill("ps-never-starts", "likewise a ps", never_starts("ps"), 30, 90, settings={"elastic": False}),
+    Drill("ps-never-starts", "likewise a ps", NOTHING, 30, 90, never_starts("ps"), settings={"elastic": False}),
     Drill(
         "wrong-port",
         "the coordinator has a wrong port of a worker: it names the address that doesn't answer",
-        wrong_port("worker"),
+        NOTHING,
         30,
         90,
+        wrong_port("worker"),
         settings={"elastic": False},
     ),
     Drill(
         "evaluator",
         "the evaluator is killed: training does not notice, and it evaluates again",
-        undisturbed(recovers(Kill(one("evaluator")))),
+        Kill(one("evaluator")),
         None,
         10,
+        undisturbed(recovers()),
         needs=("evaluator",),
     ),
     Drill(
         "evaluator-absent",
         "the evaluator is down for half a minute: likewise",
-        undisturbed(recovers(Down(one("evaluator"), lasts=30.0))),
+        Down(one("evaluator"), lasts=30.0),
         None,
         10,
+        undisturbed(recovers()),
         needs=("evaluator",),
     ),
     Drill(
         "nan",
         "check_numerics finds a loss that is no number: the user's error",
+        NOTHING,
+        90,
+        90,
         fails("the drill's loss"),
-        90,
-        90,
         program="trainer.drill:NotANumber",
     ),
     Drill(
         "exception",
         "the program raises an exception: likewise",
+        NOTHING,
+        90,
+        90,
         fails("the drill's own error"),
-        90,
-        90,
         program="trainer.drill:Broken",
     ),
     Drill(
         "second-coordinator",
         "a second coordinator is started on another host: it is refused",
-        second_coordinator,
+        NOTHING,
         60,
         10,
+        second_coordinator,
     ),
     Drill(
         "finished",
         "the digits are learnt to the end, with a worker and a ps killed on the way: accuracy, and every task ends",
-        finishes([Kill(one("worker")), Kill(one("ps"))], "accuracy", 0.95),
+        Kill(one("worker", "ps")),
         None,
         240,
+        finishes("accuracy", 0.95),
         program="trainer.examples.digits:Digits",
         settings={"steps": 4000, "steps_per_execution": "auto", "checkpoint_seconds": 3.0},
     ),
@@ -324,6 +390,30 @@ def _with_a_long_step(drill: Drill) -> Drill:
 
 
 CATALOGUE: tuple[Drill, ...] = (*_DRILLS, *(_with_a_long_step(drill) for drill in _DRILLS if drill.name in _SILENT))
+
+# Those whose faults come by chance in `fab drill --random`, at any task of the job that they hit.
+BY_CHANCE = (
+    "worker",
+    "worker-term",
+    "worker-frozen",
+    "worker-slow",
+    "worker-cut",
+    "worker-off",
+    "ps",
+    "ps-term",
+    "ps-frozen",
+    "ps-slow",
+    "ps-cut",
+    "ps-off",
+    "coordinator",
+    "coordinator-term",
+    "coordinator-frozen",
+    "coordinator-slow",
+    "evaluator",
+    "data-truncated",
+    "index-truncated",
+    "path-full",
+)
 
 # The most telling ones: `make dozen`.
 DOZEN = (

@@ -1,10 +1,10 @@
 """The faults: each is done to live hosts over SSH, proves that it happened, and can be taken back.
 
 `strike` returns what was proven and raises DrillFailed when it can't be; `heal` may be called twice, and where nothing
-was struck. `lasts` is how long the fault stays (seconds; 0: it is over at once), `hits` whose processes it ends,
-freezes or cuts off. `strikes_late`: it happens at the end of `strike` rather than at its beginning; `takes_ssh`: the
-hosts can't be asked while it lasts; `takes_away`: the training goes on without the members that it hits, and takes
-them in again afterwards.
+was struck. `lasts` is how long the fault stays (seconds; 0: it is over at once), `aims` at whom it is done, `hits`
+whose processes it ends, freezes or cuts off. `strikes_late`: it happens at the end of `strike` rather than at its
+beginning; `takes_ssh`: the hosts can't be asked while it lasts; `takes_away`: the training goes on without the members
+that it hits, and takes them in again afterwards.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from fleet.cluster import AS_TRAINER
-from fleet.drills.stage import DrillFailed, Stage
+from fleet.drills.stage import DrillFailed, Process, Stage
 from fleet.errors import HostsUnreachable
 from fleet.inventory import Host, Task
 
@@ -27,6 +27,9 @@ POWER_SECONDS = 120.0
 TABLE = "psfleet_drill"
 
 Choice = Callable[[Stage], list[Task]]
+# A unit's main process may be a supervisor, and its child the task; where there is no child, it is the task itself.
+Part = Literal["task", "unit"]
+Victims = Mapping[str, list[tuple[Task, Process]]]
 
 
 class Fault:
@@ -35,14 +38,49 @@ class Fault:
     takes_ssh: ClassVar[bool] = False
     takes_away: ClassVar[bool] = False
 
-    def hits(self, stage: Stage) -> list[Task]:
+    def aims(self, stage: Stage) -> list[Task]:
         return []
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return self.aims(stage)
+
+    def at(self, task: Task | None, lasts: float) -> Fault:
+        """The same fault, aimed at another task where it is a task's, and so long where it lasts."""
+        return self
 
     def strike(self, stage: Stage) -> str:
         raise NotImplementedError
 
     def heal(self, stage: Stage) -> None:
         pass
+
+
+NOTHING = Fault()  # of drills whose scene brings its own trouble
+
+
+@dataclass(frozen=True)
+class Aimed(Fault):
+    """A fault of chosen tasks."""
+
+    choice: Choice
+
+    def aims(self, stage: Stage) -> list[Task]:
+        return self.choice(stage)
+
+    def at(self, task: Task | None, lasts: float) -> Fault:
+        assert task
+        return replace(self, choice=lambda stage: [task], **({"lasts": lasts} if self.lasts else {}))
+
+
+@dataclass(frozen=True)
+class AimedAtHost(Aimed):
+    """A fault of the chosen task's host, and so of every task there."""
+
+    def host(self, stage: Stage) -> str:
+        return self.choice(stage)[0].host
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return stage.inventory.tasks_on(self.host(stage))
 
 
 def one(*jobs: str) -> Choice:
@@ -53,16 +91,29 @@ def every(*jobs: str) -> Choice:
     return lambda stage: stage.tasks(*jobs)
 
 
-def by_host(stage: Stage, tasks: list[Task]) -> Mapping[str, list[tuple[Task, int]]]:
+def by_host(stage: Stage, tasks: list[Task]) -> Victims:
     """Each host's tasks with their processes; raises DrillFailed when one has none."""
     processes = stage.processes([task.host for task in tasks])
-    found: dict[str, list[tuple[Task, int]]] = {}
+    found: dict[str, list[tuple[Task, Process]]] = {}
     for task in tasks:
-        pid = processes[task.name].pid if task.name in processes else 0
-        if not pid:
+        process = processes.get(task.name)
+        if process is None or not process.pid:
             raise DrillFailed(f"{task.name} on {task.host} has no process before the fault")
-        found.setdefault(task.host, []).append((task, pid))
+        found.setdefault(task.host, []).append((task, process))
     return found
+
+
+def pids(process: Process, part: Part) -> list[int]:
+    return process.pids if part == "unit" else [process.pid]
+
+
+def describe(victims: Victims, part: Part, become: str) -> str:
+    """Say what has become of each process."""
+    return ", ".join(
+        f"{task.name}'s process {' and '.join(map(str, pids(process, part)))} is {become}"
+        for mine in victims.values()
+        for task, process in mine
+    )
 
 
 def run_everywhere(stage: Stage, scripts: Mapping[str, str], timeout: float = 60.0) -> dict[str, str]:
@@ -74,25 +125,26 @@ def run_everywhere(stage: Stage, scripts: Mapping[str, str], timeout: float = 60
     return {host: answer.stdout for host, answer in answers.items()}
 
 
-def for_each(victims: Mapping[str, list[tuple[Task, int]]], line: Callable[[Task, int], str]) -> dict[str, str]:
+def for_each(victims: Victims, line: Callable[[Task, Process], str]) -> dict[str, str]:
     """Return each host's script: a line for each of its tasks."""
-    return {host: "\n".join(line(task, pid) for task, pid in mine) for host, mine in victims.items()}
+    return {host: "\n".join(line(task, process) for task, process in mine) for host, mine in victims.items()}
 
 
 @dataclass(frozen=True)
-class Kill(Fault):
-    """SIGKILL, after which systemd starts the tasks again."""
+class Kill(Aimed):
+    """SIGKILL, after which the tasks are started again."""
 
-    choice: Choice
     signal: str = "KILL"
-
-    def hits(self, stage: Stage) -> list[Task]:
-        return self.choice(stage)
+    part: Part = "task"
 
     def strike(self, stage: Stage) -> str:
         victims = by_host(stage, self.hits(stage))
-        run_everywhere(stage, {host: self._script([pid for _, pid in mine]) for host, mine in victims.items()})
-        return ", ".join(f"{task.name}'s process {pid} is gone" for mine in victims.values() for task, pid in mine)
+        scripts = {
+            host: self._script([pid for _, process in mine for pid in pids(process, self.part)])
+            for host, mine in victims.items()
+        }
+        run_everywhere(stage, scripts)
+        return describe(victims, self.part, "gone")
 
     def _script(self, pids: list[int]) -> str:
         # 30 s: asked to end (TERM), the coordinator saves first.
@@ -103,6 +155,14 @@ class Kill(Fault):
         )
 
 
+def await_save(stage: Stage) -> str:
+    """The command that waits until files of a checkpoint are being written."""
+    look = "import os, sys, time\nend = time.time() + 60\n"
+    look += "while not any('temp' in name for name in os.listdir(sys.argv[1])):\n"
+    look += " time.sleep(0.002)\n assert time.time() < end, 'no save in 60 s'\n"
+    return f"python3 -c {shlex.quote(look)} {shlex.quote(stage.checkpoint_dir)}"
+
+
 @dataclass(frozen=True)
 class KillWhileSaving(Kill):
     """SIGKILL at the moment when files of a checkpoint are being written."""
@@ -111,14 +171,10 @@ class KillWhileSaving(Kill):
 
     def strike(self, stage: Stage) -> str:
         ((host, mine),) = by_host(stage, self.hits(stage)).items()
-        pids = " ".join(str(pid) for _, pid in mine)
-        directory = shlex.quote(stage.checkpoint_dir)
-        look = "import os, sys, time\nend = time.time() + 60\n"
-        look += "while not any('temp' in name for name in os.listdir(sys.argv[1])):\n"
-        look += " time.sleep(0.002)\n assert time.time() < end, 'no save in 60 s'\n"
+        killed = " ".join(str(process.pid) for _, process in mine)
         script = (
-            f"root sh -c {shlex.quote(f'python3 -c {shlex.quote(look)} {directory} && kill -9 {pids}')} || exit 1\n"
-            f"sleep 0.2; ls {directory}"
+            f"root sh -c {shlex.quote(f'{await_save(stage)} && kill -9 {killed}')} || exit 1\n"
+            f"sleep 0.2; ls {shlex.quote(stage.checkpoint_dir)}"
         )
         left = run_everywhere(stage, {host: script}, 90.0)[host].split()
         half = [name for name in left if "temp" in name]
@@ -127,46 +183,92 @@ class KillWhileSaving(Kill):
         return f"{', '.join(task.name for task, _ in mine)} killed, {half[0]} left behind"
 
 
+AWAIT_STOPPED = (
+    "n=0; until grep -q '^State:.T' /proc/{0}/status; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done"
+)
+
+
 @dataclass(frozen=True)
-class Freeze(Fault):
+class Freeze(Aimed):
     """SIGSTOP: the process is there, its sockets are open, and it does nothing."""
 
-    choice: Choice
-
-    def hits(self, stage: Stage) -> list[Task]:
-        return self.choice(stage)
+    part: Part = "task"
 
     def strike(self, stage: Stage) -> str:
         victims = by_host(stage, self.hits(stage))
-        stop = (
-            "root kill -STOP {0} || exit 1; n=0; until grep -q '^State:.T' /proc/{0}/status; "
-            "do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done"
+        stop = "root kill -STOP {0} || exit 1; " + AWAIT_STOPPED
+        scripts = for_each(
+            victims, lambda task, process: "\n".join(stop.format(pid) for pid in pids(process, self.part))
         )
-        run_everywhere(stage, for_each(victims, lambda task, pid: stop.format(pid)))
-        return ", ".join(f"{task.name}'s process {pid} is stopped" for mine in victims.values() for task, pid in mine)
+        run_everywhere(stage, scripts)
+        return describe(victims, self.part, "stopped")
 
     def heal(self, stage: Stage) -> None:
-        """Let what is still stopped go on; systemd has usually put an end to it."""
-        for task in self.hits(stage):
-            thaw = f"pid=$(systemctl show --property=MainPID --value {task.unit}); "
-            thaw += "! grep -qs '^State:.T' /proc/$pid/status || root kill -CONT $pid"
-            stage.on(task.host, thaw)
+        """Let what is still stopped go on; its supervisor or systemd has usually put an end to it."""
+        for process, task in [(stage.processes([task.host])[task.name], task) for task in self.hits(stage)]:
+            thaw = "! grep -qs '^State:.T' /proc/{0}/status || root kill -CONT {0}"
+            stage.on(task.host, "\n".join(thaw.format(pid) for pid in process.pids))
 
 
 @dataclass(frozen=True)
-class Down(Fault):
-    """SIGKILL, and kept down."""
+class Slow(Aimed):
+    """A task's processes get a fiftieth of a processor: 2 of every 100 ms, as the kernel's CPUQuota would do it.
 
-    choice: Choice
+    By signals, since a container may have no part in the kernel's own means.
+    """
+
     lasts: float = 60.0
 
-    def hits(self, stage: Stage) -> list[Task]:
-        return self.choice(stage)
+    def strike(self, stage: Stage) -> str:
+        def slow(task: Task, process: Process) -> str:
+            unit = f"{TABLE}-{task.name}"
+            return f"""
+root systemctl stop {unit} 2>/dev/null
+root systemd-run --quiet --collect --unit={unit} --property=RuntimeMaxSec={HEALS_ITSELF_SECONDS} \\
+  python3 -c {shlex.quote(THROTTLE)} {task.unit} || exit 1
+{AWAIT_STOPPED.format(process.pid)}
+"""
+
+        victims = by_host(stage, self.hits(stage))
+        run_everywhere(stage, for_each(victims, slow))
+        return f"{', '.join(task.name for mine in victims.values() for task, _ in mine)} gets 2 % of a processor"
+
+    def heal(self, stage: Stage) -> None:
+        for task in self.hits(stage):
+            stage.on(task.host, f"root systemctl stop {TABLE}-{task.name} 2>/dev/null; true")
+
+
+# Every process of the unit, also one that is started meanwhile; ended, it leaves none stopped.
+THROTTLE = """
+import os, signal, subprocess, sys, time
+group = subprocess.run(["systemctl", "show", "--property=ControlGroup", "--value", sys.argv[1]],
+                       check=True, capture_output=True, text=True).stdout.strip()
+places = [f"/sys/fs/cgroup{root}{group}/cgroup.procs" for root in ("", "/unified", "/systemd")]
+(place, *_) = filter(os.path.exists, places)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+def tell(number):
+    try:
+        for pid in map(int, open(place).read().split()): os.kill(pid, number)
+    except (FileNotFoundError, ProcessLookupError): pass
+try:
+    while True:
+        tell(signal.SIGSTOP); time.sleep(0.098)
+        tell(signal.SIGCONT); time.sleep(0.002)
+finally:
+    tell(signal.SIGCONT)
+"""
+
+
+@dataclass(frozen=True)
+class Down(Aimed):
+    """SIGKILL, and kept down."""
+
+    lasts: float = 60.0
 
     def strike(self, stage: Stage) -> str:
         victims = by_host(stage, self.hits(stage))
         kill = "root kill -KILL {0}; root systemctl stop {1}; ! [ -e /proc/{0}/exe ] || exit 1"
-        run_everywhere(stage, for_each(victims, lambda task, pid: kill.format(pid, task.unit)))
+        run_everywhere(stage, for_each(victims, lambda task, process: kill.format(process.pid, task.unit)))
         return f"{', '.join(task.name for mine in victims.values() for task, _ in mine)} down"
 
     def heal(self, stage: Stage) -> None:
@@ -174,18 +276,14 @@ class Down(Fault):
 
 
 @dataclass(frozen=True)
-class Cut(Fault):
+class Cut(AimedAtHost):
     """A host drops every packet but those of the control machine's SSH."""
 
-    job: str
     lasts: float = 120.0
     takes_away: ClassVar[bool] = True
 
-    def hits(self, stage: Stage) -> list[Task]:
-        return stage.inventory.tasks_on(stage.victim(self.job).host)
-
     def strike(self, stage: Stage) -> str:
-        host = stage.victim(self.job).host
+        host = self.host(stage)
         script = f"""
 set -- $SSH_CONNECTION
 case $1 in *:*) family=ip6;; *) family=ip;; esac
@@ -220,7 +318,7 @@ END
         return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
 
     def heal(self, stage: Stage) -> None:
-        host = stage.victim(self.job).host
+        host = self.host(stage)
         stage.on(
             host,
             f"root nft delete table inet {TABLE} 2>/dev/null; root systemctl stop {TABLE}.timer 2>/dev/null; "
@@ -229,25 +327,21 @@ END
 
 
 @dataclass(frozen=True)
-class PowerOff(Fault):
+class PowerOff(AimedAtHost):
     """A host loses its power, by the site's own command, and gets it back."""
 
-    job: str
     lasts: float = 60.0
     takes_ssh: ClassVar[bool] = True
     takes_away: ClassVar[bool] = True
 
-    def hits(self, stage: Stage) -> list[Task]:
-        return stage.inventory.tasks_on(stage.victim(self.job).host)
-
     def strike(self, stage: Stage) -> str:
-        host = stage.victim(self.job).host
+        host = self.host(stage)
         power(stage, "off", stage.inventory.hosts[host])
         stage.wait(lambda: is_unreachable(stage, host), POWER_SECONDS, f"{host} is unreachable")
         return f"{host} is unreachable"
 
     def heal(self, stage: Stage) -> None:
-        host = stage.victim(self.job).host
+        host = self.host(stage)
         if is_unreachable(stage, host):
             power(stage, "on", stage.inventory.hosts[host])
             stage.wait(lambda: not is_unreachable(stage, host), POWER_SECONDS, f"{host} is back")
@@ -302,19 +396,20 @@ class Damage(Fault):
 
     script: str
 
-    def hits(self, stage: Stage) -> list[Task]:
+    def aims(self, stage: Stage) -> list[Task]:
         return [stage.chief]
 
     def strike(self, stage: Stage) -> str:
-        ((host, ((_, pid),)),) = by_host(stage, self.hits(stage)).items()
+        ((host, ((_, process),)),) = by_host(stage, self.hits(stage)).items()
+        pids = " ".join(map(str, process.pids))
         script = f"""
 cd {shlex.quote(stage.checkpoint_dir)} || exit 1
 endings=index; ls | grep -q 'manifest.json$' && endings=manifest.json
 newest=$(ls | sed -n "s/^\\(ckpt-[0-9]*\\)\\.$endings\\$/\\1/p" | sort -t - -k 2 -n | tail -n 1)
 [ -n "$newest" ] || {{ echo 'there is no checkpoint' >&2; exit 1; }}
-root kill -STOP {pid} || exit 1
-{AS_TRAINER} sh -ec {shlex.quote(f"newest=$1; {self.script}")} sh "$newest" || {{ root kill -CONT {pid}; exit 1; }}
-root kill -KILL {pid}
+root kill -STOP {pids} || exit 1
+{AS_TRAINER} sh -ec {shlex.quote(f"newest=$1; {self.script}")} sh "$newest" || {{ root kill -CONT {pids}; exit 1; }}
+root kill -KILL {pids}
 """
         return f"{run_everywhere(stage, {host: script})[host].strip()}, {stage.chief.name} killed"
 
@@ -331,6 +426,9 @@ class Full(Fault):
     """The shared path has no byte left."""
 
     lasts: float = 30.0
+
+    def at(self, task: Task | None, lasts: float) -> Fault:
+        return replace(self, lasts=lasts)
 
     def _file(self, stage: Stage) -> str:
         return shlex.quote(f"{stage.shared_dir}/.psfleet-drill-fill")

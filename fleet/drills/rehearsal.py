@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from fleet.cluster import Cluster
-from fleet.drills.catalogue import CATALOGUE, Drill
+from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, Drill
 from fleet.drills.scenes import Findings
+from fleet.drills.soak import Soak, rounds
 from fleet.drills.stage import DrillFailed, Stage
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.inventory import Inventory
@@ -31,31 +34,68 @@ def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool =
 
     Raises OperatorMistake for a name that is no drill's and for a drill that the inventory doesn't permit.
     """
-    if not 1 <= slack < math.inf:
-        raise OperatorMistake(f"--slack {slack:g} is no factor for the bounds: give a number from 1 on, such as 2")
+    check(cluster.inventory, slack)
     chosen = [each.with_slack(slack) for each in choose(names, everything)]
-    if cluster.inventory.chief.server or not any(task.job == "ps" for task in cluster.inventory.tasks):
-        raise OperatorMistake(
-            "drills are for clusters with parameter servers; the inventory's strategy is another. Set strategy: "
-            "parameter_server in trainer_run"
-        )
     refusals = {each.name: why for each in chosen if (why := refuse(each, cluster.inventory))}
     if refusals and not everything:
         raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
-    stage = Stage(cluster, desk)
     failed: list[str] = []
-    stage.take()
-    try:
+    with taken(cluster, desk) as stage:
         for each in chosen:
             if each.name in refusals:
                 desk.say(f"skip  {each.name}: {refusals[each.name]}")
             elif not _go_through(stage, each):
                 failed.append(each.name)
+    if failed:
+        raise ClusterTrouble(f"{len(failed)} of {len(chosen) - len(refusals)} drills failed: {', '.join(failed)}")
+
+
+def soak(cluster: Cluster, desk: Desk, seed: int | None = None, minutes: float = 10.0, slack: float = 1.0) -> None:
+    """Let faults come by chance for so long; raise ClusterTrouble when what is promised was not kept.
+
+    Without a `seed` one is drawn. Raises OperatorMistake when the inventory permits none of the faults.
+    """
+    check(cluster.inventory, slack)
+    if not 0 < minutes < math.inf:
+        raise OperatorMistake(f"--minutes {minutes:g} is no length of time: give a number above 0, such as 10")
+    seed = random.SystemRandom().randrange(1, 1_000_000) if seed is None else seed
+    drills = [each for each in CATALOGUE if each.name in BY_CHANCE]
+    refusals = {each.name: why for each in drills if (why := refuse(each, cluster.inventory))}
+    drills = [each for each in drills if each.name not in refusals]
+    if not drills:
+        raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
+    desk.say(f"seed {seed}: `fab drill --random --seed {seed}` does the same faults in the same order")
+    for name, why in refusals.items():
+        desk.say(f"skip  {name}: {why}")
+    with taken(cluster, desk) as stage:
+        soaked, begun = Soak(stage, seed, slack), desk.clock()
+        problems = soaked.go_on_until(begun + 60 * minutes, rounds(seed, stage, drills))
+        desk.say(soaked.summary(desk.clock() - begun))
+    if problems:
+        raise ClusterTrouble("\n".join([f"{len(problems)} promises were not kept, seed {seed}:", *problems]))
+
+
+def check(inventory: Inventory, slack: float) -> None:
+    """Raise OperatorMistake where no drill can be done at all."""
+    if not 1 <= slack < math.inf:
+        raise OperatorMistake(f"--slack {slack:g} is no factor for the bounds: give a number from 1 on, such as 2")
+    if inventory.chief.server or not any(task.job == "ps" for task in inventory.tasks):
+        raise OperatorMistake(
+            "drills are for clusters with parameter servers; the inventory's strategy is another. Set strategy: "
+            "parameter_server in trainer_run"
+        )
+
+
+@contextmanager
+def taken(cluster: Cluster, desk: Desk) -> Iterator[Stage]:
+    """Have the operator's cluster, and give it back as it was whatever happens."""
+    stage = Stage(cluster, desk)
+    stage.take()
+    try:
+        yield stage
     finally:
         stage.give_back()
         desk.say("the cluster is as it was before")
-    if failed:
-        raise ClusterTrouble(f"{len(failed)} of {len(chosen) - len(refusals)} drills failed: {', '.join(failed)}")
 
 
 def choose(names: Sequence[str], everything: bool) -> list[Drill]:

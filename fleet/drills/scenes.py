@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fleet.cluster import AS_TRAINER
-from fleet.drills.faults import Fault
 from fleet.drills.stage import SHORT_STEP, DrillFailed, Process, Stage
 from fleet.drills.watch import (
     Watch,
@@ -56,16 +55,15 @@ class Findings:
 Scene = Callable[[Stage, "Drill"], Findings]
 
 
-def recovers(
-    fault: Fault, goes_on: bool = True, tensors: bool = False, restored: Callable[[Watch], int] | None = None
-) -> Scene:
-    """The fault comes, and the run trains again by itself: while the fault lasts if it `goes_on`, else after it.
+def recovers(*, goes_on: bool = True, tensors: bool = False, restored: Callable[[Watch], int] | None = None) -> Scene:
+    """The drill's fault comes, and the run trains again by itself: while it lasts if it `goes_on`, else after it.
 
     `tensors`: the program compares what was restored with the checkpoint. `restored` says which step the run may go
     back to; without it that is the newest checkpoint before the fault.
     """
 
     def play(stage: Stage, drill: Drill) -> Findings:
+        fault = drill.fault
         stage.train(drill.program, drill.settings)
         if drill.long_step:
             stage.begin_long_step()
@@ -93,7 +91,7 @@ def recovers(
                 fault.heal(stage)
                 watch.away, healed = [], stage.desk.clock()
             watch.until(
-                lambda: watch.run_again(must) and watch.has_trained_since(max(healed, _last_restart(watch)) + 1.0),
+                lambda: watch.run_again(must) and watch.has_trained_since(max(healed, last_restart(watch)) + 1.0),
                 drill.paused + PATIENCE,
             )
             if fault.takes_away:
@@ -117,20 +115,22 @@ def recovers(
         if fault.takes_away:
             now = stage.processes()
             for name in others:
-                same = name in now and now[name].invocation == others[name].invocation
+                same = name in now and now[name].start == others[name].start
                 found.expect(same, f"{name} was started anew when {', '.join(task.name for task in hit)} came back")
         if tensors:
-            _expect_equal_tensors(found, stage, watch)
+            equal = tensors_that_equal(stage, watch.first.clock - watch.first.at + watch.begun)
+            found.expect(equal, "nothing says that the restored tensors are the checkpoint's")
+            found.notes.append(f"{equal} tensors equal the checkpoint's")
         return found
 
     return play
 
 
-def _last_restart(watch: Watch) -> float:
-    """When the coordinator's unit was last seen to be another."""
+def last_restart(watch: Watch) -> float:
+    """When the coordinator was last seen to be another process."""
     at = watch.begun
     for before, sample in pairwise(watch.samples):
-        if before.coordinator.invocation != sample.coordinator.invocation:
+        if before.coordinator.start != sample.coordinator.start:
             at = sample.at
     return at
 
@@ -159,22 +159,31 @@ def _describe_recovery(
     )
 
 
+class Traffic:
+    """What workers and ps send to a server, which they do for nothing but steps."""
+
+    def __init__(self, stage: Stage, task: Task) -> None:
+        self._stage, self._task = stage, task
+        others = stage.tasks("ps" if task.job == "worker" else "worker")
+        # The coordinator asks every server each second whether it lives.
+        self._addresses = {other.address for other in others} - {stage.chief.address}
+        self._least: int | None = None
+
+    def grows(self) -> bool:
+        """Whether more has come since this was asked before."""
+        if not self._addresses:
+            return True
+        process = self._stage.processes([self._task.host])[self._task.name]
+        text = self._stage.on(self._task.host, "root ss -Htnpi state established")
+        received = read_traffic(text, process.pid, self._addresses)
+        # Less than before: connections were closed, and others are counted anew.
+        before, self._least = self._least, received if self._least is None else min(self._least, received)
+        return before is not None and received > before
+
+
 def _is_used(stage: Stage, task: Task) -> bool:
-    """Whether workers and ps talk with this one, which they do for nothing but steps."""
-    others = stage.tasks("ps" if task.job == "worker" else "worker")
-    # The coordinator asks every server each second whether it lives.
-    addresses = {other.address for other in others} - {stage.chief.address}
-    if not addresses:
-        return True
-
-    def received() -> int:
-        pid = stage.processes([task.host])[task.name].pid
-        text = stage.on(task.host, "root ss -Htnpi state established")
-        return read_traffic(text, pid, addresses)
-
     try:
-        before = received()
-        stage.wait(lambda: received() > before, USED_SECONDS, f"{task.name} is used")
+        stage.wait(Traffic(stage, task).grows, USED_SECONDS, f"{task.name} is used")
     except DrillFailed:
         return False
     return True
@@ -192,27 +201,23 @@ def read_traffic(text: str, pid: int, addresses: Collection[str]) -> int:
     return total
 
 
-def _expect_equal_tensors(found: Findings, stage: Stage, watch: Watch) -> None:
-    """The program itself compares what was restored with the checkpoint, and says so in its log."""
-    since = watch.first.clock - watch.first.at + watch.begun
+def tensors_that_equal(stage: Stage, since: float) -> int:
+    """How many the program itself found equal to the checkpoint's since then, by its log and its host's clock."""
     text = stage.on(
         stage.chief.host,
         f"root journalctl --quiet --no-pager --output=cat --unit={stage.chief.unit} --since=@{since:.0f} "
         "| grep -F 'tensors are those of' || true",
     )
     count = re.search(r"all (\d+) tensors", text)
-    found.expect(count, "nothing says that the restored tensors are the checkpoint's")
-    if count:
-        found.notes.append(f"{count[1]} tensors equal the checkpoint's")
+    return int(count[1]) if count else 0
 
 
-def five_times(fault: Fault) -> Scene:
-    """The fault five times over, each after the run has trained again; the memory of the ps must not grow."""
+def five_times(once: Scene) -> Scene:
+    """The scene five times over, each after the run has trained again; the memory of the ps must not grow."""
 
     def play(stage: Stage, drill: Drill) -> Findings:
         stage.train(drill.program, drill.settings)
         before = _memory(stage)
-        once = recovers(fault)
         found = Findings()
         for _ in range(5):
             each = once(stage, drill)
@@ -242,9 +247,8 @@ def _memory(stage: Stage) -> dict[str, int]:
     """Each ps's resident memory in MiB."""
     found = {}
     for task in stage.tasks("ps"):
-        text = stage.on(
-            task.host, f"grep VmRSS /proc/$(systemctl show --property=MainPID --value {task.unit})/status || true"
-        )
+        process = stage.processes([task.host])[task.name]
+        text = stage.on(task.host, f"grep VmRSS /proc/{process.pid}/status || true")
         if text.strip():
             found[task.name] = int(text.split()[1]) // 1024
     return found
@@ -276,7 +280,7 @@ def _ends_with_an_error(stage: Stage, begun: float, message: str, drill: Drill) 
     stage.desk.sleep(5.0)
     last = stage.look()
     found.expect(first.exit_status == 78, f"it exited with {first.exit_status}, not with 78")
-    found.expect(first.invocation == last.coordinator.invocation, "it was started again")
+    found.expect(first.start == last.coordinator.start, "it was started again")
     said = str(last.status.get("message", ""))
     found.expect(last.status.get("state") == "failed", f"the run's state is {last.status.get('state')}, not failed")
     found.expect(message in said, f"its message doesn't say {message!r}: {said!r}")
@@ -285,20 +289,16 @@ def _ends_with_an_error(stage: Stage, begun: float, message: str, drill: Drill) 
     return found
 
 
-def all_checkpoints_bad(fault: Fault) -> Scene:
+def all_checkpoints_bad(stage: Stage, drill: Drill) -> Findings:
     """No checkpoint can be read: one clear, permanent error, rather than a new training in the old one's place."""
-
-    def play(stage: Stage, drill: Drill) -> Findings:
-        stage.train(drill.program, drill.settings)
-        begun = stage.desk.clock()
-        proof = fault.strike(stage)
-        found = _ends_with_an_error(stage, begun, "checkpoint", drill)
-        found.proof = proof
-        aside = stage.on(stage.chief.host, f"ls {shlex.quote(stage.checkpoint_dir)}").split()
-        found.expect([name for name in aside if name.endswith(".bad")], "nothing was set aside by name")
-        return found
-
-    return play
+    stage.train(drill.program, drill.settings)
+    begun = stage.desk.clock()
+    proof = drill.fault.strike(stage)
+    found = _ends_with_an_error(stage, begun, "checkpoint", drill)
+    found.proof = proof
+    aside = stage.on(stage.chief.host, f"ls {shlex.quote(stage.checkpoint_dir)}").split()
+    found.expect([name for name in aside if name.endswith(".bad")], "nothing was set aside by name")
+    return found
 
 
 def never_starts(job: str) -> Scene:
@@ -362,7 +362,7 @@ def _is_waited_for(
         still = stage.look()
         found.proof = f"systemd's status line names {named}"
         found.expect(still.state == "waiting", f"it doesn't wait: {still.said}")
-        found.expect(still.coordinator.invocation == sample.coordinator.invocation, "the coordinator started anew")
+        found.expect(still.coordinator.start == sample.coordinator.start, "the coordinator started anew")
     finally:
         mend()
         stage.cluster.start(later)
@@ -446,19 +446,14 @@ def _complaints(task: Task, since: int) -> str:
     )
 
 
-def finishes(faults: Sequence[Fault], metric: str, least: float) -> Scene:
-    """A run with faults in it goes to its end, is as good as one without, and everything ends with it."""
+def finishes(metric: str, least: float) -> Scene:
+    """A run with a fault in it goes to its end, is as good as one without, and everything ends with it."""
 
     def play(stage: Stage, drill: Drill) -> Findings:
         stage.forget_run()
         stage.train(drill.program, drill.settings)
-        found = Findings()
-        proofs = []
         begun = stage.desk.clock()
-        for fault in faults:
-            proofs.append(fault.strike(stage))
-            stage.desk.sleep(5.0)
-        found.proof = "; ".join(proofs)
+        found = Findings(proof=drill.fault.strike(stage))
         ends = {task.name for task in stage.inventory.tasks}
 
         def ended() -> bool:

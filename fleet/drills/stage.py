@@ -23,9 +23,10 @@ SHORT_STEP = 0.05
 LONG_STEP = 60.0
 START_SECONDS = 240.0
 STILL_SECONDS = 60.0
+LAST_EVENTS = 500
 
 _STEP = re.compile(r"\bstep (\d+) of \d+")
-_UNIT = ("Id", "InvocationID", "ActiveState", "SubState", "Result", "ExecMainStatus", "MainPID", "NRestarts")
+_UNIT = ("Id", "InvocationID", "ActiveState", "SubState", "Result", "ExecMainStatus", "MainPID", "StatusText")
 
 # Short steps, told one by one, a checkpoint every few seconds: what a drill needs to see what happens.
 RUN_SETTINGS: Mapping[str, Any] = {
@@ -42,15 +43,29 @@ class DrillFailed(Exception):
 
 @dataclass(frozen=True)
 class Process:
-    """A task as systemd sees it. `invocation` changes when, and only when, systemd starts the task anew."""
+    """A task as systemd sees it. `invocation` changes when, and only when, systemd starts the unit anew."""
 
     invocation: str
     active: str
     sub: str
     result: str
     exit_status: int
-    pid: int
-    restarts: int
+    main: int  # 0: no process
+    child: int = 0  # of a unit's main process that supervises: the task itself
+
+    @property
+    def pid(self) -> int:
+        """The process that is the task."""
+        return self.child or self.main
+
+    @property
+    def pids(self) -> list[int]:
+        return [pid for pid in (self.main, self.child) if pid]
+
+    @property
+    def start(self) -> tuple[str, int]:
+        """What is another when, and only when, the task was started anew: by systemd or by its supervisor."""
+        return self.invocation, self.pid
 
     @property
     def runs(self) -> bool:
@@ -69,7 +84,7 @@ class Sample:
     said: str  # what the coordinator tells systemd
     status: Mapping[str, Any]
     checkpoints: Sequence[int]
-    events: Sequence[Mapping[str, Any]] = field(default_factory=tuple)  # all of this run's, oldest first
+    events: Sequence[Mapping[str, Any]] = field(default_factory=tuple)  # the run's last ones, oldest first
 
     def happened_at(self, event: Mapping[str, Any]) -> float:
         """When an event happened, by the control machine's clock."""
@@ -137,7 +152,7 @@ class Stage:
         if self._before is None:
             return
         before, self._before = self._before, None
-        self._stop_all()
+        self.stop_all()
         for host, settings in self._settings.items():
             self._write_settings({host: settings})
         clean = f"{AS_TRAINER} rm -rf {shlex.quote(f'{self.shared_dir}/{PACE}')}"
@@ -155,7 +170,8 @@ class Stage:
         if up:
             self.cluster.start(up)
 
-    def _stop_all(self) -> None:
+    def stop_all(self) -> None:
+        """Stop every task, the coordinator first, which saves."""
         for tasks in (self.tasks("chief"), self.tasks("evaluator"), self.tasks("ps", "worker")):
             if tasks:
                 self.cluster.stop(tasks)
@@ -179,14 +195,18 @@ class Stage:
         self._used.add(self.run)
         self.cluster.stop(self.tasks("chief"))
         self.cluster.stop(self.tasks("evaluator", "ps"))
-        config = {**RUN_SETTINGS, **settings, "program": program, "run": self.run, "shared_dir": self.shared_dir}
-        self._write_settings(dict.fromkeys(self.inventory.hosts, json.dumps(config, indent=1)))
+        self.configure(program, settings)
         self.cluster.select({"run": self.run, "program": program})
         self.pace(SHORT_STEP)
         if wait:
             self.cluster.start(self.inventory.tasks)
             self.wait(self.trains_beyond_a_checkpoint, START_SECONDS, "the drill's run trains beyond a checkpoint")
             self._running = wanted
+
+    def configure(self, program: str, settings: Mapping[str, Any]) -> None:
+        """Write the settings of the drill's run, for the tasks that start from now on."""
+        config = {**RUN_SETTINGS, **settings, "program": program, "run": self.run, "shared_dir": self.shared_dir}
+        self._write_settings(dict.fromkeys(self.inventory.hosts, json.dumps(config, indent=1)))
 
     def forget_run(self, keep: bool = False) -> None:
         """Have the next drill begin a run of its own: this one is not as it was. `keep` leaves its directory there."""
@@ -236,9 +256,10 @@ class Stage:
         """Ask the coordinator's host; raises FleetError when it doesn't answer, or says half of it."""
         directory = shlex.quote(self.run_dir)
         script = (
-            f"date +%s.%N; echo '@unit'; systemctl show --property={','.join(_UNIT)},StatusText {self.chief.unit}; "
+            f"date +%s.%N; echo '@unit'; {show_units([self.chief])}; "
             f"echo '@status'; cat {directory}/status.json 2>/dev/null; echo; echo '@files'; "
-            f"ls {directory}/checkpoints 2>/dev/null; echo '@events'; cat {directory}/events.jsonl 2>/dev/null; true"
+            f"ls {directory}/checkpoints 2>/dev/null; echo '@events'; "
+            f"tail -n {LAST_EVENTS} {directory}/events.jsonl 2>/dev/null; true"
         )
         text = self.on(self.chief.host, script, timeout=10.0)
         try:
@@ -252,11 +273,7 @@ class Stage:
         Raises HostsUnreachable when `hosts` are named, and one of them doesn't answer.
         """
         asked = [host for host in self.inventory.hosts if (hosts is None or host in hosts) and host not in away]
-        scripts = {
-            host: f"systemctl show --property={','.join(_UNIT)} "
-            + " ".join(task.unit for task in self.inventory.tasks_on(host))
-            for host in asked
-        }
+        scripts = {host: show_units(self.inventory.tasks_on(host)) for host in asked}
         found: dict[str, Process] = {}
         answers = self.cluster.hosts.run(scripts, 10.0)
         silent = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
@@ -299,6 +316,16 @@ class Stage:
         return {host: answer.stdout for host, answer in answers.items()}
 
 
+def show_units(tasks: Sequence[Task]) -> str:
+    """The command that says how units are, for `read_processes`."""
+    units = " ".join(task.unit for task in tasks)
+    return (
+        f'for unit in {units}; do shown=$(systemctl show --property={",".join(_UNIT)} $unit); echo "$shown"; '
+        "main=${shown##*MainPID=}; main=${main%%[!0-9]*}; "
+        "read -r child others 2>/dev/null </proc/$main/task/$main/children; echo Child=$child; child=; echo; done"
+    )
+
+
 def read_sample(text: str, at: float) -> Sample:
     """Read what `Stage.look` asks for."""
     parts: dict[str, list[str]] = {"clock": []}
@@ -318,7 +345,7 @@ def read_sample(text: str, at: float) -> Sample:
         at=at,
         clock=float(parts["clock"][0]),
         coordinator=process,
-        state=said.partition(" ")[0] if process.pid else str(status.get("state", "")),
+        state=said.partition(" ")[0] if process.main else str(status.get("state", "")),
         step=int(step[1]) if step else None,
         said=said,
         status=status,
@@ -347,7 +374,7 @@ def read_processes(text: str) -> dict[str, Process]:
                 values.get("Result", ""),
                 int(values.get("ExecMainStatus") or 0),
                 int(values.get("MainPID") or 0),
-                int(values.get("NRestarts") or 0),
+                int(values.get("Child") or 0),
             )
     return found
 

@@ -84,8 +84,8 @@ class Watch:
         self.processes[self._stage.chief.name] = self.last.coordinator
 
     def restarted(self) -> list[str]:
-        """The tasks whose unit was started anew since before the fault."""
-        return [name for name in self.before if self.before[name].invocation != self.processes[name].invocation]
+        """The tasks that were started anew since before the fault."""
+        return [name for name in self.before if self.before[name].start != self.processes[name].start]
 
     def run_again(self, names: Iterable[str]) -> bool:
         """Whether these tasks were started anew and are up, and all the others are up too."""
@@ -110,9 +110,7 @@ class Watch:
     def detected_after(self) -> float | None:
         """Seconds from the fault to the first sign that somebody noticed."""
         at = [self.last.happened_at(event) for event in self.events() if event["event"] in NOTICES]
-        at += [
-            sample.at for sample in self.samples if sample.coordinator.invocation != self.first.coordinator.invocation
-        ][:1]
+        at += [sample.at for sample in self.samples if sample.coordinator.start != self.first.coordinator.start][:1]
         return max(0.0, min(at) - self.begun) if at else None
 
 

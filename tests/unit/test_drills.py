@@ -6,19 +6,31 @@ import io
 import json
 import re
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleet.cluster import Cluster
-from fleet.drills import rehearsal, scenes
-from fleet.drills.catalogue import CATALOGUE, DOZEN, Drill
+from fleet.drills import rehearsal, scenes, soak
+from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN, Drill
 from fleet.drills.faults import Cut, Damage, Fault, Freeze, Kill, PowerOff, one
-from fleet.drills.scenes import Findings, read_traffic, recovers
-from fleet.drills.stage import DrillFailed, Process, Sample, Stage, read_checkpoints, read_processes, read_sample
+from fleet.drills.scenes import Findings, Traffic, read_traffic, recovers
+from fleet.drills.soak import Blow, Moment, Outcome, Round, Soak, judge, rounds, went_back_too_far
+from fleet.drills.stage import (
+    DrillFailed,
+    Process,
+    Sample,
+    Stage,
+    read_checkpoints,
+    read_processes,
+    read_sample,
+    show_units,
+)
 from fleet.drills.watch import longest_pause, lowest_step, new_steps, steps_lost
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.inventory import Host, Inventory, Task
@@ -33,7 +45,7 @@ TASKS = [
     Task("worker", 0, "store", "192.0.2.20", 2400, server=True),
     Task("worker", 1, "far", "192.0.2.30", 2400, server=True),
 ]
-RUNS = Process("a1", "active", "running", "success", 0, 100, 0)
+RUNS = Process("a1", "active", "running", "success", 0, 100)
 
 
 class Pretence:
@@ -147,6 +159,40 @@ def test_processes_are_read_by_task() -> None:
     assert (found["ps-0"].invocation, found["ps-1"].pid) == ("x", 5)
 
 
+def test_the_task_is_the_child_of_a_unit_that_supervises() -> None:
+    alone, supervised = read_processes("Id=a\nMainPID=5\nChild=\n\nId=b\nMainPID=5\nChild=7").values()
+    assert (alone.pid, alone.pids) == (5, [5])
+    assert (supervised.pid, supervised.pids) == (7, [5, 7])
+    assert replace(supervised, child=8).start != supervised.start  # forked again, in the same unit
+
+
+def test_a_units_child_is_found_by_its_shell_script(tmp_path: Path) -> None:
+    sleep = subprocess.Popen(["sh", "-c", "sleep 60; true"])
+    try:
+        # As `systemctl show` answers, for a unit with a child and for one without a process.
+        answer = 'echo "Id=$3\nMainPID=$pid\nResult=success"'
+        (tmp_path / "systemctl").write_text(
+            f"#!/bin/sh\ncase $3 in *ps-1*) pid={sleep.pid};; *) pid=0;; esac\n{answer}\n"
+        )
+        (tmp_path / "systemctl").chmod(0o755)
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+        def child() -> int:
+            command = ["sh", "-c", show_units(TASKS[1:3])]
+            shown = read_processes(subprocess.run(command, env=environment, capture_output=True, text=True).stdout)
+            assert list(shown) == ["ps-0", "ps-1"]
+            assert (shown["ps-0"].pids, shown["ps-1"].main) == ([], sleep.pid)
+            return shown["ps-1"].child
+
+        deadline = time.monotonic() + 30
+        while not child() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert Path(f"/proc/{child()}/comm").read_text() == "sleep\n"
+    finally:
+        subprocess.run(["pkill", "--parent", str(sleep.pid)])
+        sleep.wait()
+
+
 def test_steps_that_are_trained_again_are_new_and_the_way_back_is_none() -> None:
     seen = [sample(0, 100), sample(1, 110), sample(2, None, "waiting"), sample(9, 60), sample(10, 70)]
     assert new_steps(seen) == [1, 10]
@@ -243,9 +289,9 @@ def test_a_victim_without_a_process_stops_the_drill() -> None:
 
 def test_a_cut_needs_a_dropped_packet_for_proof() -> None:
     dropped = "chain in { counter packets 3 bytes 9 drop }\nchain out { counter packets 4 bytes 9 drop }"
-    assert Cut("worker").strike(stage(Pretence({"nft list": dropped}))) == "far dropped 7 packets"
+    assert Cut(one("worker")).strike(stage(Pretence({"nft list": dropped}))) == "far dropped 7 packets"
     with pytest.raises(DrillFailed, match="far drops a packet"):
-        Cut("worker").strike(stage(Pretence({"nft list": "counter packets 0 bytes 0 drop"})))
+        Cut(one("worker")).strike(stage(Pretence({"nft list": "counter packets 0 bytes 0 drop"})))
 
 
 def test_victims_are_not_on_the_coordinators_host() -> None:
@@ -256,10 +302,10 @@ def test_victims_are_not_on_the_coordinators_host() -> None:
 def test_power_goes_off_by_the_sites_own_command(tmp_path: Path) -> None:
     site = {"drill_power_off": f"echo {{host}} {{address}} > {tmp_path}/off", "drill_power_on": "false"}
     made = stage(Pretence({"true": Answer(unreachable="no answer")}), **site)
-    assert PowerOff("worker").strike(made) == "far is unreachable"
+    assert PowerOff(one("worker")).strike(made) == "far is unreachable"
     assert (tmp_path / "off").read_text() == "far 192.0.2.far\n"
     with pytest.raises(DrillFailed, match="`false` ended with 1"):
-        PowerOff("worker").heal(made)
+        PowerOff(one("worker")).heal(made)
 
 
 def test_damage_finds_the_newest_checkpoint_by_its_step(tmp_path: Path) -> None:
@@ -344,8 +390,8 @@ def _takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rehearsed(after: float = 8.0, back_to: int = 1000, restarted: tuple[str, ...] = ("ps-1",)) -> Findings:
-    drill = replace(named("ps"), detected=5, paused=20)
-    found = recovers(Strike())(Simulated(after, back_to, restarted), drill)
+    drill = replace(named("ps"), fault=Strike(), detected=5, paused=20)
+    found = recovers()(Simulated(after, back_to, restarted), drill)
     rehearsal.judge(found, drill)
     return found
 
@@ -362,7 +408,7 @@ def test_a_recovery_is_measured_and_passes() -> None:
 @pytest.mark.usefixtures("_takes_part")
 def test_what_others_must_end_is_taken_back_only_after_the_recovery() -> None:
     stage = Simulated(8.0, 1000, ("ps-1",))
-    recovers(Strike())(stage, named("ps-frozen"))
+    recovers()(stage, replace(named("ps-frozen"), fault=Strike()))
     assert stage.healed >= stage.struck + stage.after
 
 
@@ -400,8 +446,8 @@ class RestartsAtTheReturn(TakesIn):
     ],
 )
 def test_who_comes_back_may_disturb_nobody(cluster: type[Simulated], problems: list[str]) -> None:
-    drill = replace(named("ps-cut"), may_too=("worker",))
-    assert recovers(Leave())(cluster(8.0, 1000, ()), drill).problems == problems
+    drill = replace(named("ps-cut"), fault=Leave(), may_too=("worker",))
+    assert recovers()(cluster(8.0, 1000, ()), drill).problems == problems
 
 
 @pytest.mark.usefixtures("_takes_part")
@@ -416,3 +462,207 @@ def test_who_comes_back_may_disturb_nobody(cluster: type[Simulated], problems: l
 )
 def test_what_goes_wrong_is_said(seen: dict[str, Any], problem: str) -> None:
     assert any(problem in said for said in rehearsed(**seen).problems), rehearsed(**seen).problems
+
+
+SITE = {"drills_destructive": True, "drill_power_off": "off {host}", "drill_power_on": "on {host}"}
+MANY = 2000
+
+
+def by_chance(seed: int, number: int = MANY) -> list[Round]:
+    drills = [each for each in CATALOGUE if each.name in BY_CHANCE and not rehearsal.refuse(each, inventory(**SITE))]
+    return list(islice(rounds(seed, stage(Pretence(), **SITE), drills), number))
+
+
+def test_a_seed_decides_on_every_fault() -> None:
+    said = [str(each) for each in by_chance(7)]
+    assert said == [str(each) for each in by_chance(7)]
+    assert said[:20] != [str(each) for each in by_chance(8, 20)]
+
+
+def test_every_fault_comes_at_every_task_that_it_may_hit_and_at_every_moment() -> None:
+    seen = {(blow.drill.name, blow.task and blow.task.name) for each in by_chance(1) for blow in each.blows}
+    assert {name for name, _ in seen} == set(BY_CHANCE) - {"evaluator"}
+    assert {task for name, task in seen if name == "ps-frozen"} == {"ps-0", "ps-1"}
+    # What cuts off or powers off spares the coordinator's host, on which ps-0 is.
+    assert {task for name, task in seen if name == "ps-cut"} == {"ps-1"}
+    assert {each.moment for each in by_chance(1)} == set(Moment)
+    assert {len(each.blows) for each in by_chance(1)} == {1, 2}
+
+
+def test_two_faults_at_once_leave_each_other_alone_unless_both_kill() -> None:
+    together = [each.blows for each in by_chance(1) if len(each.blows) == 2]
+    same = [(one, other) for one, other in together if one.task and other.task and one.task.host == other.task.host]
+    assert same
+    assert all(isinstance(blow.fault, Kill) for blows in same for blow in blows)
+    assert {blows[0].after == blows[1].after for blows in together} == {True, False}
+
+
+def test_a_fault_by_chance_hits_the_task_that_was_drawn() -> None:
+    drill, made = named("ps-frozen"), stage(Pretence())
+    assert Blow(drill, TASKS[1], 0.0, 10.0).fault.hits(made) == [TASKS[1]]
+    assert Blow(drill, TASKS[1], 0.0, 10.0).fault.lasts == 0
+    cut, full = Blow(named("worker-cut"), TASKS[2], 0.0, 10.0), Blow(named("path-full"), None, 0.0, 10.0)
+    assert cut.fault.hits(made) == [TASKS[2], TASKS[3]]  # all of its host
+    assert full.fault.hits(made) == []
+    assert (cut.fault.lasts, full.fault.lasts) == (10, 10)
+
+
+def test_the_bound_of_a_round_is_that_of_its_drills_one_after_the_other() -> None:
+    kill = Blow(replace(named("ps"), paused=40), TASKS[1], 1.0, 10.0)
+    cut = Blow(replace(named("worker-cut"), paused=60), TASKS[4], 2.0, 120.0)
+    slow = Blow(replace(named("coordinator-slow"), paused=90), TASKS[0], 1.0, 60.0)
+    assert Round(1, Moment.TRAINING, (kill,)).bound(2) == 80
+    assert Round(1, Moment.TRAINING, (cut,)).bound(1) == 60  # training goes on meanwhile
+    assert Round(1, Moment.TRAINING, (kill, cut)).bound(2) == 200 + 120  # the ps may need the worker's host
+    assert Round(1, Moment.START, (kill,)).bound(1) == 40 + 90
+    assert Round(1, Moment.TRAINING, (slow,)).bound(1) == 90 + 60
+
+
+@pytest.mark.parametrize(
+    ("steps", "checkpoints", "damaged", "problem"),
+    [
+        ([100, 110, 105, 120], (100,), (), None),
+        ([100, 110, 95], (90, 100), (), "it went back to step 95, before the checkpoint 100"),
+        ([100, 110, 95], (90, 100), (100,), None),
+        ([100, 110, 80], (90, 100), (100,), "it went back to step 80, before the checkpoint 90"),
+        ([100, 100, 104], (105,), (), None),  # the status is told a little later than the checkpoint is there
+    ],
+)
+def test_steps_go_back_to_the_newest_whole_checkpoint_at_most(
+    steps: list[int], checkpoints: tuple[int, ...], damaged: tuple[int, ...], problem: str | None
+) -> None:
+    seen = [replace(sample(at, step), checkpoints=checkpoints) for at, step in enumerate(steps)]
+    assert went_back_too_far(seen, damaged) == problem
+
+
+WENT_BACK = "it went back to step 90, before the checkpoint 100"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "last", "processes", "problems"),
+    [
+        (Outcome(paused=30), sample(9, 120), {"ps-0": RUNS}, []),
+        (Outcome(paused=31), sample(9, 120), {"ps-0": RUNS}, ["no step for 31 s, and 30 s is the bound"]),
+        (Outcome(), sample(9, None, "failed"), {}, ["the run has failed: "]),
+        (
+            Outcome(),
+            sample(9, 120),
+            {"ps-0": replace(RUNS, active="failed", sub="failed", exit_status=78)},
+            ["ps-0 is failed (failed), success, exit status 78"],
+        ),
+        (
+            Outcome(),
+            replace(sample(9, 90), checkpoints=(90, 100)),
+            {},
+            ["it went back to step 90, before the checkpoint 100"],
+        ),
+        (Outcome(proofs=["ckpt-100.data-00000-of-00002 truncated, chief-0 killed"]), sample(9, 90), {}, []),
+    ],
+)
+def test_a_round_is_held_against_what_is_promised(
+    outcome: Outcome, last: Sample, processes: dict[str, Process], problems: list[str]
+) -> None:
+    before = replace(sample(0, 110), checkpoints=(90, 100))
+    judge(outcome, [before, last], processes, bound=30)
+    assert outcome.problems == problems
+    assert outcome.over == any("failed" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("site", "words", "said"),
+    [
+        ({}, {"minutes": 0}, "--minutes 0 is no length of time"),
+        ({"cluster_shared_dir": ""}, {}, "worker: .*the hosts share none"),
+    ],
+)
+def test_chance_without_a_fault_or_a_time_is_refused(site: Any, words: Any, said: str) -> None:
+    hosts = Pretence()
+    with pytest.raises(OperatorMistake, match=said):
+        rehearsal.soak(Cluster(inventory(**site), hosts), Desk(out=io.StringIO()), **words)
+    assert hosts.scripts == []
+
+
+class Ends(Simulated):
+    """A cluster that can be stopped at the end, and says then what it saved."""
+
+    def stop_all(self) -> None:
+        self.stopped = True
+
+    def configure(self, program: str, settings: Mapping[str, Any]) -> None:
+        self.stopped = False
+
+    stopped = False
+
+    def look(self) -> Sample:
+        sample = super().look()
+        return replace(sample, state="stopped", status={"state": "stopped", "step": 1000}) if self.stopped else sample
+
+
+class Interrupted(Strike):
+    def strike(self, stage: Stage) -> str:
+        super().strike(stage)
+        raise KeyboardInterrupt
+
+
+def soaked(made: Ends, fault: Fault | None = None, paused: float = 20.0, count: int = 1) -> list[str]:
+    blow = Blow(replace(named("ps"), fault=fault or Strike(), paused=paused), None, 1.0, 10.0)
+    coming = (Round(number, Moment.TRAINING, (blow,)) for number in range(1, count + 1))
+    return Soak(made, seed=1, slack=1.0).go_on_until(made.now + 3600, coming)
+
+
+@pytest.fixture
+def _all_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Traffic, "grows", lambda self: True)
+    monkeypatch.setattr(soak, "tensors_that_equal", lambda stage, since: 3)
+
+
+@pytest.mark.usefixtures("_all_used")
+def test_a_soak_whose_promises_are_kept_ends_well() -> None:
+    made = Ends(8.0, 1000, ("ps-1",))
+    assert soaked(made) == []
+    assert made.healed >= made.struck + made.after
+
+
+@pytest.mark.usefixtures("_all_used")
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (Ends(25.0, 1000, ("ps-1",)), "round 1: no step for 2"),
+        (Ends(8.0, 900, ("ps-1",)), "round 1: it went back to step 90"),
+        (Ends(1e6, 1000, ("ps-1",)), "round 1: it doesn't train as a whole again"),
+    ],
+)
+def test_a_soak_says_which_promise_was_not_kept_in_which_round(made: Ends, problem: str) -> None:
+    found = soaked(made, count=2)
+    assert any(said.startswith(problem) for said in found), found
+    said = made.desk.out.getvalue()  # type: ignore[attr-defined]
+    assert "FAIL    1  while it trains, after 1 s: ps" in said
+    assert ("  2  while it trains" in said) == (made.after < 1e6)  # a run that doesn't train can't be asked any more
+
+
+@pytest.mark.usefixtures("_all_used")
+@pytest.mark.parametrize(
+    ("status", "equal", "problem"),
+    [
+        ({"state": "stopped", "step": 1003}, 3, "asked to stop, its state is stopped at step 1003"),
+        ({"state": "training", "step": 1000}, 3, "asked to stop, its state is training"),
+        ({"state": "stopped", "step": 1000}, 0, "nothing says that the tables at the end are the checkpoint's"),
+    ],
+)
+def test_a_soak_ends_with_tables_that_equal_its_last_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], equal: int, problem: str
+) -> None:
+    monkeypatch.setattr(soak, "tensors_that_equal", lambda stage, since: equal)
+    made = Ends(8.0, 1000, ("ps-1",))
+    look = made.look
+    monkeypatch.setattr(made, "look", lambda: replace(look(), status=status) if made.stopped else look())
+    (said,) = soaked(made)
+    assert said.startswith(problem)
+
+
+@pytest.mark.usefixtures("_all_used")
+def test_an_interrupted_soak_takes_its_fault_back() -> None:
+    made = Ends(8.0, 1000, ("ps-1",))
+    with pytest.raises(KeyboardInterrupt):
+        soaked(made, Interrupted())
+    assert made.healed
