@@ -173,7 +173,7 @@ def test_time_without_a_worker_is_waiting_and_no_training(tmp_path: Path, pass_t
     assert replicas.told == [gone, gone, there, gone, gone, there]
     ledger = run.progress.ledger.as_dict()
     assert ledger["waiting"] == pytest.approx(7200, abs=60)
-    assert 0 < ledger["useful"] < 60
+    assert 0 < ledger["productive"] < 60
     assert run.progress.status.steps_per_second > 1.0
 
 

@@ -36,7 +36,7 @@ def shown(runs: Runs) -> dict[str, Any]:
 
 
 def caught_up(ledger: dict[str, float], step: int) -> bool:
-    return ledger["replayed"] > 0 and ledger["step"] == ledger["highest_step"] > step
+    return ledger["recomputed"] > 0 and ledger["step"] == ledger["highest_step"] > step
 
 
 def test_accounts_go_on_over_a_crash_and_leave_out_the_time_of_a_stop(runs: Runs) -> None:
@@ -54,7 +54,7 @@ def test_accounts_go_on_over_a_crash_and_leave_out_the_time_of_a_stop(runs: Runs
     stopped = runs.status("accounts")["ledger"]
     assert stopped["ended"]
     assert stopped["highest_step"] >= reached
-    for kind in ("useful", "replayed", "down", "compiling", "checkpointing"):
+    for kind in ("productive", "recomputed", "down", "compiling", "checkpointing"):
         assert stopped[kind] > 0, kind
     # The rest is the start of the first coordinator and the end of the last.
     assert took - MINUTE < stopped["elapsed"] <= took
@@ -67,9 +67,9 @@ def test_accounts_go_on_over_a_crash_and_leave_out_the_time_of_a_stop(runs: Runs
     ledger = status["ledger"]
     assert sum(ledger[kind] for kind in KINDS) == pytest.approx(ledger["elapsed"], abs=0.02)
     assert ledger["elapsed"] - stopped["elapsed"] <= time.monotonic() - began
-    assert ledger["goodput"] == pytest.approx(ledger["useful"] / ledger["elapsed"], abs=1e-3)
+    assert ledger["goodput"] == pytest.approx(ledger["productive"] / ledger["elapsed"], abs=1e-3)
     assert ledger["highest_step"] == ledger["step"] >= STEPS
-    assert ledger["replayed"] == stopped["replayed"]  # what was saved at the stop is not trained again
+    assert ledger["recomputed"] == stopped["recomputed"]  # what was saved at the stop is not trained again
     assert f"goodput {100 * ledger['goodput']:.1f} %" in again.output
 
     lines = (runs.directory("accounts") / "events.jsonl").read_text().splitlines()

@@ -709,12 +709,12 @@ def test_status_tells_the_users_error_with_its_line(hosts: Pretence, desk: verbs
 
 
 def test_status_tells_where_the_time_went_and_what_happened_last(hosts: Pretence, desk: verbs.Desk) -> None:
-    ledger = {"useful": 90.0, "down": 10.0, "elapsed": 100.0, "goodput": 0.9}
+    ledger = {"productive": 90.0, "down": 10.0, "elapsed": 100.0, "goodput": 0.9}
     events = [{"time": 0, "event": "ps-lost", "task": "ps-0", "host": "store"}, {"time": 3, "event": "recovered"}]
     hosts.run_status = status("stopped", 12, ledger=ledger, events=events)
     verbs.show_status(Cluster(hosts.inventory, hosts), desk)
     told = printed(desk).splitlines()
-    at = told.index("goodput 90.0 % of 100.0 s: useful 90.0 s, down 10.0 s")
+    at = told.index("goodput 90.0 % of 100.0 s: productive 90.0 s, down 10.0 s")
     assert told[at + 1] == "last events"
     assert told[at + 2].endswith("ps-lost  ps-0 on store")
     assert told[at + 3].endswith("recovered")

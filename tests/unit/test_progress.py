@@ -164,7 +164,7 @@ def test_ledger_goes_from_process_to_process_and_is_told_at_the_end(
     first.close()
     record: dict[str, Any] = read_record(directory.status) or {}
     assert (record["phase"], record["ledger"]["ended"]) == ("training", False)
-    assert record["ledger"]["useful"] >= 0.1
+    assert record["ledger"]["productive"] >= 0.1
     assert "events" not in record
 
     second = begin()
@@ -172,6 +172,6 @@ def test_ledger_goes_from_process_to_process_and_is_told_at_the_end(
     second.enter("finished")
     second.close()
     ledger = read_status(directory).ledger or {}
-    assert ledger["useful"] == record["ledger"]["useful"]
+    assert ledger["productive"] == record["ledger"]["productive"]
     assert ledger["ended"]
     assert "goodput" in caplog.text
