@@ -17,9 +17,9 @@ import tensorflow as tf
 from tensorflow.python.distribute import input_ops
 from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
 
+from trainer.cluster.spec import free_addresses
 from trainer.config import Config
 from trainer.failures import UserError
-from trainer.tasks.local import free_addresses
 from trainer.training.input import own_train_dataset, train_dataset_fn, worker_train_dataset
 from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement

@@ -13,7 +13,7 @@ from processes import Runs, until
 
 from trainer.cluster import heartbeat as module
 from trainer.cluster.heartbeat import Heartbeat
-from trainer.tasks.local import free_addresses
+from trainer.cluster.spec import free_addresses
 
 pytestmark = pytest.mark.timeout(180)
 SILENT_SECONDS = 5.0

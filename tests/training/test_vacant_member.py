@@ -8,7 +8,7 @@ import pytest
 from cluster_spec import NOBODY, cluster_spec, host_tasks
 from processes import DIGITS, Runs
 
-from trainer.tasks.local import free_addresses
+from trainer.cluster.spec import free_addresses
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import socket
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -150,3 +151,12 @@ def addresses(job: str, value: Any) -> list[str]:
 def mend(job: str) -> str:
     """Say what TensorFlow 1's name of a job is called now."""
     return " (master is called chief now)" if job == "master" else ""
+
+
+def free_addresses(number: int) -> list[str]:
+    """Return so many different addresses where nobody listens now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets]

@@ -7,7 +7,7 @@ import os
 import signal
 from typing import Any
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import Cluster, free_addresses
 from trainer.config import STRATEGY_JOBS, Config, ConfigError
 from trainer.failures import FINISHED
 from trainer.reporting.logs import set_up_logging, without_chatter
@@ -15,7 +15,6 @@ from trainer.reporting.notify import Notifier
 from trainer.runtime import prepare_tensorflow
 from trainer.tasks.coordinator import run_coordinator
 from trainer.tasks.evaluator import run_evaluator
-from trainer.tasks.local import free_addresses
 
 # The first server's number counts for the whole process. A worker's call keeps one busy while it waits for a ps of the
 # same pool: with TensorFlow's default, one a core, two workers on two cores would wait for ever.

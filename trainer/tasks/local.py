@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, get_args
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import Cluster, free_addresses
 from trainer.config import (
     APIS,
     EVALUATIONS,
@@ -137,15 +136,6 @@ def local_cluster(workers: int, servers: int) -> dict[str, list[str]]:
     addresses = free_addresses(1 + workers + servers)
     jobs = {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
     return {job: members for job, members in jobs.items() if members}
-
-
-def free_addresses(number: int) -> list[str]:
-    """Return so many different addresses where nobody listens now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets]
 
 
 class Task:

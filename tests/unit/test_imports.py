@@ -1,0 +1,125 @@
+"""Dependencies between the trainer's modules point one way, and never in a circle.
+
+Each `import` of the sources counts, wherever it stands: in a function, or for the types alone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# From the bottom up. A room is a package of `trainer`; a module of the top is named where it stands.
+LEVELS = (
+    ("config", "failures", "program", "runtime", "signals", "transport_errors", "variables"),
+    ("run",),
+    ("reporting",),
+    ("gpus", "supervisor", "warm_start"),  # what a process begins with
+    ("cluster",),
+    ("training",),
+    ("tasks",),
+    ("__main__", "drill", "examples", "gpu_check", "testing"),  # what users start and name
+)
+LEVEL_OF = {name: number for number, names in enumerate(LEVELS) for name in names}
+
+
+def imports(package: Path) -> dict[str, set[str]]:
+    """Return the modules of a package, each with those of its own package that it imports."""
+    sources = {module_name(path, package): path for path in sorted(package.rglob("*.py"))}
+    return {
+        module: {known for name in imported(path) if (known := longest_prefix(name, sources)) not in ("", module)}
+        for module, path in sources.items()
+    }
+
+
+def module_name(path: Path, package: Path) -> str:
+    return ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield what a source imports; of `from a import b` that is a.b, which may be a module."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: write the whole name of what is imported"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def longest_prefix(name: str, known: Mapping[str, object]) -> str:
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return a cycle for each module that is found to lead back to itself."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def follow(path: list[str]) -> None:
+        for name in sorted(graph[path[-1]]):
+            if name in path:
+                found.append([*path[path.index(name) :], name])
+            elif name not in done:
+                follow([*path, name])
+        done.add(path[-1])
+
+    for name in sorted(graph):
+        if name not in done:
+            follow([name])
+    return found
+
+
+def level(module: str) -> int:
+    part = module.split(".")[1]
+    assert part in LEVEL_OF, f"{module}: say in tests/unit/test_imports.py, LEVELS, on which level {part} stands"
+    return LEVEL_OF[part]
+
+
+def arrows_up(graph: Mapping[str, set[str]]) -> list[str]:
+    arrows = [(a, b) for a, names in graph.items() for b in names if a != "trainer" != b]
+    return [f"{a} imports {b}, which stands above it" for a, b in arrows if level(a) < level(b)]
+
+
+GRAPH = imports(ROOT / "trainer")
+
+
+def test_no_import_points_up() -> None:
+    assert arrows_up(GRAPH) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert cycles(GRAPH) == []
+
+
+def test_each_level_is_of_something_that_there_is() -> None:
+    there = {module.split(".")[1] for module in GRAPH if "." in module}
+    assert set(LEVEL_OF) <= there
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from trainer.training import fit",
+        "import trainer.training.fit",
+        "def f():\n    from trainer.training.fit import train_with_fit",
+        "if TYPE_CHECKING:\n    from trainer.training.fit import train_with_fit",
+    ],
+)
+def test_what_points_up_is_found_wherever_it_stands(tmp_path: Path, source: str) -> None:
+    for name, text in {"run/records.py": source, "training/fit.py": ""}.items():
+        path = tmp_path / "trainer" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        (path.parent / "__init__.py").touch()
+    assert arrows_up(imports(tmp_path / "trainer")) == [
+        "trainer.run.records imports trainer.training.fit, which stands above it"
+    ]
+
+
+def test_a_circle_is_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c", "b"]]
