@@ -27,7 +27,7 @@ POWER_SECONDS = 120.0
 TABLE = "psfleet_drill"
 
 Choice = Callable[[Stage], list[Task]]
-# A unit's main process may be a supervisor, and its child the task; where there is no child, it is the task itself.
+# The task is the child of its unit's main process, the supervisor; where there is none, it is the main process itself.
 Part = Literal["task", "unit"]
 Victims = Mapping[str, list[tuple[Task, Process]]]
 
@@ -109,11 +109,11 @@ def pids(process: Process, part: Part) -> list[int]:
 
 def describe(victims: Victims, part: Part, become: str) -> str:
     """Say what has become of each process."""
-    return ", ".join(
-        f"{task.name}'s process {' and '.join(map(str, pids(process, part)))} is {become}"
-        for mine in victims.values()
-        for task, process in mine
-    )
+    said = []
+    for task, process in (one for mine in victims.values() for one in mine):
+        numbers = " and ".join(map(str, pids(process, part)))
+        said.append(f"{task.name}'s {'processes' if ' ' in numbers else 'process'} {numbers} {become}")
+    return ", ".join(said)
 
 
 def run_everywhere(stage: Stage, scripts: Mapping[str, str], timeout: float = 60.0) -> dict[str, str]:
@@ -183,11 +183,6 @@ class KillWhileSaving(Kill):
         return f"{', '.join(task.name for task, _ in mine)} killed, {half[0]} left behind"
 
 
-AWAIT_STOPPED = (
-    "n=0; until grep -q '^State:.T' /proc/{0}/status; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done"
-)
-
-
 @dataclass(frozen=True)
 class Freeze(Aimed):
     """SIGSTOP: the process is there, its sockets are open, and it does nothing."""
@@ -196,7 +191,10 @@ class Freeze(Aimed):
 
     def strike(self, stage: Stage) -> str:
         victims = by_host(stage, self.hits(stage))
-        stop = "root kill -STOP {0} || exit 1; " + AWAIT_STOPPED
+        stop = (
+            "root kill -STOP {0} || exit 1; n=0; until grep -q '^State:.T' /proc/{0}/status; "
+            "do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done"
+        )
         scripts = for_each(
             victims, lambda task, process: "\n".join(stop.format(pid) for pid in pids(process, self.part))
         )
@@ -214,7 +212,7 @@ class Freeze(Aimed):
 class Slow(Aimed):
     """A task's processes get a fiftieth of a processor: 2 of every 100 ms, as the kernel's CPUQuota would do it.
 
-    By signals, since a container may have no part in the kernel's own means.
+    By the freezer of its control group: a container may have no part in the kernel's share of processors.
     """
 
     lasts: float = 60.0
@@ -226,7 +224,9 @@ class Slow(Aimed):
 root systemctl stop {unit} 2>/dev/null
 root systemd-run --quiet --collect --unit={unit} --property=RuntimeMaxSec={HEALS_ITSELF_SECONDS} \\
   python3 -c {shlex.quote(THROTTLE)} {task.unit} || exit 1
-{AWAIT_STOPPED.format(process.pid)}
+group=/sys/fs/cgroup$(systemctl show --property=ControlGroup --value {task.unit})
+[ -e "$group" ] || group=/sys/fs/cgroup/unified${{group#/sys/fs/cgroup}}
+n=0; until grep -q 'frozen 1' $group/cgroup.events; do n=$((n+1)); [ $n -lt 500 ] || exit 1; sleep 0.01; done
 """
 
         victims = by_host(stage, self.hits(stage))
@@ -238,24 +238,25 @@ root systemd-run --quiet --collect --unit={unit} --property=RuntimeMaxSec={HEALS
             stage.on(task.host, f"root systemctl stop {TABLE}-{task.name} 2>/dev/null; true")
 
 
-# Every process of the unit, also one that is started meanwhile; ended, it leaves none stopped.
+# Every process of the unit, also one that is started meanwhile. Unlike SIGSTOP it shows in no process's state, and
+# signals nobody; ended, it leaves none frozen.
 THROTTLE = """
 import os, signal, subprocess, sys, time
 group = subprocess.run(["systemctl", "show", "--property=ControlGroup", "--value", sys.argv[1]],
                        check=True, capture_output=True, text=True).stdout.strip()
-places = [f"/sys/fs/cgroup{root}{group}/cgroup.procs" for root in ("", "/unified", "/systemd")]
+places = [f"/sys/fs/cgroup{root}{group}/cgroup.freeze" for root in ("", "/unified")]
 (place, *_) = filter(os.path.exists, places)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-def tell(number):
+def freeze(word):
     try:
-        for pid in map(int, open(place).read().split()): os.kill(pid, number)
-    except (FileNotFoundError, ProcessLookupError): pass
+        with open(place, "w") as file: file.write(word)
+    except OSError: pass  # the unit is between two processes
 try:
     while True:
-        tell(signal.SIGSTOP); time.sleep(0.098)
-        tell(signal.SIGCONT); time.sleep(0.002)
+        freeze("1"); time.sleep(0.098)
+        freeze("0"); time.sleep(0.002)
 finally:
-    tell(signal.SIGCONT)
+    freeze("0")
 """
 
 
@@ -279,7 +280,7 @@ class Down(Aimed):
 class Cut(AimedAtHost):
     """A host drops every packet but those of the control machine's SSH."""
 
-    lasts: float = 120.0
+    lasts: float = 60.0
     takes_away: ClassVar[bool] = True
 
     def strike(self, stage: Stage) -> str:

@@ -91,7 +91,12 @@ def recovers(*, goes_on: bool = True, tensors: bool = False, restored: Callable[
                 fault.heal(stage)
                 watch.away, healed = [], stage.desk.clock()
             watch.until(
-                lambda: watch.run_again(must) and watch.has_trained_since(max(healed, last_restart(watch)) + 1.0),
+                lambda: (
+                    watch.run_again(must)
+                    and watch.has_trained_since(max(healed, last_restart(watch)) + 1.0)
+                    # A supervisor may be so fast that the coordinator finds out only now.
+                    and (drill.detected is None or watch.detected_after() is not None)
+                ),
                 drill.paused + PATIENCE,
             )
             if fault.takes_away:

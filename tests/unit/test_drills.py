@@ -101,7 +101,7 @@ def test_names_are_unique_and_the_dozen_are_drills() -> None:
 
 def test_every_freeze_cut_and_power_off_has_its_long_step() -> None:
     names = {each.name for each in CATALOGUE}
-    silent = {name for name in names if name.endswith(("-frozen", "-cut", "-off"))}
+    silent = {name for name in names if name.endswith(("-frozen", "-cut", "-off")) and "-unit-" not in name}
     assert len(silent) == 7
     assert {f"{name}-long-step" for name in silent} <= names
     assert named("worker-cut-long-step").long_step
@@ -280,6 +280,20 @@ def test_a_fault_that_did_not_happen_stops_the_drill() -> None:
         Kill(one("worker")).strike(stage(hosts))
     with pytest.raises(DrillFailed, match="the fault on far"):
         Freeze(one("worker")).strike(stage(hosts))
+
+
+def test_a_fault_hits_the_task_or_the_whole_unit() -> None:
+    both = UNITS.replace("MainPID=41", "MainPID=41\nChild=42")
+    for fault, proof in (
+        (Kill(one("worker")), "worker-1's process 42 gone"),
+        (Kill(one("worker"), part="unit"), "worker-1's processes 41 and 42 gone"),
+        (Freeze(one("worker")), "worker-1's process 42 stopped"),
+        (Freeze(one("worker"), part="unit"), "worker-1's processes 41 and 42 stopped"),
+    ):
+        hosts = Pretence({"systemctl show": both})
+        assert fault.strike(stage(hosts)) == proof
+        killed = re.findall(r"kill -\w+ ([\d ]+)", hosts.scripts[-1][1])
+        assert [int(pid) for pids in killed for pid in pids.split()] == [int(pid) for pid in re.findall(r"4\d", proof)]
 
 
 def test_a_victim_without_a_process_stops_the_drill() -> None:
