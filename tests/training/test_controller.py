@@ -66,7 +66,7 @@ class Run:
         stop: bool = False,
         die_after: int = 99,
         replicas: Counting | None = None,
-        guard: Any = None,
+        members: Any = None,
         phases: dict[str, float] | None = None,
     ) -> None:
         replicas = replicas or Counting(twice)
@@ -80,7 +80,7 @@ class Run:
         self.progress = progress = Progress(self.config, self.directory, Notifier())
         self.phases = Phases(phases or {}, progress.phase)
         course = Controller(
-            self.config, replicas, self.directory, progress, lambda: stop, evaluate, self.phases, guard=guard
+            self.config, replicas, self.directory, progress, lambda: stop, evaluate, self.phases, members=members
         )
         course.restore()
         train_with_loop(replicas, course)
@@ -119,19 +119,19 @@ def test_an_epoch_at_whose_end_a_run_was_stopped_is_evaluated_when_it_goes_on(tm
 
 
 class Present:
-    """A guard that says who is there, as the test wants."""
+    """Says who is there, as the test wants."""
 
     def __init__(self) -> None:
         self.alive = True
         self.back: list[str] = []
 
-    def lost_servers(self) -> list[str]:
+    def lost_ps(self) -> list[str]:
         return []
 
     def returned(self) -> list[str]:
         return self.back
 
-    def workers_alive(self) -> bool:
+    def workers_serving(self) -> bool:
         return self.alive
 
 
@@ -148,27 +148,27 @@ class Deserted(Counting):
 
     recovering = False
 
-    def __init__(self, run: Run, guard: Present, pass_time: Callable[[float], None], seconds: float) -> None:
+    def __init__(self, run: Run, members: Present, pass_time: Callable[[float], None], seconds: float) -> None:
         super().__init__()
         self.told: list[tuple[str, str]] = []
-        self._run, self._guard, self._pass_time, self._seconds = run, guard, pass_time, seconds
+        self._run, self._members, self._pass_time, self._seconds = run, members, pass_time, seconds
 
     def join(self, waiting: Any) -> None:
         if self.told or self.step.numpy() < 50:
             return
         for alive in (False, False, True) * 2:
-            if not alive and not self._guard.alive:
+            if not alive and not self._members.alive:
                 self._pass_time(self._seconds / 2)
-            self._guard.alive = alive
+            self._members.alive = alive
             waiting()
             assert not self._run.phases.overdue()
             self.told.append((self._run.progress.status.state, self._run.phases.phase))
 
 
 def test_time_without_a_worker_is_waiting_and_no_training(tmp_path: Path, pass_time: Callable[[float], None]) -> None:
-    run, guard = Run(tmp_path, steps_per_execution=10), Present()
-    replicas = Deserted(run, guard, pass_time, 7200)
-    run.train(replicas=replicas, guard=guard, phases={"training": 1800.0})
+    run, members = Run(tmp_path, steps_per_execution=10), Present()
+    replicas = Deserted(run, members, pass_time, 7200)
+    run.train(replicas=replicas, members=members, phases={"training": 1800.0})
     gone, there = ("waiting", "waiting"), ("training", "training")
     assert replicas.told == [gone, gone, there, gone, gone, there]
     ledger = run.progress.ledger.as_dict()
@@ -180,30 +180,30 @@ def test_time_without_a_worker_is_waiting_and_no_training(tmp_path: Path, pass_t
 def test_a_worker_that_comes_and_goes_does_not_put_off_the_deadline(
     tmp_path: Path, pass_time: Callable[[float], None]
 ) -> None:
-    run, guard = Run(tmp_path, steps_per_execution=10), Present()
+    run, members = Run(tmp_path, steps_per_execution=10), Present()
 
     class Flapping(Counting):
         def join(self, waiting: Any) -> None:
             for alive in (True, False) * 3:
-                guard.alive = alive
+                members.alive = alive
                 waiting()
                 pass_time(700)
-            guard.alive = True
+            members.alive = True
             waiting()
             assert run.phases.overdue().startswith("training has lasted 2100 s")
             raise SystemExit
 
     with pytest.raises(SystemExit):
-        run.train(replicas=Flapping(), guard=guard, phases={"training": 1800.0})
+        run.train(replicas=Flapping(), members=members, phases={"training": 1800.0})
 
 
 def test_no_worker_for_the_users_limit_is_an_error_after_a_save(
     tmp_path: Path, pass_time: Callable[[float], None]
 ) -> None:
-    run, guard = Run(tmp_path, steps_per_execution=10, member_wait_timeout_seconds=1000.0), Present()
-    replicas = Deserted(run, guard, pass_time, 7200)
+    run, members = Run(tmp_path, steps_per_execution=10, member_wait_timeout_seconds=1000.0), Present()
+    replicas = Deserted(run, members, pass_time, 7200)
     with pytest.raises(UserError, match=r"waited 36\d\d s \(member_wait_timeout_seconds\) for a worker"):
-        run.train(replicas=replicas, guard=guard)
+        run.train(replicas=replicas, members=members)
     assert run.directory.catalogue.newest() == replicas.step.numpy() > 50
 
 
@@ -225,18 +225,18 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Event:
 
 
 def test_a_save_that_fails_puts_off_taking_in_who_has_returned(tmp_path: Path, full: Event) -> None:
-    run, guard = Run(tmp_path, steps_per_execution=5, checkpoint_steps=20), Present()
+    run, members = Run(tmp_path, steps_per_execution=5, checkpoint_steps=20), Present()
     full.clear()
 
     class Returning(Counting):
         recovering = False
 
         def join(self, waiting: Any) -> None:
-            guard.back = ["worker-1"] if self.step.numpy() >= 30 else []
+            members.back = ["worker-1"] if self.step.numpy() >= 30 else []
             (full.set if 30 <= self.step.numpy() < 50 else full.clear)()
 
     with pytest.raises(MembershipChanged, match="worker-1 answers again"):
-        run.train(replicas=Returning(), guard=guard)
+        run.train(replicas=Returning(), members=members)
     assert run.directory.catalogue.steps() == [20, 60, 80]
 
 

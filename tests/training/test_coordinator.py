@@ -15,7 +15,6 @@ import pytest
 import tensorflow as tf
 
 from trainer import failures
-from trainer.cluster import membership
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
@@ -50,8 +49,10 @@ CLUSTER = Cluster({"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:9"], "ps": ["
 class Formed(Membership):
     """Has its members already."""
 
-    def restart_stale(self) -> None:
-        self._members = dict(MEMBERS)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        for task, process in MEMBERS.items():
+            self.heartbeat.change(lambda member, process=process: member.answered(0, 0, process).taken(0), task)
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def ends_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Returns what sets how the loading of the program ends."""
+    """Regenerations what sets how the loading of the program ends."""
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(coordinator, "Membership", Formed)
     yield lambda load: monkeypatch.setattr(coordinator, "load_program", load)
@@ -142,21 +143,21 @@ HURT = EmptyPart("the same, and a member's process has ended meanwhile")
 
 
 @pytest.mark.parametrize(
-    ("turns", "recovering", "ends", "taken"),
+    ("generations", "recovering", "ends", "taken"),
     [
         ([EMPTY, EMPTY], False, EmptyPart, 2),
-        ([EMPTY, LOST, EMPTY, EMPTY], False, Infrastructure, 3),  # the most turns in vain
+        ([EMPTY, LOST, EMPTY, EMPTY], False, Infrastructure, 3),  # the most generations in vain
         ([EMPTY, MembershipChanged("worker-0 is back"), EMPTY, EMPTY], False, EmptyPart, 4),
         ([EMPTY], True, Infrastructure, 1),  # TensorFlow is taking in a worker: the next process goes on
         ([HURT, HURT, HURT], False, Infrastructure, 3),
         ([EMPTY, HURT, EMPTY, EMPTY], False, Infrastructure, 3),
     ],
 )
-def test_an_empty_part_is_the_users_only_if_two_turns_in_a_row_end_so(
+def test_an_empty_part_is_the_users_only_if_two_generations_in_a_row_end_so(
     config: Config,
     directory: RunDirectory,
     monkeypatch: pytest.MonkeyPatch,
-    turns: Any,
+    generations: Any,
     recovering: bool,
     ends: Any,
     taken: int,
@@ -164,18 +165,17 @@ def test_an_empty_part_is_the_users_only_if_two_turns_in_a_row_end_so(
     monkeypatch.setattr(coordinator, "HEAR_SECONDS", 0)
     handler = signal.getsignal(signal.SIGTERM)
     lost: list[str] = []
-    guard = SimpleNamespace(hurt=False)
-    member: Any = SimpleNamespace(form=lambda: CLUSTER, lost=lost.append, began=0, guard=guard)
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lost.append, began=0, hurt=False)
     progress = Progress(config, directory, Notifier())
     training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
 
-    def take_turn(*arguments: Any) -> None:
+    def train_generation(*arguments: Any) -> None:
         training._replicas = SimpleNamespace(recovering=recovering, close=lambda: None)
         training._course = SimpleNamespace(advanced=False, settle=lambda seconds: True)
-        guard.hurt = turns[len(lost)] is HURT
-        raise turns[len(lost)]
+        member.hurt = generations[len(lost)] is HURT
+        raise generations[len(lost)]
 
-    monkeypatch.setattr(training, "_take_turn", take_turn)
+    monkeypatch.setattr(training, "_train_generation", train_generation)
     try:
         with pytest.raises(ends) as ended:
             training.run()
@@ -188,16 +188,15 @@ def test_an_empty_part_is_the_users_only_if_two_turns_in_a_row_end_so(
 def test_what_the_servers_do_not_free_takes_a_new_process(
     config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard = SimpleNamespace(hurt=False)
-    member: Any = SimpleNamespace(form=lambda: CLUSTER, lost=lambda message: None, began=0, guard=guard)
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lambda message: None, began=0, hurt=False)
     progress = Progress(config, directory, Notifier())
     training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
 
-    def take_turn(*arguments: Any) -> None:
+    def train_generation(*arguments: Any) -> None:
         training._replicas = SimpleNamespace(recovering=False, close=lambda: None)
         raise MembershipChanged("worker-1 answers again")
 
-    monkeypatch.setattr(training, "_take_turn", take_turn)
+    monkeypatch.setattr(training, "_train_generation", train_generation)
     monkeypatch.setattr(freeing, "freed", lambda seconds: False)
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -205,32 +204,6 @@ def test_what_the_servers_do_not_free_takes_a_new_process(
             training.run()
     finally:
         signal.signal(signal.SIGTERM, handler)
-
-
-def test_who_was_asked_early_to_start_anew_is_known_to_be_on_the_way(
-    config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_record(directory.state, {"state": "training", "step": 5, "members": MEMBERS})
-    told: list[Any] = []
-
-    def form(*arguments: Any) -> dict[str, str]:
-        told.append(arguments[-1])
-        return MEMBERS
-
-    monkeypatch.setattr(membership, "form", form)
-    monkeypatch.setattr("trainer.cluster.heartbeat.Heartbeat.identities", lambda self, since=0.0: MEMBERS)
-    handler = signal.getsignal(signal.SIGTERM)
-    progress = Progress(config, directory, Notifier())
-    found = Membership(config, CLUSTER, directory, progress, Phases({}))
-    try:
-        found.restart_stale()
-        assert (read_record(directory.state) or {})["restart"] == {"ps-0": "p0"}
-        found.form()
-        found.form()
-    finally:
-        found.leave()
-        signal.signal(signal.SIGTERM, handler)
-    assert told == [{"ps-0": "p0"}, {}]
 
 
 def test_a_file_that_an_installed_program_misses_is_the_users_error_at_once(
@@ -241,23 +214,23 @@ def test_a_file_that_an_installed_program_misses_is_the_users_error_at_once(
     monkeypatch.syspath_prepend(tmp_path)
     program = importlib.import_module("installed").One()
     handler = signal.getsignal(signal.SIGTERM)
-    member: Any = SimpleNamespace(form=lambda: CLUSTER, lost=lambda message: None, began=0)
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lambda message: None, began=0)
     progress = Progress(config, directory, Notifier())
     training = Training(config, CLUSTER, program, directory, progress, Phases({}), membership=member)
-    turns: list[int] = []
+    generations: list[int] = []
 
-    def take_turn(*arguments: Any) -> None:
-        turns.append(len(turns))
+    def train_generation(*arguments: Any) -> None:
+        generations.append(len(generations))
         training._replicas = SimpleNamespace(recovering=False, close=lambda: None)
         program.read()
 
-    monkeypatch.setattr(training, "_take_turn", take_turn)
+    monkeypatch.setattr(training, "_train_generation", train_generation)
     try:
         with pytest.raises(FileNotFoundError):
             training.run()
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert turns == [0]
+    assert generations == [0]
 
 
 def test_a_finished_run_whose_last_status_was_lost_is_shown_as_finished(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,11 +14,25 @@ import pytest
 from processes import Runs, until
 
 from trainer.cluster import heartbeat as module
-from trainer.cluster.heartbeat import Heartbeat
+from trainer.cluster.heartbeat import PERIOD_SECONDS, Heartbeat
+from trainer.cluster.member import Member, State
 from trainer.cluster.spec import free_addresses
 
 pytestmark = pytest.mark.timeout(180)
 SILENT_SECONDS = 5.0
+
+
+def beat(address: str) -> Heartbeat:
+    return Heartbeat({"worker-0": Member("worker-0", address, since=time.monotonic())}, SILENT_SECONDS)
+
+
+def member(heartbeat: Heartbeat) -> Member:
+    return heartbeat.members()["worker-0"]
+
+
+def reaches(heartbeat: Heartbeat, state: State) -> Member:
+    until(lambda: member(heartbeat).state is state, state.value, say=lambda: str(member(heartbeat)))
+    return member(heartbeat)
 
 
 def test_heartbeat_tells_frozen_from_gone_and_knows_a_process_again(runs: Runs) -> None:
@@ -24,44 +40,42 @@ def test_heartbeat_tells_frozen_from_gone_and_knows_a_process_again(runs: Runs) 
     config = json.dumps(
         {"cluster": {"chief": [chief], "worker": [worker], "ps": [chief]}, "task": {"type": "worker", "index": 0}}
     )
-    heartbeat = Heartbeat({"worker-0": worker}, SILENT_SECONDS)
+    heartbeat = beat(worker)
     heartbeat.start()
     try:
-        until(lambda: heartbeat.closed() == ["worker-0"], "a port that is closed")
-        assert heartbeat.identities() == {}
+        reaches(heartbeat, State.CLOSED)
         process = runs.task(TF_CONFIG=config)
-        first = until(lambda: heartbeat.identities().get("worker-0"), "an answer")
-        until(lambda: heartbeat.steady(2.0) == {"worker-0"}, "two seconds of answers")
-        assert heartbeat.identities() == {"worker-0": first}
+        first = reaches(heartbeat, State.SERVING).incarnation
+        until(lambda: member(heartbeat).is_steady(time.monotonic()), "some seconds of answers")
+        heartbeat.change(lambda member: member.taken(time.monotonic()), "worker-0")
 
+        began = time.monotonic()
         process.send(signal.SIGSTOP)
-        until(lambda: "worker-0" in heartbeat.silent(), "silence")
-        assert heartbeat.closed() == []
-        assert heartbeat.identities() == {}
+        silent = reaches(heartbeat, State.SILENT)
+        assert time.monotonic() - began > SILENT_SECONDS - PERIOD_SECONDS - 0.5
+        assert (silent.incarnation, silent.must_restart, silent.steady_since) == (first, first, None)
         process.send(signal.SIGCONT)
-        until(lambda: heartbeat.identities() == {"worker-0": first}, "the same process")
-        assert heartbeat.silent() == {}
-        assert heartbeat.ended() == {}
+        thawed = reaches(heartbeat, State.STARTING)
+        assert (thawed.incarnation, thawed.ended) == (first, None)
 
         process.end()
-        until(lambda: heartbeat.closed() == ["worker-0"], "a closed port")
-        assert heartbeat.ended()["worker-0"][0] == first
-        assert heartbeat.ended()["worker-0"][1] < SILENT_SECONDS
+        closed = reaches(heartbeat, State.CLOSED)
+        assert closed.ended is not None
+        assert closed.ended[0] == first
+        assert closed.ended[1] < SILENT_SECONDS
+        assert closed.is_lost
         process = runs.task(TF_CONFIG=config)
-        second = until(lambda: heartbeat.identities().get("worker-0"), "another answer")
+        second = reaches(heartbeat, State.SERVING).incarnation
         assert second != first
-        assert heartbeat.silent() == {}
-        until(lambda: heartbeat.steady(2.0) == {"worker-0"}, "two seconds of answers")
-        assert heartbeat.ended()["worker-0"][0] == first
 
         # As when its host is reset: nothing at first, then its new kernel, which knows of no connection.
         process.send(signal.SIGSTOP)
-        until(lambda: "worker-0" in heartbeat.silent(), "silence")
+        reaches(heartbeat, State.SILENT)
         process.end()
-        until(lambda: heartbeat.closed() == ["worker-0"], "a closed port")
-        assert heartbeat.silent() == {}
-        assert heartbeat.ended()["worker-0"][0] == second
-        assert heartbeat.ended()["worker-0"][1] >= SILENT_SECONDS
+        closed = reaches(heartbeat, State.CLOSED)
+        assert closed.ended is not None
+        assert closed.ended[0] == second
+        assert closed.ended[1] >= SILENT_SECONDS
     finally:
         heartbeat.stop()
 
@@ -95,20 +109,19 @@ def test_a_channel_that_says_nothing_more_is_replaced(runs: Runs, monkeypatch: p
     monkeypatch.setattr(module, "LOST_SECONDS", 1.0)
     monkeypatch.setattr(module, "RENEW_SECONDS", 6.0)
     runs.task(TF_CONFIG=json.dumps(config))
-    heartbeat = Heartbeat({"worker-0": worker}, SILENT_SECONDS)
+    heartbeat = beat(worker)
     heartbeat.start()
     try:
-        until(lambda: "worker-0" in heartbeat.silent(), "silence")
-        until(lambda: heartbeat.identities().get("worker-0"), "an answer")
+        reaches(heartbeat, State.AWAY)
+        reaches(heartbeat, State.SERVING)
     finally:
         heartbeat.stop()
-    assert heartbeat.silent() == {}
 
 
 def test_a_question_that_cannot_be_asked_does_not_end_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    heartbeat, beaten, asked = Heartbeat({"worker-0": "127.0.0.1:9"}, SILENT_SECONDS), threading.Event(), []
+    heartbeat, beaten, asked = beat("127.0.0.1:9"), threading.Event(), []
 
-    def ask(task: str) -> None:
+    def ask(task: str, now: float) -> None:
         asked.append(task)
         if len(asked) == 1:
             raise RuntimeError("can't start new thread")
@@ -120,3 +133,30 @@ def test_a_question_that_cannot_be_asked_does_not_end_the_heartbeat(monkeypatch:
         assert beaten.wait(30)
     finally:
         heartbeat.stop()
+
+
+def test_what_this_process_missed_itself_is_no_members_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when it was frozen, or did not get the processor: its next round comes late."""
+    heartbeat, now = beat("127.0.0.1:9"), [time.monotonic()]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def ask(task: str, at: float) -> None:
+        heartbeat._unheard.setdefault(task, (at, heartbeat._missed))
+
+    monkeypatch.setattr(heartbeat, "_ask", ask)
+
+    def rounds(*pauses: float) -> Any:
+        def wait(seconds: float) -> bool:
+            now[0] += next(passing, 0.0)
+            return next(left, True)
+
+        passing, left = iter(pauses), iter([False] * len(pauses))
+        return SimpleNamespace(wait=wait)
+
+    heartbeat._opened, heartbeat._channels = {"worker-0": now[0]}, {"worker-0": SimpleNamespace(close=lambda: None)}  # type: ignore[dict-item]
+    monkeypatch.setattr(heartbeat, "_end", rounds(1.5, 60.0, 0.2, 0.2))
+    heartbeat._beat()
+    assert member(heartbeat).state is not State.SILENT
+    monkeypatch.setattr(heartbeat, "_end", rounds(*[0.2] * 30))
+    heartbeat._beat()
+    assert member(heartbeat).state is State.SILENT

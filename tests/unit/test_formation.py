@@ -1,12 +1,19 @@
-"""Which members a training begins with."""
+"""Which members a generation begins with."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from trainer.cluster.formation import can_do_without
+from trainer.cluster import member as rules
+from trainer.cluster.formation import can_do_without, form
+from trainer.cluster.member import Member, State
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
+from trainer.failures import UserError
 
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1", "c:1"], "ps": ["d:1", "e:1"]}, "chief", 0)
 
@@ -15,28 +22,105 @@ def config(**settings: object) -> Config:
     return Config.from_dict({"program": "p:P", "ps_wait_seconds": 30.0, "worker_wait_seconds": 60.0, **settings})
 
 
+AWAY, CLOSED, SILENT = State.AWAY, State.CLOSED, State.SILENT
+
+
 @pytest.mark.parametrize(
-    ("missing", "without", "waited", "settings", "expected"),
+    ("missing", "first", "without", "waited", "settings", "expected"),
     [
-        ({"worker-1"}, set(), 59.0, {}, False),
-        ({"worker-1"}, set(), 60.0, {}, True),
-        ({"worker-1"}, {"worker-1"}, 0.0, {}, True),
-        ({"worker-1", "worker-2"}, {"worker-1"}, 0.0, {}, False),
-        ({"worker-0", "worker-1", "worker-2"}, {"worker-0", "worker-1", "worker-2"}, 1e6, {}, False),
-        ({"ps-0"}, set(), 29.0, {}, False),
-        ({"ps-0"}, set(), 30.0, {}, True),
-        ({"ps-0", "worker-1"}, set(), 30.0, {}, False),
-        ({"ps-0", "ps-1"}, set(), 1e6, {}, False),
-        ({"worker-1"}, set(), 1e6, {"elastic": False}, False),
-        ({"ps-0"}, {"ps-0"}, 1e6, {"elastic": False}, False),
+        # The very first start waits for workers, and no other.
+        ({"worker-1": AWAY}, True, set(), 59.0, {}, False),
+        ({"worker-1": AWAY}, True, set(), 60.0, {}, True),
+        ({"worker-1": AWAY}, False, set(), 0.0, {}, True),
+        ({"worker-1": SILENT, "worker-2": AWAY}, False, set(), 0.0, {}, True),
+        ({"worker-1": State.GIVEN_UP}, False, set(), 0.0, {}, True),
+        # One that closed a moment ago may be back in another.
+        ({"worker-1": CLOSED}, False, set(), 1e6, {}, False),
+        ({"worker-1": State.STARTING}, False, set(), 1e6, {}, False),
+        ({"worker-0": AWAY, "worker-1": AWAY, "worker-2": AWAY}, False, set(), 1e6, {}, False),
+        ({"ps-0": AWAY}, False, set(), 29.0, {}, False),
+        ({"ps-0": SILENT}, False, set(), 30.0, {}, True),
+        ({"ps-0": AWAY}, False, {"ps-0"}, 0.0, {}, True),
+        ({"ps-0": AWAY, "worker-1": AWAY}, False, set(), 30.0, {}, True),
+        ({"ps-0": AWAY, "ps-1": AWAY}, False, {"ps-0", "ps-1"}, 1e6, {}, False),
+        ({"worker-1": AWAY}, False, set(), 1e6, {"elastic": False}, False),
+        ({"ps-0": AWAY}, False, {"ps-0"}, 1e6, {"elastic": False}, False),
     ],
 )
 def test_who_can_be_done_without(
-    missing: set[str], without: set[str], waited: float, settings: dict[str, object], expected: bool
+    missing: dict[str, State],
+    first: bool,
+    without: set[str],
+    waited: float,
+    settings: dict[str, object],
+    expected: bool,
 ) -> None:
-    assert can_do_without(config(**settings), CLUSTER, missing, without, waited) is expected
+    members = {task: Member(task, "a:1", state) for task, state in missing.items()}
+    assert can_do_without(config(**settings), CLUSTER, members, first, without, waited) is expected
 
 
 def test_cluster_of_those_who_are_there_moves_up() -> None:
     smaller = CLUSTER.only({"worker-0", "worker-2", "ps-1"})
     assert smaller.jobs == {"chief": ["h:1"], "worker": ["a:1", "c:1"], "ps": ["e:1"]}
+
+
+class Hears:
+    """A heartbeat of whose members a test says what is heard."""
+
+    def __init__(self, **here: str) -> None:
+        self.records = {task: Member(task, address) for task, address in CLUSTER.servers.items()}
+        self.hears(**here)
+        for task in self.records.keys() - {task.replace("_", "-") for task in here}:
+            self.records[task] = self.records[task].refused(0.0, time.monotonic() + 1e6).looked_at(1e6)
+
+    def hears(self, **here: str) -> None:
+        now = time.monotonic()
+        for name, process in here.items():
+            task = name.replace("_", "-")
+            self.records[task] = self.records[task].answered(now, now + 1e6, process)
+
+    def members(self) -> dict[str, Member]:
+        return dict(self.records)
+
+    def hurry(self) -> None:
+        pass
+
+
+def take(
+    hears: Hears, tell: Callable[[dict[str, str]], None] = lambda missing: None, **settings: Any
+) -> dict[str, str]:
+    return form(config(**settings), CLUSTER, hears, False, (), tell)  # type: ignore[arg-type]
+
+
+def test_a_generation_begins_at_once_with_who_is_there() -> None:
+    here = {"worker_0": "w0", "ps_0": "p0", "ps_1": "p1"}
+    assert take(Hears(**here)) == {"worker-0": "w0", "ps-0": "p0", "ps-1": "p1"}
+
+
+def test_a_process_that_shall_start_anew_is_waited_for() -> None:
+    hears = Hears(worker_0="w0", ps_0="p0", ps_1="p1")
+    hears.records["ps-1"] = Member("ps-1", "e:1", must_restart="p1")
+    hears.hears(ps_1="p1")
+    told: list[list[str]] = []
+
+    def tell(missing: dict[str, str]) -> None:
+        told.append(sorted(missing))
+        if len(told) == 3:
+            hears.hears(ps_1="new")
+
+    assert take(hears, tell)["ps-1"] == "new"
+    assert told[0] == ["ps-1", "worker-1", "worker-2"]
+
+
+def test_one_that_does_not_heed_that_is_used_as_it_is() -> None:
+    hears = Hears(worker_0="w0", ps_0="p0", ps_1="p1")
+    now = time.monotonic()
+    stale = Member("ps-1", "e:1", must_restart="p1").answered(now - 2 * rules.HEED_SECONDS, 0.0, "p1")
+    hears.records["ps-1"] = stale
+    hears.hears(ps_1="p1")
+    assert take(hears)["ps-1"] == "p1"
+
+
+def test_the_limit_of_waiting_names_who_is_missing() -> None:
+    with pytest.raises(UserError, match=r"member_wait_timeout_seconds\) for ps-0 \(d:1\), ps-1 \(e:1\)"):
+        take(Hears(worker_0="w0", worker_1="w1", worker_2="w2"), member_wait_timeout_seconds=0.2)

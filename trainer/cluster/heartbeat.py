@@ -1,4 +1,4 @@
-"""Ask every member of the cluster, again and again, whether it lives.
+"""Ask every member of the cluster, again and again, whether it lives, and keep a record of each.
 
 TensorFlow reports a member whose socket closes and waits for ever, in silence, for one that froze, lost its network or
 its power. The question is trainer/cluster/probe.py's; a member that has one open is not asked another.
@@ -6,7 +6,6 @@ its power. The question is trainer/cluster/probe.py's; a member that has one ope
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
@@ -15,53 +14,48 @@ from typing import Any
 
 import grpc
 
+from trainer.cluster.member import HERE, Member
 from trainer.cluster.probe import DEADLINE_SECONDS, METHOD, digest
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
-HURRY_SECONDS = 0.2  # while somebody waits for a member
+TICK_SECONDS = 0.2  # how often a member is asked that is not there, or that somebody waits for
+HURRY_SECONDS = 5.0
+# A round that comes later than this was kept from the processor: what passed then tells nothing of the members.
+LATE_SECONDS = 0.2
 # A member that doesn't answer gets a new channel so often: one was seen that never found a server that was back.
 RENEW_SECONDS = 20.0
 LOST_SECONDS = 10.0
-# Left alone, a channel would look for a server that was away ever more rarely.
+# Marks the heartbeat's own sockets (milliseconds, of TCP_USER_TIMEOUT) for trainer/cluster/fence.py.
+MARK = 4321
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share the old one's connection
+    # Left alone, a channel would look for a server that was away ever more rarely.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.keepalive_time_ms", 600_000),  # without which there is no TCP_USER_TIMEOUT
+    ("grpc.keepalive_timeout_ms", MARK),
 ]
 
 
-@dataclasses.dataclass
-class Member:
-    """What is known of a worker or ps: `quiet` is for how many seconds it has left questions unanswered."""
-
-    address: str
-    identity: str | None = None  # of its process, while it answers
-    answered_at: float | None = None  # since when it answers, without a break
-    heard_at: float = 0.0  # when the last question was asked that it answered
-    asked_at: float | None = None  # when the open question was asked
-    judged_at: float = 0.0  # when the last question was asked that is not open any more
-    failed_at: float | None = None  # when the last one failed, unless one was answered since
-    quiet: float = 0.0
-    process: str | None = None  # the identity that it had last
-    ended: tuple[str, float] | None = None  # the last process that turned out to have ended, and how quiet it was then
-    state: str = "unknown"  # answers, closed (its host says so), silent
-
-
 class Heartbeat:
-    """Knows of every member whether it answers; a thread asks."""
+    """Keeps the members' records by what they answer; a thread asks."""
 
-    def __init__(self, servers: Mapping[str, str], heartbeat_timeout_seconds: float) -> None:
-        """Take the members (task name to address) and after how many seconds without an answer one is silent."""
-        self._members = {task: Member(address) for task, address in servers.items()}
-        self._silent_seconds = heartbeat_timeout_seconds
+    def __init__(self, members: Mapping[str, Member], timeout_seconds: float) -> None:
+        """Take the records to begin with (by task), and after how many seconds without an answer one is silent."""
+        self._members = dict(members)
+        self._timeout = timeout_seconds
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._calls: dict[str, Any] = {}
         self._channels: dict[str, grpc.Channel] = {}
         self._opened: dict[str, float] = {}
-        self.hurry = True
+        self._asked: dict[str, float] = {}  # when the open question was asked
+        self._began = time.monotonic()
+        self._missed = 0.0  # seconds for which this process was kept from the processor
+        self._unheard: dict[str, tuple[float, float]] = {}  # since when none was answered, and what was missed by then
+        self._hurry_until = time.monotonic() + HURRY_SECONDS
         self.on_beat: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -75,102 +69,90 @@ class Heartbeat:
         for channel in list(self._channels.values()):
             channel.close()
 
-    def heard(self, since: float) -> bool:
-        """Return whether every member was asked after `since` (of time.monotonic), and has answered or failed to."""
-        with self._lock:
-            return all(member.judged_at >= since for member in self._members.values())
+    def hurry(self) -> None:
+        """Ask more often for a while: somebody waits to hear of the members."""
+        self._hurry_until = time.monotonic() + HURRY_SECONDS
 
-    def identities(self, since: float = 0.0) -> dict[str, str]:
-        """Return the members that answer, asked after `since` (of time.monotonic), with their processes' identities."""
+    def members(self) -> dict[str, Member]:
+        """Return the records by task."""
         with self._lock:
-            return {task: m.identity for task, m in self._members.items() if m.identity and m.heard_at >= since}
+            return dict(self._members)
 
-    def silent(self) -> dict[str, float]:
-        """Return the members that have been silent for too long, and for how long (seconds)."""
+    def change(self, change: Callable[[Member], Member], *tasks: str) -> None:
+        """Change records by one of Member's methods."""
         with self._lock:
-            return {task: m.quiet for task, m in self._members.items() if m.quiet >= self._silent_seconds}
-
-    def closed(self) -> list[str]:
-        """Return the members whose host says that nothing listens there."""
-        with self._lock:
-            return [task for task, member in self._members.items() if member.state == "closed"]
-
-    def ended(self) -> dict[str, tuple[str, float]]:
-        """Return the processes that turned out to have ended, with the seconds for which each had been quiet by then.
-
-        One that was quiet first may have lost its host, which told nobody that its connections are gone.
-        """
-        with self._lock:
-            return {task: member.ended for task, member in self._members.items() if member.ended}
-
-    def steady(self, seconds: float) -> set[str]:
-        """Return the members that have answered for so long without a break."""
-        since = time.monotonic() - seconds
-        with self._lock:
-            return {t for t, m in self._members.items() if m.answered_at is not None and m.answered_at <= since}
+            self._members.update({task: change(self._members[task]) for task in tasks})
 
     def _beat(self) -> None:
-        while not self._end.wait(HURRY_SECONDS if self.hurry else PERIOD_SECONDS):
+        last = time.monotonic()
+        while not self._end.wait(TICK_SECONDS):
+            now = time.monotonic()
+            self._missed += max(0.0, now - last - TICK_SECONDS - LATE_SECONDS)
+            last = now
             try:
-                for task, member in self._members.items():
-                    if member.identity is None and time.monotonic() - self._opened[task] > RENEW_SECONDS:
-                        self._channels[task].close()  # which ends the open question, unless that is lost
-                        self._open(task)
-                    self._ask(task)
+                for task in self._members:
+                    self._look_at(task, now)
                 self.on_beat()
             except Exception:
                 log.exception("the heartbeat's round failed")
+
+    def _look_at(self, task: str, now: float) -> None:
+        with self._lock:
+            member = self._members[task].looked_at(now)
+            quiet = self._quiet(task, member, now)
+            if quiet > DEADLINE_SECONDS:
+                member = member.unanswered(now, quiet, self._timeout)
+            self._members[task] = member
+        here = member.state in HERE
+        if not here and now - max(self._opened[task], member.answered_at or 0.0) > RENEW_SECONDS:
+            self._channels[task].close()  # which ends the open question, unless that is lost
+            self._open(task)
+        asked_at = self._asked.get(task)
+        if asked_at is not None and now - asked_at > LOST_SECONDS:  # nobody says how it ended
+            self._heard(task, asked_at, None)
+        period = TICK_SECONDS if not here or now < self._hurry_until else PERIOD_SECONDS
+        if task not in self._asked and now - max(member.judged_at, self._opened[task]) >= period:
+            self._ask(task, now)
+
+    def _quiet(self, task: str, member: Member, now: float) -> float:
+        """Return for how long a member has not answered, less what this process missed itself meanwhile."""
+        unheard = self._unheard.get(task)
+        return 0.0 if unheard is None else max(0.0, now - unheard[0] - (self._missed - unheard[1]))
 
     def _open(self, task: str) -> None:
         channel = grpc.insecure_channel(self._members[task].address, options=CHANNEL_OPTIONS)
         self._channels[task], self._calls[task] = channel, channel.unary_unary(METHOD)
         self._opened[task] = time.monotonic()
 
-    def _ask(self, task: str) -> None:
-        member = self._members[task]
-        with self._lock:
-            now = time.monotonic()
-            if member.asked_at is not None and now - member.asked_at <= LOST_SECONDS:
-                return
-            if member.asked_at is not None:  # nobody says how it ended: it counts as one without an answer
-                member.identity = member.answered_at = None
-                member.quiet, member.state = member.quiet + DEADLINE_SECONDS + PERIOD_SECONDS, "silent"
-            member.asked_at = now
+    def _ask(self, task: str, now: float) -> None:
+        self._asked[task] = now
+        self._unheard.setdefault(task, (now, self._missed))
         try:
             future = self._calls[task].future(b"", timeout=DEADLINE_SECONDS)
-            future.add_done_callback(lambda done: self._heard(member, done))
+            future.add_done_callback(lambda done: self._heard(task, now, done))
         except ValueError:  # the channel is closed: the heartbeat has ended
             return
 
-    def _heard(self, member: Member, done: Any) -> None:
+    def _heard(self, task: str, asked_at: float, done: Any) -> None:
         now = time.monotonic()
-        error = done.exception() if not done.cancelled() else None
+        error = done.exception() if done is not None and not done.cancelled() else None
         with self._lock:
-            asked_at, member.asked_at = member.asked_at or now, None
-            if done.cancelled():
+            if self._asked.get(task) == asked_at:
+                del self._asked[task]
+            member = self._members[task]
+            if done is not None and done.cancelled():
                 return
-            member.judged_at = asked_at
-            if error is None:
-                member.identity = digest(done.result())
-                if member.identity != member.process:
-                    self._has_ended(member)
-                elif member.ended and member.ended[0] == member.process:  # it was only cut off
-                    member.ended = None
-                member.process, member.quiet, member.state = member.identity, 0.0, "answers"
-                member.answered_at, member.heard_at = member.answered_at or now, asked_at
-                member.failed_at = None
-                return
-            member.identity = member.answered_at = None
-            # However long this process itself was frozen meanwhile, a question counts for its deadline at most.
-            passed = min(now - (member.failed_at or asked_at), DEADLINE_SECONDS + PERIOD_SECONDS)
-            member.failed_at = now
-            if error.code() is grpc.StatusCode.UNAVAILABLE and "refused" in (error.details() or ""):
-                self._has_ended(member)
-                member.quiet, member.state = 0.0, "closed"
+            if done is not None and error is None:
+                self._unheard[task] = (now, self._missed)
+                member = member.answered(now, asked_at, digest(done.result()))
+            elif error is not None and error.code() is grpc.StatusCode.UNAVAILABLE and is_refusal(error):
+                self._unheard.pop(task, None)
+                member = member.refused(now, asked_at)
             else:
-                member.quiet, member.state = member.quiet + passed, "silent"
+                member = member.unanswered(now, self._quiet(task, member, now), self._timeout, asked_at)
+            self._members[task] = member
 
-    def _has_ended(self, member: Member) -> None:
-        """Remember how quiet a member's last process was by now; only the first time counts."""
-        if member.process is not None and (member.ended is None or member.ended[0] != member.process):
-            member.ended = member.process, member.quiet
+
+def is_refusal(error: Any) -> bool:
+    """Return whether the member's host says that nothing listens there."""
+    return "refused" in (error.details() or "")

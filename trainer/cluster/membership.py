@@ -1,25 +1,27 @@
-"""The members of a parameter-server run, from one turn of its coordinator to the next.
+"""The members of a parameter-server run, from one generation of its training to the next.
 
-What the next process must know lies in the run's state record: whose processes hold variables of this one, and which
-members the training goes on without.
+A generation is {form the cluster of the members that are here, make strategy and model, restore, train}. What the next
+process must know lies in the run's state record: whose processes hold variables of this one, and which members the
+training goes on without.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
+from typing import Protocol
 
 from trainer.cluster.commands import Messenger, dismiss
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.failure_detector import FailureDetector
-from trainer.cluster.formation import POLL_SECONDS, form, names, stale
+from trainer.cluster.fence import Fence, shut
+from trainer.cluster.formation import form, names
 from trainer.cluster.heartbeat import Heartbeat
+from trainer.cluster.member import HERE, Member, State
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.failures import TRY_AGAIN
@@ -30,8 +32,14 @@ from trainer.signals import on_sigterm, raise_stopped
 
 log = logging.getLogger(__name__)
 REMIND_SECONDS = 30.0
-EARLY_SECONDS = 1.0
 LEAVE_SECONDS = 3.0
+# TensorFlow reports a ps whose socket closes at once, except in the middle of a long step, or when no step needs it.
+REPORT_SECONDS = 10.0
+# A worker that was quiet for longer, more than a question's time, and then ends has perhaps lost its host.
+QUIET_SECONDS = 4.0
+# TensorFlow lets go of a worker within moments of losing its connections, and takes one in as fast.
+DROP_SECONDS = 5.0
+TAKE_SECONDS = 20.0
 
 
 def say_last(words: Callable[[], None]) -> None:
@@ -43,6 +51,13 @@ def say_last(words: Callable[[], None]) -> None:
         log.warning("the shared path does not take the last words of this process: they are lost")
 
 
+class Handler(Protocol):
+    """What TensorFlow does with this generation's workers (trainer/training/tf_internals.py)."""
+
+    busy: dict[str, float]
+    updating_since: float | None
+
+
 class Membership:
     """Who trains, who is watched, and who is done without."""
 
@@ -51,138 +66,260 @@ class Membership:
     ) -> None:
         self._phases = phases
         self.began = time.monotonic()
-        """When the time without training began that the present turn ends."""
+        """When the time without training began that the present generation ends."""
+        self.hurt = False
+        """Whether a process of this generation has ended, also if another has taken its place."""
         self._config = config
         self._cluster = cluster
         self._directory = directory
         self._progress = progress
         record = directory.read_state()
-        # By task, the processes that served earlier coordinators; those of them that shall not be used as they are.
-        self._known = {**record["members"], **record["restart"]}
-        servers = {task: identity for task, identity in self._known.items() if task[:3] == "ps-"}
-        self._unfit = {**record["restart"], **servers}
+        known = {**record["members"], **record["restart"]}
+        # By task, the processes that served earlier coordinators; a ps holds variables of one that is gone.
+        stale = {**record["restart"], **{task: known[task] for task in known if task.startswith("ps-")}}
+        self._first = not record["members"]
         self._without = set(record["without"])
-        self._members: dict[str, str] = {}
-        self._asked: dict[str, str] = {}
-        self._told_lost: set[str] = set()
+        self._asked: dict[str, str] = dict(record["restart"])
         self._named: dict[str, str] = {}
         self._told = 0.0
+        self._members: dict[str, str] = {}  # of this generation, as it began
+        self._lost: dict[str, tuple[float, str]] = {}  # the processes that were told to have ended, and when
+        self._absent: set[str] = set()  # told to be lost or silent, and not back
+        self._reset: dict[str, str] = {}  # the processes whose connections were looked after when they had ended
+        self._given_up: dict[str, float] = {}
+        self._watching = False
+        self.handler: Handler | None = None
+        """What takes workers in and out while this generation trains."""
         self._messenger = Messenger(cluster.servers) if config.local_run_dir else None
-        self._heartbeat = Heartbeat(cluster.servers, config.heartbeat_timeout_seconds)
-        self.guard = FailureDetector(self._heartbeat, phases, self._give_up, self._tell)
-        self._heartbeat.start()
+        self.heartbeat = Heartbeat(
+            {
+                task: Member(task, address, since=self.began, incarnation=known.get(task), must_restart=stale.get(task))
+                for task, address in cluster.servers.items()
+            },
+            config.heartbeat_timeout_seconds,
+        )
+        self.heartbeat.on_beat = self.look
+        self._fence = Fence(self._silent_addresses)
+        self.heartbeat.start()
+        self._fence.start()
 
-    def restart_stale(self) -> None:
-        """Ask early for what takes time: new processes in place of those that shall not be used as they are."""
-        deadline = time.monotonic() + EARLY_SECONDS
-        while not self._heartbeat.heard(self.began) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        unfit = stale(self._heartbeat.identities(), self._unfit)
-        if unfit:
-            self._restart(unfit)
+    def form(self) -> Cluster:
+        """Wait for the members and return the cluster of those that this generation trains on; raises Stopped."""
+        on_sigterm(raise_stopped)
+        self._phases.enter("waiting")
+        members = form(self._config, self._cluster, self.heartbeat, self._first, self._without, self._name_missing)
+        # While a strategy's constructor waits, no Python handler could run.
+        on_sigterm(signal.SIG_DFL)
+        for task, process in self._members.items():
+            if members.get(task) != process:
+                self._tell_lost(task, process)
+        now = time.monotonic()
+        absent = {task: address for task, address in self._cluster.servers.items() if task not in members}
+        self.heartbeat.change(lambda member: member.taken(now), *members)
+        # One that is away is asked too: should it thaw, it shall come back without what it holds and waits for.
+        self.heartbeat.change(Member.left_out, *absent)
+        self._members, self._absent = members, set()
+        self._first, self._without, self._named = False, set(absent), {}
+        try:
+            self._directory.set_members(members=members, without=sorted(absent))
+        except OSError as error:  # only the next process would read it
+            log.warning("cannot write down the members: %s", error)
+        if absent:
+            log.warning("going on without %s", names(absent))
+        else:
+            log.info("all %d other members are there", len(members))
+        message = f"without {names(absent)}" if absent else "all members"
+        self._progress.events.write("formed", seconds=now - self.began, message=message)
+        self.hurt, self._watching = False, True
+        return self._cluster.only(members)
+
+    def generation_over(self, message: str) -> None:
+        """Say that the next generation begins; nobody is watched until it has its members."""
+        self._release()
+        self.began = time.monotonic()
+        log.warning("forming the cluster anew in this process: %s", message)
+        self._progress.enter("waiting", message)
+        self._progress.events.write("recovering", message=message)
+
+    def dismiss(self) -> None:
+        """End the servers that don't see the state record: the run is finished."""
+        if self._messenger is not None:
+            self._release()
+            dismiss(self._cluster.servers)
 
     def leave(self, workers_too: bool = False) -> None:
         """Watch nobody any more, and tell the ps that this process ends: they start anew while the next one does.
 
         `workers_too`: a worker's process may be past using.
         """
-        self._send({})
-        self._heartbeat.stop()
-        servers = {task: identity for task, identity in self._members.items() if workers_too or task[:3] == "ps-"}
-        try:
-            if servers and not self._directory.finished(self._config.steps):
-                self._directory.set_members(restart={**self._unfit, **servers})
-        except (OSError, ValueError) as error:
-            log.warning("cannot ask the ps to start anew: %s", error)
+        self._leave(lambda member: member.is_ps or workers_too)
 
-    def dismiss(self) -> None:
-        """End the servers that don't see the state record: the run is finished."""
+    @property
+    def workers(self) -> list[str]:
+        """The workers of this generation, in TensorFlow's order."""
+        return [task for task in self._cluster.servers if task in self._members and task.startswith("worker-")]
+
+    def lost_ps(self) -> list[str]:
+        """Return the ps of this generation whose processes have ended: it can't go on."""
+        return sorted(task for task, member in self.heartbeat.members().items() if member.is_ps and member.is_lost)
+
+    def workers_serving(self, since: float = 0.0) -> set[str]:
+        """Return the workers of this generation that answered a question asked after `since` (of time.monotonic)."""
+        members = self.heartbeat.members()
+        if since:
+            self.heartbeat.hurry()
+        return {task for task in self.workers if members[task].is_here(since)}
+
+    def returned(self) -> list[str]:
+        """Return the members that this generation goes on without and that are back."""
+        now = time.monotonic()
+        members = self.heartbeat.members().items() if self._watching else ()
+        return sorted(task for task, member in members if member.taken_in is None and member.is_steady(now))
+
+    def worker_lost(self, task: str) -> None:
+        """TensorFlow has lost a worker, and waits to take it in again."""
+        log.info("TensorFlow has let go of %s", task)
+        self.heartbeat.hurry()
+
+    def workers_taken_in(self, tasks: Collection[str]) -> None:
+        """TensorFlow has taken these workers in again."""
+        now = time.monotonic()
+        log.info("TensorFlow has taken in %s", ", ".join(sorted(tasks)))
+        self.heartbeat.change(lambda member: member.taken(now), *tasks)
+
+    def look(self) -> None:
+        """Compare the records with what this generation needs; the heartbeat calls this after each round."""
+        self._ask_to_restart()
+        if late := self._phases.overdue():
+            self._give_up("phase-overdue", late, [])
+        for task, member in self.heartbeat.members().items():
+            if self._watching and member.taken_in is not None:
+                if trouble := self._trouble(member, time.monotonic()):
+                    event, message = trouble
+                    self._give_up(event, message, [task])
+                self._tell_change(member)
+        handler = self.handler
+        if handler is not None and handler.updating_since is not None:
+            seconds = time.monotonic() - handler.updating_since
+            if seconds > TAKE_SECONDS:
+                self._give_up("recovering", f"TensorFlow has been taking in a worker for {seconds:.0f} s", [])
+
+    def _tell_change(self, member: Member) -> None:
+        """Tell of a member of this generation that is lost, silent or back."""
+        task = member.task
+        if member.is_lost:
+            self._tell_lost(task, str(member.taken_in))
+        elif member.state is State.SILENT and task not in self._absent:
+            self._absent.add(task)
+            self.hurt = True
+            self._tell("member-silent", task, f"has not answered for {member.quiet:.0f} s: cut off")
+        if task in self._absent and member.state in HERE and not member.is_ps:
+            self._absent.discard(task)
+            self._tell("member-back", task, "its server answers again")
+        if member.state is State.GIVEN_UP and self._given_up.get(task) != member.until:
+            self._given_up[task] = member.until
+            pause = member.until - time.monotonic()
+            self._tell("member-given-up", task, f"it ended again and again: left out for {pause:.0f} s")
+
+    def _trouble(self, member: Member, now: float) -> tuple[str, str] | None:
+        """Return the event and message where this process can't go on for this member; mend what can be mended."""
+        task, handler = member.task, self.handler
+        silent = f"{task} has not answered for {member.quiet:.0f} s: cut off"
+        if member.is_ps:
+            if member.state is State.SILENT:
+                return "member-silent", silent
+            if member.is_lost and now - self._lost.get(task, (now, ""))[0] > REPORT_SECONDS:
+                return "recovering", f"{task} has ended, and TensorFlow waits for it all the same"
+            return None
+        if member.state is State.SILENT:
+            if handler is None:
+                return "member-silent", silent
+            if task in handler.busy and now - max(handler.busy[task], member.since) > DROP_SECONDS:
+                return "recovering", f"{silent}, and TensorFlow does not let go of it"
+        # Reset and soon up again, a host has told nobody of its connections, and TensorFlow waits on them for ever.
+        if member.ended and member.ended[0] == member.taken_in != self._reset.get(task):
+            self._reset[task] = member.ended[0]
+            if member.ended[1] > QUIET_SECONDS:
+                log.warning("%s had not answered for %.0f s when its process ended", task, member.ended[1])
+                if handler is None:
+                    return "member-silent", silent
+                shut(member.address)
+        return None
+
+    def _tell_lost(self, task: str, process: str) -> None:
+        """Tell once that a process of a generation has ended, whoever has noticed it first."""
+        if self._lost.get(task, (0.0, ""))[1] == process:
+            return
+        self.hurt = True
+        self._lost[task] = time.monotonic(), process
+        if task in self._absent:  # told to be silent
+            return
+        self._absent.add(task)
+        self._tell("ps-lost" if task.startswith("ps-") else "member-lost", task, "its process has ended")
+
+    def _ask_to_restart(self) -> None:
+        """Have those processes start anew that shall not be used as they are, also those that answer only later."""
+        wanted = {task: m.must_restart for task, m in self.heartbeat.members().items() if m.must_restart}
+        if wanted == self._asked:
+            return
+        if asked := sorted(task for task in wanted if wanted[task] != self._asked.get(task)):
+            log.info("%s: asked to start anew, without what an earlier generation left there", ", ".join(asked))
+        self._asked = wanted
+        self._progress.post(partial(self._write_restart, wanted))
         if self._messenger is not None:
-            self.guard.formed({})
-            dismiss(self._cluster.servers)
+            self._messenger.send(wanted)
 
-    def form(self) -> Cluster:
-        """Wait for the members and return the cluster of those that this turn trains on; raises Stopped."""
-        on_sigterm(raise_stopped)
-        self._phases.enter("waiting")
-        members = form(
-            self._config,
-            self._cluster,
-            self._heartbeat,
-            self._unfit,
-            self._without,
-            self._restart,
-            self._name_missing,
-            self._asked,
-        )
-        self._asked = {}
-        self._tell_lost({task for task, identity in self._members.items() if members.get(task) != identity})
-        # While a strategy's constructor waits, no Python handler could run.
-        on_sigterm(signal.SIG_DFL)
-        absent = {task: address for task, address in self._cluster.servers.items() if task not in members}
-        # One that is away is asked too: should it thaw, it shall come back without what it holds and waits for.
-        self._unfit = {task: self._known[task] for task in absent if task in self._known}
-        self._known.update(members)
-        self._members, self._told_lost = members, set()
-        self._without, self._named = set(absent), {}
-        try:
-            self._directory.set_members(members=members, without=sorted(absent), restart=self._unfit)
-        except OSError as error:  # only the next process would read it
-            log.warning("cannot write down the members: %s", error)
-        self._send(self._unfit)
-        if absent:
-            log.warning("going on without %s", names(absent))
-        else:
-            log.info("all %d other members are there", len(members))
-        message = f"without {names(absent)}" if absent else "all members"
-        self._progress.events.write("formed", seconds=time.monotonic() - self.began, message=message)
-        self.guard.formed(members, unfit=self._unfit)
-        return self._cluster.only(members)
+    def _write_restart(self, wanted: dict[str, str]) -> None:
+        if wanted == self._asked:
+            self._directory.set_members(restart=wanted)
 
-    def lost(self, message: str) -> None:
-        """Say that this turn is over and the next begins; nobody is watched until it has its members."""
-        self._told_lost = set(self.guard.lost_servers())
-        self.guard.formed({})
-        self.began = time.monotonic()
-        log.warning("forming the cluster anew in this process: %s", message)
-        self._progress.enter("waiting", message)
-        self._progress.events.write("recovering", message=message)
-
-    def _restart(self, processes: dict[str, str]) -> None:
-        self._asked = dict(processes)
-        log.info("%s: restarting, without what an earlier coordinator left there", ", ".join(processes))
-        self._directory.set_members(restart={**self._unfit, **processes})
-        self._send({**self._unfit, **processes})
-
-    def _send(self, restart: dict[str, str]) -> None:
-        """Have those restart that don't see the state record."""
-        if self._messenger is not None:
-            self._messenger.send(restart)
+    def _silent_addresses(self) -> list[str]:
+        """Return the workers that TensorFlow shall not wait for."""
+        members = self.heartbeat.members() if self._watching and self.handler else {}
+        return [m.address for m in members.values() if m.taken_in and not m.is_ps and m.state is State.SILENT]
 
     def _name_missing(self, missing: dict[str, str]) -> None:
         if missing == self._named and time.monotonic() - self._told < REMIND_SECONDS:
             return
-        self._tell_lost(self._members.keys() & missing.keys())
+        for task in self._members.keys() & missing.keys():
+            self._tell_lost(task, self._members[task])
         message = f"no answer from {names(missing)}"
         log.info("waiting for members: %s", message)
         self._progress.enter("waiting", message)
         self._progress.events.write("waiting", message=message)
         self._named, self._told = dict(missing), time.monotonic()
 
-    def _tell_lost(self, tasks: set[str]) -> None:
-        """Tell of ps that the turn before had, unless the guard has: TensorFlow was faster than the heartbeat."""
-        for task in sorted(tasks - self._told_lost):
-            if task.startswith("ps-"):
-                self._tell("ps-lost", task, "its process has ended")
-        self._told_lost |= tasks
-
     def _tell(self, event: str, task: str, message: str) -> None:
         address = self._cluster.servers[task]
         log.warning("%s (%s): %s", task, address, message)
         self._progress.events.write(event, task=task, host=address, message=message)
 
+    def _release(self) -> None:
+        """Watch nobody, and let go of this generation's members."""
+        self._watching, self.handler = False, None
+        now = time.monotonic()
+        self.heartbeat.change(lambda member: member.released(now), *self._cluster.servers)
+
+    def _leave(self, past_using: Callable[[Member], bool]) -> None:
+        self._watching = False
+        members = self.heartbeat.members()
+        self.heartbeat.stop()
+        self._fence.stop()
+        if self._messenger is not None:
+            self._messenger.send({})
+        restart = {task: m.taken_in for task, m in members.items() if m.taken_in and past_using(m)}
+        restart |= {task: m.must_restart for task, m in members.items() if m.must_restart}
+        self._asked = restart
+        try:
+            if restart and not self._directory.finished(self._config.steps):
+                self._directory.set_members(restart=restart)
+        except (OSError, ValueError) as error:
+            log.warning("cannot ask the ps to start anew: %s", error)
+
     def _give_up(self, event: str, message: str, tasks: list[str]) -> None:
         """End this process, whatever its main thread waits for: the next one forms the cluster of who answers."""
+        if tasks and not self._watching:  # the generation has just ended
+            return
         log.error("%s; starting anew", message)
         say_last(partial(self._leave_word, event, message, tasks))
         os._exit(TRY_AGAIN)
@@ -192,14 +329,8 @@ class Membership:
             self._progress.events.write(event, task=task, host=self._cluster.servers[task], message=message)
         if not tasks:
             self._progress.events.write(event, message=message)
-        now = self.guard.formation()
-        self._unfit.update({task: now[task] for task in tasks if task in now})
-        self.leave()
+        self._leave(lambda member: member.is_ps or member.task in tasks)
         # A phase that hung counts as a crash, a member that is gone does not.
         end_attempt(self._directory, counted=not tasks, trouble=bool(tasks), message=message)
-        workers = [task for task in tasks if task.startswith("worker-")]
-        if self._config.elastic and workers:
-            with contextlib.suppress(OSError, ValueError):  # the next process will wait for them in vain
-                self._directory.set_members(without=sorted({*self._without, *workers}))
         self._progress.enter("waiting", message)
         self._progress.close(LEAVE_SECONDS)

@@ -54,7 +54,7 @@ FLUSH_SECONDS = 10.0
 SETTLE_SECONDS = 10.0
 FREED_SECONDS = 5.0
 HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
-TURNS_IN_VAIN = 3  # turns without a new checkpoint, after which a new process may do better
+GENERATIONS_IN_VAIN = 3  # generations without a new checkpoint, after which a new process may do better
 
 
 def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_process: bool = False) -> int:
@@ -108,7 +108,6 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
                 time.sleep(pause)
         if config.strategy == "parameter_server" and not in_process:
             membership = Membership(config, cluster, directory, progress, phases)
-            membership.restart_stale()
         with without_chatter():
             import tensorflow  # noqa: F401
         program = load_program(config.program)
@@ -171,7 +170,7 @@ def train(config: Config, cluster: Cluster, program: Any, directory: RunDirector
 
 
 class Training:
-    """One process's part of a run: the turns that it takes at it, each on the members that are there."""
+    """One process's part of a run: the generations that it trains, each on the members that are there."""
 
     def __init__(
         self,
@@ -196,22 +195,22 @@ class Training:
         self._began = time.monotonic()
         self._replicas: Any = None
         self._course: Any = None
-        self._doubted = False  # whether the turn before ended at a part without data, and not at a fault
+        self._doubted = False  # whether the generation before ended at a part without data, and not at a fault
 
     def run(self) -> None:
-        """Take turns until the run is finished; raises what another process must mend, and Stopped."""
+        """Train generations until the run is finished; raises what another process must mend, and Stopped."""
         membership, in_vain, best = self._membership, 0, self._directory.catalogue.newest() or 0
         if membership is None and self._cluster.servers:
             wait_for_members(self._config, self._cluster, self._directory, self._progress)
         while True:
             if membership is not None:
-                # A request that came in the turn before would be forgotten: the signal has been handled.
+                # A request that came in the generation before would be forgotten: the signal has been handled.
                 on_sigterm(raise_stopped)
                 if self._stopping():
                     raise Stopped
             cluster = membership.form() if membership else self._cluster
             try:
-                self._take_turn(cluster, membership.began if membership else self._began)
+                self._train_generation(cluster, membership.began if membership else self._began)
                 return
             except MembershipChanged as reform:
                 message, self._doubted = str(reform), False
@@ -223,25 +222,25 @@ class Training:
                 message = explain(error)
                 if isinstance(error, EmptyPart):
                     message = "a worker's data ended in the middle of a call, as a fault leaves it"
-                if in_vain == TURNS_IN_VAIN:
+                if in_vain == GENERATIONS_IN_VAIN:
                     raise Infrastructure(message) from error
             if self._course is not None and not self._course.settle(SETTLE_SECONDS):
                 raise Infrastructure(f"{message}; and the save in flight does not end")
             if membership is not None and self._replicas.recovering:
                 raise Infrastructure(f"{message}; and TensorFlow is taking in a worker")
             if membership is not None:
-                membership.lost(message)
+                membership.generation_over(message)
             if not self._let_go():
-                raise Infrastructure(f"{message}; and the servers do not free what this turn left there")
+                raise Infrastructure(f"{message}; and the servers do not free what this generation left there")
 
     def _is_mendable_here(self, error: Exception) -> bool:
-        """Return whether the next turn can be taken in this process."""
+        """Return whether the next generation can train in this process."""
         if isinstance(error, EmptyPart):
-            # A part that is empty ends the first block of each turn; a call that a fault broke off, hardly two turns.
+            # A part that is empty ends each generation early; a call that a fault broke off hardly ends two.
             doubted, self._doubted = self._doubted and not self._course.advanced, True
             time.sleep(HEAR_SECONDS)
-            if self._membership is not None and self._membership.guard.hurt:
-                self._doubted = doubted = False  # a fault of this turn's own has broken it off
+            if self._membership is not None and self._membership.hurt:
+                self._doubted = doubted = False  # a fault of this generation's own has broken it off
             return not doubted
         self._doubted = False
         if isinstance(error, UserError | Infrastructure) or not is_infrastructure(error, program_file(self._program)):
@@ -252,7 +251,7 @@ class Training:
         return self._replicas is not None and not self._replicas.recovering
 
     def _let_go(self) -> bool:
-        """Free what lies on the servers, where the next turn makes it anew; returns whether that is done."""
+        """Free what lies on the servers, where the next generation makes it anew; returns whether that is done."""
         from trainer.training.release_resources import apart, freed
 
         iterators = self._replicas.close()
@@ -265,7 +264,7 @@ class Training:
             gc.collect()
         return True
 
-    def _take_turn(self, cluster: Cluster, began: float) -> None:
+    def _train_generation(self, cluster: Cluster, began: float) -> None:
         """Make the strategy and the model, restore, train, and finish the run."""
         import tensorflow as tf
 
@@ -285,13 +284,12 @@ class Training:
         self._stopping.listen()
         progress.enter("waiting", "building the model")
         if config.strategy == "parameter_server":
-            replicas: Any = RemoteReplicas(config, program, strategy, cluster.workers)
+            replicas: Any = RemoteReplicas(config, program, strategy, cluster.workers, self._membership)
             report_placement(config, replicas.model, len(cluster.jobs["ps"]))
         else:
             replicas = OwnReplicas(config, program, strategy)
         self._replicas = replicas
         evaluate = make_evaluation(config, program, replicas.model, strategy, cluster.workers)
-        guard = self._membership.guard if self._membership else None
         course = Controller(
             config,
             replicas,
@@ -300,7 +298,7 @@ class Training:
             self._stopping,
             evaluate,
             self._phases,
-            guard=guard,
+            members=self._membership,
             began=began,
             lease=self._lease,
         )

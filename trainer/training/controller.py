@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.failure_detector import FailureDetector
 from trainer.cluster.formation import MembershipChanged
+from trainer.cluster.membership import Membership
 from trainer.config import Config
 from trainer.failures import Infrastructure, StalePath, Stopped, UserError
 from trainer.reporting.progress import Progress
@@ -42,13 +42,13 @@ class Controller:
         stopping: Callable[[], bool],
         evaluate: Callable[[], dict[str, float]] | None,
         phases: Phases,
-        guard: FailureDetector | None = None,
+        members: Membership | None = None,
         began: float = 0.0,
         lease: Lease | None = None,
     ) -> None:
         """Take what trains, where it is recorded, and who is asked what is due.
 
-        `guard` knows of members that are gone or back. `began` (of time.monotonic) is when the time without training
+        `members` knows of members that are gone or back. `began` (of time.monotonic) is when the time without training
         began that ends with the first block.
         """
         self._config = config
@@ -58,7 +58,7 @@ class Controller:
         self._stopping = stopping
         self._evaluate = evaluate
         self._phases = phases
-        self._guard = guard
+        self._members = members
         self._asked_at: float | None = None
         self._idle_at: float | None = None
         self._used = 0.0
@@ -150,7 +150,7 @@ class Controller:
         Leaves when asked to stop and they will not end in time, or when no worker came for the user's limit; raises
         Stopped, and UserError.
         """
-        alive = self._guard is None or self._guard.workers_alive()
+        alive = self._members is None or bool(self._members.workers_serving())
         self._wait_for_workers(alive)
         if not self._stopping():
             return
@@ -186,7 +186,7 @@ class Controller:
     def block_ended(self, outputs: Any, reset_metrics: bool = True) -> None:
         """Do what is due now that all calls of the block have ended; raises Stopped when asked to stop."""
         config, replicas = self._config, self._replicas
-        if self._guard and (lost := self._guard.lost_servers()):
+        if self._members and (lost := self._members.lost_ps()):
             raise MembershipChanged(f"{', '.join(lost)} has ended")  # which no step needed: TensorFlow has not said so
         self._wait_for_workers(alive=True)  # by the next call at the latest it is seen whether one is there
         self._pacer.measured(self._calls, time.monotonic() - self._block_at)
@@ -282,11 +282,11 @@ class Controller:
 
     def _returned(self) -> list[str]:
         """Return the members that can be taken in now: not while TensorFlow takes in another, or saves fail."""
-        if self._guard is None or not self._config.elastic or self._replicas.recovering:
+        if self._members is None or not self._config.elastic or self._replicas.recovering:
             return []
         if self._checkpoints.trouble() is not None or not self._checkpoints.settle(PATIENCE_SECONDS):
             return []
-        return self._guard.returned()
+        return self._members.returned()
 
     def settle(self, seconds: float) -> bool:
         """Wait for the save in flight, not longer than that; returns whether it has ended."""

@@ -19,6 +19,7 @@ from trainer.failures import EmptyPart, UserError
 from trainer.program import build_model
 from trainer.training.input import own_train_dataset, replica_element_spec, train_dataset_fn
 from trainer.training.learning_rate import LearningRate
+from trainer.training.tf_internals import Members, is_recovering, make_coordinator
 
 # Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Several steps a
 # round take several times as long to trace, which only a small model is worth: only its steps are that short.
@@ -30,9 +31,11 @@ POLL_SECONDS = 0.005
 class RemoteReplicas:
     """The workers of a parameter-server cluster; calls are scheduled on whichever is free."""
 
-    def __init__(self, config: Config, program: Any, strategy: Any, workers: int) -> None:
+    def __init__(
+        self, config: Config, program: Any, strategy: Any, workers: int, members: Members | None = None
+    ) -> None:
         self.parallel = workers
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._coordinator = make_coordinator(strategy, members)
         self.model, self.step = make_model(program, strategy)
         self._dataset = self._coordinator.create_per_worker_dataset(train_dataset_fn(program, workers, strategy))
         self._iterator = iter(self._dataset)
@@ -64,8 +67,7 @@ class RemoteReplicas:
     @property
     def recovering(self) -> bool:
         """Whether TensorFlow is taking in a worker again: another strategy made meanwhile would hang or crash."""
-        handler = self._coordinator._cluster.failure_handler
-        return handler._cluster_due_for_update_or_finish.is_set() or handler._cluster_update_lock.locked()
+        return is_recovering(self._coordinator)
 
     def close(self) -> Any:
         """End TensorFlow's threads of this cluster, no call can follow; returns what holds the iterators."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.training.partitioners import make_partitioner
+from trainer.training.tf_internals import connected_workers
 
 # Kept to the end of the process: to destroy one waits for its thread, which sleeps 30 s between looks at the members.
 IN_STEP: list[Any] = []
@@ -25,7 +26,7 @@ def make_strategy(config: Config, cluster: Cluster) -> Any:
     """
     if config.strategy == "parameter_server":
         # For the same members again it uses the server that it has.
-        if FORMED and FORMED[-1] != cluster.jobs:
+        if FORMED and (FORMED[-1] != cluster.jobs or connected_workers() != cluster.workers):
             stop_listening(int(cluster.address.rpartition(":")[2]))
         FORMED[:] = [cluster.jobs]
         partitioner = make_partitioner(config, len(cluster.jobs["ps"]))

@@ -1,0 +1,242 @@
+"""What the coordinator makes of its members' records, and what it leaves for the next process."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.cluster import membership as module
+from trainer.cluster.deadlines import Phases
+from trainer.cluster.heartbeat import Heartbeat
+from trainer.cluster.member import Member
+from trainer.cluster.membership import Membership
+from trainer.cluster.spec import Cluster
+from trainer.config import Config
+from trainer.reporting.notify import Notifier
+from trainer.reporting.progress import Progress
+from trainer.run.directory import RunDirectory
+from trainer.run.records import read_record
+
+# Nothing listens there, and nobody asks.
+CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}, "chief", 0)
+HERE = {"worker-0": "w0", "worker-1": "w1", "ps-0": "p0"}
+
+
+class Watched:
+    """A membership that a test tells what is heard, and that does not end this process."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, phases: Phases) -> None:
+        monkeypatch.setattr(Heartbeat, "start", lambda self: None)
+        self.directory = RunDirectory(path, "mine")
+        self.config = Config(program="p:P", run="mine", shared_dir=str(path))
+        self.said: list[tuple[Any, ...]] = []
+        self.shut: list[str] = []
+        self._monkeypatch = monkeypatch
+        self._phases = phases
+        monkeypatch.setattr(module, "shut", self.shut.append)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a coordinator's process."""
+        self.progress = Progress(self.config, self.directory, Notifier())
+        self.membership = Membership(self.config, CLUSTER, self.directory, self.progress, self._phases)
+        self._monkeypatch.setattr(
+            self.membership, "_give_up", lambda event, message, tasks: self.said.append(("end", event, *tasks))
+        )
+        self._monkeypatch.setattr(
+            self.membership, "_tell", lambda event, task, message: self.said.append((event, task))
+        )
+
+    def hear(self, change: Callable[[Member], Member], *tasks: str) -> None:
+        self.membership.heartbeat.change(change, *tasks)
+
+    def answers(self, **processes: str) -> None:
+        now = time.monotonic()
+        for name, process in processes.items():
+            self.hear(lambda member, process=process: member.answered(now, now + 1e6, process), name.replace("_", "-"))
+
+    def refuses(self, task: str) -> None:
+        now = time.monotonic()
+        self.hear(lambda member: member.refused(now, now + 1e6), task)
+
+    def is_silent(self, task: str, seconds: float, since: float = 0.0) -> None:
+        self.hear(lambda member: member.unanswered(time.monotonic() - since, seconds, 5.0), task)
+
+    def forms(self) -> None:
+        self.answers(**{task.replace("-", "_"): process for task, process in HERE.items()})
+        handler = signal.getsignal(signal.SIGTERM)
+        self.membership.form()
+        signal.signal(signal.SIGTERM, handler)
+
+    def looks(self) -> list[tuple[Any, ...]]:
+        self.said.clear()
+        self.membership.look()
+        return list(self.said)
+
+    @property
+    def asked(self) -> dict[str, str]:
+        self.progress.close(5)
+        return (read_record(self.directory.state) or {}).get("restart", {})
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    found = Watched(tmp_path, monkeypatch, Phases({}))
+    found.forms()
+    yield found
+    found.membership.leave()
+
+
+def trains(watched: Watched, **busy: float) -> Any:
+    calls = {task.replace("_", "-"): since for task, since in busy.items()}
+    watched.membership.handler = SimpleNamespace(busy=calls, updating_since=None)
+    return watched.membership.handler
+
+
+def test_nothing_is_said_of_members_that_answer(watched: Watched) -> None:
+    assert watched.looks() == []
+    assert watched.membership.workers == ["worker-0", "worker-1"]
+    assert watched.membership.workers_serving() == {"worker-0", "worker-1"}
+    assert watched.membership.lost_ps() == []
+    assert not watched.membership.hurt
+
+
+def test_a_worker_that_is_replaced_is_told_twice_and_then_used(watched: Watched) -> None:
+    watched.refuses("worker-1")
+    assert watched.looks() == [("member-lost", "worker-1")]
+    assert watched.looks() == []
+    assert watched.membership.hurt
+    assert watched.membership.workers_serving() == {"worker-0"}
+    watched.answers(worker_1="new")
+    assert watched.looks() == [("member-back", "worker-1")]
+    assert watched.looks() == []
+    watched.membership.workers_taken_in({"worker-1"})
+    watched.refuses("worker-1")
+    assert watched.looks() == [("member-lost", "worker-1")]
+
+
+def test_a_silent_worker_is_left_out_while_the_others_train(watched: Watched) -> None:
+    trains(watched)
+    watched.is_silent("worker-1", 6.0)
+    assert watched.looks() == [("member-silent", "worker-1")]
+    assert watched.looks() == []
+    assert watched.membership._silent_addresses() == ["b:1"]
+    assert watched.asked == {"worker-1": "w1"}
+    watched.answers(worker_1="w1")
+    assert watched.looks() == []
+    assert watched.membership.workers_serving() == {"worker-0"}
+    watched.answers(worker_1="new")
+    assert watched.looks() == [("member-back", "worker-1")]
+    assert watched.asked == {}
+    assert watched.membership._silent_addresses() == []
+
+
+def test_a_silent_worker_that_tensorflow_does_not_let_go_of_ends_the_process(watched: Watched) -> None:
+    trains(watched, worker_1=time.monotonic())
+    watched.is_silent("worker-1", 6.0)
+    assert watched.looks() == [("member-silent", "worker-1")]
+    trains(watched, worker_1=time.monotonic() - 100.0)
+    watched.hear(lambda member: member.answered(1.0, 1.0, "w1"), "worker-1")
+    watched.answers(worker_1="again")
+    watched.membership.workers_taken_in({"worker-1"})
+    watched.is_silent("worker-1", 6.0, since=module.DROP_SECONDS + 1.0)
+    assert ("end", "recovering", "worker-1") in watched.looks()
+
+
+def test_a_worker_that_is_silent_before_the_training_ends_the_process(watched: Watched) -> None:
+    watched.is_silent("worker-1", 6.0)
+    assert watched.looks()[0] == ("end", "member-silent", "worker-1")
+
+
+def test_a_silent_ps_ends_the_process(watched: Watched) -> None:
+    trains(watched)
+    watched.is_silent("ps-0", 6.0)
+    assert watched.looks()[0] == ("end", "member-silent", "ps-0")
+
+
+def test_taking_in_a_worker_has_its_time(watched: Watched) -> None:
+    trains(watched).updating_since = time.monotonic() - 1.0
+    assert watched.looks() == []
+    trains(watched).updating_since = time.monotonic() - module.TAKE_SECONDS - 1.0
+    assert watched.looks() == [("end", "recovering")]
+
+
+@pytest.mark.parametrize(("quiet", "shut"), [(3.0, []), (4.5, ["b:1"])])
+def test_the_connections_to_a_host_that_was_reset_are_shut(watched: Watched, quiet: float, shut: list[str]) -> None:
+    """It has told nobody that they are gone."""
+    trains(watched)
+    watched.is_silent("worker-1", quiet)
+    watched.answers(worker_1="new")
+    watched.looks()
+    watched.looks()
+    assert watched.shut == shut
+
+
+def test_a_lost_ps_ends_the_process_when_tensorflow_does_not_say_so(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched.answers(ps_0="another process")
+    assert watched.looks() == [("ps-lost", "ps-0")]
+    assert watched.membership.lost_ps() == ["ps-0"]
+    assert watched.looks() == []
+    monkeypatch.setattr(module, "REPORT_SECONDS", -1.0)
+    assert watched.looks() == [("end", "recovering", "ps-0")]
+    watched.membership.generation_over("ps-0 has ended")
+    assert watched.looks() == []
+    assert watched.membership.lost_ps() == []
+
+
+def test_a_phase_beyond_its_deadline_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = Phases({"training": 0.0001})
+    late = Watched(tmp_path, monkeypatch, phases)
+    assert late.looks() == []
+    phases.enter("training")
+    while not phases.overdue():
+        pass
+    assert late.looks() == [("end", "phase-overdue")]
+    late.membership.leave()
+
+
+def test_a_member_that_was_left_out_comes_back_as_another_process(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.cluster.member.STEADY_SECONDS", 0.0)
+    watched.refuses("worker-1")
+    watched.hear(lambda member: member.looked_at(member.since + 60.0), "worker-1")
+    watched.membership.generation_over("ps-0 has ended")
+    watched.answers(worker_0="w0", ps_0="new")
+    handler = signal.getsignal(signal.SIGTERM)
+    assert watched.membership.form().jobs["worker"] == ["a:1"]
+    signal.signal(signal.SIGTERM, handler)
+    watched.looks()
+    assert watched.asked == {"worker-1": "w1"}
+    watched.answers(worker_1="w1")
+    assert watched.membership.returned() == []
+    watched.answers(worker_1="new")
+    assert watched.membership.returned() == ["worker-1"]
+
+
+def test_the_next_process_has_the_ps_start_anew_and_waits_for_no_worker(watched: Watched) -> None:
+    watched.membership.leave()
+    assert watched.asked == {"ps-0": "p0"}
+    watched.begin()
+    watched.answers(worker_0="w0", ps_0="p0")
+    watched.refuses("worker-1")
+    watched.hear(lambda member: member.looked_at(member.since + 60.0), "worker-1")
+    members = watched.membership.heartbeat.members()
+    assert not members["ps-0"].is_here()
+    watched.answers(ps_0="new")
+    handler = signal.getsignal(signal.SIGTERM)
+    assert watched.membership.form().jobs["worker"] == ["a:1"]
+    signal.signal(signal.SIGTERM, handler)
+
+
+def test_a_worker_past_using_is_asked_as_well(watched: Watched) -> None:
+    watched.membership.leave(workers_too=True)
+    assert watched.asked == HERE

@@ -1,0 +1,93 @@
+"""Shut this process's connections to a member that is silent, so that TensorFlow gets an error instead of waiting.
+
+TensorFlow waits for a member that froze or lost its network for as long as the connection stands. Shut again and
+again, also those that are being made, each of its calls fails at once with UNAVAILABLE. The heartbeat's own sockets are
+left alone, or nobody would hear that the member is back: they have a TCP_USER_TIMEOUT of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Collection
+from functools import cache
+from pathlib import Path
+
+from trainer.cluster.heartbeat import MARK
+
+PERIOD_SECONDS = 0.05
+
+
+class Fence:
+    """Keeps a thread that shuts the connections to the addresses that it is told."""
+
+    def __init__(self, silent: Callable[[], Collection[str]]) -> None:
+        """Take what returns the addresses (host:port) of the members that are silent now."""
+        self._silent = silent
+        self._end = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._keep, name="fence", daemon=True).start()
+
+    def stop(self) -> None:
+        self._end.set()
+
+    def _keep(self) -> None:
+        while not self._end.wait(PERIOD_SECONDS):
+            for address in self._silent():
+                shut(address)
+
+
+def shut(address: str) -> int:
+    """Shut this process's connections to host:port, whatever their state; returns how many."""
+    wanted = inodes(ends(address))
+    return sum(shut_descriptor(int(name), wanted) for name in os.listdir("/proc/self/fd")) if wanted else 0  # noqa: PTH208
+
+
+@cache
+def ends(address: str) -> frozenset[str]:
+    """Return how the kernel's tables of connections write host:port as the other end."""
+    host, _, port = address.rpartition(":")
+    found: set[str] = set()
+    for family, *_, end in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
+        packed = socket.inet_pton(family, str(end[0]))
+        written = "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed))
+        found.add(f"{written}:{int(port):04X}")
+        if family == socket.AF_INET:  # gRPC's sockets are IPv6 where the machine has it
+            mapped = struct.unpack("=I", b"\0\0\xff\xff")[0]
+            found.add(f"{0:016X}{mapped:08X}{written}:{int(port):04X}")
+    return frozenset(found)
+
+
+def inodes(wanted: Collection[str]) -> set[str]:
+    """Return the sockets of this network namespace whose other end is one of these."""
+    found: set[str] = set()
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError), Path(f"/proc/self/net/{name}").open() as table:
+            next(table)
+            found.update(row[9] for row in map(str.split, table) if row[2] in wanted)
+    return found
+
+
+def shut_descriptor(descriptor: int, wanted: Collection[str]) -> bool:
+    """Shut the socket, if it is one of these and not the heartbeat's; returns whether."""
+    try:
+        link = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+        match = re.fullmatch(r"socket:\[(\d+)\]", link)
+        if match is None or match[1] not in wanted:
+            return False
+        copy = socket.socket(fileno=os.dup(descriptor))
+    except OSError:
+        return False  # closed meanwhile
+    with copy:
+        if copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == MARK:
+            return False
+        try:
+            copy.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return False
+    return True

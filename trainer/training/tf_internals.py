@@ -1,0 +1,199 @@
+"""TensorFlow's private names that this project builds on, in one place; tests/training/test_tf_internals.py holds them.
+
+TensorFlow takes a worker that failed in again when all workers are back: until then nobody else is taken in. The
+handler made here takes in whoever is back, and leaves out the others (docs/decisions/0082).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.eager import context, executor
+
+from trainer.cluster.member import to_take_in
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 0.05
+WAIT_SECONDS = 1.0
+
+
+class Members(Protocol):
+    """Who knows of the workers: the tasks in TensorFlow's order, and who is told what becomes of them."""
+
+    handler: Any
+
+    @property
+    def workers(self) -> list[str]: ...
+    def workers_serving(self, since: float = 0.0) -> set[str]: ...
+    def worker_lost(self, task: str) -> None: ...
+    def workers_taken_in(self, tasks: Collection[str]) -> None: ...
+
+
+class TakenIn(threading.Condition):
+    """What a worker's thread waits on after a failure: until this worker is taken in, not just any."""
+
+    def __init__(self, handler: PartialHandler, lock: Any) -> None:
+        super().__init__(lock)
+        self._handler = handler
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait with the lock held, as TensorFlow does; ends the thread when the generation is over."""
+        task = self._handler.own_task()
+        while self._handler._should_preemption_thread_run and task in self._handler.out:
+            super().wait(WAIT_SECONDS)
+        if not self._handler._should_preemption_thread_run:
+            raise SystemExit  # of this thread alone
+        return True
+
+
+class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
+    """Takes in the workers that are back, without waiting for those that are not."""
+
+    def __init__(self, server_def: Any, cluster: Any, members: Members) -> None:
+        self._members = members
+        self._tasks = list(members.workers)
+        self._whole = copy.deepcopy(server_def)
+        self._thread = threading.local()
+        self.out: dict[str, float] = {}
+        """The workers that TensorFlow has lost, and since when."""
+        self.busy: dict[str, float] = {}
+        """The workers with a call, and since when."""
+        self.updating_since: float | None = None
+        """Since when TensorFlow is taking in workers."""
+        self._asked_again: float | None = None
+        super().__init__(server_def, cluster)
+        self._worker_up_cond = TakenIn(self, self._cluster_update_lock)
+
+    def own_task(self) -> str:
+        """Return the worker that this thread gives calls to."""
+        return self._tasks[self._thread.worker]
+
+    @contextlib.contextmanager
+    def wait_on_failure(
+        self,
+        on_failure_fn: Callable[[Any], None] | None = None,
+        on_transient_failure_fn: Callable[[], None] | None = None,
+        on_recovery_fn: Callable[[], None] | None = None,
+        worker_device_name: str = "(unknown)",
+    ) -> Iterator[None]:
+        """Do as TensorFlow's handler does, and note which worker it is about."""
+        self._thread.worker = int(worker_device_name.rpartition(":")[2])
+        task = self.own_task()
+
+        def failed(error: Any) -> None:
+            self.out[task] = time.monotonic()
+            self.busy.pop(task, None)
+            if on_failure_fn is not None:
+                on_failure_fn(error)
+            self._members.worker_lost(task)
+
+        self.busy[task] = time.monotonic()
+        try:
+            with super().wait_on_failure(
+                on_failure_fn=failed,
+                on_transient_failure_fn=on_transient_failure_fn,
+                on_recovery_fn=on_recovery_fn,
+                worker_device_name=worker_device_name,
+            ):
+                yield
+        finally:
+            self.busy.pop(task, None)
+
+    def _preemption_handler(self) -> None:
+        while True:
+            self._cluster_due_for_update_or_finish.wait()
+            if not self._should_preemption_thread_run:
+                return
+            if not self._take_in():
+                time.sleep(POLL_SECONDS)
+
+    def _take_in(self) -> bool:
+        """Take in those that are back; returns whether any was."""
+        out = dict(self.out)
+        if not self._members.workers_serving(since=max(out.values(), default=0.0)) & out.keys():
+            self.updating_since = self._asked_again = None
+            self._clear_if_done()
+            return False
+        # Somebody is back: who else is there shall say so once more.
+        self._asked_again = self._asked_again or time.monotonic()
+        back = to_take_in(self._tasks, out, self._members.workers_serving(self._asked_again))
+        if not back:
+            return False
+        gone = out.keys() - back
+        server_def = copy.deepcopy(self._whole)
+        for job in server_def.cluster.job:
+            for task in gone if job.name == "worker" else ():
+                del job.tasks[self._tasks.index(task)]
+        self.updating_since = self.updating_since or time.monotonic()
+        try:
+            with self._cluster_update_lock:
+                context.context().update_server_def(server_def)
+                for task in back:
+                    self.out.pop(task)
+                self._members.workers_taken_in(back)
+                self._worker_up_cond.notify_all()
+        except Exception as error:
+            # A ps that is gone is found by the heartbeat, and a worker is left out the next time.
+            log.warning("cannot take in %s, trying again: %s", ", ".join(sorted(back)), error)
+            return False
+        finally:
+            self._asked_again = None
+        self.updating_since = None
+        self._clear_if_done()
+        return True
+
+    def _clear_if_done(self) -> None:
+        with self._cluster_update_lock:
+            if not self.out and self._should_preemption_thread_run:
+                self._cluster_due_for_update_or_finish.clear()
+
+
+def delete_executor(self: Any) -> None:
+    """Let go of an executor without waiting for what it has in flight.
+
+    Each call drops a reference to TensorFlow's default executor, which frees results. On a silent worker that waits,
+    and all workers' calls would wait with it.
+    """
+    with contextlib.suppress(TypeError):  # at the process's end
+        pywrap_tfe.TFE_DeleteExecutor(self._handle)
+
+
+def make_coordinator(strategy: Any, members: Members | None) -> Any:
+    """Make a ClusterCoordinator whose workers are taken in one by one; without members it is TensorFlow's own."""
+    if members is None:
+        return tf.distribute.coordinator.ClusterCoordinator(strategy)
+    executor.Executor.__del__ = delete_executor
+    original = cluster_coordinator.WorkerPreemptionHandler
+    cluster_coordinator.WorkerPreemptionHandler = lambda server_def, cluster: PartialHandler(
+        server_def, cluster, members
+    )
+    try:
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    finally:
+        cluster_coordinator.WorkerPreemptionHandler = original
+    members.handler = coordinator._cluster.failure_handler
+    return coordinator
+
+
+def is_recovering(coordinator: Any) -> bool:
+    """Return whether a ClusterCoordinator takes in a worker: another strategy made meanwhile would hang or crash."""
+    handler = coordinator._cluster.failure_handler
+    if isinstance(handler, PartialHandler):
+        return handler.updating_since is not None
+    return handler._cluster_due_for_update_or_finish.is_set() or handler._cluster_update_lock.locked()
+
+
+def connected_workers() -> int:
+    """Return how many workers TensorFlow's cluster has, which may lack some that its strategy was made for."""
+    server_def = context.get_server_def()
+    jobs = server_def.cluster.job if server_def is not None else []
+    return sum(len(job.tasks) for job in jobs if job.name == "worker")
