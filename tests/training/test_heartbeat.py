@@ -154,6 +154,7 @@ def test_what_this_process_missed_itself_is_no_members_silence(monkeypatch: pyte
         return SimpleNamespace(wait=wait)
 
     heartbeat._opened, heartbeat._channels = {"worker-0": now[0]}, {"worker-0": SimpleNamespace(close=lambda: None)}  # type: ignore[dict-item]
+    heartbeat.change(lambda member: member.answered(now[0], now[0], "one"), "worker-0")
     monkeypatch.setattr(heartbeat, "_end", rounds(1.5, 60.0, 0.2, 0.2))
     heartbeat._beat()
     assert member(heartbeat).state is not State.SILENT

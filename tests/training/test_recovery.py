@@ -84,19 +84,19 @@ def test_a_frozen_worker_is_cut_off_and_taken_in_again(runs: Runs) -> None:
     frozen = process.pids("worker-1")[0]
     kill(frozen, signal.SIGSTOP)
     try:
-        process.search(r"worker-1 has not answered for \d+ s: cut off")
-        process.search(r"going on without worker-1 \(127")
+        process.search(r"worker-1 \S+ has not answered for \d+ s: cut off")
         step = runs.checkpoints("worker-freezes")[-1]
         until(lambda: runs.checkpoints("worker-freezes")[-1] > step, "a newer checkpoint", say=lambda: process.output)
     finally:
         kill(frozen, signal.SIGCONT)
-    process.search("worker-1 answers again")
-    process.search(r"worker-1 answers again[\s\S]* all 4 other members are there[\s\S]*going on at step")
+    process.search("TensorFlow has taken in worker-1")
+    step = runs.checkpoints("worker-freezes")[-1]
+    until(lambda: runs.checkpoints("worker-freezes")[-1] > step, "a newer checkpoint", say=lambda: process.output)
     stop(process)
-    # A new coordinator does not work with what an old one left on the ps, nor with a worker in an unknown state.
-    assert starts(process) == {"chief-0": 2, "ps-0": 2, "ps-1": 2, "worker-0": 1, "worker-1": 2}
+    # It is not worked with in an unknown state; nobody else notices.
+    assert starts(process) == {"chief-0": 1, "ps-0": 1, "ps-1": 1, "worker-0": 1, "worker-1": 2}
     assert [event["task"] for event in events(runs, "worker-freezes", "member-silent")] == ["worker-1"]
-    assert all(step == saved for saved, step in went_on(process))
+    assert went_on(process) == []
 
 
 def test_a_frozen_ps_is_done_without_and_taken_back(runs: Runs) -> None:
@@ -135,7 +135,7 @@ def test_a_ps_that_is_lost_for_good_is_waited_for_when_told_so(runs: Runs) -> No
 def test_a_coordinator_that_dies_leaves_no_variables_on_the_ps(runs: Runs) -> None:
     process = start(runs, "coordinator-dies")
     kill(process.pids("chief-0")[0])
-    process.search(r"ps-0, ps-1: restarting, without|ps-1, ps-0: restarting")
+    process.search("ps-0, ps-1: asked to start anew")
     assert process.wait() == 0, process.output
     assert starts(process) == {"chief-0": 2, "ps-0": 2, "ps-1": 2, "worker-0": 1, "worker-1": 1}
     assert "did not start anew" not in process.output

@@ -1,0 +1,166 @@
+"""TensorFlow's private names are still there, and still do what this project builds on."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import textwrap
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.eager import context, executor
+
+from trainer.training.tf_internals import PartialHandler, delete_executor
+
+HANDLER = cluster_coordinator.WorkerPreemptionHandler
+
+
+def calls(function: Any) -> set[str]:
+    """Return what a function reads and calls, as written."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name | ast.Call)}
+
+
+def test_the_handler_of_failures_is_made_and_used_as_ever() -> None:
+    cluster = calls(cluster_coordinator.Cluster.__init__)
+    assert "WorkerPreemptionHandler(context.get_server_def(), self)" in cluster
+    assert "'/job:worker/replica:0/task:%d' % i" in inspect.getsource(cluster_coordinator.Cluster.__init__).replace(
+        '"', "'"
+    )
+    for closure in ("_process_closure", "_process_resource_closure"):
+        source = inspect.getsource(getattr(cluster_coordinator.Worker, closure))
+        assert "self.failure_handler.wait_on_failure(" in source
+        assert "worker_device_name=self.device_name" in source
+        assert "except Exception as e" in source  # which lets SystemExit through
+    assert "_preemption_handler" in inspect.getsource(HANDLER.__init__)
+
+
+def test_the_handler_waits_for_its_condition_with_its_lock() -> None:
+    source = inspect.getsource(HANDLER.wait_on_failure)
+    assert list(inspect.signature(HANDLER.wait_on_failure).parameters) == [
+        *inspect.signature(PartialHandler.wait_on_failure).parameters
+    ]
+    lock, due, wait = (
+        source.index("with self._cluster_update_lock:"),
+        source.index("self._cluster_due_for_update_or_finish.set()"),
+        source.index("self._worker_up_cond.wait("),
+    )
+    assert source.index("on_failure_fn(e)") < lock < due < wait < source.index("on_recovery_fn()")
+    assert "self._should_preemption_thread_run = False" in inspect.getsource(HANDLER.stop)
+
+
+class Cluster:
+    """What the handler asks of TensorFlow's cluster."""
+
+    closure_queue = SimpleNamespace(_cancellation_mgr=SimpleNamespace(is_cancelled=False))
+
+    def _record_and_ignore_transient_ps_failure(self, error: Any) -> bool:
+        return False
+
+    _record_and_ignore_transient_timeouts = _record_and_ignore_transient_ps_failure
+
+
+class Members:
+    """Three workers, of whom a test says who answers."""
+
+    handler: Any = None
+    workers = ("worker-0", "worker-2", "worker-3")
+
+    def __init__(self) -> None:
+        self.serving: set[str] = set()
+        self.lost: list[str] = []
+        self.taken: list[set[str]] = []
+
+    def workers_serving(self, since: float = 0.0) -> set[str]:
+        return self.serving
+
+    def worker_lost(self, task: str) -> None:
+        self.lost.append(task)
+
+    def workers_taken_in(self, tasks: Any) -> None:
+        self.taken.append(set(tasks))
+
+
+@pytest.fixture
+def updates(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, str]]:
+    """What TensorFlow is told of its workers."""
+    found: list[dict[int, str]] = []
+
+    def update(self: Any, server_def: Any) -> None:
+        (job,) = (job for job in server_def.cluster.job if job.name == "worker")
+        found.append(dict(job.tasks))
+
+    monkeypatch.setattr(context.Context, "update_server_def", update)
+    return found
+
+
+def test_only_those_who_are_back_are_taken_in(updates: list[dict[int, str]]) -> None:
+    import threading
+
+    from tensorflow import errors
+    from tensorflow.core.protobuf import tensorflow_server_pb2
+
+    server_def = tensorflow_server_pb2.ServerDef()
+    for name in ("worker", "ps"):
+        job = server_def.cluster.job.add()
+        job.name = name
+        job.tasks.update({0: "a:1", 1: "b:1", 2: "c:1"})
+    members = Members()
+    handler = PartialHandler(server_def, Cluster(), members)
+    recovered, put_back = [], []
+
+    def fails(number: int) -> None:
+        device = f"/job:worker/replica:0/task:{number}"
+        with handler.wait_on_failure(
+            on_failure_fn=lambda error: put_back.append(number),
+            on_recovery_fn=lambda: recovered.append(number),
+            worker_device_name=device,
+        ):
+            raise errors.UnavailableError(None, None, f"Socket closed, from {device}")
+
+    threads = [threading.Thread(target=fails, args=(number,), daemon=True) for number in (0, 2)]
+    for thread in threads:
+        thread.start()
+    while len(members.lost) < 2:
+        pass
+    assert (set(put_back), set(members.lost), handler.busy) == ({0, 2}, {"worker-0", "worker-3"}, {})
+    threads[0].join(0.5)
+    assert updates == []
+    # One is back; the one in the middle, which TensorFlow has not lost, says nothing: it would be waited for.
+    members.serving = {"worker-0"}
+    threads[0].join(0.5)
+    assert updates == []
+    members.serving = {"worker-0", "worker-2"}
+    threads[0].join(30)
+    assert (updates, recovered, members.taken) == ([{0: "a:1", 1: "b:1"}], [0], [{"worker-0"}])
+    members.serving = {"worker-0", "worker-2", "worker-3"}
+    threads[1].join(30)
+    assert (updates[1:], recovered) == ([{0: "a:1", 1: "b:1", 2: "c:1"}], [0, 2])
+    # A thread that waits ends with the generation, and tells nobody.
+    members.serving = set()
+
+    def ends() -> None:
+        with contextlib.suppress(SystemExit):  # of which Python says nothing in a thread, and pytest does
+            fails(0)
+
+    waiting = threading.Thread(target=ends, daemon=True)
+    waiting.start()
+    while "worker-0" not in handler.out:
+        pass
+    handler.stop()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert recovered == [0, 2]
+
+
+def test_an_executor_is_let_go_of_as_ever_but_for_the_wait() -> None:
+    """`executor_scope` makes a reference of TensorFlow's default executor and drops it."""
+    assert {"self.wait()", "pywrap_tfe.TFE_DeleteExecutor(self._handle)"} <= calls(executor.Executor.__del__) or (
+        executor.Executor.__del__ is delete_executor
+    )
+    assert "TFE_ContextGetExecutorForThread(" in inspect.getsource(context.Context.executor.fget)
+    assert callable(pywrap_tfe.TFE_DeleteExecutor)

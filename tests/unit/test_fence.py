@@ -1,0 +1,77 @@
+"""Which connections of this process are shut."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from trainer.cluster.fence import ends, shut
+from trainer.cluster.heartbeat import MARK
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def connect(server: socket.socket, family: int = socket.AF_INET) -> socket.socket:
+    found = socket.socket(family)
+    found.settimeout(10)
+    host, port = server.getsockname()
+    found.connect((host if family == socket.AF_INET else f"::ffff:{host}", port))
+    return found
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_connections_to_an_address_are_shut_and_no_others(listening: socket.socket, family: int) -> None:
+    host, port = listening.getsockname()
+    with connect(listening, family) as one, socket.create_server(("127.0.0.1", 0)) as other, connect(other) as spared:
+        assert shut(f"{host}:{port}") == 1
+        assert one.recv(1) == b""
+        spared.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            spared.recv(1)
+
+
+def test_a_connection_that_is_being_made_is_shut() -> None:
+    """Of a full queue the kernel takes no more: the connection is not made, and not refused."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        made = []
+        for _ in range(8):
+            made.append(socket.socket())
+            made[-1].setblocking(False)
+            made[-1].connect_ex(server.getsockname())
+        assert shut(f"127.0.0.1:{server.getsockname()[1]}") == len(made)
+        for one in made:
+            one.close()
+
+
+def test_the_heartbeats_own_connections_are_spared(listening: socket.socket) -> None:
+    host, port = listening.getsockname()
+    with connect(listening) as own:
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, MARK)
+        assert shut(f"{host}:{port}") == 0
+
+
+def test_the_heartbeats_connections_bear_its_mark(listening: socket.socket) -> None:
+    """gRPC sets it, as the channels' options say."""
+    import grpc
+
+    from trainer.cluster.heartbeat import CHANNEL_OPTIONS
+
+    host, port = listening.getsockname()
+    with grpc.insecure_channel(f"{host}:{port}", options=CHANNEL_OPTIONS) as channel:
+        channel.subscribe(lambda state: None, try_to_connect=True)
+        listening.settimeout(30)
+        listening.accept()
+        assert shut(f"{host}:{port}") == 0
+
+
+def test_an_address_is_written_as_the_kernel_does() -> None:
+    assert ends("127.0.0.1:80") == {"0100007F:0050", "0000000000000000FFFF00000100007F:0050"}
+    assert ends("[::1]:80") == {"00000000000000000000000001000000:0050"}
