@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from processes import MINUTE, Process, Runs, until
 
+from trainer.cluster.spec import free_addresses
 from trainer.run.records import read_record
-from trainer.tasks.local import free_addresses
 
 pytestmark = pytest.mark.timeout(400)
 ENDLESS = 10_000_000
@@ -45,9 +45,7 @@ class Members:
     def start(self, task: str) -> None:
         job, _, index = task.rpartition("-")
         config = json.dumps({"cluster": self._jobs, "task": {"type": job, "index": int(index)}})
-        self.processes[task] = self._runs.start(
-            ["-m", "trainer"], TF_CONFIG=config, TRAINER_SETTINGS=str(self._settings)
-        )
+        self.processes[task] = self._runs.task(TF_CONFIG=config, TRAINER_SETTINGS=str(self._settings))
 
     def kill(self, task: str) -> None:
         self.processes[task].end()
