@@ -15,13 +15,26 @@ from typing import Any, get_args, get_type_hints
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PROGRAM_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-# The jobs that take part in a strategy. An evaluator may stand beside any of them.
-STRATEGY_JOBS = {
-    "parameter_server": ("chief", "ps", "worker"),
-    "multi_worker_mirrored": ("chief", "worker"),
-    "mirrored": ("chief",),
-    "one_device": ("chief",),
-    "central_storage": ("chief",),
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """What the package must know of a strategy; trainer/training/strategies.py makes them."""
+
+    jobs: tuple[str, ...] = ("chief",)
+    """Those that take part. An evaluator may stand beside any of them."""
+    remote: bool = False
+    """Whether workers compute what the coordinator schedules, on variables that lie on the ps."""
+    in_step: bool = False
+    """Whether each member runs the program, and must save, evaluate and stop together with the others."""
+
+
+STRATEGIES = {
+    "parameter_server": Strategy(("chief", "ps", "worker"), remote=True),
+    "multi_worker_mirrored": Strategy(("chief", "worker"), in_step=True),
+    "mirrored": Strategy(),
+    "one_device": Strategy(),
+    "central_storage": Strategy(),
 }
 APIS = ("custom_loop", "fit")
 EVALUATIONS = ("sidecar", "inline", "distributed", "exact", "none")
@@ -103,14 +116,14 @@ class Config:
                 "checkpoint_steps and checkpoint_seconds are both 0, so that a crash would lose the whole run: "
                 "set at least one of them"
             )
-        if self.local_run_dir and self.strategy == "multi_worker_mirrored":
+        if self.local_run_dir and self.traits.in_step:
             raise ConfigError(
-                "local_run_dir: with strategy multi_worker_mirrored every member reads the run directory: "
+                f"local_run_dir: with strategy {self.strategy} every member reads the run directory: "
                 "give all hosts a shared path, or choose parameter_server"
             )
-        if self.strategy == "parameter_server" and self.input_sharding != "program":
+        if self.traits.remote and self.input_sharding != "program":
             raise ConfigError(
-                f"input_sharding: {self.input_sharding!r} does nothing under parameter_server: TensorFlow ignores "
+                f"input_sharding: {self.input_sharding!r} does nothing under {self.strategy}: TensorFlow ignores "
                 "the options of a worker's dataset: leave it out, and shard by the context in train_dataset"
             )
 
@@ -140,6 +153,11 @@ class Config:
             return cls.from_dict(settings)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
+
+    @property
+    def traits(self) -> Strategy:
+        """What the package must know of the strategy."""
+        return STRATEGIES[self.strategy]
 
     def replace(self, **changes: Any) -> Config:
         """Return these settings with some keys changed, checked again."""
@@ -174,8 +192,8 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "shared_dir": (lambda value: Path(value).is_absolute(), "must be an absolute path that every task host mounts"),
     "strategy": (
-        lambda value: value in STRATEGY_JOBS,
-        f"must be one of {', '.join(STRATEGY_JOBS)} (there is no tpu: a TPU is driven by TPUStrategy from Google's own "
+        lambda value: value in STRATEGIES,
+        f"must be one of {', '.join(STRATEGIES)} (there is no tpu: a TPU is driven by TPUStrategy from Google's own "
         "TPU machines, which make their cluster themselves)",
     ),
     "api": (lambda value: value in APIS, f"must be one of {', '.join(APIS)}"),

@@ -12,7 +12,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from gpu_devices import HIDDEN, GpuError, computes, host_devices, share_devices  # noqa: E402
 
-from trainer.config import CHECKS, STRATEGY_JOBS, Config  # noqa: E402
+from trainer.config import CHECKS, STRATEGIES, Config  # noqa: E402
 
 # Jobs in the order in which a host's tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
 JOBS = ("chief", "ps", "worker", "evaluator")
@@ -61,7 +61,7 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         ClusterSpecError: a host has no literal address, a number of tasks, a port or an index is no such number, an
             index is missing or given twice, or the strategy is unknown.
     """
-    member_jobs = STRATEGY_JOBS[strategy_of(groups, hostvars)]
+    member_jobs = STRATEGIES[strategy_of(groups, hostvars)].jobs
     jobs = busy_jobs(groups, hostvars)
     cluster: dict[str, list[str]] = {}
     tasks: list[dict[str, Any]] = []
@@ -142,7 +142,7 @@ def _give_devices(host: str, devices: Sequence[str], tasks: Sequence[dict[str, A
 
 def busy_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Which jobs have tasks under the run settings: the strategy's, and the evaluator where it evaluates."""
-    members = STRATEGY_JOBS[strategy_of(groups, hostvars)]
+    members = STRATEGIES[strategy_of(groups, hostvars)].jobs
     evaluation = run_settings(groups, hostvars).get("evaluation", Config.evaluation)
     return tuple(job for job in JOBS if job in members or (job == "evaluator" and evaluation == "sidecar"))
 
@@ -150,7 +150,7 @@ def busy_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mappin
 def strategy_of(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> str:
     """The strategy that the run settings name, or the default; raises ClusterSpecError for an unknown one."""
     strategy = run_settings(groups, hostvars).get("strategy", Config.strategy)
-    if not isinstance(strategy, str) or strategy not in STRATEGY_JOBS:
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
         raise ClusterSpecError(f"trainer_run: strategy: {CHECKS['strategy'][1]}, not {strategy!r}")
     return strategy
 

@@ -28,7 +28,7 @@ from cluster_spec import (  # noqa: E402
 from gpu_devices import gpu_problems  # noqa: E402
 from nfs import nfs_source  # noqa: E402
 
-from trainer.config import STRATEGY_JOBS, Config, ConfigError, url_problem  # noqa: E402
+from trainer.config import STRATEGIES, Config, ConfigError, url_problem  # noqa: E402
 
 KNOWN_GROUPS = (*JOBS, "tensorboard", "nfs_server", "gpu", "monitoring")
 ANSIBLE = ((2, 19), (2, 20))
@@ -202,7 +202,7 @@ def _unshared_problems(groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 def _missing_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     strategy = strategy_of(groups, hostvars)
-    for job in STRATEGY_JOBS[strategy]:
+    for job in STRATEGIES[strategy].jobs:
         if job != "chief" and not _tasks_of(groups, hostvars, job):
             yield f"group {job} is empty; the strategy {strategy} needs at least one {job}"
 
@@ -240,7 +240,7 @@ def _vacancy_problems(
     spec: Mapping[str, Any], groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
     strategy = strategy_of(groups, hostvars)
-    elastic = strategy == "parameter_server" and run_settings(groups, hostvars).get("elastic", Config.elastic)
+    elastic = STRATEGIES[strategy].remote and run_settings(groups, hostvars).get("elastic", Config.elastic)
     for job in NUMBERED_JOBS:
         places = [name for name in spec["vacant"] if name.startswith(f"{job}-")]
         present = [task for task in spec["tasks"] if task["job"] == job]
@@ -251,7 +251,7 @@ def _vacancy_problems(
                 f"{len(places)} are vacant; {len(present)} are taken. Number the hosts from 0 on, with few gaps"
             )
     if spec["vacant"] and not elastic:
-        why = "elastic: false" if strategy == "parameter_server" else f"the strategy {strategy}"
+        why = "elastic: false" if STRATEGIES[strategy].remote else f"the strategy {strategy}"
         yield (
             f"no host is {', '.join(spec['vacant'])}, and {why} needs every member. Give a new machine that index "
             "(ps_index, worker_index), or number the hosts without a gap"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from trainer.cluster.spec import Cluster
-from trainer.config import STRATEGY_JOBS, ConfigError
+from trainer.config import STRATEGIES, ConfigError
 
 JOBS = {"chief": ["h:1"], "worker": ["w0:1", "w1:1"], "ps": ["p:1"]}
 
@@ -50,9 +50,9 @@ def test_wrong_tf_config_is_refused(text: str, expected: str) -> None:
         Cluster.from_tf_config(text)
 
 
-@pytest.mark.parametrize("strategy", list(STRATEGY_JOBS))
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_strategy_has_its_jobs(strategy: str) -> None:
-    jobs = {job: JOBS[job] for job in STRATEGY_JOBS[strategy]}
+    jobs = {job: JOBS[job] for job in STRATEGIES[strategy].jobs}
     Cluster(jobs, "chief", 0).check_strategy(strategy)
 
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up. A room is a package of `trainer`; a module of the top is named where it stands.
 LEVELS = (
-    ("config", "failures", "program", "runtime", "signals", "transport_errors", "variables"),
+    ("config", "failures", "program", "runtime", "signals", "states", "task_id", "transport_errors", "variables"),
     ("run",),
     ("reporting",),
     ("gpus", "supervisor", "warm_start"),  # what a process begins with

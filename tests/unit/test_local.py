@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import STRATEGY_JOBS, Config, ConfigError
+from trainer.config import STRATEGIES, Config, ConfigError
 from trainer.tasks import local
 from trainer.tasks.local import (
     Supervisor,
@@ -277,7 +277,7 @@ def test_strategy_decides_the_jobs(
     out = capsys.readouterr().out
     assert said in out
     assert bool(out) == bool(said)
-    assert sorted(local_cluster(*sizes)) == sorted(STRATEGY_JOBS[strategy])
+    assert sorted(local_cluster(*sizes)) == sorted(STRATEGIES[strategy].jobs)
 
 
 def test_every_member_of_a_cluster_without_ps_trains() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from trainer.cluster.probe import identity
 from trainer.failures import FINISHED, TRY_AGAIN, first_line
 from trainer.run.records import read_record
+from trainer.task_id import TaskId
 
 log = logging.getLogger(__name__)
 ORDERS = Path("/tmp")
@@ -42,8 +43,8 @@ def send(task: str, address: str, process: str, code: int, why: str) -> bool:
     """Order a server's process to exit; returns whether the order has arrived."""
     import tensorflow as tf
 
-    job, _, index = task.rpartition("-")
-    server = f"/job:{job}/replica:0/task:{index}"
+    name = TaskId.parse(task)
+    server = f"/job:{name.job}/replica:0/task:{name.index}"
     # Without the filter the server would first look for all the others.
     config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(1000 * DEADLINE_SECONDS), device_filters=[server])
     try:

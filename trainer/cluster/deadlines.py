@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from trainer.config import Config
+from trainer.states import Phase
 
 log = logging.getLogger(__name__)
 # As the ledger counts the time; "waiting" is the user's to bound.
-PHASES = ("waiting", "restoring", "compiling", "training", "evaluating", "saving")
+PHASES = tuple(Phase)
 
 
 class Phases:

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from trainer.config import STRATEGY_JOBS, ConfigError
+from trainer.config import STRATEGIES, ConfigError
+from trainer.task_id import TaskId
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 ADDRESS = re.compile(r"([^\s/:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
@@ -67,7 +68,7 @@ class Cluster:
 
     @property
     def task(self) -> str:
-        return f"{self.job}-{self.index}"
+        return str(TaskId(self.job, self.index))
 
     @property
     def address(self) -> str:
@@ -81,7 +82,7 @@ class Cluster:
     def servers(self) -> dict[str, str]:
         """Task name to address, for every worker and ps."""
         return {
-            f"{job}-{index}": address
+            str(TaskId(job, index)): address
             for job in ("worker", "ps")
             for index, address in enumerate(self.jobs.get(job, []))
         }
@@ -102,7 +103,8 @@ class Cluster:
 
     def check_strategy(self, strategy: str) -> None:
         """Raise ConfigError unless the cluster has the jobs that the strategy needs, and no other."""
-        wanted = STRATEGY_JOBS[strategy]
+        traits = STRATEGIES[strategy]
+        wanted = traits.jobs
         missing = [job for job in wanted if not self.jobs.get(job)]
         if missing:
             raise ConfigError(
@@ -113,7 +115,7 @@ class Cluster:
         if unwanted:
             why = (
                 "TensorFlow would wait for them for ever"
-                if strategy == "multi_worker_mirrored"
+                if traits.in_step
                 else f"it trains on {' and '.join(wanted)} alone"
             )
             raise ConfigError(

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from trainer.states import Phase
+
 KINDS = ("productive", "recomputed", "down", "waiting", "checkpointing", "compiling", "evaluating")
 # What a ledger of an earlier version calls them.
 FORMER = {"productive": "useful", "recomputed": "replayed"}
@@ -16,14 +18,14 @@ STALL = 5.0
 # ... if that is more than some calls of half a second, which is what the trainer packs into one.
 SHORTEST_STALL_SECONDS = 3.0
 GAPS = 50  # so many tell what is usual
-# What each phase of trainer/cluster/deadlines.py counts as; training is told apart by the steps that it gave.
+# What each phase counts as; training is told apart by the steps that it gave.
 COUNTED = {
-    "training": "training",
-    "waiting": "waiting",
-    "restoring": "down",
-    "compiling": "compiling",
-    "evaluating": "evaluating",
-    "saving": "checkpointing",
+    Phase.TRAINING: "training",
+    Phase.WAITING: "waiting",
+    Phase.RESTORING: "down",
+    Phase.COMPILING: "compiling",
+    Phase.EVALUATING: "evaluating",
+    Phase.SAVING: "checkpointing",
 }
 
 
@@ -61,8 +63,8 @@ class Ledger:
             self._seconds["down"] += max(0.0, unheard) + max(0.0, silent)
         self._kind: str | None = "down" if died else "compiling"
 
-    def enter(self, phase: str) -> None:
-        """Begin a phase of trainer/cluster/deadlines.py."""
+    def enter(self, phase: Phase) -> None:
+        """Begin a phase."""
         with self._lock:
             self._settle()
             self._kind = COUNTED[phase]

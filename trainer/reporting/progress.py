@@ -22,9 +22,9 @@ from trainer.reporting.goodput import Ledger, describe_ledger
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import Status, numbers, read_status
 from trainer.run.directory import RunDirectory
+from trainer.states import Phase, RunState
 
 log = logging.getLogger(__name__)
-ENDS = ("stopped", "finished", "failed")
 REOPEN_SECONDS = 60.0
 QUEUED = 1000
 CLOSE_SECONDS = 10.0
@@ -160,20 +160,22 @@ class Progress:
 
     def enter(self, state: str, message: str = "") -> None:
         """Enter a state, with what the operator should know about it."""
+        state = RunState(state)
         with self._lock:
             self.status.state, self.status.message = state, message
-            if state != "training":
+            if state is not RunState.TRAINING:
                 self.status.steps_per_second = self.status.eta_seconds = None
-            if state in ENDS:
+            if state.ended:
                 self.status.phase = None
                 self.ledger.end()
                 self.events.write(state, message=message or f"step {self.status.step}")
             self._show()
-            if state in ENDS and self.leads and self.status.ledger:
+            if state.ended and self.leads and self.status.ledger:
                 log.info("%s", describe_ledger(self.status.ledger))
 
     def phase(self, phase: str) -> None:
-        """Enter a phase of trainer/cluster/deadlines.py, as the ledger counts the time."""
+        """Enter a phase, as the ledger counts the time."""
+        phase = Phase(phase)
         with self._lock:
             self.ledger.enter(phase)
             self.status.phase = phase

@@ -13,6 +13,7 @@ from trainer.reporting.events import describe_event, read_events
 from trainer.reporting.goodput import describe_ledger
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import read_record, write_record
+from trainer.states import RunState
 
 
 @dataclasses.dataclass
@@ -22,7 +23,7 @@ class Status:
     run: str
     run_dir: str
     program: str | None = None
-    state: str = "new"
+    state: RunState = RunState.NEW
     phase: str | None = None
     message: str = ""
     step: int | None = None
@@ -51,7 +52,7 @@ class Status:
         line = f"{self.state} {self.run}"
         if self.step is not None:
             line += f": step {self.step} of {self.steps}"
-        if self.state == "training" and self.steps_per_second is not None:
+        if self.state is RunState.TRAINING and self.steps_per_second is not None:
             line += f", {self.steps_per_second:.4g} steps/s"
         return f"{line}: {self.message}" if self.message else line
 
@@ -63,10 +64,11 @@ def read_status(directory: RunDirectory, program: str | None = None, steps: int 
     try:
         record = read_record(directory.status) or {}
     except ValueError as error:
-        record = {"run": directory.run, "run_dir": "", "state": "unknown", "message": str(error)}
+        record = {"run": directory.run, "run_dir": "", "state": RunState.UNKNOWN, "message": str(error)}
     if record:
         known = {field.name for field in dataclasses.fields(Status)}
         status = Status(**{key: value for key, value in record.items() if key in known})
+        status.state = RunState.read(status.state)
     status.run_dir = str(directory.path)
     evaluation = None
     try:
@@ -94,7 +96,7 @@ def describe(status: Status) -> str:
         rows.append(("step", f"{status.step} of {status.steps}"))
     if status.steps_per_second is not None:
         rows.append(("speed", f"{status.steps_per_second:.4g} steps/s"))
-    if status.state == "training" and status.eta_seconds is not None:
+    if status.state is RunState.TRAINING and status.eta_seconds is not None:
         rows.append(("time left", f"{status.eta_seconds:.0f} s"))
     if status.loss is not None:
         rows.append(("training", numbers({"loss": status.loss, **status.metrics})))

@@ -19,6 +19,7 @@ from trainer.config import Config
 from trainer.failures import UserError
 from trainer.run.catalogue import SET_ASIDE, Catalogue
 from trainer.run.records import names_in, read_record, write_record
+from trainer.states import RunState
 
 log = logging.getLogger(__name__)
 LEASE = re.compile(r"lease-(\d+)\.json")
@@ -72,7 +73,7 @@ class RunDirectory:
             record = read_record(self.state)
         except ValueError:  # a coordinator sets it aside
             return None
-        if record is None or record.get("state") != "finished":
+        if record is None or record.get("state") != RunState.FINISHED:
             return None
         # A callback may have ended the training before the last step that was asked for.
         return int(record["step"]) if max(record["step"], record.get("asked", 0)) >= steps else None
@@ -95,7 +96,7 @@ class RunDirectory:
         without, `restart` the ps, with their identities, that shall start anew.
         """
         more = {"epoch": epoch, "members": members, "without": without, "restart": restart}
-        self._change_state({"state": state, "step": step, "asked": asked, **more})
+        self._change_state({"state": RunState(state), "step": step, "asked": asked, **more})
 
     def set_members(
         self,
@@ -108,7 +109,7 @@ class RunDirectory:
 
     def read_state(self) -> dict[str, Any]:
         """Return the state record; what there is of none, or of a damaged one, is that of a new run."""
-        new = {"state": "waiting", "step": 0, "epoch": 0, "members": {}, "without": [], "restart": {}}
+        new = {"state": RunState.WAITING, "step": 0, "epoch": 0, "members": {}, "without": [], "restart": {}}
         try:
             return {**new, **(read_record(self.state) or {})}
         except ValueError as error:

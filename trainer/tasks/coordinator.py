@@ -45,6 +45,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, check_lease
 from trainer.run.restart_budget import begin_attempt, end_attempt
 from trainer.signals import StopRequest, on_sigterm, raise_stopped
+from trainer.states import RunState
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
@@ -152,7 +153,7 @@ def mend_status(directory: RunDirectory, config: Config, step: int) -> None:
     """Say in the status that the run is finished, where the process that finished it could not any more."""
     status = read_status(directory, config.program, config.steps)
     if status.state != "finished":
-        status.state, status.phase, status.message, status.step = "finished", None, "", step
+        status.state, status.phase, status.message, status.step = RunState.FINISHED, None, "", step
         try:
             status.write(directory)
         except OSError as error:

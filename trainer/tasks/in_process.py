@@ -8,7 +8,7 @@ import signal
 from typing import Any
 
 from trainer.cluster.spec import Cluster, free_addresses
-from trainer.config import STRATEGY_JOBS, Config, ConfigError
+from trainer.config import STRATEGIES, Config, ConfigError
 from trainer.failures import FINISHED
 from trainer.reporting.logs import set_up_logging, without_chatter
 from trainer.reporting.notify import Notifier
@@ -40,13 +40,13 @@ def start_cluster(strategy: str, workers: int, servers: int) -> Cluster:
 
     Its chief has a port of its own. What ran on the cluster before can't be used any more.
     """
-    if strategy == "multi_worker_mirrored":
+    if STRATEGIES[strategy].in_step:
         raise ConfigError(
             "multi_worker_mirrored needs a process for each member: leave --in-process out, or take mirrored"
         )
     # While the servers still know what the last training left: they complain of what they are told to forget later.
     gc.collect()
-    used = STRATEGY_JOBS[strategy]
+    used = STRATEGIES[strategy].jobs
     sizes = {"worker": workers if "worker" in used else 0, "ps": servers if "ps" in used else 0}
     for job, size in sizes.items():
         while len(_addresses[job]) < size:

@@ -24,7 +24,7 @@ from trainer.config import (
     EVALUATIONS,
     PARTITIONERS,
     SHARDINGS,
-    STRATEGY_JOBS,
+    STRATEGIES,
     TYPES,
     Config,
     ConfigError,
@@ -42,7 +42,7 @@ END_SECONDS = 30.0  # the other members' time to end, once the coordinator has f
 EVALUATE_SECONDS = 120.0  # the evaluator's time for the last checkpoint
 SAYING = threading.Lock()
 CHOICES = {
-    "strategy": tuple(STRATEGY_JOBS),
+    "strategy": tuple(STRATEGIES),
     "api": APIS,
     "evaluation": EVALUATIONS,
     "input_sharding": SHARDINGS,
@@ -124,7 +124,7 @@ def cluster_size(strategy: str, workers: int | None, servers: int | None) -> tup
         option = "--workers" if job == "worker" else "--ps"
         if given is not None and given < 1:
             raise ConfigError(f"{option} must be at least 1, not {given}")
-        used = job in STRATEGY_JOBS[strategy]
+        used = job in STRATEGIES[strategy].jobs
         if given is not None and not used:
             say("local", f"{option} {given} is not used: strategy {strategy} has no {job}")
         sizes.append((given or default) if used else 0)

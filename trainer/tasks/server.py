@@ -81,7 +81,7 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
     """Return what this server should exit with now and why, or None; what can't be read asks for nothing."""
     try:
         config = selected()
-        if config.strategy != "parameter_server":
+        if not config.traits.remote:
             return None, ""
         if config.local_run_dir:
             return received(identity(address))

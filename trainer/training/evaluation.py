@@ -60,7 +60,7 @@ def make_evaluation(
     """
     if config.evaluation in ("sidecar", "none"):
         return None
-    if config.strategy != "parameter_server":
+    if not config.traits.remote:
         return Replicated(program, model, strategy)
     way: Any = {"inline": Inline, "distributed": Distributed, "exact": Exact}[config.evaluation]
     evaluation: Callable[[], dict[str, float]] = way(program, model, strategy, workers)

@@ -131,7 +131,7 @@ def own_train_dataset(config: Config, program: Any, strategy: Any) -> Any:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = POLICIES[config.input_sharding]
     dataset = endless(WHOLE).with_options(options)
-    if config.strategy != "multi_worker_mirrored" or config.input_sharding not in ("auto", "file"):
+    if not config.traits.in_step or config.input_sharding not in ("auto", "file"):
         return strategy.experimental_distribute_dataset(dataset)
     try:
         distributed = strategy.experimental_distribute_dataset(dataset)
