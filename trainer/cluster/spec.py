@@ -44,7 +44,7 @@ class Cluster:
     def checked(cls, jobs: Mapping[str, Any], job: str, index: int) -> Cluster:
         """Return the cluster, or raise ConfigError that says which member or which task is wrong."""
         if job not in JOBS:
-            raise ConfigError(f"task type {job!r} is none of {', '.join(JOBS)}{mend(job)}")
+            raise ConfigError(f"task type {job!r} is none of {', '.join(JOBS)}{renamed_job(job)}")
         # The coordinator would wait for ever for an evaluator in its cluster (tensorflow#46169).
         cluster = cls({name: addresses(name, jobs[name]) for name in jobs if name != "evaluator"}, job, index)
         if job == "evaluator":
@@ -140,7 +140,7 @@ def naming(source: str) -> Iterator[None]:
 def addresses(job: str, value: Any) -> list[str]:
     """Return a job's members, or raise ConfigError unless each is host:port."""
     if job not in JOBS:
-        raise ConfigError(f"the cluster's job {job!r} is none of {', '.join(JOBS)}{mend(job)}")
+        raise ConfigError(f"the cluster's job {job!r} is none of {', '.join(JOBS)}{renamed_job(job)}")
     if not isinstance(value, list):
         raise ConfigError(f"job {job!r} must be a list of host:port, not {value!r}")
     for item in value:
@@ -150,7 +150,7 @@ def addresses(job: str, value: Any) -> list[str]:
     return value
 
 
-def mend(job: str) -> str:
+def renamed_job(job: str) -> str:
     """Say what TensorFlow 1's name of a job is called now."""
     return " (master is called chief now)" if job == "master" else ""
 

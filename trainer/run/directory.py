@@ -92,8 +92,8 @@ class RunDirectory:
         """Record the run's state for its other tasks. What is None stays as it was.
 
         `asked`, of a finished run, is the number of steps that it was to train. `epoch` is the lease's, `members` the
-        tasks that the coordinator uses with the identities of their processes, `without` those that it goes on
-        without, `restart` the ps, with their identities, that shall start anew.
+        tasks that the coordinator uses, with their incarnations, `without` those that it goes on
+        without, `restart` the ps, with their incarnations, that shall start anew.
         """
         more = {"epoch": epoch, "members": members, "without": without, "restart": restart}
         self._change_state({"state": RunState(state), "step": step, "asked": asked, **more})

@@ -32,7 +32,7 @@ def report_placement(config: Config, model: Any, servers: int) -> None:
     log.info("%s", describe_placement(held))
     if is_uneven(held):
         largest = max(placed[held.index(max(held))], key=bytes_of)
-        log.warning("%s %s", describe_uneven(held, largest), mend(config, servers, largest))
+        log.warning("%s %s", describe_uneven(held, largest), splitting_setting(config, servers, largest))
 
 
 def name_of(variable: Any) -> str:
@@ -67,7 +67,7 @@ def describe_uneven(held: list[int], largest: Any) -> str:
     )
 
 
-def mend(config: Config, servers: int, largest: Any) -> str:
+def splitting_setting(config: Config, servers: int, largest: Any) -> str:
     """Say which partitioner setting would split the largest variable of the fullest ps."""
     if not len(largest.shape) or int(largest.shape[0]) < 2:
         return "partitioners split the first axis only; turn it round, or use fewer ps"
