@@ -32,7 +32,7 @@ SETTINGS = {
 class Members:
     """A cluster of processes that nobody starts again but the test."""
 
-    def __init__(self, runs: Runs, run: str, workers: int, ps: int = 1, **settings: Any) -> None:
+    def __init__(self, runs: Runs, run: str, workers: int = 2, ps: int = 1, **settings: Any) -> None:
         self._runs, self._run = runs, run
         addresses = free_addresses(1 + workers + ps)
         self._jobs = {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
@@ -69,12 +69,19 @@ class Members:
         return self._status.get("step") or 0
 
     @property
+    def state(self) -> str:
+        return str(self._status.get("state"))
+
+    @property
     def message(self) -> str:
         return str(self._status.get("message"))
 
     @property
     def _status(self) -> dict[str, Any]:
         return read_record(self._runs.directory(self._run) / "status.json") or {}
+
+    def begins(self) -> None:
+        self.chief.search(r"step \d+ of")
 
     def trains_on(self, deadline: float = MINUTE) -> None:
         """Wait until it has trained more than it had when this was called."""
@@ -94,8 +101,7 @@ class Members:
 
 @pytest.fixture
 def cluster(runs: Runs, request: pytest.FixtureRequest) -> Iterator[Members]:
-    members = Members(runs, request.node.name.replace("_", "-")[:60], *getattr(request, "param", (2,)))
-    members.chief.search(r"step \d+ of")
+    members = Members(runs, request.node.name.replace("_", "-").partition("[")[0][:60], **getattr(request, "param", {}))
     yield members
     for process in members.processes.values():
         with contextlib.suppress(ProcessLookupError):
@@ -104,6 +110,7 @@ def cluster(runs: Runs, request: pytest.FixtureRequest) -> Iterator[Members]:
 
 
 def test_nobody_waits_for_a_worker_that_is_gone_for_good(cluster: Members) -> None:
+    cluster.begins()
     cluster.kill("worker-1")
     cluster.trains_on()
     cluster.kill("worker-0")
@@ -117,8 +124,9 @@ def test_nobody_waits_for_a_worker_that_is_gone_for_good(cluster: Members) -> No
     assert cluster.chief.code is None
 
 
-@pytest.mark.parametrize("cluster", [(3,)], indirect=True)
+@pytest.mark.parametrize("cluster", [{"workers": 3}], indirect=True)
 def test_a_silent_worker_is_left_out_and_taken_in_again_by_the_same_coordinator(cluster: Members) -> None:
+    cluster.begins()
     cluster.send("worker-1", signal.SIGSTOP)
     cluster.chief.search(r"worker-1 \S+ has not answered for \d+ s: cut off")
     cluster.trains_on()
@@ -136,6 +144,7 @@ def test_a_silent_worker_is_left_out_and_taken_in_again_by_the_same_coordinator(
 
 
 def test_a_worker_that_freezes_while_no_other_is_there_is_waited_for(cluster: Members) -> None:
+    cluster.begins()
     cluster.kill("worker-1")
     cluster.trains_on()
     frozen = cluster.processes["worker-0"]
@@ -145,3 +154,21 @@ def test_a_worker_that_freezes_while_no_other_is_there_is_waited_for(cluster: Me
     cluster.chief.search(r"TensorFlow has taken in worker-1")
     cluster.trains_on()
     assert cluster.chief.code is None
+
+
+STUCK = {"program": "many:Stuck", "workers": 1, "steps": 1, "steps_per_execution": 1}
+
+
+@pytest.mark.parametrize("cluster", [STUCK], indirect=True)
+def test_a_call_that_kills_worker_after_worker_ends_the_run(cluster: Members) -> None:
+    """This run has but one call: whichever process is killed was running it."""
+    until(lambda: cluster.state == "training", "training", say=lambda: cluster.chief.output[-6000:])
+    for deaths in range(1, 4):
+        time.sleep(1)  # by then the worker has the call
+        cluster.kill("worker-0")
+        if deaths < 3:
+            cluster.start("worker-0")
+            cluster.chief.search(rf"(TensorFlow has taken in worker-0[\s\S]*){{{deaths}}}")
+    assert cluster.chief.wait() == 78, cluster.chief.output
+    killed = "the same call of 1 steps, after step 0, ended the processes of worker-0, worker-0, worker-0"
+    assert killed in cluster.message

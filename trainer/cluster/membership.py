@@ -24,7 +24,7 @@ from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.member import HERE, Member, State
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
-from trainer.failures import TRY_AGAIN
+from trainer.failures import TRY_AGAIN, UserError
 from trainer.reporting.progress import Progress
 from trainer.run.directory import RunDirectory
 from trainer.run.restart_budget import end_attempt
@@ -186,6 +186,24 @@ class Membership:
         now = time.monotonic()
         log.info("TensorFlow has taken in %s", ", ".join(sorted(tasks)))
         self.heartbeat.change(lambda member: member.taken(now), *tasks)
+
+    def process(self, task: str) -> str | None:
+        """Return the process of a worker that takes part."""
+        return self.heartbeat.members()[task].taken_in
+
+    def has_ended(self, task: str, process: str | None) -> bool:
+        """Return whether a process that took part is known to have ended; one that is only silent is not."""
+        self.heartbeat.hurry()
+        member = self.heartbeat.members()[task]
+        return member.incarnation != process or (member.ended is not None and member.ended[0] == process)
+
+    def killed_by_call(self, tasks: list[str], steps: int) -> UserError:
+        """Return the error that a call is which killed worker after worker."""
+        return UserError(
+            f"the same call of {steps} steps, after step {self._progress.status.step}, ended the processes of "
+            f"{', '.join(tasks)} one after the other. Their journals say why (fab logs --task {tasks[-1]}): too little "
+            "memory for a batch, or an operation that fails a check"
+        )
 
     def look(self) -> None:
         """Compare the records with what this generation needs; the heartbeat calls this after each round."""

@@ -11,7 +11,9 @@ import copy
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -24,6 +26,8 @@ from trainer.cluster.member import to_take_in
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 WAIT_SECONDS = 1.0
+DEATHS = 3  # of workers in a row, which are a call's fault
+CONFIRM_SECONDS = 3.0  # until the heartbeat has heard that a process ended
 
 
 class Members(Protocol):
@@ -35,6 +39,9 @@ class Members(Protocol):
     def workers(self) -> list[str]: ...
     def workers_serving(self, since: float = 0.0) -> set[str]: ...
     def worker_lost(self, task: str) -> None: ...
+    def process(self, task: str) -> str | None: ...
+    def has_ended(self, task: str, process: str | None) -> bool: ...
+    def killed_by_call(self, tasks: list[str], steps: int) -> Exception: ...
     def workers_taken_in(self, tasks: Collection[str]) -> None: ...
 
 
@@ -157,6 +164,41 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
                 self._cluster_due_for_update_or_finish.clear()
 
 
+class CallBudget:
+    """Ends the run when one call has killed several workers in a row: TensorFlow would give it to the next."""
+
+    def __init__(self, cluster: Any, members: Members) -> None:
+        """Watch the workers of TensorFlow's cluster."""
+        self._queue = cluster.closure_queue
+        self._members = members
+        self._deaths: weakref.WeakKeyDictionary[Any, list[tuple[str, str | None]]] = weakref.WeakKeyDictionary()
+        for task, worker in zip(members.workers, cluster.workers, strict=True):
+            worker._on_closure_failure = partial(self._failed, task, worker._on_closure_failure)
+
+    def _failed(self, task: str, put_back: Callable[[Any, Any], None], closure: Any, error: Any) -> None:
+        """Have the call run again, unless it has killed too many; this worker's own thread waits meanwhile."""
+        deaths = [death for death in self._deaths.get(closure, []) if self._members.has_ended(*death)]
+        deaths.append((task, self._members.process(task)))
+        self._deaths[closure] = deaths
+        if len(deaths) < DEATHS or not self._is_confirmed(*deaths[-1]):
+            put_back(closure, error)
+            return
+        killed = self._members.killed_by_call([death[0] for death in deaths], call_steps(closure))
+        closure.maybe_call_with_output_remote_value(lambda value: value._set_error(killed))
+        self._queue.mark_failed(killed)
+
+    def _is_confirmed(self, task: str, process: str | None) -> bool:
+        deadline = time.monotonic() + CONFIRM_SECONDS
+        while not (ended := self._members.has_ended(task, process)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return ended
+
+
+def call_steps(closure: Any) -> int:
+    """Return how many steps a call has: its second argument."""
+    return int(closure._args[1])
+
+
 def delete_executor(self: Any) -> None:
     """Let go of an executor without waiting for what it has in flight.
 
@@ -181,6 +223,7 @@ def make_coordinator(strategy: Any, members: Members | None) -> Any:
     finally:
         cluster_coordinator.WorkerPreemptionHandler = original
     members.handler = coordinator._cluster.failure_handler
+    CallBudget(coordinator._cluster, members)
     return coordinator
 
 
