@@ -85,7 +85,7 @@ class Config:
     partitioner_min_bytes: int = 256 * 1024
     partitioner_max_bytes: int = 64 * 1024 * 1024
     partitioner_shards: int = 2
-    heartbeat_timeout_seconds: float = 15.0
+    heartbeat_timeout_seconds: float = 5.0
     elastic: bool = True
     ps_wait_seconds: float = 30.0
     worker_wait_seconds: float = 60.0
@@ -216,8 +216,8 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "partitioner_max_bytes": (lambda value: value >= 1, "must be at least 1"),
     "partitioner_shards": (lambda value: value >= 1, "must be at least 1"),
     "heartbeat_timeout_seconds": (
-        lambda value: value >= 5,
-        "must be at least 5: a member is asked every second, and has two",
+        lambda value: value >= 3,
+        "must be at least 3: a member is asked every second, and has two to answer",
     ),
     "ps_wait_seconds": (lambda value: value >= 0, "must be 0 or more"),
     "worker_wait_seconds": (lambda value: value >= 0, "must be 0 or more"),

@@ -77,7 +77,7 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
         ("input_sharding", "files", "input_sharding: must be one of program, auto, file, data, off, not 'files'"),
         ("partitioner", "min", "partitioner: must be one of min_size, max_size, fixed_shards, none, not 'min'"),
         ("elastic", "yes", "elastic: expected true or false, not 'yes'"),
-        ("heartbeat_timeout_seconds", 1, "heartbeat_timeout_seconds: must be at least 5"),
+        ("heartbeat_timeout_seconds", 1, "heartbeat_timeout_seconds: must be at least 3"),
         ("lease_seconds", 1, "lease_seconds: must be at least 10"),
         ("saving_timeout_seconds", 0, "saving_timeout_seconds: must be more than 0, not 0"),
         ("seed", -1, "seed: must be null or between 0 and 2147483647"),
