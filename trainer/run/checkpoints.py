@@ -160,7 +160,7 @@ class Checkpoints:
         if self._directory.failing_since is None:
             return None
         seconds = time.monotonic() - self._directory.failing_since
-        why = self._failure.why if self._failure else "the process before could not"
+        why = self._failure.why if self._failure else "nor could it in the generation before"
         return f"no checkpoint could be saved in {self._catalogue.path} for {seconds:.0f} s: {why}"
 
     def _settle_in_time(self) -> bool:
