@@ -10,6 +10,8 @@ import enum
 from collections.abc import Collection
 from typing import Any
 
+from trainer.task_id import TaskId
+
 AWAY_SECONDS = 5.0  # nobody waits longer for one that is closed or starting
 RETURN_SECONDS = 60.0  # but for a ps that was asked to start anew, which must do so
 STEADY_SECONDS = 3.0  # one that is back has answered for so long
@@ -102,7 +104,7 @@ class Member:
 
     @property
     def is_ps(self) -> bool:
-        return self.task.startswith("ps-")
+        return TaskId.parse(self.task).job == "ps"
 
     def is_here(self, since: float = 0.0) -> bool:
         """Return whether it can be used: it answered a question that was asked after `since`."""

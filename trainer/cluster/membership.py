@@ -29,6 +29,8 @@ from trainer.reporting.progress import Progress
 from trainer.run.directory import RunDirectory
 from trainer.run.restart_budget import end_attempt
 from trainer.signals import on_sigterm, raise_stopped
+from trainer.states import Phase, RunState
+from trainer.task_id import TaskId
 
 log = logging.getLogger(__name__)
 REMIND_SECONDS = 30.0
@@ -106,7 +108,7 @@ class Membership:
     def form(self) -> Cluster:
         """Wait for the members and return the cluster of those that this generation trains on; raises Stopped."""
         on_sigterm(raise_stopped)
-        self._phases.enter("waiting")
+        self._phases.enter(Phase.WAITING)
         members = form(self._config, self._cluster, self.heartbeat, self._first, self._without, self._name_missing)
         # While a strategy's constructor waits, no Python handler could run.
         on_sigterm(signal.SIG_DFL)
@@ -138,7 +140,7 @@ class Membership:
         self._release()
         self.began = time.monotonic()
         log.warning("forming the cluster anew in this process: %s", message)
-        self._progress.enter("waiting", message)
+        self._progress.enter(RunState.WAITING, message)
         self._progress.events.write("recovering", message=message)
 
     def dismiss(self) -> None:
@@ -157,7 +159,7 @@ class Membership:
     @property
     def workers(self) -> list[str]:
         """The workers of this generation, in TensorFlow's order."""
-        return [task for task in self._cluster.servers if task in self._members and task.startswith("worker-")]
+        return [task for task in self._cluster.servers if task in self._members and TaskId.parse(task).job == "worker"]
 
     def lost_ps(self) -> list[str]:
         """Return the ps of this generation whose processes have ended: it can't go on."""
@@ -273,7 +275,7 @@ class Membership:
         if task in self._absent:  # told to be silent
             return
         self._absent.add(task)
-        self._tell("ps-lost" if task.startswith("ps-") else "member-lost", task, "its process has ended")
+        self._tell("ps-lost" if TaskId.parse(task).job == "ps" else "member-lost", task, "its process has ended")
 
     def _ask_to_restart(self) -> None:
         """Have those processes start anew that shall not be used as they are, also those that answer only later."""
@@ -303,7 +305,7 @@ class Membership:
             self._tell_lost(task, self._members[task])
         message = f"no answer from {names(missing)}"
         log.info("waiting for members: %s", message)
-        self._progress.enter("waiting", message)
+        self._progress.enter(RunState.WAITING, message)
         self._progress.events.write("waiting", message=message)
         self._named, self._told = dict(missing), time.monotonic()
 
@@ -350,5 +352,5 @@ class Membership:
         self._leave(lambda member: member.is_ps or member.task in tasks)
         # A phase that hung counts as a crash, a member that is gone does not.
         end_attempt(self._directory, counted=not tasks, trouble=bool(tasks), message=message)
-        self._progress.enter("waiting", message)
+        self._progress.enter(RunState.WAITING, message)
         self._progress.close(LEAVE_SECONDS)

@@ -17,6 +17,7 @@ from trainer.reporting.notify import Notifier
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
+from trainer.states import Phase
 
 log = logging.getLogger(__name__)
 TRIES = 3
@@ -47,9 +48,9 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
             newest = directory.catalogue.newest()
             # A checkpoint that was damaged may be saved again under the same step.
             saved = directory.catalogue.saved_at(newest) if newest is not None else None
-            phases.enter("waiting")
+            phases.enter(Phase.WAITING)
             if newest is not None and (newest != last or (last_saved is not None and saved != last_saved)):
-                phases.enter("evaluating")
+                phases.enter(Phase.EVALUATING)
                 if evaluator is None:
                     with without_chatter():
                         import tensorflow  # noqa: F401
