@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from processes import MINUTE, Process, Runs, until
 
-from trainer.cluster.probe import answers, identity, silent
+from trainer.cluster.probe import answers, incarnation, silent
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.tasks.local import local_cluster
@@ -62,7 +62,7 @@ class Serving:
         return self._runs.task(TF_CONFIG=self._config, TRAINER_SETTINGS=str(self._settings))
 
     def own(self) -> str:
-        return until(lambda: identity(self.address), "an answer of the ps")
+        return until(lambda: incarnation(self.address), "an answer of the ps")
 
     def say(self, **record: Any) -> None:
         write_record(self.state, {"state": "training", "step": 3, **record})

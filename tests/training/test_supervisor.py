@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from processes import DIGITS, MINUTE, Process, Runs, is_alive, run_check, until
 
-from trainer.cluster.probe import answers, identity
+from trainer.cluster.probe import answers, incarnation
 from trainer.tasks.local import local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,7 +31,7 @@ def test_a_server_that_is_killed_twenty_times_serves_again_each_time(runs: Runs)
     seen: list[str] = []
 
     def answers_anew() -> bool:
-        who = identity(address, 1.0)
+        who = incarnation(address, 1.0)
         if who is None or who in seen:
             return False
         seen.append(who)

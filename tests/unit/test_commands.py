@@ -7,69 +7,69 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cluster import commands as orders
-from trainer.cluster.commands import Messenger, dismiss, order_path, received
+from trainer.cluster import commands as commands
+from trainer.cluster.commands import Messenger, command_path, received, shut_down_servers
 from trainer.run.records import write_record
 
 SERVERS = {"ps-0": "store:1", "ps-1": "store:2", "worker-0": "far:1"}
 
 
 class Wire:
-    """Servers by address, the identity of each, and the orders that reached them."""
+    """Servers by address, the incarnation of each, and the commands that reached them."""
 
-    def __init__(self, **identities: str | None) -> None:
-        self.identities = {SERVERS[task.replace("_", "-")]: process for task, process in identities.items()}
-        self.orders: list[tuple[str, str, int]] = []
+    def __init__(self, **incarnations: str | None) -> None:
+        self.incarnations = {SERVERS[task.replace("_", "-")]: process for task, process in incarnations.items()}
+        self.commands: list[tuple[str, str, int]] = []
         self.down = 0
 
-    def identity(self, address: str) -> str | None:
-        return self.identities.get(address)
+    def incarnation(self, address: str) -> str | None:
+        return self.incarnations.get(address)
 
     def send(self, task: str, address: str, process: str, code: int, why: str) -> bool:
         assert (SERVERS[task], bool(why)) == (address, True)
         if self.down:
             self.down -= 1
             return False
-        self.orders.append((task, process, code))
+        self.commands.append((task, process, code))
         return True
 
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     wire = Wire(ps_0="a", ps_1="b", worker_0="c")
-    monkeypatch.setattr(orders, "identity", wire.identity)
-    monkeypatch.setattr(orders, "send", wire.send)
-    monkeypatch.setattr(orders, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(commands, "incarnation", wire.incarnation)
+    monkeypatch.setattr(commands, "send", wire.send)
+    monkeypatch.setattr(commands, "POLL_SECONDS", 0.01)
     return wire
 
 
 def wait_for(wire: Wire, *expected: tuple[str, str, int]) -> None:
     deadline = time.monotonic() + 10
-    while sorted(wire.orders) != sorted(expected) and time.monotonic() < deadline:
+    while sorted(wire.commands) != sorted(expected) and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)  # and no other comes
-    assert sorted(wire.orders) == sorted(expected)
+    assert sorted(wire.commands) == sorted(expected)
 
 
-def test_an_order_is_for_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders, "ORDERS", tmp_path)
+def test_a_command_is_for_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "COMMANDS", tmp_path)
     assert received(None) == (None, "")
     assert received("mine") == (None, "")
-    write_record(order_path("mine"), {"code": 75, "why": "because"})
+    write_record(command_path("mine"), {"code": 75, "why": "because"})
     assert received("mine") == (75, "because")
     assert received("another") == (None, "")
 
 
 def test_all_that_answer_are_dismissed_and_the_others_are_named(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
-    wire.identities[SERVERS["ps-1"]] = None
+    wire.incarnations[SERVERS["ps-1"]] = None
     wire.down = 1
-    dismiss(SERVERS, seconds=0.5)
+    shut_down_servers(SERVERS, seconds=0.5)
     wait_for(wire, ("ps-0", "a", 0), ("worker-0", "c", 0))
     assert "ps-1 (store:2) did not hear that the run is finished" in caplog.text
 
 
 def test_nobody_is_dismissed_where_there_are_no_servers() -> None:
-    dismiss({})
+    shut_down_servers({})
 
 
 def test_only_the_processes_that_shall_restart_are_told_and_each_once(wire: Wire) -> None:
@@ -81,11 +81,11 @@ def test_only_the_processes_that_shall_restart_are_told_and_each_once(wire: Wire
 
 
 def test_one_that_answers_only_later_is_told_then_unless_it_is_wanted_no_more(wire: Wire) -> None:
-    wire.identities[SERVERS["worker-0"]] = wire.identities[SERVERS["ps-1"]] = None
+    wire.incarnations[SERVERS["worker-0"]] = wire.incarnations[SERVERS["ps-1"]] = None
     wire.down = 2
     messenger = Messenger(SERVERS)
     messenger.send({"worker-0": "c", "ps-1": "b"})
     time.sleep(0.05)
     messenger.send({"worker-0": "c"})
-    wire.identities[SERVERS["worker-0"]], wire.identities[SERVERS["ps-1"]] = "c", "b"
+    wire.incarnations[SERVERS["worker-0"]], wire.incarnations[SERVERS["ps-1"]] = "c", "b"
     wait_for(wire, ("worker-0", "c", 75))

@@ -1,8 +1,8 @@
 """How a coordinator has servers end that share no path with it, and so can't see the run's state record.
 
-TensorFlow brings them the order: each of its servers writes a file for whoever may use its port. A session of its own
+TensorFlow brings them the command: each of its servers writes a file for whoever may use its port. A session of its own
 carries it, so that it needs no strategy and no cluster, and the file lies where temporary files do (systemd gives each
-task a directory of its own). Its name is the identity of the process that it is for: no other one heeds it.
+task a directory of its own). Its name is the incarnation of the process that it is for: no other one reads it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trainer.cluster.probe import identity
+from trainer.cluster.probe import incarnation
 from trainer.failures import FINISHED, TRY_AGAIN, first_line
 from trainer.run.records import read_record
 from trainer.task_id import TaskId
 
 log = logging.getLogger(__name__)
-ORDERS = Path("/tmp")
+COMMANDS = Path("/tmp")
 ASKED = "starting anew, as the coordinator asks: what an earlier one left here is in the way"
 DEADLINE_SECONDS = 5.0
 POLL_SECONDS = 1.0
@@ -30,17 +30,17 @@ COMING_SECONDS = 60.0  # for servers that were started together with the coordin
 
 
 def received(process: str | None) -> tuple[int | None, str]:
-    """Return what the server's process was ordered to exit with and why, or None."""
-    record = (read_record(order_path(process)) if process else None) or {}
+    """Return what the server's process was told to exit with and why, or None."""
+    record = (read_record(command_path(process)) if process else None) or {}
     return record.get("code"), record.get("why", "")
 
 
-def order_path(process: str) -> Path:
-    return ORDERS / f"psfleet-order-{process}.json"
+def command_path(process: str) -> Path:
+    return COMMANDS / f"psfleet-command-{process}.json"
 
 
 def send(task: str, address: str, process: str, code: int, why: str) -> bool:
-    """Order a server's process to exit; returns whether the order has arrived."""
+    """Tell a server's process to exit; returns whether that has arrived."""
     import tensorflow as tf
 
     name = TaskId.parse(task)
@@ -50,22 +50,22 @@ def send(task: str, address: str, process: str, code: int, why: str) -> bool:
     try:
         with tf.Graph().as_default():
             with tf.device(f"{server}/device:CPU:0"):
-                write = tf.io.write_file(str(order_path(process)), json.dumps({"code": code, "why": why}))
+                write = tf.io.write_file(str(command_path(process)), json.dumps({"code": code, "why": why}))
             with tf.compat.v1.Session(f"grpc://{address}", config=config) as session:
                 session.run(write)
     except tf.errors.OpError as error:
-        log.warning("cannot send an order to %s (%s), trying again: %s", task, address, first_line(error))
+        log.warning("cannot send a command to %s (%s), trying again: %s", task, address, first_line(error))
         return False
     return True
 
 
-def dismiss(servers: Mapping[str, str], seconds: float = END_SECONDS) -> None:
+def shut_down_servers(servers: Mapping[str, str], seconds: float = END_SECONDS) -> None:
     """Have servers (task name to address) end, since the run is finished; one that does not answer in time is left."""
     deadline = time.monotonic() + seconds
 
     def tell(task: str, address: str) -> bool:
         while time.monotonic() < deadline:
-            process = identity(address)
+            process = incarnation(address)
             if process is not None and send(task, address, process, FINISHED, "the run is finished"):
                 return True
             time.sleep(POLL_SECONDS)
@@ -80,7 +80,7 @@ def dismiss(servers: Mapping[str, str], seconds: float = END_SECONDS) -> None:
 
 
 class Messenger:
-    """Orders processes to start anew, also those that answer only later; a thread does."""
+    """Tells processes to start anew, also those that answer only later; a thread does."""
 
     def __init__(self, servers: Mapping[str, str]) -> None:
         """Take the servers (task name to address)."""
@@ -88,10 +88,10 @@ class Messenger:
         self._wanted: dict[str, str] = {}
         self._told: set[str] = set()
         self._news = threading.Event()
-        threading.Thread(target=self._deliver, name="orders", daemon=True).start()
+        threading.Thread(target=self._deliver, name="commands", daemon=True).start()
 
     def send(self, restart: Mapping[str, str]) -> None:
-        """Order these processes (task name to identity) to start anew from now on, and no others."""
+        """Tell these processes (task name to incarnation) to start anew from now on, and no others."""
         self._wanted = dict(restart)
         self._news.set()
 
@@ -100,7 +100,7 @@ class Messenger:
             wanted = {task: process for task, process in self._wanted.items() if process not in self._told}
             for task, process in wanted.items():
                 address = self._servers.get(task)
-                if address and identity(address) == process and send(task, address, process, TRY_AGAIN, ASKED):
+                if address and incarnation(address) == process and send(task, address, process, TRY_AGAIN, ASKED):
                     self._told.add(process)
             # Nobody is left to be told, or somebody who does not answer yet.
             self._news.wait(POLL_SECONDS if wanted else None)

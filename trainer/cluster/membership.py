@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
-from trainer.cluster.commands import Messenger, dismiss
+from trainer.cluster.commands import Messenger, shut_down_servers
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.fence import Fence, shut
 from trainer.cluster.formation import form, names
@@ -143,11 +143,11 @@ class Membership:
         self._progress.enter(RunState.WAITING, message)
         self._progress.events.write("recovering", message=message)
 
-    def dismiss(self) -> None:
+    def shut_down_servers(self) -> None:
         """End the servers that don't see the state record: the run is finished."""
         if self._messenger is not None:
             self._release()
-            dismiss(self._cluster.servers)
+            shut_down_servers(self._cluster.servers)
 
     def leave(self, workers_too: bool = False) -> None:
         """Watch nobody any more, and tell the ps that this process ends: they start anew while the next one does.

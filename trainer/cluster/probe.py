@@ -20,7 +20,7 @@ def answers(address: str, deadline: float = DEADLINE_SECONDS) -> bool:
     return ask(address, deadline) is not None
 
 
-def identity(address: str, deadline: float = DEADLINE_SECONDS) -> str | None:
+def incarnation(address: str, deadline: float = DEADLINE_SECONDS) -> str | None:
     """Return what tells the server's process from the one after its restart, or None when it does not answer.
 
     The answer holds the incarnation of each of its devices, drawn at random when the server starts.

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.commands import COMING_SECONDS, dismiss
+from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged, names
 from trainer.cluster.membership import Membership, say_last
@@ -85,7 +85,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
                 notifier.watch(lambda: True)
                 with without_chatter():
                     import tensorflow
-                dismiss(cluster.servers, COMING_SECONDS)
+                shut_down_servers(cluster.servers, COMING_SECONDS)
             return FINISHED
         # A coordinator that is refused must not say of the run what it is doing itself.
         progress = Progress(config, directory, notifier, leads, waits=leads)
@@ -115,7 +115,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         file = program_file(program)
         Training(config, cluster, program, directory, progress, phases, membership, lease).run()
         if membership is not None:
-            membership.dismiss()
+            membership.shut_down_servers()
         return FINISHED
     except Stopped:
         enter(progress, "stopped", "")

@@ -2,7 +2,7 @@
 
 What it computes, TensorFlow tells it. When to end, the run's state record does: a finished run needs no servers, and a
 ps that still holds a dead coordinator's variables is asked for a new process. Where it sees no such record, because the
-chief alone has the run directory, the coordinator sends it an order (trainer/cluster/commands.py).
+chief alone has the run directory, the coordinator sends it a command (trainer/cluster/commands.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from trainer.cluster.commands import ASKED, received
-from trainer.cluster.probe import answers, identity
+from trainer.cluster.probe import answers, incarnation
 from trainer.cluster.spec import Cluster
 from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, is_stale
@@ -84,7 +84,7 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
         if not config.traits.remote:
             return None, ""
         if config.local_run_dir:
-            return received(identity(address))
+            return received(incarnation(address))
         directory = RunDirectory(config.shared_dir, config.run)
         asked = ((read_record(directory.state) or {}).get("restart") or {}).get(task)
         finished = directory.finished(config.steps)
@@ -94,6 +94,6 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
         return None, ""
     if finished is not None:
         return FINISHED, f"run {config.run} finished at step {finished}"
-    if asked is not None and asked == identity(address):
+    if asked is not None and asked == incarnation(address):
         return TRY_AGAIN, ASKED
     return None, ""
