@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 PATIENCE = 60.0
 # A training that a lasting fault must not stop trains in so many of its last seconds.
 TRAINS_BY_THEN = 15.0
-USED_SECONDS = 60.0
 RETURN_SECONDS = 90.0
+TIMES_USED = 3
 
 
 @dataclass
@@ -99,14 +99,8 @@ def recovers(*, goes_on: bool = True, tensors: bool = False, restored: Callable[
                 ),
                 drill.paused + PATIENCE,
             )
-            if fault.takes_away:
-                back = watch.until(lambda: watch.has_formed_whole_since(healed), RETURN_SECONDS)
-                found.expect(back, f"{', '.join(task.name for task in hit)} was not taken in again")
-                whole = stage.desk.clock()
-                found.expect(
-                    watch.until(lambda: watch.has_trained_since(whole), PATIENCE),
-                    "nothing was trained with all members",
-                )
+            if fault.lasts or not drill.long_step:
+                found.problems += take_part_again(stage, watch, hit)
         finally:
             fault.heal(stage)
             stage.pace(SHORT_STEP)
@@ -114,9 +108,6 @@ def recovers(*, goes_on: bool = True, tensors: bool = False, restored: Callable[
         floor = restored(watch) if restored else watch.newest_checkpoint
         low = lowest_step(watch.samples)
         found.expect(low is None or low >= floor, f"it went back to step {low}, before the checkpoint {floor}")
-        for task in hit:
-            if task.server and (fault.lasts or not drill.long_step):
-                found.expect(_is_used(stage, task), f"{task.name} runs, and takes no part")
         if fault.takes_away:
             now = stage.processes()
             for name in others:
@@ -186,12 +177,24 @@ class Traffic:
         return before is not None and received > before
 
 
-def _is_used(stage: Stage, task: Task) -> bool:
-    try:
-        stage.wait(Traffic(stage, task).grows, USED_SECONDS, f"{task.name} is used")
-    except DrillFailed:
-        return False
-    return True
+def take_part_again(stage: Stage, watch: Watch, hit: Sequence[Task]) -> list[str]:
+    """Look on until those who were hit do their part, and steps are trained with them; returns what is wrong."""
+    # What was under way when a host was cut off comes once more when it is back: hence several times.
+    missing = {task.name: (Traffic(stage, task), TIMES_USED) for task in hit if task.server}
+
+    def all_used() -> bool:
+        for name, (traffic, times) in list(missing.items()):
+            if traffic.grows():
+                missing[name] = traffic, times - 1
+            if missing[name][1] == 0:
+                del missing[name]
+        return not missing
+
+    if not watch.until(all_used, RETURN_SECONDS):
+        return [f"{', '.join(missing)} takes no part"]
+    since = stage.desk.clock()
+    trained = watch.until(lambda: watch.has_trained_since(since), PATIENCE)
+    return [] if trained else ["nothing was trained with all members"]
 
 
 def read_traffic(text: str, pid: int, addresses: Collection[str]) -> int:

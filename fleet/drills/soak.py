@@ -18,7 +18,7 @@ from typing import Any
 
 from fleet.drills.catalogue import SOON, Drill
 from fleet.drills.faults import Fault, Kill, await_save, run_everywhere
-from fleet.drills.scenes import PATIENCE, RETURN_SECONDS, Traffic, last_restart, tensors_that_equal
+from fleet.drills.scenes import PATIENCE, last_restart, take_part_again, tensors_that_equal
 from fleet.drills.stage import DrillFailed, Process, Sample, Stage
 from fleet.drills.watch import Watch, describe_process, longest_pause, steps_lost
 from fleet.errors import FleetError
@@ -262,7 +262,8 @@ class Soak:
             outcome.problems.append(f"it doesn't train as a whole again: {'; '.join([*down, said])}")
             outcome.over = True
         elif not who_failed(watch.samples, watch.processes):
-            self._expect_use(each, watch, outcome)
+            hit = {task.name: task for blow in each.blows for task in blow.fault.hits(stage)}
+            outcome.problems += take_part_again(stage, watch, list(hit.values()))
 
     def _trains_since(self, watch: Watch, healed: float) -> bool:
         return watch.has_trained_since(max(healed, last_restart(watch)) + 1.0)
@@ -285,24 +286,6 @@ class Soak:
             done = pool.submit(action, self._stage)
             watch.until(done.done, ACTION_SECONDS)
             return done.result()
-
-    def _expect_use(self, each: Round, watch: Watch, outcome: Outcome) -> None:
-        """See whoever was hit do its part again, and the training go on with it."""
-        stage = self._stage
-        hit = {task.name: task for blow in each.blows for task in blow.fault.hits(stage) if task.server}
-        unused = {name: Traffic(stage, task) for name, task in hit.items()}
-
-        def all_used() -> bool:
-            for name in [name for name, traffic in unused.items() if traffic.grows()]:
-                del unused[name]
-            return not unused
-
-        if not watch.until(all_used, RETURN_SECONDS):
-            outcome.problems.append(f"{', '.join(unused)} runs, and takes no part")
-        used = stage.desk.clock()
-        if not watch.until(lambda: watch.has_trained_since(used), PATIENCE):
-            outcome.problems.append("nothing was trained with all members")
-            outcome.over = True
 
     def _end(self) -> list[str]:
         """Stop, which saves; start again, and have the program compare what it restored with that checkpoint."""

@@ -16,6 +16,7 @@ NOTICES = frozenset(
     {
         "member-lost",
         "member-silent",
+        "member-given-up",
         "ps-lost",
         "recovering",
         "recovered",
@@ -94,13 +95,6 @@ class Watch:
 
     def has_trained_since(self, at: float) -> bool:
         return any(new > at for new in new_steps(self.samples))
-
-    def has_formed_whole_since(self, at: float) -> bool:
-        """Whether the coordinator has formed the cluster of all members since then."""
-        return any(
-            event["event"] == "formed" and event.get("message") == "all members" and self.last.happened_at(event) > at
-            for event in self.last.events
-        )
 
     def events(self) -> list[Mapping[str, Any]]:
         """What the run's event log says of the time since the fault."""
