@@ -25,7 +25,7 @@ SETTINGS = {
     "log_seconds": 0.2,
     "checkpoint_seconds": 1000.0,
     "heartbeat_timeout_seconds": 5.0,
-    "worker_wait_seconds": 60.0,
+    "worker_wait_seconds": 1000.0,
 }
 
 
@@ -152,6 +152,24 @@ def test_a_worker_that_freezes_while_no_other_is_there_is_waited_for(cluster: Me
     until(lambda: "no worker answers" in cluster.message, "waiting", say=lambda: cluster.chief.output[-6000:])
     cluster.start("worker-1")
     cluster.chief.search(r"TensorFlow has taken in worker-1")
+    cluster.trains_on()
+    assert cluster.chief.code is None
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_a_ps_that_is_replaced_while_a_worker_is_away_costs_no_waiting_for_it(cluster: Members, how: str) -> None:
+    cluster.begins()
+    if how == "killed":
+        cluster.kill("worker-1")
+    else:
+        cluster.send("worker-1", signal.SIGSTOP)
+        cluster.chief.search(r"worker-1 \S+ has not answered for \d+ s: cut off")
+    cluster.trains_on()
+    cluster.kill("ps-0")
+    cluster.start("ps-0")
+    cluster.chief.search("forming the cluster anew in this process")
+    cluster.chief.search(r"going on without worker-1 \(127")
+    until(lambda: cluster.state == "training", "training", say=lambda: cluster.chief.output[-6000:])
     cluster.trains_on()
     assert cluster.chief.code is None
 
