@@ -39,7 +39,7 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
         if options.command == "local":
             from trainer.tasks.local import run_local
 
-            return run_local(options)
+            return run_local(options, environment)
         if options.command == "status":
             return show_status(options, environment)
         if options.command == "runs":
@@ -127,7 +127,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     return Supervisor(
         cluster.task,
         lambda told: become_task(options, environment, cluster, told),
-        [sys.executable, *sys.orig_argv[1:]],
+        [sys.executable, "-u", "-m", "trainer", *sys.argv[1:]],
         notifier,
         Path(release) if release else None,
     ).run()

@@ -12,6 +12,7 @@ import gc
 import importlib
 import logging
 import os
+import pkgutil
 import random
 import signal
 import sys
@@ -23,22 +24,7 @@ from trainer.runtime import prepare_tensorflow
 
 log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-# Modules of the package that the tasks import, and what these import.
-TASKS = (
-    "trainer.tasks.server",
-    "trainer.tasks.coordinator",
-    "trainer.tasks.evaluator",
-    "trainer.training.controller",
-    "trainer.training.evaluation",
-    "trainer.training.export",
-    "trainer.training.fit",
-    "trainer.training.input",
-    "trainer.training.loop",
-    "trainer.training.placement",
-    "trainer.training.release_resources",
-    "trainer.training.step_runner",
-    "trainer.training.strategies",
-)
+ROOMS = ("trainer.tasks", "trainer.training")  # whose modules the tasks import, with what these import
 # numpy's OpenBLAS makes a thread for each core when it is imported.
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")
 
@@ -50,8 +36,9 @@ def warm_up() -> None:
     os.environ.setdefault(name, value)
     prepare_tensorflow()
     with without_chatter():
-        for module in TASKS:
-            importlib.import_module(module)
+        for room in ROOMS:
+            for module in pkgutil.iter_modules(importlib.import_module(room).__path__, f"{room}."):
+                importlib.import_module(module.name)
         importlib.import_module("tensorflow").keras.Model  # noqa: B018 - which loads Keras
     if ours:
         del os.environ[name]  # a library with an OpenBLAS of its own, in the user's program, may use every core

@@ -1,13 +1,22 @@
-"""Real trainer processes on the loopback interface, watched through what an operator sees: output and status."""
+"""Real trainer processes on the loopback interface, watched through what an operator sees: output and status.
+
+`Runs.start` starts what a user types. Single tasks and the tasks of `local` are forked from one process of the
+whole session that has imported TensorFlow (trainer/fork_server.py), which saves most of their time.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +25,9 @@ from typing import Any
 
 import pytest
 
+from trainer.fork_server import PARENT, ForkServer, start_process
 from trainer.run.directory import RunDirectory
+from trainer.tasks.local import FORK_SERVER
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -39,20 +50,23 @@ def until(holds: Callable[[], Any], what: str, deadline: float = 2 * MINUTE, say
     raise AssertionError(f"not within {deadline:.0f} s: {what}\n{say()}")
 
 
+@functools.cache
+def fork_server() -> ForkServer:
+    """Start the session's server; it ends with the tests."""
+    server = ForkServer(Path(tempfile.mkdtemp(prefix="psfleet-tests-")) / "forks", environment())
+    atexit.register(shutil.rmtree, server.path.parent)
+    assert server.wait(3 * MINUTE), "the fork server is not ready"
+    return server
+
+
 class Process:
     """A trainer process, its output so far, and its exit code."""
 
-    def __init__(self, arguments: list[str], directory: Path = PROGRAMS, **more: str) -> None:
+    def __init__(
+        self, arguments: list[str], directory: Path = PROGRAMS, forks: ForkServer | None = None, **more: str
+    ) -> None:
         self._lines: list[str] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", *arguments],
-            cwd=directory,
-            env=environment(**more),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        self._process = start_process(forks, arguments, environment(**more), directory)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -109,6 +123,14 @@ class Process:
         return [int(pid) for pid in re.findall(rf"^{task} *\| started, pid (\d+)$", self.output, re.MULTILINE)]
 
 
+def last_json(output: str) -> Any:
+    """Return the last line that is JSON: what is complained of at the end may stand below it."""
+    for line in reversed(output.splitlines()):
+        with contextlib.suppress(ValueError):
+            return json.loads(line)
+    raise AssertionError(f"no line is JSON:\n{output[-3000:]}")
+
+
 def run_check(script: str, *arguments: str, deadline: float = 2 * MINUTE, **variables: str) -> Any:
     """Run one of the scripts beside the tests as a process of its own, and return the JSON of its last line."""
     done = subprocess.run(
@@ -133,6 +155,7 @@ class Runs:
     def local(self, program: str, run: str, steps: int, *more: str, **variables: str) -> Process:
         arguments = ["-m", "trainer", "local", "--program", program, "--run", run, "--steps", str(steps)]
         arguments += [] if "--strategy" in more else ["--ps", "2"]
+        variables = {FORK_SERVER: str(fork_server().path), **variables}
         return self.start([*arguments, "--shared-dir", str(self.shared), *more], **variables)
 
     def start(self, arguments: list[str], directory: Path = PROGRAMS, **more: str) -> Process:
@@ -142,15 +165,18 @@ class Runs:
 
     def task(self, *arguments: str, directory: Path = PROGRAMS, **more: str) -> Process:
         """Start the process that a task's supervisor forks, with no supervisor: what ends stays ended."""
-        return self.start(["-m", "trainer", *arguments, "--parent", str(os.getpid())], directory, **more)
+        process = Process(["-m", "trainer", *arguments, "--parent", PARENT], directory, fork_server(), **more)
+        self._started.append(process)
+        return process
 
     def directory(self, run: str) -> Path:
         return self.shared / "runs" / run
 
     def status(self, run: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "trainer", "status", "--json", "--run", run, "--shared-dir", str(self.shared)]
-        done = subprocess.run(command, cwd=PROGRAMS, env=environment(), capture_output=True, text=True, check=True)
-        return json.loads(done.stdout)
+        arguments = ["-m", "trainer", "status", "--json", "--run", run, "--shared-dir", str(self.shared)]
+        asked = Process(arguments, PROGRAMS, fork_server())
+        assert asked.wait() == 0, asked.output
+        return last_json(asked.output)
 
     def checkpoints(self, run: str) -> list[int]:
         return RunDirectory(self.shared, run).catalogue.steps()

@@ -17,7 +17,7 @@ LEVELS = (
     ("config", "failures", "program", "runtime", "signals", "states", "task_id", "transport_errors", "variables"),
     ("run",),
     ("reporting",),
-    ("gpus", "supervisor", "warm_start"),  # what a process begins with
+    ("fork_server", "gpus", "supervisor", "warm_start"),  # what a process begins with
     ("cluster",),
     ("training",),
     ("tasks",),

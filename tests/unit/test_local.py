@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config import STRATEGIES, Config, ConfigError
+from trainer.fork_server import ForkServer
 from trainer.tasks import local
 from trainer.tasks.local import (
     Supervisor,
@@ -37,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def task(name: str, script: str, trains: bool = False) -> Task:
-    return Task(name, [sys.executable, "-u", "-c", script], dict(os.environ), trains)
+    return Task(name, ["-c", script], dict(os.environ), trains)
 
 
 def gone(pid: int) -> bool:
@@ -72,7 +74,7 @@ def test_lines_of_tasks_that_print_at_once_stay_whole() -> None:
     prints = "for _ in range(2000): print('x' * 20)"
     script = (
         "import os, sys\nfrom trainer.tasks.local import Supervisor, Task\n"
-        f"command = [sys.executable, '-u', '-c', {prints!r}]\n"
+        f"command = ['-c', {prints!r}]\n"
         "tasks = [Task(name, command, dict(os.environ)) for name in ('ps-0', 'ps-1', 'worker-0', 'chief-0')]\n"
         "Supervisor(tasks).run()\n"
     )
@@ -154,7 +156,7 @@ def supervise(tmp_path: Path, chief: str, worker: str = FOREVER, trains: bool = 
         "import os, sys\nfrom trainer.tasks import local\nfrom trainer.tasks.local import Supervisor, Task\n"
         "local.LEAVE_SECONDS = 5\n"
         "def task(name, script, trains=False):\n"
-        "    return Task(name, [sys.executable, '-u', '-c', script], dict(os.environ), trains)\n"
+        "    return Task(name, ['-c', script], dict(os.environ), trains)\n"
         f"tasks = [task('worker-0', {worker!r}, {trains}), task('chief-0', {chief!r})]\n"
         "code = Supervisor(tasks).run()\nsys.exit(code)\n"
     )
@@ -230,6 +232,27 @@ def test_tasks_die_with_a_killed_supervisor(ended: list[subprocess.Popen[str]]) 
     while not gone(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert gone(pid)
+
+
+def test_stop_during_tensorflows_import_starts_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    forks = ForkServer(tmp_path / "nobody listens yet")
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert Supervisor([task("chief-0", FOREVER)], forks).run() == 143
+    assert "started" not in capfd.readouterr().out
+
+
+def test_task_that_ended_soon_after_its_start_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "RESTART_SECONDS", 60.0)
+    soon, late = task("ps-0", "pass"), task("ps-1", "pass")
+    for one in (soon, late):
+        one.start()
+    monkeypatch.setattr(late, "_started", time.monotonic() - 2 * local.STEADY_SECONDS)
+    for one in (soon, late):
+        one.restart_later()
+    assert soon.restart_at is not None
+    assert late.restart_at is not None
+    assert soon.restart_at > time.monotonic() + 30
+    assert late.restart_at <= time.monotonic()
 
 
 def test_final_codes_are_those_that_systemd_leaves_alone() -> None:

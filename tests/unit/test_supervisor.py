@@ -94,6 +94,16 @@ class Supervised:
         self.heard.pop()
         return self.process.returncode, logged
 
+    def end(self) -> None:
+        """Leave no process, whatever the supervisor has failed to do."""
+        self.process.kill()
+        self.process.wait()
+        for pid in self.pids:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if str(self._directory) in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)
+        self.systemd.close()
+
 
 def until(holds: Callable[[], Any]) -> None:
     deadline = time.monotonic() + MINUTE
@@ -120,9 +130,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     for supervised in started:
-        supervised.process.kill()
-        supervised.process.wait()
-        supervised.systemd.close()
+        supervised.end()
 
 
 @pytest.mark.parametrize("code", [0, 78, 143])
@@ -211,11 +219,13 @@ def test_a_stop_at_any_moment_leaves_no_process(tmp_path: Path) -> None:
         directory = tmp_path / str(number)
         directory.mkdir()
         supervised = Supervised(directory, body)
-        supervised.child(3)
-        time.sleep(random.random() / 20)
-        supervised.process.send_signal(signal.SIGTERM)
-        code, _ = supervised.wait()
-        supervised.systemd.close()
+        try:
+            supervised.child(3)
+            time.sleep(random.random() / 20)
+            supervised.process.send_signal(signal.SIGTERM)
+            code, _ = supervised.wait()
+        finally:
+            supervised.end()
         assert code in (75, 143, -signal.SIGTERM)
 
 

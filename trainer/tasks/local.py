@@ -9,11 +9,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, get_args
@@ -31,10 +30,12 @@ from trainer.config import (
     absolute_path,
 )
 from trainer.failures import FINISHED, STOPPED, USER_ERROR
+from trainer.fork_server import PARENT, Forked, ForkServer, start_process
 from trainer.reporting.status import describe, read_status
 from trainer.run.directory import RunDirectory
 
-RESTART_SECONDS = 1.0
+RESTART_SECONDS, STEADY_SECONDS = 1.0, 5.0
+FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that somebody else has started
 POLL_SECONDS = 0.1
 STOP_SECONDS = 60.0  # the coordinator's time to save
 LEAVE_SECONDS = 5.0  # the other members' time to end, once the coordinator has stopped
@@ -91,7 +92,7 @@ def setting(key: str, text: str) -> Any:
     return text
 
 
-def run_local(options: argparse.Namespace) -> int:
+def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Start the tasks, keep them alive and return the coordinator's exit code."""
     keys = {field.name for field in dataclasses.fields(Config)}
     settings = {key: value for key, value in vars(options).items() if key in keys}
@@ -104,17 +105,22 @@ def run_local(options: argparse.Namespace) -> int:
 
         code = run_in_process(config, workers, servers, evaluator)
     else:
-        code = run_supervised(config, local_cluster(workers, servers), evaluator)
+        code = run_supervised(config, local_cluster(workers, servers), evaluator, environment)
     print(describe(read_status(RunDirectory(config.shared_dir, config.run), config.program, config.steps)))
     return code
 
 
-def run_supervised(config: Config, jobs: dict[str, list[str]], evaluator: bool) -> int:
-    """Run every task as a process; returns the coordinator's exit code."""
+def run_supervised(config: Config, jobs: dict[str, list[str]], evaluator: bool, environment: Mapping[str, str]) -> int:
+    """Run every task as a process, all forked from one that has imported TensorFlow; returns the coordinator's code."""
     with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:
         path = Path(directory) / "run.json"
         path.write_text(json.dumps(config.as_dict()), encoding="utf-8")
-        return Supervisor(make_tasks(config, path, jobs, evaluator)).run()
+        started = environment.get(FORK_SERVER)
+        forks = ForkServer(started) if started else ForkServer(Path(directory) / "forks", environment)
+        try:
+            return Supervisor(make_tasks(config, path, jobs, evaluator, forks), forks).run()
+        finally:
+            forks.end()
 
 
 def cluster_size(strategy: str, workers: int | None, servers: int | None) -> tuple[int, int]:
@@ -141,14 +147,24 @@ def local_cluster(workers: int, servers: int) -> dict[str, list[str]]:
 class Task:
     """One task's process, started again by the supervisor as systemd would."""
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str], trains: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        environment: dict[str, str],
+        trains: bool = False,
+        forks: ForkServer | None = None,
+    ) -> None:
+        """Take the arguments of its Python, and what forks it, if anything does."""
         self.name = name
         self.trains = trains
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Forked | subprocess.Popen[str] | None = None
         self.code: int | None = None
         self.restart_at: float | None = None
-        self._command = command
+        self._arguments = arguments
         self._environment = environment
+        self._forks = forks
+        self._started = 0.0
         self._reader: threading.Thread | None = None
 
     @property
@@ -157,20 +173,18 @@ class Task:
 
     def start(self) -> None:
         self.code = self.restart_at = None
-        self.process = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C is for the supervisor, which ends the tasks in order
-        )
+        self.process = start_process(self._forks, self._arguments, self._environment)
+        self._started = time.monotonic()
         say(self.name, f"started, pid {self.process.pid}")
         self._reader = threading.Thread(target=self._relay, args=(self.process,), daemon=True)
         self._reader.start()
 
-    def _relay(self, process: subprocess.Popen[str]) -> None:
+    def restart_later(self) -> None:
+        """Have it started again: at once, unless it has ended soon after its start."""
+        now = time.monotonic()
+        self.restart_at = now if now - self._started >= STEADY_SECONDS else now + RESTART_SECONDS
+
+    def _relay(self, process: Forked | subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             say(self.name, line.rstrip("\n"))
@@ -189,12 +203,14 @@ class Task:
                 self.process.send_signal(number)
 
 
-def make_tasks(config: Config, settings: Path, jobs: dict[str, list[str]], evaluator: bool) -> list[Task]:
+def make_tasks(
+    config: Config, settings: Path, jobs: dict[str, list[str]], evaluator: bool, forks: ForkServer | None = None
+) -> list[Task]:
     """Return the tasks with the same environment that Ansible renders for hosts; the coordinator is the last."""
     names = [(job, index) for job in ("ps", "worker") for index in range(len(jobs.get(job, [])))]
     names += [("evaluator", 0)] if evaluator else []
     names.append(("chief", 0))
-    command = [sys.executable, "-u", "-m", "trainer", "--parent", str(os.getpid())]
+    command = ["-m", "trainer", "--parent", PARENT]
     # Said on the command line, so that a selection made on a shared path of real hosts does not count here.
     command += ["--run", config.run, "--program", config.program]
     tasks = []
@@ -204,16 +220,20 @@ def make_tasks(config: Config, settings: Path, jobs: dict[str, list[str]], evalu
         environment.setdefault("DATA_DIR", f"{config.shared_dir}/data")
         for inherited in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):
             environment.pop(inherited, None)
-        tasks.append(Task(cluster.task, command, environment, cluster.trains))
+        tasks.append(Task(cluster.task, command, environment, cluster.trains, forks))
     return tasks
 
 
 class Supervisor:
     """Keeps tasks alive until the training is done or someone asks to stop."""
 
-    def __init__(self, tasks: list[Task]) -> None:
-        """Take the tasks, the coordinator as the last; other tasks that train end with it, in their own time."""
+    def __init__(self, tasks: list[Task], forks: ForkServer | None = None) -> None:
+        """Take the tasks, the coordinator as the last; other tasks that train end with it, in their own time.
+
+        What forks them is waited for.
+        """
         self._tasks = tasks
+        self._forks = forks
         self._chief = tasks[-1]
         self._trainers = [task for task in tasks if task.trains or task is self._chief]
         self._stops = 0
@@ -222,6 +242,10 @@ class Supervisor:
         """Return the coordinator's exit code; no process is left."""
         with self._signals():
             try:
+                while self._forks and not self._forks.ready() and not self._forks.gone():
+                    if self._stops:
+                        return STOPPED
+                    time.sleep(POLL_SECONDS / 5)
                 for task in self._tasks:
                     task.start()
                 code = self._keep_alive()
@@ -251,7 +275,8 @@ class Supervisor:
                     if stop_by is None and self._ends_all(task, code):
                         return code
                     say(task.name, f"ended with {code}" + ("" if final(code) or stop_by else "; starting it again"))
-                    task.restart_at = None if final(code) else now + RESTART_SECONDS
+                    if not final(code):
+                        task.restart_later()
             if stop_by is not None and not self._chief.alive and not left:
                 # Who is still there waits for a coordinator that was stopped before the training began.
                 stop_by, left = min(stop_by, now + LEAVE_SECONDS), True

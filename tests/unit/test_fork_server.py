@@ -1,0 +1,140 @@
+"""The fork server and its clients, with no TensorFlow to import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.fork_server import PARENT, Forked, ForkServer, start_process
+
+pytestmark = pytest.mark.timeout(60)
+SERVER = (
+    "import sys\nfrom trainer import fork_server\n"
+    "fork_server.warm_up = lambda: None\nfork_server.why_unsafe = lambda: ''\n"
+    "fork_server.Server(sys.argv[1]).run()\n"
+)
+FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-u", "-c", SERVER, str(tmp_path / "forks")])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def forks(server: subprocess.Popen[bytes], tmp_path: Path) -> ForkServer:
+    forks = ForkServer(tmp_path / "forks")
+    assert forks.wait(30)
+    return forks
+
+
+def start(forks: ForkServer, directory: Path, script: str, *arguments: str, **more: str) -> Forked:
+    path = directory / "script.py"
+    path.write_text(script)
+    process = start_process(forks, [str(path), *arguments], {**os.environ, **more}, directory)
+    assert isinstance(process, Forked)
+    return process
+
+
+def output(process: Forked | subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.read()
+
+
+def ends(pid: int) -> bool:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_process_has_its_arguments_environment_directory_and_output(
+    forks: ForkServer, server: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    script = (
+        "import os, sys\nprint(sys.argv[1:], os.environ['OWN'], os.environ.get('GONE'), os.getcwd(), sys.path[:2])\n"
+        "print('trouble', file=sys.stderr)\nsys.exit(75)\n"
+    )
+    process = start(forks, tmp_path, script, "a", PARENT, OWN="mine", PYTHONPATH="/some/where")
+    assert output(process) == f"['a', '{server.pid}'] mine None {tmp_path} ['{tmp_path}', '/some/where']\ntrouble\n"
+    assert process.wait(20) == 75
+    module = start_process(forks, ["-m", "script", "b", PARENT], {**os.environ, "OWN": "2"}, tmp_path)
+    assert output(module).startswith(f"['b', '{server.pid}'] 2 None {tmp_path} ['{tmp_path}'")
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(3)", 3),
+        ("raise ValueError", 1),
+        ("import os\nos._exit(9)", 9),
+        ("import os\nos.kill(os.getpid(), 11)", -signal.SIGSEGV),
+    ],
+)
+def test_the_exit_code_is_told(forks: ForkServer, tmp_path: Path, script: str, code: int) -> None:
+    assert start(forks, tmp_path, script).wait(20) == code
+
+
+def test_processes_beside_one_another_are_told_apart(forks: ForkServer, tmp_path: Path) -> None:
+    process = [start(forks, tmp_path, FOREVER) for _ in range(3)]
+    assert len({one.pid for one in process}) == 3
+    process[1].send_signal(signal.SIGTERM)
+    assert process[1].wait(20) == -signal.SIGTERM
+    process[2].kill()
+    assert process[2].wait(20) == -signal.SIGKILL
+    assert process[0].poll() is None
+    process[0].kill()
+
+
+def test_a_process_dies_with_its_client(forks: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "forever.py").write_text(FOREVER)
+    client = (
+        "import os, time\nfrom trainer.fork_server import ForkServer, start_process\n"
+        f"p = start_process(ForkServer({str(forks.path)!r}), ['forever.py'], os.environ, {str(tmp_path)!r})\n"
+        "print(p.pid, type(p).__name__, flush=True)\ntime.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", client], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid, kind = process.stdout.readline().split()
+    process.kill()
+    process.wait()
+    assert kind == "Forked"
+    assert ends(int(pid))
+
+
+def test_a_process_dies_with_the_server(forks: ForkServer, server: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    process = start(forks, tmp_path, FOREVER)
+    server.kill()
+    assert process.wait(20) == -signal.SIGKILL
+    assert ends(process.pid)
+
+
+@pytest.mark.parametrize("name", ["TF_ENABLE_ONEDNN_OPTS", "PYTHONHASHSEED", "OMP_NUM_THREADS"])
+def test_what_needs_another_import_is_a_process_of_its_own(forks: ForkServer, tmp_path: Path, name: str) -> None:
+    (tmp_path / "script.py").write_text("import os, sys\nprint(os.getppid(), sys.argv[1])")
+    process = start_process(forks, ["script.py", PARENT], {**os.environ, name: "7"}, tmp_path)
+    assert isinstance(process, subprocess.Popen)
+    assert output(process) == f"{os.getpid()} {os.getpid()}\n"
+    process.wait()
+
+
+def test_without_a_server_each_process_is_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('here')")
+    process = start_process(ForkServer(tmp_path / "nobody"), ["script.py"], os.environ, tmp_path)
+    assert output(process) == "here\n"
+    process.wait()
