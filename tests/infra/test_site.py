@@ -12,13 +12,6 @@ from tests.hosts import ROOT
 from .conftest import play
 
 
-def test_second_run_changes_nothing():
-    again = play("site.yml")
-    assert again.code == 0, again.failed
-    assert again.changed == []
-    assert {host: stats["changed"] for host, stats in again.stats.items() if stats["changed"]} == {}
-
-
 def test_check_mode_on_a_converged_lab_reports_no_change():
     checked = play("site.yml", "--check", "--diff")
     assert checked.code == 0, checked.failed
