@@ -51,28 +51,28 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     from trainer.program import load_program
     from trainer.run.checkpoints import Checkpoints
     from trainer.run.directory import RunDirectory
-    from trainer.training.step_runner import RemoteReplicas
+    from trainer.training.step_runner import RemoteStepRunner
     from trainer.training.strategies import make_strategy
 
     cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])
     config = Config(program="bench.saving:Table", run="saving", shared_dir=shared, checkpoints_kept=3)
-    replicas = RemoteReplicas(config, load_program(config.program), make_strategy(config, cluster), cluster.workers)
+    runner = RemoteStepRunner(config, load_program(config.program), make_strategy(config, cluster), cluster.workers)
     written: list[float] = []
     checkpoints = Checkpoints(
         RunDirectory(shared, "saving"),
-        replicas.model,
-        replicas.step,
+        runner.model,
+        runner.step,
         config,
         saved=lambda step, seconds, error: written.append(seconds),
     )
-    block = calibrate(replicas)
+    block = calibrate(runner)
 
     def train(seconds: float) -> float:
         """Train for a while; returns the speed (steps/s)."""
         began, steps = time.monotonic(), 0
         while time.monotonic() - began < seconds:
-            replicas.call(block)
-            replicas.join(lambda: None)
+            runner.call(block)
+            runner.join()
             steps += block
         return steps / (time.monotonic() - began)
 
@@ -113,12 +113,12 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     os._exit(0)
 
 
-def calibrate(replicas: Any) -> int:
+def calibrate(runner: Any) -> int:
     """Return how many steps a block takes."""
     for steps in (10, 50):
         began = time.monotonic()
-        replicas.call(steps)
-        replicas.join(lambda: None)
+        runner.call(steps)
+        runner.join()
     return max(1, round(50 * BLOCK_SECONDS / (time.monotonic() - began)))
 
 

@@ -23,7 +23,8 @@ from trainer.failures import UserError
 from trainer.training.input import own_train_dataset, train_dataset_fn, worker_train_dataset
 from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement
-from trainer.training.step_runner import RemoteReplicas, fetch_numbers, trace
+from trainer.training.step_runner import RemoteStepRunner, fetch_numbers, trace
+from trainer.training.tf_internals import worker_type_spec
 from trainer.variables import variables_of
 
 WORDS = ["a", "b", "c"]
@@ -164,28 +165,28 @@ def learning_rate(strategy: Any, optimizer: Any, change: float | None) -> dict[s
 
     Rated.optimizer = staticmethod(optimizer)
     program = Rated()
-    replicas = RemoteReplicas(Config(program="a:B"), program, strategy, 1)
-    plain = trace(strategy, replicas.model, replicas.step, replicas._iterator._values[0]._type_spec)
+    runner = RemoteStepRunner(Config(program="a:B"), program, strategy, 1)
+    plain = trace(strategy, runner.model, runner.step, worker_type_spec(runner._iterator))
     alone = program.build_model()
     whole = tf.distribute.InputContext(num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1)
     batches = iter(program.train_dataset(whole).repeat())
     # Less than a round of four steps, one step, a round and what is left over.
     for steps in (3, 1, 6):
         if change and steps == 6:
-            for model in (replicas.model, alone):
+            for model in (runner.model, alone):
                 tf.keras.backend.set_value(model.optimizer.lr, change)
-        replicas.call(steps)
-        replicas.join()
+        runner.call(steps)
+        runner.join()
         for _ in range(steps):
             alone.train_step(next(batches))
     return {
-        "trained": replicas.model.w.numpy().tolist(),
+        "trained": runner.model.w.numpy().tolist(),
         "alone": alone.w.numpy().tolist(),
-        "rate": float(tf.keras.backend.get_value(replicas.model.optimizer.lr)),
+        "rate": float(tf.keras.backend.get_value(runner.model.optimizer.lr)),
         "rate_alone": float(tf.keras.backend.get_value(alone.optimizer.lr)),
-        "used_by_keras_alone": len(used_each_step(plain) - used_each_step(replicas._call)),
-        "used_in_addition": len(used_each_step(replicas._call) - used_each_step(plain)),
-        "kept": sorted(tracked(replicas.model.optimizer)),
+        "used_by_keras_alone": len(used_each_step(plain) - used_each_step(runner._call)),
+        "used_in_addition": len(used_each_step(runner._call) - used_each_step(plain)),
+        "kept": sorted(tracked(runner.model.optimizer)),
         "kept_alone": sorted(tracked(alone.optimizer)),
     }
 
@@ -217,7 +218,7 @@ def set_by_train_step(strategy: Any) -> str:
             model.compile(self.optimizer())
             return model
 
-    return refusal(lambda: RemoteReplicas(Config(program="a:B"), Sets(), strategy, 2))
+    return refusal(lambda: RemoteStepRunner(Config(program="a:B"), Sets(), strategy, 2))
 
 
 def two_replicas(resolver: Any) -> dict[str, Any]:
@@ -228,9 +229,10 @@ def two_replicas(resolver: Any) -> dict[str, Any]:
     try:
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         program = Program()
-        replicas = RemoteReplicas(Config(program="a:B"), program, strategy, 2)
-        first = fetch_numbers(replicas.call(1))
-        replicas.join()
+        runner = RemoteStepRunner(Config(program="a:B"), program, strategy, 2)
+        call = runner.call(1)
+        runner.join()
+        first = fetch_numbers(call.outputs)
         creator = tf.keras.utils.experimental.DatasetCreator(lambda _: worker_train_dataset(program, 2, strategy))
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         for_fit = coordinator.create_per_worker_dataset(
@@ -239,10 +241,10 @@ def two_replicas(resolver: Any) -> dict[str, Any]:
         own = coordinator.create_per_worker_dataset(train_dataset_fn(program, 2, strategy))
         batches = {name: pair(coordinator, strategy, iter(data)) for name, data in {"fit": for_fit, "own": own}.items()}
         return {
-            "element": replicas.element_spec.shape.as_list(),
-            "steps": int(replicas.step.numpy()),
-            "iterations": int(replicas.model.optimizer.iterations.numpy()),
-            "w": float(replicas.model.w.numpy()[0]),
+            "element": runner.element_spec.shape.as_list(),
+            "steps": int(runner.step.numpy()),
+            "iterations": int(runner.model.optimizer.iterations.numpy()),
+            "w": float(runner.model.w.numpy()[0]),
             "loss": first["loss"],
             **batches,
         }

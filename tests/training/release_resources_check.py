@@ -21,7 +21,7 @@ from trainer.config import Config  # noqa: E402
 from trainer.tasks.coordinator import Training  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
 from trainer.training.release_resources import freed  # noqa: E402
-from trainer.training.step_runner import RemoteReplicas  # noqa: E402
+from trainer.training.step_runner import RemoteStepRunner  # noqa: E402
 from trainer.training.strategies import make_strategy  # noqa: E402
 
 PIPES = sys.argv[1]
@@ -58,14 +58,18 @@ config = Config(program="release_resources_check:Waiting", strategy="parameter_s
 cluster = start_cluster("parameter_server", 1, 1)
 none: Any = None
 training = Training(config, cluster, none, none, none, none)
-training._replicas = replicas = RemoteReplicas(config, Waiting(), make_strategy(config, cluster), 1)
-replicas.model.kept = replicas.call(3)  # which lies on the worker, as a lookup table does
-late: Any = replicas.call(1)
-replicas.join()
-steps = int(replicas.step.numpy())
+training._runner = runner = RemoteStepRunner(config, Waiting(), make_strategy(config, cluster), 1)
+runner.call(3)
+runner.call(1)
+runner.join()
+on_worker = tf.function(lambda: tf.ones([3]))
+runner.model.kept = runner._coordinator.schedule(on_worker)  # as a lookup table does
+late: Any = runner._coordinator.schedule(on_worker)
+runner._coordinator.join()
+steps = int(runner.step.numpy())
 if "late" not in sys.argv:
     late = None
-del replicas
+del runner
 os.close(os.open(f"{PIPES}{READ}", os.O_WRONLY))  # which waits for the thread
 time.sleep(1.0)
 said = {"steps": steps, "freed": training._let_go()}

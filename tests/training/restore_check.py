@@ -14,7 +14,7 @@ from trainer.config import Config
 from trainer.program import load_program
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
-from trainer.training.step_runner import RemoteReplicas
+from trainer.training.step_runner import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 
 
@@ -26,18 +26,18 @@ def shards_of(variable):
 def main(mode: str, shared: str, values_file: str) -> None:
     cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])
     config = Config(program="table:Table", run="restore", shared_dir=shared, partitioner_min_bytes=1024)
-    replicas = RemoteReplicas(config, load_program(config.program), make_strategy(config, cluster), cluster.workers)
-    model = replicas.model
-    checkpoints = Checkpoints(RunDirectory(shared, "restore"), model, replicas.step, config)
+    runner = RemoteStepRunner(config, load_program(config.program), make_strategy(config, cluster), cluster.workers)
+    model = runner.model
+    checkpoints = Checkpoints(RunDirectory(shared, "restore"), model, runner.step, config)
     if mode == "train":
         for _ in range(8):
-            replicas.call(5)
-        replicas.join(lambda: None)
+            runner.call(5)
+        runner.join()
         checkpoints.save_and_wait()
     else:
         assert checkpoints.restore() == 40
     shards = shards_of(model.table.embeddings)
-    values = {"step": int(replicas.step.numpy())}
+    values = {"step": int(runner.step.numpy())}
     values["table"] = np.concatenate([shard.numpy() for shard in shards])
     for number, variable in enumerate(model.score.weights):
         values[f"score{number}"] = variable.numpy()

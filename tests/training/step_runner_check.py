@@ -9,7 +9,7 @@ import os
 import tensorflow as tf
 
 from trainer.config import Config
-from trainer.training.step_runner import OwnReplicas, fetch_numbers
+from trainer.training.step_runner import LocalStepRunner, fetch_numbers
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
@@ -53,12 +53,9 @@ class Numbers:
 
 strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
 config = Config(program="step_runner_check:Numbers", strategy="mirrored")
-replicas = OwnReplicas(config, Numbers(), strategy)
-outputs = replicas.call(3)
-replicas.join()
+runner = LocalStepRunner(config, Numbers(), strategy)
+outputs = runner.call(3).outputs
 print(
-    json.dumps(
-        {"step": int(replicas.step.numpy()), "seen": float(replicas.model.seen.numpy()), **fetch_numbers(outputs)}
-    )
+    json.dumps({"step": int(runner.step.numpy()), "seen": float(runner.model.seen.numpy()), **fetch_numbers(outputs)})
 )
 os._exit(0)

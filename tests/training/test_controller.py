@@ -1,4 +1,4 @@
-"""When a run saves and evaluates, also when it was cut off or a call ran twice; the replicas here only count."""
+"""When a run saves and evaluates, also when it was cut off or a call ran twice; the runner here only counts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Timer
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -25,28 +25,41 @@ from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.training.controller import Controller
 from trainer.training.loop import train_with_loop
+from trainer.training.step_runner import Call
 
 SETTINGS = {"program": "a:B", "steps": 100, "epoch_steps": 20}
 
 
 class Counting:
-    """Counts the steps of calls, and those of one call twice."""
+    """Counts the steps of calls, and those of one call twice; a call ends when the controller looks for it."""
 
-    parallel = 1
+    is_recovering = False
 
     def __init__(self, twice: int = -1) -> None:
         self.model = tf.Module()
         self.model.reset_metrics = lambda: None
         self.step = tf.Variable(0, dtype=tf.int64)
+        self.most_in_flight = 0
         self._twice = twice
+        self._calls: list[Call] = []
 
-    def call(self, steps: int) -> Any:
-        again = self.step.numpy() <= self._twice < self.step.numpy() + steps
-        self.step.assign_add(2 * steps if again else steps)
-        return SimpleNamespace(fetch=lambda: {"loss": tf.constant(0.0).numpy()})
+    def call(self, steps: int) -> Call:
+        self._calls.append(Call(steps, time.monotonic()))
+        self.most_in_flight = max(self.most_in_flight, len(self._calls))
+        return self._calls[-1]
 
-    def join(self, waiting: Any) -> None:
-        pass
+    def look(self) -> None:
+        """Called while calls are in flight."""
+
+    def returned(self) -> list[Call]:
+        if not self._calls:
+            return []
+        self.look()
+        call = self._calls.pop(0)
+        again = self.step.numpy() <= self._twice < self.step.numpy() + call.steps
+        self.step.assign_add(2 * call.steps if again else call.steps)
+        call.outputs, call.counted = {"loss": np.float32(0.0)}, int(self.step.numpy())
+        return [call]
 
     def agree(self, numbers: list[int]) -> list[int]:
         return numbers
@@ -59,31 +72,39 @@ class Run:
         self.config = Config.from_dict({**SETTINGS, "shared_dir": str(path), **settings})
         self.directory = RunDirectory(path, "default")
         self.evaluated: list[int] = []
+        self.evaluates = True
 
     def train(
         self,
         twice: int = -1,
-        stop: bool = False,
+        stop_at: int | None = None,
         die_after: int = 99,
-        replicas: Counting | None = None,
+        runner: Counting | None = None,
         members: Any = None,
         phases: dict[str, float] | None = None,
     ) -> None:
-        replicas = replicas or Counting(twice)
+        runner = runner or Counting(twice)
 
         def evaluate() -> dict[str, float]:
-            self.evaluated.append(int(replicas.step.numpy()))
+            self.evaluated.append(int(runner.step.numpy()))
             if len(self.evaluated) > die_after:
                 raise SystemExit
             return {"loss": 0.0}
 
         self.progress = progress = Progress(self.config, self.directory, Notifier())
         self.phases = Phases(phases or {}, progress.phase)
-        course = Controller(
-            self.config, replicas, self.directory, progress, lambda: stop, evaluate, self.phases, members=members
+        controller = Controller(
+            self.config,
+            runner,
+            self.directory,
+            progress,
+            lambda: stop_at is not None and bool(runner.step.numpy() >= stop_at),
+            evaluate if self.evaluates else None,
+            self.phases,
+            members=members,
         )
-        course.restore()
-        train_with_loop(replicas, course)
+        controller.restore()
+        train_with_loop(controller)
 
 
 def test_each_epoch_is_evaluated_once(tmp_path: Path) -> None:
@@ -111,11 +132,83 @@ def test_an_epoch_is_evaluated_again_when_its_weights_were_lost(tmp_path: Path) 
 def test_an_epoch_at_whose_end_a_run_was_stopped_is_evaluated_when_it_goes_on(tmp_path: Path) -> None:
     run = Run(tmp_path, steps_per_execution=20)
     with pytest.raises(Stopped):
-        run.train(stop=True)
+        run.train(stop_at=20)
     assert run.directory.catalogue.steps() == [20]
     assert run.evaluated == []
     run.train()
     assert run.evaluated == [20, 40, 60, 80, 100]
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller looks at what is due whenever a call has ended, and queues no more of the short calls than two."""
+    monkeypatch.setattr("trainer.training.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.training.scheduler.MOST_QUEUED_CALLS", 2)
+
+
+class Emptied(Counting):
+    """Counts how often no call was in flight any more."""
+
+    emptied = 0
+
+    def returned(self) -> list[Call]:
+        ended = super().returned()
+        self.emptied += bool(ended) and not self._calls
+        return ended
+
+
+@pytest.mark.usefixtures("looking")
+def test_nothing_waits_for_all_calls_but_the_end(tmp_path: Path) -> None:
+    run, runner = (
+        Run(tmp_path, steps_per_execution=5, checkpoint_steps=20, checkpoints_kept=9, log_seconds=0.001),
+        Emptied(),
+    )
+    run.evaluates = False
+    run.train(runner=runner)
+    assert runner.emptied == 1
+    assert runner.step.numpy() == 100
+    assert run.directory.catalogue.steps() == [20, 40, 60, 80, 100]
+    assert run.progress.status.step == 100
+
+
+@pytest.mark.usefixtures("looking")
+def test_an_evaluation_waits_for_all_calls_at_its_step(tmp_path: Path) -> None:
+    run, runner = Run(tmp_path, steps_per_execution=5), Emptied()
+    run.train(runner=runner)
+    assert runner.emptied == 5
+    assert run.evaluated == [20, 40, 60, 80, 100]
+
+
+@pytest.mark.usefixtures("looking")
+def test_a_request_to_stop_waits_for_the_calls_in_flight_and_gives_no_more(tmp_path: Path) -> None:
+    run, runner = Run(tmp_path, steps_per_execution=5), Emptied()
+    run.evaluates = False
+    with pytest.raises(Stopped):
+        run.train(stop_at=42, runner=runner)
+    assert runner.emptied == 1
+    assert run.directory.catalogue.steps() == [int(runner.step.numpy())] == [50]
+
+
+@pytest.mark.usefixtures("looking")
+def test_a_lost_ps_that_no_step_needed_is_told_when_the_calls_have_ended(tmp_path: Path) -> None:
+    run, runner, members = Run(tmp_path, steps_per_execution=5), Emptied(), Present()
+    members.lost_ps = lambda: ["ps-0"] if runner.step.numpy() >= 50 else []
+    run.evaluates = False
+    with pytest.raises(MembershipChanged, match="ps-0 has ended"):
+        run.train(runner=runner, members=members)
+    assert runner.emptied == 1
+    assert 50 <= runner.step.numpy() < 70
+
+
+def test_replicas_in_step_are_asked_for_one_call_at_a_time(tmp_path: Path) -> None:
+    run, runner = (
+        Run(tmp_path, steps_per_execution=5, checkpoint_steps=40, strategy="mirrored", evaluation="inline"),
+        Counting(),
+    )
+    run.train(runner=runner)
+    assert runner.most_in_flight == 1
+    assert run.evaluated == [20, 40, 60, 80, 100]
+    assert run.directory.catalogue.steps() == [40, 80, 100]
 
 
 class Present:
@@ -123,6 +216,7 @@ class Present:
 
     def __init__(self) -> None:
         self.alive = True
+        self.was_asked = False
         self.back: list[str] = []
 
     def lost_ps(self) -> list[str]:
@@ -132,6 +226,7 @@ class Present:
         return self.back
 
     def workers_serving(self) -> bool:
+        self.was_asked = True
         return self.alive
 
 
@@ -144,33 +239,34 @@ def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 class Deserted(Counting):
-    """All workers are away during the block that ends beyond step 50: twice, for half of the time each."""
-
-    recovering = False
+    """All workers are away during the calls that end beyond step 50: twice, for half of the time each."""
 
     def __init__(self, run: Run, members: Present, pass_time: Callable[[float], None], seconds: float) -> None:
         super().__init__()
         self.told: list[tuple[str, str]] = []
         self._run, self._members, self._pass_time, self._seconds = run, members, pass_time, seconds
+        self._scenes = [False, False, True] * 2
 
-    def join(self, waiting: Any) -> None:
-        if self.told or self.step.numpy() < 50:
-            return
-        for alive in (False, False, True) * 2:
-            if not alive and not self._members.alive:
-                self._pass_time(self._seconds / 2)
-            self._members.alive = alive
-            waiting()
+    def returned(self) -> list[Call]:
+        if self.step.numpy() < 50 or len(self.told) == 6:
+            return super().returned()
+        if self._members.was_asked and len(self._scenes) < 6:  # the controller has waited since the last scene began
             assert not self._run.phases.overdue()
             self.told.append((self._run.progress.status.state, self._run.phases.phase))
+        if len(self.told) == 6 - len(self._scenes) and self._scenes:
+            alive = self._scenes.pop(0)
+            if not alive and not self._members.alive:
+                self._pass_time(self._seconds / 2)
+            self._members.alive, self._members.was_asked = alive, False
+        return []
 
 
 def test_time_without_a_worker_is_waiting_and_no_training(tmp_path: Path, pass_time: Callable[[float], None]) -> None:
     run, members = Run(tmp_path, steps_per_execution=10), Present()
-    replicas = Deserted(run, members, pass_time, 7200)
-    run.train(replicas=replicas, members=members, phases={"training": 1800.0})
+    runner = Deserted(run, members, pass_time, 7200)
+    run.train(runner=runner, members=members, phases={"training": 1800.0})
     gone, there = ("waiting", "waiting"), ("training", "training")
-    assert replicas.told == [gone, gone, there, gone, gone, there]
+    assert runner.told == [gone, gone, there, gone, gone, there]
     ledger = run.progress.ledger.as_dict()
     assert ledger["waiting"] == pytest.approx(7200, abs=60)
     assert 0 < ledger["productive"] < 60
@@ -183,28 +279,31 @@ def test_a_worker_that_comes_and_goes_does_not_put_off_the_deadline(
     run, members = Run(tmp_path, steps_per_execution=10), Present()
 
     class Flapping(Counting):
-        def join(self, waiting: Any) -> None:
-            for alive in (True, False) * 3:
-                members.alive = alive
-                waiting()
-                pass_time(700)
-            members.alive = True
-            waiting()
-            assert run.phases.overdue().startswith("training has lasted 2100 s")
-            raise SystemExit
+        def __init__(self) -> None:
+            super().__init__()
+            self.scenes = [True, False] * 3 + [True]
+
+        def returned(self) -> list[Call]:
+            if members.was_asked and not self.scenes:
+                assert run.phases.overdue().startswith("training has lasted 2100 s")
+                raise SystemExit
+            if members.was_asked:
+                pass_time(700 if len(self.scenes) < 7 else 0)
+                members.alive, members.was_asked = self.scenes.pop(0), False
+            return []
 
     with pytest.raises(SystemExit):
-        run.train(replicas=Flapping(), members=members, phases={"training": 1800.0})
+        run.train(runner=Flapping(), members=members, phases={"training": 1800.0})
 
 
 def test_no_worker_for_the_users_limit_is_an_error_after_a_save(
     tmp_path: Path, pass_time: Callable[[float], None]
 ) -> None:
     run, members = Run(tmp_path, steps_per_execution=10, member_wait_timeout_seconds=1000.0), Present()
-    replicas = Deserted(run, members, pass_time, 7200)
+    runner = Deserted(run, members, pass_time, 7200)
     with pytest.raises(UserError, match=r"waited 36\d\d s \(member_wait_timeout_seconds\) for a worker"):
-        run.train(replicas=replicas, members=members)
-    assert run.directory.catalogue.newest() == replicas.step.numpy() > 50
+        run.train(runner=runner, members=members)
+    assert run.directory.catalogue.newest() == runner.step.numpy() >= 50
 
 
 @pytest.fixture
@@ -229,14 +328,12 @@ def test_a_save_that_fails_puts_off_taking_in_who_has_returned(tmp_path: Path, f
     full.clear()
 
     class Returning(Counting):
-        recovering = False
-
-        def join(self, waiting: Any) -> None:
+        def look(self) -> None:
             members.back = ["worker-1"] if self.step.numpy() >= 30 else []
             (full.set if 30 <= self.step.numpy() < 50 else full.clear)()
 
     with pytest.raises(MembershipChanged, match="worker-1 answers again"):
-        run.train(replicas=Returning(), members=members)
+        run.train(runner=Returning(), members=members)
     assert run.directory.catalogue.steps() == [20, 60, 80]
 
 
@@ -268,9 +365,11 @@ class HangsAtTheEnd(Counting):
         super().__init__()
         self._hanging, self._for_seconds = hanging, for_seconds
 
-    def join(self, waiting: Any) -> None:
-        if self.step.numpy() >= 100:
+    def returned(self) -> list[Call]:
+        ended = super().returned()
+        if ended and self.step.numpy() >= 100:
             self._hanging += self._for_seconds
+        return ended
 
 
 def test_a_last_save_that_hangs_is_waited_for_beyond_the_phases_deadline(
@@ -284,7 +383,7 @@ def test_a_last_save_that_hangs_is_waited_for_beyond_the_phases_deadline(
         progressed(self)
 
     monkeypatch.setattr(Phases, "progressed", look)
-    run.train(replicas=HangsAtTheEnd(hanging, [1000.0] * 3), phases={"saving": 1800.0})
+    run.train(runner=HangsAtTheEnd(hanging, [1000.0] * 3), phases={"saving": 1800.0})
     assert run.directory.catalogue.newest() == 100
     assert set(late) == {""}
 
@@ -294,7 +393,7 @@ def test_a_last_save_that_hangs_is_an_error_after_the_users_limit(tmp_path: Path
     with pytest.raises(
         UserError, match=r"last checkpoint is not written to \S+ after 4\d\d\d s; .* storage_timeout_seconds, 3600"
     ):
-        run.train(replicas=HangsAtTheEnd(hanging, [1000.0] * 5))
+        run.train(runner=HangsAtTheEnd(hanging, [1000.0] * 5))
 
 
 @pytest.mark.usefixtures("full")

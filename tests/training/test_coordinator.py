@@ -129,8 +129,8 @@ def test_a_run_is_not_finished_by_whoever_has_lost_it(
     lease: Any = SimpleNamespace(held=lambda: next(looks))
     progress = Progress(config, directory, Notifier())
     training = Training(config, CLUSTER, None, directory, progress, Phases({}), lease=lease)
-    training._course = SimpleNamespace(step=10, values={})
-    training._replicas = SimpleNamespace(element_spec=None)
+    training._controller = SimpleNamespace(step=10, values={})
+    training._runner = SimpleNamespace(element_spec=None)
     with pytest.raises(LostLease):
         training._finish(10, 1.0, "")
     assert directory.finished(10) is None
@@ -170,8 +170,8 @@ def test_an_empty_part_is_the_users_only_if_two_generations_in_a_row_end_so(
     training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
 
     def train_generation(*arguments: Any) -> None:
-        training._replicas = SimpleNamespace(recovering=recovering, close=lambda: None)
-        training._course = SimpleNamespace(advanced=False, settle=lambda seconds: True)
+        training._runner = SimpleNamespace(is_recovering=recovering, close=lambda: None)
+        training._controller = SimpleNamespace(every_worker_has_trained=False, settle=lambda seconds: True)
         member.hurt = generations[len(lost)] is HURT
         raise generations[len(lost)]
 
@@ -193,7 +193,7 @@ def test_what_the_servers_do_not_free_takes_a_new_process(
     training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
 
     def train_generation(*arguments: Any) -> None:
-        training._replicas = SimpleNamespace(recovering=False, close=lambda: None)
+        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
         raise MembershipChanged("worker-1 answers again")
 
     monkeypatch.setattr(training, "_train_generation", train_generation)
@@ -221,7 +221,7 @@ def test_a_file_that_an_installed_program_misses_is_the_users_error_at_once(
 
     def train_generation(*arguments: Any) -> None:
         generations.append(len(generations))
-        training._replicas = SimpleNamespace(recovering=False, close=lambda: None)
+        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
         program.read()
 
     monkeypatch.setattr(training, "_train_generation", train_generation)

@@ -16,7 +16,18 @@ from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 
 pytestmark = pytest.mark.timeout(300)
-OPTIONS = ("--steps-per-execution", "10", "--checkpoint-steps", "50", "--checkpoints-kept", "3", "--no-evaluator")
+# Epochs that callbacks are told of end at their steps exactly, and so do their checkpoints.
+OPTIONS = (
+    "--api",
+    "fit",
+    "--epoch-steps",
+    "50",
+    "--checkpoint-steps",
+    "50",
+    "--checkpoints-kept",
+    "3",
+    "--no-evaluator",
+)
 
 
 def truncate(directory: Path, pattern: str) -> None:

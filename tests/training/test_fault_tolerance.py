@@ -194,7 +194,7 @@ def test_all_workers_gone_for_a_while(training: Training) -> None:
 
 @on("custom_loop", "fit")
 def test_worker_that_dies_before_its_results_are_fetched(training: Training) -> None:
-    # Fast for a while, so that a block has many calls; then worker 1 has done all that is left while worker 0 does one.
+    # Then worker 1 has done all that is left of the epoch while worker 0 does one step.
     training.pace(0, "worker-0", "worker-1")
     training.trains_on(50 * CALL)
     training.pace(4, "worker-0")
@@ -209,7 +209,7 @@ def test_worker_that_dies_before_its_results_are_fetched(training: Training) -> 
 
 @on("custom_loop")
 def test_numbers_are_read_from_the_ps_while_a_worker_comes_back(training: Training) -> None:
-    training.pace(0.02, "worker-0", "worker-1")  # a block, after which the step is read, each 0.2 s
+    training.pace(0.02, "worker-0", "worker-1")  # the step is read each 0.2 s
     training.trains_on()
     before = training.kill("worker-0")
     training.serves_again("worker-0", before)

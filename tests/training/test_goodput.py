@@ -42,8 +42,8 @@ def caught_up(ledger: dict[str, float], step: int) -> bool:
 def test_accounts_go_on_over_a_crash_and_leave_out_the_time_of_a_stop(runs: Runs) -> None:
     began = time.monotonic()
     process = runs.local("ids:Ids", "accounts", STEPS, *OPTIONS, "--no-evaluator")
-    process.search(r"saved \S+/ckpt-300 in")
-    reached = until(lambda: (step := shown(runs)["step"] or 0) > 400 and step, "step 400")
+    process.search(r"saved \S+/ckpt-3\d\d in")
+    reached = until(lambda: (step := shown(runs)["step"] or 0) > 450 and step, "step 450")
     kill(process.pids("chief-0")[0])
     process.search(rf"going on at step \d+ of {STEPS}")
     until(lambda: caught_up(shown(runs)["ledger"], reached), "new steps", say=lambda: process.output)

@@ -6,15 +6,27 @@ import ast
 import contextlib
 import inspect
 import textwrap
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
+
+import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, executor
 
-from trainer.training.tf_internals import PartialHandler, delete_executor
+from trainer.training.tf_internals import (
+    PartialHandler,
+    delete_executor,
+    is_recovering,
+    stop_cluster,
+    worker_type_spec,
+)
 
 HANDLER = cluster_coordinator.WorkerPreemptionHandler
 
@@ -164,3 +176,36 @@ def test_an_executor_is_let_go_of_as_ever_but_for_the_wait() -> None:
     )
     assert "TFE_ContextGetExecutorForThread(" in inspect.getsource(context.Context.executor.fget)
     assert callable(pywrap_tfe.TFE_DeleteExecutor)
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Any:
+    return tf.distribute.coordinator.ClusterCoordinator(testing.in_process_cluster(workers=1, ps=1))
+
+
+def test_a_per_worker_value_tells_the_type_of_a_workers_part(coordinator: Any) -> None:
+    iterator = iter(coordinator.create_per_worker_dataset(tf.function(lambda: tf.data.Dataset.range(3))))
+    following = tf.function(lambda part: next(part)).get_concrete_function(worker_type_spec(iterator))
+    value = coordinator.schedule(following, args=(iterator,))
+    coordinator.join()
+    assert value.fetch() == 0
+
+
+def test_a_cluster_says_that_it_takes_in_a_worker(coordinator: Any) -> None:
+    assert not is_recovering(coordinator)
+    with coordinator._cluster.failure_handler._cluster_update_lock:
+        assert is_recovering(coordinator)
+
+
+def test_a_stopped_cluster_has_no_threads() -> None:
+    def threads() -> list[str]:
+        return [thread.name for thread in set(threading.enumerate()) - before if "Worker" in thread.name]
+
+    before = set(threading.enumerate())
+    stopped = tf.distribute.coordinator.ClusterCoordinator(testing.in_process_cluster(workers=1, ps=1))
+    assert threads()
+    stop_cluster(stopped)
+    end = time.monotonic() + 60
+    while left := threads():
+        assert time.monotonic() < end, left
+        time.sleep(0.05)

@@ -51,14 +51,13 @@ class Snapshot:
                 self._drop()
 
     def _assign_values(self) -> Any:
-        steps = []
+        # First the step: so each copy has at least what the calls did that it counts.
+        step = self._step.read_value()
         for variable, copy in self._pairs:
-            with tf.device(copy.device):
-                value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+            with tf.device(copy.device), tf.control_dependencies([step]):
+                is_step = variable.handle is self._step.handle
+                value = step if is_step else tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
                 tf.raw_ops.AssignVariableOp(resource=copy.handle, value=value)
-            if variable.handle is self._step.handle:
-                steps.append(value)
-        (step,) = steps
         return step
 
     def _assign_nothing(self) -> None:

@@ -194,8 +194,8 @@ class Training:
         self._phases = phases
         self._stopping = StopRequest()
         self._began = time.monotonic()
-        self._replicas: Any = None
-        self._course: Any = None
+        self._runner: Any = None
+        self._controller: Any = None
         self._doubted = False  # whether the generation before ended at a part without data, and not at a fault
 
     def run(self) -> None:
@@ -225,9 +225,9 @@ class Training:
                     message = "a worker's data ended in the middle of a call, as a fault leaves it"
                 if in_vain == GENERATIONS_IN_VAIN:
                     raise Infrastructure(message) from error
-            if self._course is not None and not self._course.settle(SETTLE_SECONDS):
+            if self._controller is not None and not self._controller.settle(SETTLE_SECONDS):
                 raise Infrastructure(f"{message}; and the save in flight does not end")
-            if membership is not None and self._replicas.recovering:
+            if membership is not None and self._runner.is_recovering:
                 raise Infrastructure(f"{message}; and TensorFlow is taking in a worker")
             if membership is not None:
                 membership.generation_over(message)
@@ -237,8 +237,8 @@ class Training:
     def _is_mendable_here(self, error: Exception) -> bool:
         """Return whether the next generation can train in this process."""
         if isinstance(error, EmptyPart):
-            # A part that is empty ends each generation early; a call that a fault broke off hardly ends two.
-            doubted, self._doubted = self._doubted and not self._course.advanced, True
+            # An empty part ends each generation at its worker's first call; a call that a fault broke off, hardly two.
+            doubted, self._doubted = self._doubted and not self._controller.every_worker_has_trained, True
             time.sleep(HEAR_SECONDS)
             if self._membership is not None and self._membership.hurt:
                 self._doubted = doubted = False  # a fault of this generation's own has broken it off
@@ -248,15 +248,15 @@ class Training:
             return False
         if is_device(error) or is_stale(error):
             return False
-        # Without replicas, TensorFlow's own threads can't be asked how far they are.
-        return self._replicas is not None and not self._replicas.recovering
+        # Without a runner, TensorFlow's own threads can't be asked how far they are.
+        return self._runner is not None and not self._runner.is_recovering
 
     def _let_go(self) -> bool:
         """Free what lies on the servers, where the next generation makes it anew; returns whether that is done."""
         from trainer.training.release_resources import apart, freed
 
-        iterators = self._replicas.close()
-        self._replicas = self._course = None
+        iterators = self._runner.close()
+        self._runner = self._controller = None
         gc.collect()
         if not freed(FREED_SECONDS):
             return False
@@ -274,7 +274,7 @@ class Training:
         from trainer.training.fit import train_with_fit
         from trainer.training.loop import train_with_loop
         from trainer.training.placement import report_placement
-        from trainer.training.step_runner import OwnReplicas, RemoteReplicas
+        from trainer.training.step_runner import LocalStepRunner, RemoteStepRunner, StepRunner
         from trainer.training.strategies import make_strategy
 
         config, program, directory, progress = self._config, self._program, self._directory, self._progress
@@ -285,68 +285,69 @@ class Training:
         self._stopping.listen()
         progress.enter("waiting", "building the model")
         if config.strategy == "parameter_server":
-            replicas: Any = RemoteReplicas(config, program, strategy, cluster.workers, self._membership)
-            report_placement(config, replicas.model, len(cluster.jobs["ps"]))
+            runner: StepRunner = RemoteStepRunner(config, program, strategy, cluster.workers, self._membership)
+            report_placement(config, runner.model, len(cluster.jobs["ps"]))
         else:
-            replicas = OwnReplicas(config, program, strategy)
-        self._replicas = replicas
-        evaluate = make_evaluation(config, program, replicas.model, strategy, cluster.workers)
-        course = Controller(
+            runner = LocalStepRunner(config, program, strategy)
+        self._runner = runner
+        evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)
+        controller = Controller(
             config,
-            replicas,
+            runner,
             directory,
             progress,
             self._stopping,
             evaluate,
             self._phases,
+            workers=cluster.workers,
             members=self._membership,
             began=began,
             lease=self._lease,
         )
-        self._course = course
+        self._controller = controller
         with self._phases.during("restoring"):
-            course.restore()
+            controller.restore()
         if progress.leads:
             try:
-                directory.set_state("training", course.step, epoch=self._lease.epoch if self._lease else None)
+                directory.set_state("training", controller.step, epoch=self._lease.epoch if self._lease else None)
             except OSError as error:  # training goes on where it can
                 log.warning("cannot write down the state: %s", error)
-        first, trained_from = course.step, time.monotonic()
+        first, trained_from = controller.step, time.monotonic()
         self._phases.enter("training")
         ended = ""
         try:
             if config.api == "fit":
-                if not train_with_fit(config, program, replicas, course):
-                    course.save_the_end()
+                if not train_with_fit(config, program, runner, controller):
+                    controller.save_the_end()
                     ended = ", where a callback ended it"
             else:
                 if hasattr(program, "callbacks"):
                     log.info("the custom loop calls no callbacks: the program's are for api: fit")
-                train_with_loop(replicas, course)
+                train_with_loop(controller)
         except Stopped:
             if progress.leads:
-                directory.set_state("stopped", course.step)
+                directory.set_state("stopped", controller.step)
             raise
-        course.evaluate()
+        controller.evaluate()
         seconds = time.monotonic() - trained_from
         self._phases.enter("saving")
         if progress.leads:
-            self._finish(course.step - first, seconds, ended)
+            self._finish(controller.step - first, seconds, ended)
         else:
-            wait_for_the_end(directory, config, course.step, self._stopping)
+            wait_for_the_end(directory, config, controller.step, self._stopping)
             progress.enter("finished")
 
     def _finish(self, steps: int, seconds: float, ended: str) -> None:
         """Export the model and say that the run is finished."""
         from trainer.training.export import export_model
 
-        config, directory, progress, course = self._config, self._directory, self._progress, self._course
+        config, directory, progress, controller = self._config, self._directory, self._progress, self._controller
         check_lease(self._lease)
         progress.enter("training", "exporting the model")
-        export = export_model(self._program, directory, course.step, self._replicas.element_spec)
+        export = export_model(self._program, directory, controller.step, self._runner.element_spec)
         progress.exported(export)
         check_lease(self._lease)
-        directory.set_state("finished", course.step, asked=config.steps)
+        directory.set_state("finished", controller.step, asked=config.steps)
         progress.enter("finished", ended.lstrip(", "))
         if config.strategy == "multi_worker_mirrored":
             # The others look for this; one that still looks when the chief is gone would report its loss as an error.
@@ -354,8 +355,8 @@ class Training:
         log.info(
             "run %s finished: %s trained to step %d%s; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "
             "%s; checkpoint %s; model %s",
-            config.run, config.program, course.step, ended, steps, seconds, steps / seconds,
-            time.monotonic() - self._began, numbers(course.values), progress.status.checkpoint, export,
+            config.run, config.program, controller.step, ended, steps, seconds, steps / seconds,
+            time.monotonic() - self._began, numbers(controller.values), progress.status.checkpoint, export,
         )  # fmt: skip
 
 

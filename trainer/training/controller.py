@@ -1,7 +1,9 @@
-"""The course of a run: how long the next block of calls is, and what is due after it.
+"""What drives a run: it gives out calls, and does beside them what is due.
 
-Both loops follow it, so that they save, log and stop by the same rules. Under multi_worker_mirrored every member
-follows one, and the members agree after each block on what is due by time or was asked of one of them.
+Both loops ask it for the next call, so that they save, log and stop by the same rules. Under parameter_server nothing
+here waits for all calls but an end: of the run, of an epoch that is evaluated or that callbacks are told of, and of the
+present members. Under multi_worker_mirrored every member has one of these, and the members agree after each block of
+calls on what is due by time or was asked of one of them.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.run.records import read_record
 from trainer.training.evaluation import Results
-from trainer.training.pacing import Pacer
-from trainer.training.step_runner import fetch_numbers
+from trainer.training.scheduler import Blocks, Schedule, Scheduler
+from trainer.training.step_runner import POLL_SECONDS, Call, StepRunner, fetch_numbers
 
 log = logging.getLogger(__name__)
 STOP_PATIENCE_SECONDS = 20.0
@@ -31,17 +33,19 @@ PATIENCE_SECONDS = 5.0
 
 
 class Controller:
-    """Where a run stands: its step, its checkpoints, its numbers."""
+    """Where a run stands: its step, its calls in flight, its checkpoints, its numbers."""
 
     def __init__(
         self,
         config: Config,
-        replicas: Any,
+        runner: StepRunner,
         directory: RunDirectory,
         progress: Progress,
         stopping: Callable[[], bool],
         evaluate: Callable[[], dict[str, float]] | None,
         phases: Phases,
+        *,
+        workers: int = 1,
         members: Membership | None = None,
         began: float = 0.0,
         lease: Lease | None = None,
@@ -49,27 +53,29 @@ class Controller:
         """Take what trains, where it is recorded, and who is asked what is due.
 
         `members` knows of members that are gone or back. `began` (of time.monotonic) is when the time without training
-        began that ends with the first block.
+        began that ends with the first call.
         """
         self._config = config
-        self._replicas = replicas
+        self._runner = runner
         self._directory = directory
         self._progress = progress
         self._stopping = stopping
         self._evaluate = evaluate
         self._phases = phases
         self._members = members
-        self._asked_at: float | None = None
-        self._idle_at: float | None = None
-        self._used = 0.0
         self._began = began
-        self.advanced = False
-        """Whether a block has ended."""
-        self._pacer = Pacer(config.steps_per_execution, replicas.parallel, config.log_seconds)
+        self._in_step = config.strategy != "parameter_server"
+        self._schedule: Schedule
+        if self._in_step:
+            self._schedule = Blocks(config.steps_per_execution, config.log_seconds)
+        else:
+            self._schedule = Scheduler(config.steps_per_execution, workers)
+        self._workers = workers
+        self._trained: set[int] = set()
         self._checkpoints = Checkpoints(
             directory,
-            replicas.model,
-            replicas.step,
+            runner.model,
+            runner.step,
             config,
             leads=progress.leads,
             lease=lease,
@@ -77,22 +83,40 @@ class Controller:
             set_aside=lambda message: progress.events.write("checkpoint-set-aside", message=message),
         )
         self.step = 0
+        """The step that was read last; calls in flight may have gone on since."""
+        self.looked = False
+        """Whether the last `next_call` looked at what is due: members in step do so at the same place."""
+        self._counted = 0  # the highest step that a call has told
+        self._from = 0  # the step where the present stretch of calls began
         self._ended_epoch = False
-        self._saved_at = self._logged_at = self._block_at = time.monotonic()
+        self._asked_at: float | None = None
+        self._advanced = False
+        self._idle_at: float | None = None
+        self._used = 0.0
+        self._returned_members: list[str] = []
+        self._saved_at = self._logged_at = time.monotonic()
+        self._save_waits = False
         self._logged_step = 0
+        self.outputs: Any = None
+        """What train_step returned in the call that ended last."""
         self.values: dict[str, float] = {}
         self._results: Results | None = None
         self._evaluated = int((read_record(directory.evaluation) or {}).get("step", -1))
 
+    @property
+    def every_worker_has_trained(self) -> bool:
+        """Whether a call of each worker has ended."""
+        return len(self._trained) >= self._workers
+
     def restore(self) -> None:
         """Go back to the newest checkpoint; a new run has none and stays at step 0."""
-        replicas, checkpoints = self._replicas, self._checkpoints
+        runner, checkpoints = self._runner, self._checkpoints
         saved = checkpoints.restore() if self._progress.leads else None
         # The coordinator tries them; the other members read the one that it took.
-        (agreed,) = replicas.agree([-1 if saved is None else saved])
+        (agreed,) = runner.agree([-1 if saved is None else saved])
         if agreed >= 0 and saved is None:
             checkpoints.read(agreed)
-        self.step = int(replicas.step.numpy())
+        self.step = int(runner.step.numpy())
         self._ended_epoch = self.step > 0 and self.step % self.epoch_steps == 0
         if self._evaluated != self.step:
             self._evaluated = -1  # if it was a later step, of weights that are lost
@@ -110,7 +134,7 @@ class Controller:
     @property
     def final(self) -> bool:
         """Return whether the checkpoint of this step is what `fit` has made of it at the end of the training."""
-        return bool(self._replicas.agree([int(self._progress.leads and self._checkpoints.is_final(self.step))])[0])
+        return bool(self._runner.agree([int(self._progress.leads and self._checkpoints.is_final(self.step))])[0])
 
     @property
     def epoch_steps(self) -> int:
@@ -122,7 +146,7 @@ class Controller:
 
     def begin(self) -> None:
         """Start the clocks: the training begins now. Evaluates an epoch after whose end it was stopped."""
-        self._saved_at = self._logged_at = self._block_at = time.monotonic()
+        self._saved_at = self._logged_at = time.monotonic()
         self._logged_step = self.step
         self._progress.status.step = self.step
         self._phases.enter("training")
@@ -130,21 +154,66 @@ class Controller:
         if self.epoch_ended:
             self.evaluate()
 
-    def plan(self) -> list[int]:
-        """Return the steps of each call of the next block, which ends where something is due."""
-        config, every = self._config, self._config.checkpoint_steps
-        ends = [config.steps, (self.step // self.epoch_steps + 1) * self.epoch_steps]
-        if every:
-            ends.append((self.step // every + 1) * every)
-        self._calls = self._pacer.plan(min(ends) - self.step)
-        self.block_begins()
-        return self._calls
+    def next_call(self) -> int:
+        """Return the steps of the next call, once it is time for it; 0 at the run's end, and at that of an epoch.
 
-    def block_begins(self) -> None:
-        """Start the clock of a block whose first call was not made at once."""
-        self._block_at = time.monotonic()
+        What is due is done meanwhile. At such an end all calls have ended. Raises Stopped, after a checkpoint, when
+        asked to stop; MembershipChanged when members have ended or come back.
+        """
+        self.looked = False
+        if self._schedule.is_over:
+            self._aim()
+        while True:
+            if self._schedule.is_look_due(time.monotonic()):
+                self._look()
+                if self._schedule.is_over:
+                    if self.epoch_ended:
+                        return 0
+                    self._aim()
+            if steps := self._schedule.size(time.monotonic()):
+                return steps
+            if not self._collect():
+                self._wait()
 
-    def waiting(self) -> None:
+    def call(self, steps: int) -> Call:
+        """Give out a call of so many steps, as `next_call` said."""
+        call = self._runner.call(steps)
+        self._schedule.given(steps)
+        return call
+
+    def drain(self) -> None:
+        """Wait until no call is in flight; those that were not given yet are given by later `next_call`s."""
+        self._schedule.close()
+        while not self._schedule.is_over:
+            if not self._collect():
+                self._wait()
+        self.step = int(self._runner.step.numpy())
+
+    def _aim(self) -> None:
+        """Have calls given up to the next step that must be met exactly; nothing is in flight."""
+        config, self._from, self._ended_epoch = self._config, self.step, False
+        ends = [config.steps]
+        if self._in_step or self._evaluate is not None or config.api == "fit":
+            ends.append((self.step // self.epoch_steps + 1) * self.epoch_steps)
+        if self._in_step and config.checkpoint_steps:
+            ends.append((self.step // config.checkpoint_steps + 1) * config.checkpoint_steps)
+        self._schedule.begin(self.step, min(ends))
+
+    def _collect(self) -> bool:
+        """Take note of the calls that have ended; returns whether any has."""
+        ended = self._runner.returned()
+        if not ended:
+            return False
+        self._wait_for_workers(alive=True)  # by the next call at the latest it is seen whether one is there
+        now = time.monotonic()
+        for call in ended:
+            self._trained.add(call.worker)
+            self._counted = max(self._counted, call.counted)
+            self._schedule.returned(call.steps, call.began, call.worker, now)
+            self.outputs = call.outputs
+        return True
+
+    def _wait(self) -> None:
         """Look around while calls are in flight.
 
         Leaves when asked to stop and they will not end in time, or when no worker came for the user's limit; raises
@@ -152,18 +221,19 @@ class Controller:
         """
         alive = self._members is None or bool(self._members.workers_serving())
         self._wait_for_workers(alive)
-        if not self._stopping():
-            return
-        self._asked_at = self._asked_at or time.monotonic()
-        why = ""
-        if time.monotonic() - self._asked_at > STOP_PATIENCE_SECONDS:
-            why = f"a call has not ended {STOP_PATIENCE_SECONDS:.0f} s after the request to stop"
-        elif not alive:
-            why = "no worker is there to end the calls in flight"
-        if why:
-            log.warning("%s: saving without it", why)
-            self.save()
-            raise Stopped
+        if self._stopping():
+            self._schedule.close()
+            self._asked_at = self._asked_at or time.monotonic()
+            why = ""
+            if time.monotonic() - self._asked_at > STOP_PATIENCE_SECONDS:
+                why = f"a call has not ended {STOP_PATIENCE_SECONDS:.0f} s after the request to stop"
+            elif not alive:
+                why = "no worker is there to end the calls in flight"
+            if why:
+                log.warning("%s: saving without it", why)
+                self.save()
+                raise Stopped
+        time.sleep(POLL_SECONDS)
 
     def _wait_for_workers(self, alive: bool) -> None:
         """Tell the time in which no worker is there from that of the training, which it neither is nor slows down."""
@@ -176,89 +246,100 @@ class Controller:
             self.save()
             raise UserError(f"waited {now - self._idle_at:.0f} s (member_wait_timeout_seconds) for a worker: start one")
         elif alive and self._idle_at is not None:
-            self._block_at += now - self._idle_at
+            self._schedule.paused(now)
             self._logged_at += now - self._idle_at
             self._idle_at = None
             # A worker that comes and goes shall not have the deadline begin anew each time.
             self._phases.enter("training", self._used)
             self._progress.enter("training")
 
-    def block_ended(self, outputs: Any, reset_metrics: bool = True) -> None:
-        """Do what is due now that all calls of the block have ended; raises Stopped when asked to stop."""
-        config, replicas = self._config, self._replicas
-        if self._members and (lost := self._members.lost_ps()):
+    def _look(self) -> None:
+        """Do what is due, with calls in flight or without; raises Stopped when asked to stop, once none is."""
+        config, runner, schedule = self._config, self._runner, self._schedule
+        self.looked = True
+        lost = self._members.lost_ps() if self._members else []
+        if lost and not schedule.in_flight:
             raise MembershipChanged(f"{', '.join(lost)} has ended")  # which no step needed: TensorFlow has not said so
-        self._wait_for_workers(alive=True)  # by the next call at the latest it is seen whether one is there
-        self._pacer.measured(self._calls, time.monotonic() - self._block_at)
-        before, self.step = self.step, int(replicas.step.numpy())
+        # With calls in flight, what the last ones said: reading it would be one more thing that a ps may hang.
+        before, self.step = self.step, int(runner.step.numpy()) if not schedule.in_flight else self._counted
         now = time.monotonic()
         self._phases.progressed()
         self._progress.ledger.trained(self.step)
-        if not self.advanced:
-            self.advanced = True
+        if before < self.step and not self._advanced:
+            self._advanced = True
             self._progress.events.write("training", seconds=now - self._began, message=f"step {self.step}")
         every, interval = config.checkpoint_steps, config.checkpoint_seconds
-        # A call that ran twice, because its worker died, takes the step beyond where the block was to end.
-        self._ended_epoch = self.step // self.epoch_steps > before // self.epoch_steps
         passed = bool(every and self.step // every > before // every)
-        save_due = passed or bool(interval and now - self._saved_at >= interval)
+        save_due = self._save_waits or passed or bool(interval and now - self._saved_at >= interval)
+        # One that is written just now is not waited for, while it is no slow one.
+        self._save_waits = save_due and not self._checkpoints.settle(0) and now - self._saved_at < PATIENCE_SECONDS
+        save_due = save_due and not self._save_waits
         log_due = now - self._logged_at >= config.log_seconds
         leads = self._progress.leads
-        stop, save, show, *sizes = replicas.agree(
-            [self._stopping(), *(int(leads and number) for number in (save_due, log_due, *self._pacer.sizes))]
+        stop, save, show, *sizes = runner.agree(
+            [self._stopping(), *(int(leads and number) for number in (save_due, log_due, *schedule.sizes))]
         )
-        self._pacer.sizes = (sizes[0], sizes[1])
-        ends = stop or self.done
-        returned = self._returned() if save and not ends else []
-        if self.done and not stop:
+        schedule.sizes = tuple(sizes)
+        schedule.looked(self.step, time.monotonic())
+        is_quiet = not schedule.in_flight
+        # A call that ran twice, because its worker died, takes the step beyond where the calls were to end.
+        self._ended_epoch = is_quiet and self.step // self.epoch_steps > self._from // self.epoch_steps
+        ends = is_quiet and (stop or self.done)
+        if save and not self._returned_members:
+            self._returned_members = self._returned()
+        if stop or lost or self._returned_members:
+            schedule.close()
+        takes_in = is_quiet and not ends and bool(self._returned_members)
+        if self.done and is_quiet and not stop:
             self.save_the_end()
-        elif save or ends:
+        elif ends or takes_in or (save and not self._returned_members):
             try:
-                self.save(wait=bool(ends or returned))
+                self.save(wait=bool(ends or takes_in))
             except Infrastructure as error:
                 if ends or isinstance(error, StalePath):
                     raise
-                log.warning("%s: training goes on, without %s", error, ", ".join(returned))
-                returned = []
+                log.warning("%s: training goes on, without %s", error, ", ".join(self._returned_members))
+                takes_in, self._returned_members = False, []
         if show or ends:
-            self._show(outputs, reset_metrics)
-        if stop and not self.done:
+            self._show()
+        if stop and is_quiet and not self.done:
             raise Stopped
-        if returned:
-            raise MembershipChanged(f"{', '.join(returned)} answers again")
+        if takes_in:
+            raise MembershipChanged(f"{', '.join(self._returned_members)} answers again")
 
-    def save(self, again: bool = False, wait: bool = True, last: bool = False) -> None:
+    def save(self, *, again: bool = False, wait: bool = True, last: bool = False) -> None:
         """Save a checkpoint of this step, unless there is one; `again` replaces it, since the weights have changed.
 
+        With calls in flight its step is the one that is copied with the other variables.
         `wait` says whether to return when it is on disk, or as soon as the training can go on; `last`, that there is
         as much time as the user gives the storage.
         """
-        self.step = int(self._replicas.step.numpy())
+        self.step = int(self._runner.step.numpy())
         if again:
             self._evaluated = -1
         with self._phases.during("saving"):
             if wait:
-                self._settle(last)
+                self._settle(last=last)
             # A member that is told to save must save, even when the coordinator's files are there already.
-            (there,) = self._replicas.agree([int(self._progress.leads and self._checkpoints.has(self.step))])
+            (there,) = self._runner.agree([int(self._progress.leads and self._checkpoints.has(self.step))])
             if again or not there:
                 if wait and not last:
                     self._checkpoints.save_and_wait(again=again)
                 else:
                     end = self._checkpoints.save(again=again)
                     if last:
-                        self._settle(last)
+                        self._settle(last=last)
                         end.result()
         self._saved_at = time.monotonic()
 
-    def save_the_end(self, again: bool = False) -> None:
+    def save_the_end(self, *, again: bool = False) -> None:
         """Save what the training has come to, and try until it is saved: nothing is left to train meanwhile.
 
         Raises UserError when saves have failed for the user's limit, Infrastructure when asked to stop.
         """
         while True:
             try:
-                self.save(again, last=True)
+                self.save(again=again, last=True)
                 return
             except Infrastructure as error:
                 # Members in step save together, and so begin together anew.
@@ -268,7 +349,7 @@ class Controller:
                 self._progress.enter("training", str(error))
                 time.sleep(PATIENCE_SECONDS)
 
-    def _settle(self, last: bool) -> None:
+    def _settle(self, *, last: bool) -> None:
         """Wait for the save in flight; for the last one no longer than the user gives a path that may hang."""
         began, limit = time.monotonic(), max(SLOW_SECONDS, self._config.storage_timeout_seconds)
         while not self._checkpoints.settle(PATIENCE_SECONDS if last else None):
@@ -282,9 +363,9 @@ class Controller:
 
     def _returned(self) -> list[str]:
         """Return the members that can be taken in now: not while TensorFlow takes in another, or saves fail."""
-        if self._members is None or not self._config.elastic or self._replicas.recovering:
+        if self._members is None or not self._config.elastic or self._runner.is_recovering:
             return []
-        if self._checkpoints.trouble() is not None or not self._checkpoints.settle(PATIENCE_SECONDS):
+        if self._checkpoints.trouble() is not None or not self._checkpoints.settle(0):
             return []
         return self._members.returned()
 
@@ -302,11 +383,11 @@ class Controller:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate now, if the settings give that to the coordinator; returns the metrics, or nothing."""
-        self.step = int(self._replicas.step.numpy())
+        self.step = int(self._runner.step.numpy())
         if self._evaluate is None:
             return {}
         # Members may have read different records of the last evaluation.
-        (done,) = self._replicas.agree([int(self._progress.leads and self._evaluated == self.step)])
+        (done,) = self._runner.agree([int(self._progress.leads and self._evaluated == self.step)])
         if done:
             return {}
         self._progress.enter("training", "evaluating")
@@ -323,11 +404,11 @@ class Controller:
         self._logged_at += time.monotonic() - started
         return metrics
 
-    def _show(self, outputs: Any, reset_metrics: bool) -> None:
+    def _show(self) -> None:
         now = time.monotonic()
-        self.values = fetch_numbers(outputs)
+        self.values = fetch_numbers(self.outputs)
         speed = (self.step - self._logged_step) / max(now - self._logged_at, 1e-9)
         self._progress.trained(self.step, speed, self.values)
-        if reset_metrics:
-            self._replicas.model.reset_metrics()
+        if self._config.api != "fit":  # an epoch's metrics are Keras's to reset
+            self._runner.model.reset_metrics()
         self._logged_step, self._logged_at = self.step, time.monotonic()

@@ -1,4 +1,4 @@
-"""Evaluation by the coordinator itself or over its workers, between blocks of training (docs/evaluation.md).
+"""Evaluation by the coordinator itself or over its workers, while no call is in flight (docs/evaluation.md).
 
 The side-car evaluator (evaluator.py) needs none of this; it shares only how results are published.
 """

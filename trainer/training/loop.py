@@ -1,20 +1,15 @@
-"""The custom loop: {a block of calls, what is due} until the last step or a request to stop."""
+"""The custom loop: call after call, until the last step or a request to stop."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from trainer.training.controller import Controller
 
 
-def train_with_loop(replicas: Any, course: Controller) -> None:
+def train_with_loop(controller: Controller) -> None:
     """Train to the last step; raises Stopped, after a checkpoint, when asked to stop."""
-    course.begin()
-    while not course.done:
-        outputs = None
-        for steps in course.plan():
-            outputs = replicas.call(steps)
-        replicas.join(course.waiting)
-        course.block_ended(outputs)
-        if course.epoch_ended:
-            course.evaluate()
+    controller.begin()
+    while not controller.done:
+        if steps := controller.next_call():
+            controller.call(steps)
+        else:
+            controller.evaluate()

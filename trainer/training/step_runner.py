@@ -1,89 +1,148 @@
 """What computes the steps: a model in a strategy's scope, its data, and a call that packs a number of steps.
 
-`RemoteReplicas` are the workers of a parameter-server cluster, `OwnReplicas` this process's devices. The custom loop
-and `fit` drive either in the same way: call, call, ..., join.
+`RemoteStepRunner` has the workers of a parameter-server cluster do it, `LocalStepRunner` this process's devices. The
+controller drives either in the same way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from trainer.config import Config
 from trainer.failures import EmptyPart, UserError
 from trainer.program import build_model
+from trainer.run.checkpoints import COORDINATOR
 from trainer.training.input import own_train_dataset, replica_element_spec, train_dataset_fn
 from trainer.training.learning_rate import LearningRate
-from trainer.training.tf_internals import Members, is_recovering, make_coordinator
+from trainer.training.tf_internals import Members, is_recovering, make_coordinator, stop_cluster, worker_type_spec
 
 # Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Several steps a
 # round take several times as long to trace, which only a small model is worth: only its steps are that short.
 UNROLLED_STEPS = 4
 UNROLLED_VARIABLES = 20
 POLL_SECONDS = 0.005
+MOST_REPORTS = 1 << 20
 
 
-class RemoteReplicas:
-    """The workers of a parameter-server cluster; calls are scheduled on whichever is free."""
+@dataclasses.dataclass
+class Call:
+    """A call that was given to a worker, and what it told when it had ended."""
 
-    def __init__(
-        self, config: Config, program: Any, strategy: Any, workers: int, members: Members | None = None
-    ) -> None:
-        self.parallel = workers
-        self._coordinator = make_coordinator(strategy, members)
-        self.model, self.step = make_model(program, strategy)
-        self._dataset = self._coordinator.create_per_worker_dataset(train_dataset_fn(program, workers, strategy))
-        self._iterator = iter(self._dataset)
-        # The worker-specific type of a per-worker value has no public name; `schedule` takes it from here too.
-        element = self._iterator._values[0]._type_spec
-        self._rate = LearningRate(self.model.optimizer)
-        self._call = trace(strategy, self.model, self.step, element, self._rate)
-        if len(self.model.trainable_variables) <= UNROLLED_VARIABLES:
-            self._call = trace(strategy, self.model, self.step, element, self._rate, UNROLLED_STEPS)
+    steps: int
+    began: float
+    """When it was given (of time.monotonic)."""
+    outputs: Any = None
+    """What train_step returned at its last step."""
+    worker: int = 0
+    counted: int = 0
+    """The step as it was then; 0 where this process ran it."""
+
+
+class StepRunner(Protocol):
+    """Runs packed calls, and has what they train."""
+
+    model: Any
+    step: Any
+    """The variable that counts the steps of the calls that have ended."""
 
     @property
     def element_spec(self) -> Any:
         """What one replica gets of the program's training data."""
-        return replica_element_spec(self._dataset)
-
-    def call(self, steps: int) -> Any:
-        """Schedule a call of so many steps; returns its outputs, to be fetched later."""
-        args = (self._iterator, tf.constant(steps, tf.int64), self._rate.value)
-        with self._empty_part_named():
-            return self._coordinator.schedule(self._call, args=args)
-
-    def join(self, waiting: Callable[[], None] = lambda: None) -> None:
-        """Wait for all calls; raises what went wrong in them, or what `waiting`, called again and again, raises."""
-        with self._empty_part_named():
-            while not self._coordinator.done():
-                waiting()
-                time.sleep(POLL_SECONDS)
 
     @property
-    def recovering(self) -> bool:
-        """Whether TensorFlow is taking in a worker again: another strategy made meanwhile would hang or crash."""
-        return is_recovering(self._coordinator)
+    def is_recovering(self) -> bool:
+        """Whether TensorFlow is taking in a worker again."""
+
+    def call(self, steps: int) -> Call:
+        """Give a call of so many steps."""
+
+    def returned(self) -> list[Call]:
+        """Return the calls that have ended since the last time; raises what went wrong in one."""
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        """Return the greatest of all members' numbers, place by place: members must do the same at the same time."""
 
     def close(self) -> Any:
-        """End TensorFlow's threads of this cluster, no call can follow; returns what holds the iterators."""
-        self._coordinator._cluster.stop()
+        """End what this process does on others, no call can follow; returns what holds their resources."""
+
+
+class RemoteStepRunner:
+    """The workers of a parameter-server cluster; a call is queued for whichever is free."""
+
+    def __init__(
+        self, config: Config, program: Any, strategy: Any, workers: int, members: Members | None = None
+    ) -> None:
+        self._workers = workers
+        self._coordinator = make_coordinator(strategy, members)
+        self.model, self.step = make_model(program, strategy)
+        self._dataset = self._coordinator.create_per_worker_dataset(train_dataset_fn(program, workers, strategy))
+        self._iterator = iter(self._dataset)
+        element = worker_type_spec(self._iterator)
+        self._rate = LearningRate(self.model.optimizer)
+        self._reports = Reports()
+        self._call = trace(strategy, self.model, self.step, element, self._rate, self._reports)
+        if len(self.model.trainable_variables) <= UNROLLED_VARIABLES:
+            self._call = trace(strategy, self.model, self.step, element, self._rate, self._reports, UNROLLED_STEPS)
+        self._calls: dict[int, Call] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def element_spec(self) -> Any:
+        return replica_element_spec(self._dataset)
+
+    @property
+    def is_recovering(self) -> bool:
+        return is_recovering(self._coordinator)
+
+    def call(self, steps: int) -> Call:
+        number = next(self._numbers)
+        args = (self._iterator, tf.constant([steps, number], tf.int64), self._rate.value)
+        with self._empty_part_named():
+            self._coordinator.schedule(self._call, args=args)
+        self._calls[number] = call = Call(steps, time.monotonic())
+        return call
+
+    def returned(self) -> list[Call]:
+        with self._empty_part_named():
+            is_quiet = self._coordinator.done()
+        ended = []
+        # Who waits for all calls wants TensorFlow to be done with the last one, too.
+        while (len(self._calls) > 1 or is_quiet) and (report := self._reports.take()):
+            # One that ran twice, because its worker died, may have told twice.
+            if call := self._calls.pop(report.number, None):
+                call.outputs, call.worker, call.counted = report.outputs, report.worker, report.step
+                ended.append(call)
+        return ended
+
+    def join(self) -> None:
+        """Wait for all calls; for scripts, which have nothing else to do meanwhile."""
+        while self._calls:
+            self.returned()
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> Any:
+        stop_cluster(self._coordinator)
+        self._calls.clear()
         iterators = self._iterator, self._dataset
-        del self._iterator, self._dataset
+        del self._iterator, self._dataset, self._reports
         return iterators
 
     @contextlib.contextmanager
     def _empty_part_named(self) -> Iterator[None]:
-        # `schedule` raises what went wrong in an earlier call, as `join` does.
+        # `schedule` raises what went wrong in an earlier call, as `done` does.
         try:
             yield
         except tf.errors.OutOfRangeError as error:
             raise EmptyPart(
-                f"a worker's part of the training data is empty: {self.parallel} workers share it"
+                f"a worker's part of the training data is empty: {self._workers} workers share it"
             ) from error
 
     def agree(self, numbers: list[int]) -> list[int]:
@@ -91,10 +150,10 @@ class RemoteReplicas:
         return numbers
 
 
-class OwnReplicas:
+class LocalStepRunner:
     """This process's devices, alone or in step with those of the other members (multi_worker_mirrored)."""
 
-    parallel = 1
+    is_recovering = False
 
     def __init__(self, config: Config, program: Any, strategy: Any) -> None:
         self._strategy = strategy
@@ -102,24 +161,31 @@ class OwnReplicas:
         self._dataset = own_train_dataset(config, program, strategy)
         self._iterator = iter(self._dataset)
         self._call = trace(strategy, self.model, self.step, self._iterator)
+        self._ended: list[Call] = []
 
     @property
     def element_spec(self) -> Any:
-        """What one replica gets of the program's training data."""
         return replica_element_spec(self._dataset)
 
-    def call(self, steps: int) -> Any:
-        """Run a call of so many steps; returns its outputs."""
+    def call(self, steps: int) -> Call:
+        """Run a call of so many steps: it has ended when this returns."""
+        began = time.monotonic()
         try:
-            return self._call(self._iterator, tf.constant(steps, tf.int64))
+            outputs = self._call(self._iterator, tf.constant([steps], tf.int64))
         except tf.errors.OutOfRangeError as error:
             raise UserError("the training data is empty, or this process's part of it") from error
+        call = Call(steps, began, outputs)
+        self._ended.append(call)
+        return call
 
-    def join(self, waiting: Callable[[], None] = lambda: None) -> None:
-        """Nothing is in flight here after a call."""
+    def returned(self) -> list[Call]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> Any:
+        return None
 
     def agree(self, numbers: list[int]) -> list[int]:
-        """Return the greatest of all members' numbers, place by place: members must do the same at the same time."""
         if not isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
             return numbers
         return [int(number) for number in self._greatest(tf.constant(numbers, tf.int64))]
@@ -128,6 +194,49 @@ class OwnReplicas:
     def _greatest(self, numbers: tf.Tensor) -> tf.Tensor:
         rows = self._strategy.run(lambda: numbers[tf.newaxis])
         return tf.reduce_max(self._strategy.gather(rows, axis=0), axis=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a call tells at its end: its number, its worker's, the step as it was then, and train_step's outputs."""
+
+    number: int
+    worker: int
+    step: int
+    outputs: Any
+
+
+class Reports:
+    """Where calls on workers tell that they have ended: a queue on the coordinator, which the call itself fills.
+
+    `schedule` returns a RemoteValue that could be waited for. As long as anybody holds it, TensorFlow fetches what lies
+    on the worker, by a function for each value, in many threads at once, and in these requests have been garbled.
+    """
+
+    def __init__(self) -> None:
+        self._queue: Any = None
+        self._structure: Any = None
+
+    def put(self, number: tf.Tensor, step: tf.Tensor, outputs: Any) -> None:
+        """Tell of a call, in what is traced."""
+        flat = tf.nest.flatten(outputs, expand_composites=True)
+        self._structure = outputs
+        with tf.init_scope(), tf.device(COORDINATOR):
+            self._queue = tf.queue.FIFOQueue(MOST_REPORTS, [tf.int64, *(value.dtype for value in flat)])
+        with tf.device(COORDINATOR):
+            worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
+            self._queue.enqueue([tf.stack([number, worker, step]), *flat])
+
+    def take(self) -> Report | None:
+        """Return the oldest report, or None when there is none."""
+        with tf.device(COORDINATOR):
+            if not int(self._queue.size()):
+                return None
+            taken = self._queue.dequeue()
+        about, *flat = taken if isinstance(taken, list) else [taken]
+        number, worker, step = (int(value) for value in about.numpy())
+        outputs = tf.nest.pack_sequence_as(self._structure, flat, expand_composites=True)
+        return Report(number, worker, step, outputs)
 
 
 def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
@@ -139,19 +248,27 @@ def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
 
 
 def trace(
-    strategy: Any, model: Any, step: Any, iterator: Any, rate: LearningRate | None = None, unrolled: int = 1
+    strategy: Any,
+    model: Any,
+    step: Any,
+    iterator: Any,
+    rate: LearningRate | None = None,
+    reports: Reports | None = None,
+    unrolled: int = 1,
 ) -> Any:
     """Trace the packed call; this makes what a lazily built model and its optimizer still lack.
 
-    A call for other processes takes the learning rate as its last argument. `unrolled` is the number of steps in a
-    round of the call's loop; what that leaves over is done first, in rounds of one step.
+    It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
+    would return otherwise. A call for other processes takes the learning rate as its last argument. `unrolled` is the
+    number of steps in a round of the call's loop; what that leaves over is done first, in rounds of one step.
     """
 
     def train_step(iterator: Any) -> Any:
         return reduce_replicas(strategy, strategy.run(model.train_step, args=(next(iterator),)))
 
     @tf.function
-    def train_call(iterator: Any, steps: tf.Tensor, *value: tf.Tensor) -> Any:
+    def train_call(iterator: Any, order: tf.Tensor, *value: tf.Tensor) -> Any:
+        steps = order[0]
         with rate.given(*value) if rate else contextlib.nullcontext():
             # At least one: a loop that may not run at all cannot make the outputs.
             for _ in tf.range((steps - 1) % unrolled + 1 if unrolled > 1 else steps):
@@ -163,9 +280,12 @@ def trace(
         # Once a call and at its end, so that a call that is run again on another worker counts once.
         with tf.control_dependencies(tf.nest.flatten(outputs, expand_composites=True)):
             step.assign_add(steps)
-        return outputs
+        if reports is None:
+            return outputs
+        reports.put(order[1], step.read_value(), outputs)
+        return None
 
-    specs = (iterator, tf.TensorSpec([], tf.int64))
+    specs = (iterator, tf.TensorSpec([None], tf.int64))
     with strategy.scope(), quiet_tracing():
         return rate.trace(train_call, *specs) if rate else train_call.get_concrete_function(*specs)
 
@@ -184,11 +304,10 @@ def reduce_replicas(strategy: Any, outputs: Any) -> Any:
 
 
 def fetch_numbers(outputs: Any) -> dict[str, float]:
-    """Fetch what train_step or an evaluation returned, by name; what is not one number has no place in the log."""
-    fetched = outputs.fetch() if hasattr(outputs, "fetch") else outputs
-    if not isinstance(fetched, dict):
-        fetched = {"loss": fetched}
-    return {str(name): float(value) for name, value in fetched.items() if getattr(value, "ndim", 0) == 0}
+    """Return what train_step or an evaluation returned, by name; what is not one number has no place in the log."""
+    if not isinstance(outputs, dict):
+        outputs = {"loss": outputs}
+    return {str(name): float(value) for name, value in outputs.items() if getattr(value, "ndim", 0) == 0}
 
 
 @contextlib.contextmanager

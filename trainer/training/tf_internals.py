@@ -227,6 +227,16 @@ def make_coordinator(strategy: Any, members: Members | None) -> Any:
     return coordinator
 
 
+def worker_type_spec(per_worker: Any) -> Any:
+    """Return the type of one worker's part of a per-worker value, as `schedule` takes it."""
+    return per_worker._values[0]._type_spec
+
+
+def stop_cluster(coordinator: Any) -> None:
+    """End the threads of a ClusterCoordinator; no call can follow."""
+    coordinator._cluster.stop()
+
+
 def is_recovering(coordinator: Any) -> bool:
     """Return whether a ClusterCoordinator takes in a worker: another strategy made meanwhile would hang or crash."""
     handler = coordinator._cluster.failure_handler

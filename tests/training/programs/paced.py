@@ -2,7 +2,8 @@
 
 In the directory PACE a test writes how long (microseconds) a step takes, for each worker and for the evaluation
 (`worker-0`, `worker-1`, `evaluation`) and how long the making of a worker's dataset (`dataset-0`, `dataset-1`). What
-begins leaves a file there: `making-0`, a dataset; `step-0`, each step of worker 0; `evaluating`.
+begins leaves a file there: `making-0`, a dataset; `step-0`, each step of worker 0; `evaluating`. A step of worker 0
+lasts for as long as there is a file `hold-0`.
 """
 
 import os
@@ -10,6 +11,9 @@ import os
 import tensorflow as tf
 from ids import BATCH, EXAMPLES, Counter, Ids
 from tensorflow.python.data.experimental.ops import testing
+
+HOLD_MICROSECONDS = tf.constant(50_000, tf.int64)
+WAITED = tf.constant(0, tf.int64)
 
 
 def path(name, number=None):
@@ -26,6 +30,13 @@ def pause(microseconds):
     return tf.data.Dataset.range(1).apply(testing.sleep(microseconds)).get_single_element()
 
 
+def hold(name):
+    """Wait for as long as there is a file of this name."""
+    return tf.while_loop(
+        lambda _: tf.size(tf.io.matching_files(name)) > 0, lambda waited: (waited + pause(HOLD_MICROSECONDS),), [WAITED]
+    )[0]
+
+
 def paced(dataset, witness, name, number=None):
     """Make each element leave the witness, then wait as long as the file `name` says."""
 
@@ -33,6 +44,8 @@ def paced(dataset, witness, name, number=None):
         with tf.control_dependencies([tf.io.write_file(path(witness, number), "")]):
             microseconds = read(name, number)
         with tf.control_dependencies([pause(microseconds)]):
+            held = hold(path("hold", number))
+        with tf.control_dependencies([held]):
             return tf.nest.map_structure(tf.identity, element)
 
     return dataset.map(wait)
