@@ -99,11 +99,23 @@ class LocalCluster:
             for task in reversed(self.tasks):
                 task.end()
 
-    def start(self, job: str, index: int, command: tuple[str, ...] = ("-m", "trainer"), settings: str = "") -> Task:
-        """Start a task, by default psfleet's; `settings` is the path of its run settings."""
-        config = Cluster(self._jobs, job, index).as_tf_config()
+    def start(
+        self,
+        job: str,
+        index: int,
+        command: tuple[str, ...] = ("-m", "trainer"),
+        settings: str = "",
+        workers: int | None = None,
+        **more: str,
+    ) -> Task:
+        """Start a task, by default psfleet's; `settings` is the path of its run settings.
+
+        With `workers` it knows of so many workers alone. `more` is added to its environment.
+        """
+        jobs = {**self._jobs, "worker": self._jobs["worker"][:workers]}
+        config = Cluster(jobs, job, index).as_tf_config()
         log = self._directory / f"{job}-{index}-{len(self.tasks)}.log"
-        more = {"TRAINER_SETTINGS": settings} if settings else {}
+        more = {**more, **({"TRAINER_SETTINGS": settings} if settings else {})}
         task = Task(f"{job}-{index}", list(command), log, {"TF_CONFIG": config, **more})
         self.tasks.append(task)
         return task

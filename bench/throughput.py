@@ -19,6 +19,7 @@ from pathlib import Path
 from bench.points import Point, read_point, speed
 from bench.tables import print_row
 from bench.tasks import LocalCluster, Task
+from bench.uneven import SLOWER, STEPS, WORKERS, print_uneven
 
 APIS = {"fit": "fit", "custom_loop": "custom loop"}
 
@@ -41,21 +42,21 @@ class Bench:
 
     def __init__(self, effort: Effort, directory: Path) -> None:
         self.effort = effort
-        self._directory = directory
+        self.directory = directory
         self._runs = itertools.count()
 
     def cluster(self, workers: int) -> LocalCluster:
-        directory = self._directory / f"cluster-{next(self._runs)}"
+        directory = self.directory / f"cluster-{next(self._runs)}"
         directory.mkdir()
         return LocalCluster(workers=workers, servers=1, directory=directory)
 
     def psfleet(self, cluster: LocalCluster, program: str, api: str) -> float:
         """Return the speed of psfleet's own coordinator (steps/s), read from the status that it publishes."""
         run = f"run-{next(self._runs)}"
-        settings = self._directory / f"{run}.json"
-        wanted = {"program": program, "run": run, "api": api, "steps": 10**9, "shared_dir": str(self._directory)}
+        settings = self.directory / f"{run}.json"
+        wanted = {"program": program, "run": run, "api": api, "steps": 10**9, "shared_dir": str(self.directory)}
         settings.write_text(json.dumps(wanted), encoding="utf-8")
-        status = self._directory / "runs" / run / "status.json"
+        status = self.directory / "runs" / run / "status.json"
         points: list[Point] = []
 
         def observed() -> list[Point]:
@@ -132,20 +133,39 @@ def listed(speeds: list[float]) -> str:
 
 
 PARTS = {"tiny": print_tiny, "slow": print_slow, "scaling": print_scaling}
+UNEVEN = "uneven"
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench/throughput", description=__doc__)
-    parser.add_argument("part", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parts = (*PARTS, UNEVEN)
+    parser.add_argument(
+        "part",
+        nargs="*",
+        metavar="PART",
+        help=f"of {', '.join(parts)} (default: all but {UNEVEN}, which takes an hour)",
+    )
     parser.add_argument("--quick", action="store_true", help="short and rough: about 2 minutes instead of 8")
+    uneven = parser.add_argument_group(UNEVEN)
+    uneven.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="numbers of workers")
+    uneven.add_argument("--steps", type=float, nargs="+", default=STEPS, metavar="SECONDS", help="lengths of a step")
+    uneven.add_argument("--slower", type=float, nargs="+", default=SLOWER, metavar="TIMES", help="of one worker")
     options = parser.parse_args(arguments)
-    if unknown := set(options.part) - set(PARTS):
-        parser.error(f"there is no part {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
+    if unknown := set(options.part) - set(parts):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; the parts are {', '.join(parts)}")
     with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
         bench = Bench(QUICK if options.quick else FULL, Path(directory))
         for name, print_part in PARTS.items():
             if not options.part or name in options.part:
                 print_part(bench)
+        if UNEVEN in options.part:
+            print_uneven(
+                bench.directory,
+                quick=options.quick,
+                workers=tuple(options.workers),
+                steps=tuple(options.steps),
+                slower=tuple(options.slower),
+            )
 
 
 if __name__ == "__main__":

@@ -405,7 +405,10 @@ class Controller:
         return metrics
 
     def _show(self) -> None:
+        """Show the numbers since the last time; none when no step has ended since."""
         now = time.monotonic()
+        if self.step <= self._logged_step:
+            return
         self.values = fetch_numbers(self.outputs)
         speed = (self.step - self._logged_step) / max(now - self._logged_at, 1e-9)
         self._progress.trained(self.step, speed, self.values)
