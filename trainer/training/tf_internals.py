@@ -195,8 +195,8 @@ class CallBudget:
 
 
 def call_steps(closure: Any) -> int:
-    """Return how many steps a call has: its second argument."""
-    return int(closure._args[1])
+    """Return how many steps a call has: the first number of its second argument; 0 of an evaluation's call."""
+    return int(closure._args[1][0]) if len(closure._args) == 3 else 0
 
 
 def delete_executor(self: Any) -> None:
