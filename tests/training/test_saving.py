@@ -150,6 +150,23 @@ def test_the_future_of_a_save_says_how_it_ended(directory: RunDirectory, trained
         saves.save().result(60)
 
 
+def test_the_step_is_copied_before_all_others(directory: RunDirectory, trained: Trained) -> None:
+    """So that each copy has at least what the calls in flight did that the checkpoint's step counts."""
+    saves = Saves(directory, trained)
+    trained.set(5)
+    saves.save_and_wait()
+    copy = saves._snapshot._copy
+    names = {id(capture): placeholder.op.name for capture, placeholder in copy.graph.captures}
+    reads = {read.inputs[0].op.name: read for read in copy.graph.get_operations() if read.type == "ReadVariableOp"}
+    step = reads.pop(names[id(trained.step.handle)])
+    assert len(reads) == len(saves._snapshot._pairs) - 1 > 0
+    for read in reads.values():
+        before = [
+            each for control in read.control_inputs for each in (control, *(source.op for source in control.inputs))
+        ]
+        assert step in before
+
+
 def test_with_no_shared_path_the_coordinator_writes_all_files(directory: RunDirectory, trained: Trained) -> None:
     def writers(**settings: Any) -> set[str]:
         saves = Saves(directory, trained, **settings)
