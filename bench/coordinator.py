@@ -22,7 +22,8 @@ from trainer.tasks.local import local_cluster
 
 WORKERS = (8, 32, 64)
 CALL_SECONDS = 0.5
-WARM_SECONDS = 4.0
+WARM_CALLS = 2  # of each worker
+WARM_SECONDS = 2.0  # after these
 SECONDS = 10.0
 
 
@@ -105,18 +106,22 @@ def coordinate(jobs: dict[str, list[str]]) -> None:
         runner = RemoteStepRunner(Config(program="bench:Nothing"), program, strategy, cluster.workers)
         schedule = Scheduler(1, cluster.workers)
         schedule.begin(0, 10**9)
-        began, processor, calls = time.monotonic(), 0.0, 0
-        warm = False
-        while (passed := time.monotonic() - began) < WARM_SECONDS + SECONDS:
-            if not warm and passed >= WARM_SECONDS:
-                warm, processor, calls, since = True, time.process_time(), 0, time.monotonic()
+        returns = [0] * cluster.workers
+        since = processor = calls = 0.0
+        while not since or time.monotonic() - since < SECONDS:
+            if not since and min(returns) >= WARM_CALLS:
+                since, processor, calls = time.monotonic() + WARM_SECONDS, time.process_time(), 0
             if size := schedule.size(time.monotonic()):
                 runner.call(size)
                 schedule.given(size)
                 continue
             returned = runner.returned()
-            calls += len(returned)
+            if time.monotonic() < since:
+                processor = time.process_time()
+            else:
+                calls += len(returned)
             for call in returned:
+                returns[call.worker] += 1
                 schedule.returned(call.steps, call.began, call.worker, time.monotonic())
             if not returned:
                 time.sleep(POLL_SECONDS)
