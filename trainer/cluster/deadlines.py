@@ -22,7 +22,7 @@ class Phases:
         """Take each phase's deadline (seconds, 0 for none) and whom to tell that a phase begins."""
         self._deadlines = dict(deadlines)
         self._entered = entered
-        # In one piece: the guard's thread looks at any moment.
+        # In one piece: the heartbeat's thread looks at any moment.
         self._now = ("waiting", time.monotonic())
 
     @classmethod
@@ -70,7 +70,7 @@ class Phases:
         return f"{phase} has lasted {seconds:.0f} s without an end, and {phase}_timeout_seconds is {deadline:g}"
 
     def in_time(self) -> bool:
-        """Return whether systemd's watchdog is to be told that all is well; a coordinator's guard may be faster."""
+        """Return whether systemd's watchdog is to be told that all is well; the membership may be faster."""
         if late := self.overdue():
             log.error("%s; leaving it to systemd's watchdog to start anew", late)
         return not late

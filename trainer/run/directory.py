@@ -117,7 +117,7 @@ class RunDirectory:
             return new
 
     def _change_state(self, changes: Mapping[str, Any]) -> None:
-        # The failure detector's thread writes its last words while the main one goes on.
+        # The heartbeat's thread may write last words while the main one goes on.
         with self._changing:
             told = {key: value for key, value in changes.items() if value is not None}
             write_record(self.state, {**self.read_state(), **told})

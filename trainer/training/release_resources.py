@@ -1,4 +1,4 @@
-"""Let go of what a turn left on the servers, so that the next one can make its strategy in this process.
+"""Let go of what a generation left on the servers, so that the next one can make its strategy in this process.
 
 A strategy's constructor waits, with Python's lock, until all is done that TensorFlow's default executor has asked of
 the servers. What this process lets go of, it asks them to free in that way.
