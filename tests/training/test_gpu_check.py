@@ -74,7 +74,8 @@ def test_a_task_without_its_gpus_tries_again_instead_of_taking_the_processor():
     members = {job: [f"127.0.0.1:{port}"] for port, job in enumerate(("chief", "ps", "worker"), 1)}
     cluster = {"cluster": members, "task": {"type": "worker", "index": 0}}
     environment = {"TF_CONFIG": json.dumps(cluster), "TRAINER_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
-    done = python("-m", "trainer", **environment)
+    # With a parent of its own, it is the task itself and no supervisor, which would start the next one.
+    done = python("-m", "trainer", "--parent", str(os.getpid()), **environment)
     assert done.returncode == 75, done.stderr
     assert "TensorFlow sees 0 GPUs and this task has 2 (CUDA_VISIBLE_DEVICES=0,1). `fab gpu-check`" in done.stderr
 
