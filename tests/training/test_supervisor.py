@@ -92,7 +92,7 @@ def test_coordinator_and_evaluator_are_kept_as_well_and_all_end_with_the_run(run
         members = {**cluster, "evaluator": ["127.0.0.1:1"]} if job == "evaluator" else cluster
         config = json.dumps({"cluster": members, "task": {"type": job, "index": 0}})
         started[job] = runs.start(["-m", "trainer"], TF_CONFIG=config, TRAINER_SETTINGS=str(settings))
-    started["chief"].search("ckpt-100 in")
+    started["chief"].search(r"saved \S+/ckpt-\d+ in")
     for job in ("evaluator", "chief"):
         until(lambda job=job: started[job].children, f"a process of {job}")  # type: ignore[misc]
         os.kill(started[job].children[0], signal.SIGKILL)
