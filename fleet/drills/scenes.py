@@ -388,7 +388,9 @@ def second_coordinator(stage: Stage, drill: Drill) -> Findings:
     environment = stage.on(chief.host, f"cat /etc/trainer/{chief.name}.env")
     watch = Watch(stage)
     watch.begin()
-    inner = 'set -a; eval "$1"; cd /opt/trainer/current && exec timeout 60 env/bin/python -m trainer'
+    # With a parent of its own it is the coordinator itself and no supervisor, which would start the next one.
+    task = "exec timeout 60 env/bin/python -m trainer --parent $$"
+    inner = f'set -a; eval "$1"; cd /opt/trainer/current && {task}'
     script = f'{AS_TRAINER} sh -c {shlex.quote(inner)} sh {shlex.quote(environment)} 2>&1; echo "exit code $?"'
     with ThreadPoolExecutor(1) as pool:  # whether the first one trains is watched meanwhile
         asked = pool.submit(stage.everywhere, script, [other], 90.0)
