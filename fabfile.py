@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,25 @@ def _leaving(message: str = "") -> Iterator[None]:
         raise Exit(f"\n{message}" if message else None, 130) from None
 
 
+# Invoke turns a number's text into one itself, and ends with a traceback where it can't: so flags are texts.
+def _whole(flag: str, text: str) -> int:
+    """Return a flag's whole number, 1 or more."""
+    if not text.isascii() or not text.isdecimal() or not int(text):
+        raise Exit(f"--{flag} is {text!r}: expected a whole number of 1 or more, as in --{flag} 20", 2)
+    return int(text)
+
+
+def _above_zero(flag: str, text: str) -> float:
+    """Return a flag's number, which is greater than 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise Exit(f"--{flag} is {text!r}: expected a number greater than 0, as in --{flag} 1.5", 2)
+    return number
+
+
 _LEFT = "left; what was started goes on. Look: fab status. Stop it: fab stop-cluster"
 
 
@@ -64,12 +84,13 @@ def start_cluster(
     run: str | None = None,
     program: str | None = None,
     detach: bool = False,
-    timeout: int = 300,
+    timeout: str = "300",
     inventory: str | None = None,
 ) -> None:
     """Ship changed code and settings, start every task, and follow the training to its end."""
+    seconds = _above_zero("timeout", timeout)
     with _cluster(context, inventory, check=True) as cluster, _leaving(_LEFT):
-        verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, timeout)
+        verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, seconds)
 
 
 @task(auto_shortflags=False, help={"inventory": _INVENTORY})
@@ -85,12 +106,13 @@ def restart_cluster(
     run: str | None = None,
     program: str | None = None,
     detach: bool = False,
-    timeout: int = 300,
+    timeout: str = "300",
     inventory: str | None = None,
 ) -> None:
     """Stop every task, then do as start-cluster does."""
+    seconds = _above_zero("timeout", timeout)
     with _cluster(context, inventory, check=True) as cluster, _leaving(_LEFT):
-        verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, timeout, restart=True)
+        verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, seconds, restart=True)
 
 
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", "inventory": _INVENTORY})
@@ -110,11 +132,12 @@ def status(context: Context, json: bool = False, inventory: str | None = None) -
     },
 )
 def logs(
-    context: Context, task: str | None = None, lines: int = 20, follow: bool = False, inventory: str | None = None
+    context: Context, task: str | None = None, lines: str = "20", follow: bool = False, inventory: str | None = None
 ) -> None:
     """Show the tasks' journals, each line with its task."""
+    number = _whole("lines", lines)
     with _cluster(context, inventory) as cluster, _leaving():
-        verbs.show_logs(cluster, verbs.Desk(), task, lines, follow)
+        verbs.show_logs(cluster, verbs.Desk(), task, number, follow)
 
 
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", "inventory": _INVENTORY})
@@ -152,9 +175,9 @@ def drill(
     all: bool = False,
     list: bool = False,
     random: bool = False,
-    seed: int = 0,
-    minutes: float = 10.0,
-    slack: float = 1.0,
+    seed: str | None = None,
+    minutes: str = "10",
+    slack: str = "1",
     inventory: str | None = None,
 ) -> None:
     """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
@@ -163,8 +186,10 @@ def drill(
         return
     if random and (names or all):
         raise Exit("--random chooses the drills itself: leave out --all and the names", 2)
+    chosen, length = None if seed is None else _whole("seed", seed), _above_zero("minutes", minutes)
+    factor = _above_zero("slack", slack)
     with _cluster(context, inventory, check=True) as cluster, _leaving("left; the cluster was given back"):
         if random:
-            rehearsal.soak(cluster, verbs.Desk(), seed or None, minutes, slack)
+            rehearsal.soak(cluster, verbs.Desk(), chosen, length, factor)
             return
-        rehearsal.drill(cluster, verbs.Desk(), [name for name in (names or "").split(",") if name], all, slack)
+        rehearsal.drill(cluster, verbs.Desk(), [name for name in (names or "").split(",") if name], all, factor)

@@ -67,3 +67,25 @@ def test_environment_names_the_inventory(silent_inventory: Path, monkeypatch: py
 
 def test_wrong_run_name_exits_2_before_a_host_is_asked(silent_inventory: Path) -> None:
     assert fab("start-cluster", "--run", "a/b", "--inventory", str(silent_inventory)) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "drill --random --seed x",
+        "drill --random --seed -3",
+        "drill --random --minutes nan",
+        "drill --random --slack 0",
+        "start-cluster --timeout x",
+        "restart-cluster --timeout inf",
+        "logs --lines 1.5",
+    ],
+)
+def test_a_flag_that_is_no_number_exits_2_and_says_what_was_expected(
+    words: str, silent_inventory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag, value = words.split()[-2:]
+    monkeypatch.setattr("sys.argv", ["fab", *words.split()])  # where the fabfile looks for --random
+    assert fab(*words.split(), "--inventory", str(silent_inventory)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"{flag} is {value!r}: expected a ")
