@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -87,12 +88,18 @@ def pick_restarts(inventory: Inventory, units: Mapping[str, Unit], new_run: bool
 def find_troubles(
     tasks: Sequence[Task], units: Mapping[str, Unit], restarts_before: Mapping[str, int], run: Run | None
 ) -> dict[Task, str]:
-    """Which of the tasks won't run, and why; of a coordinator that failed, what it wrote about it."""
+    """Which of the tasks won't run, and why; of a coordinator that failed, what it wrote about it.
+
+    The tasks that it names are among them: the reason may stand in their journals alone.
+    """
     found = {}
+    message = run.message if run and run.state == "failed" else ""
     for task in tasks:
         trouble = find_trouble(units[task.name], restarts_before.get(task.name, 0))
-        if trouble and task.job == "chief" and run and run.state == "failed" and run.message:
-            trouble = f"{trouble}: {run.message}"
+        if trouble and task.job == "chief" and message:
+            trouble = f"{trouble}: {message}"
+        elif not trouble and re.search(rf"\b{re.escape(task.name)}\b", message):
+            trouble = "is named by the failed run"
         if trouble:
             found[task] = trouble
     return found

@@ -379,6 +379,24 @@ def test_start_cluster_tells_what_the_failed_run_says(hosts: Pretence, desk: ver
         verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
 
 
+def test_start_cluster_shows_the_journals_of_the_tasks_that_a_failed_run_names(
+    hosts: Pretence, desk: verbs.Desk
+) -> None:
+    killed = "the same call of 4 steps, after step 12, ended the processes of worker-1, worker-10"
+
+    def tick(hosts: Pretence) -> None:
+        if hosts.units["chief-0"].active == "active":
+            hosts.set("chief-0", active="failed", sub="failed", result="exit-code", exit_status=78)
+            hosts.run_status = status("failed", 12, hosts.now, message=killed)
+
+    hosts.tick = tick
+    with pytest.raises(ClusterTrouble) as caught:
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    chief, worker = caught.value.troubles
+    assert chief.what.endswith(killed)
+    assert (worker.task, worker.what, worker.journal) == ("worker-1", "is named by the failed run", ["worker-1 says"])
+
+
 def test_task_that_keeps_restarting_before_the_first_step_is_trouble(hosts: Pretence, desk: verbs.Desk) -> None:
     def tick(hosts: Pretence) -> None:
         unit = hosts.units["ps-0"]
