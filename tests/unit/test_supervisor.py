@@ -229,6 +229,24 @@ def test_a_stop_at_any_moment_leaves_no_process(tmp_path: Path) -> None:
         assert code in (75, 143, -signal.SIGTERM)
 
 
+def test_a_process_that_is_killed_as_it_is_forked_is_followed_by_the_next(start: Start) -> None:
+    supervised = start(
+        "supervisor.PAUSE_SECONDS = 0\ndef task(notifier):\n    count()\n    notifier.ready('up')" + FOREVER
+    )
+    parent, killed = supervised.process.pid, set[int]()
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    deadline = time.monotonic() + MINUTE
+    while len(killed) < 30 and supervised.process.poll() is None and time.monotonic() < deadline:
+        for pid in set(map(int, children.read_text().split())) - killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+    until(lambda: set(supervised.pids) - killed)
+    supervised.process.send_signal(signal.SIGTERM)
+    code, logged = supervised.wait()
+    assert (code, len(killed)) == (-signal.SIGTERM, 30)
+    assert logged.count("ended with 137 (SIGKILL): starting the next\n") == 30
+
+
 def test_the_task_dies_with_a_killed_supervisor(start: Start) -> None:
     supervised = start("def task(notifier):\n    count()" + FOREVER)
     pid = supervised.child()
