@@ -8,11 +8,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+# More is a mistake of the hand; and what is added to them stays in TensorFlow's 64 bits.
+MAX_SECONDS = 315_360_000  # ten years
+MAX_WHOLE = 10**15
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PROGRAM_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -104,13 +108,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            check_type(field.name, getattr(self, field.name), TYPES[field.name])
-        if problem := url_problem("shared_dir", self.shared_dir):
-            raise ConfigError(problem)
-        for key, (holds, expected) in CHECKS.items():
-            value = getattr(self, key)
-            if not holds(value):
-                raise ConfigError(f"{key}: {expected}, not {value!r}")
+            if problem := key_problem(field.name, getattr(self, field.name)):
+                raise ConfigError(problem)
         if self.checkpoint_steps == 0 and self.checkpoint_seconds == 0:
             raise ConfigError(
                 "checkpoint_steps and checkpoint_seconds are both 0, so that a crash would lose the whole run: "
@@ -238,6 +237,24 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+
+
+def key_problem(key: str, value: Any) -> str | None:
+    """Say what is wrong with one setting by itself; None where it is right."""
+    try:
+        check_type(key, value, TYPES[key])
+    except ConfigError as error:
+        return str(error)
+    if isinstance(value, (int, float)):
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{key}: must be a finite number, not {value!r}; docs/run-settings.md says which value is for ever"
+        most = MAX_SECONDS if key.endswith("_seconds") else MAX_WHOLE
+        if abs(value) > most:
+            return f"{key}: must be at most {most:,}"
+    if key == "shared_dir" and (problem := url_problem(key, value)):
+        return problem
+    holds, expected = CHECKS.get(key, (None, ""))
+    return None if holds is None or holds(value) else f"{key}: {expected}, not {value!r}"
 
 
 def check_type(key: str, value: Any, expected: Any) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
-import re
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeGuard
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from cluster_spec import (  # noqa: E402
@@ -26,11 +23,16 @@ from cluster_spec import (  # noqa: E402
     tf_config,
 )
 from gpu_devices import gpu_problems  # noqa: E402
-from nfs import nfs_source  # noqa: E402
 
-from trainer.config import STRATEGIES, Config, ConfigError, url_problem  # noqa: E402
+from fleet.schema import check, formats  # noqa: E402
+from fleet.schema.definition import definition  # noqa: E402
+from fleet.schema.problems import Problem, name_some, tell  # noqa: E402
+from fleet.schema.reading import Reading, read  # noqa: E402
+from trainer.config import STRATEGIES, Config  # noqa: E402
 
-KNOWN_GROUPS = (*JOBS, "tensorboard", "nfs_server", "gpu", "monitoring")
+Groups = Mapping[str, Sequence[str]]
+HostVars = Mapping[str, Mapping[str, Any]]
+
 ANSIBLE = ((2, 19), (2, 20))
 # More vacant places for each member that is there are no machines that went, but a mistyped index.
 MOST_VACANT = 10
@@ -38,33 +40,76 @@ COLLECTIONS = ("ansible.posix",)
 COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-client"}
 
 
-def preflight_problems(
-    groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], ansible_version: str
-) -> list[str]:
+def preflight_problems(groups: Groups, hostvars: HostVars, ansible_version: str) -> list[str]:
     """List everything that is wrong, each with the value and the mend. Empty when all is right."""
-    problems = list(_control_problems(ansible_version))
+    return [*control_problems(ansible_version), *map(str, inventory_problems(groups, hostvars))]
+
+
+def inventory_problems(groups: Groups, hostvars: HostVars) -> list[Problem]:
+    """List everything that is wrong with the inventory itself."""
     if not groups.get("all"):
         return [
-            *problems,
-            "the inventory has no hosts. Name yours with -i inventory/<site>, or in ansible.cfg; "
-            "docs/first-cluster.md starts one",
+            Problem(
+                "the inventory has no hosts. Name yours with -i inventory/<site>, or in ansible.cfg; "
+                "docs/first-cluster.md starts one"
+            )
         ]
-    site = hostvars[groups["all"][0]]
-    problems += _site_problems(site)
-    problems += _group_problems(groups, hostvars)
-    if not storage_of(site)["shared"]:
-        problems += _unshared_problems(groups)
+    if too_many := check.size_problem(groups):
+        return [too_many]
+    reading = read(groups, hostvars)
+    problems = [
+        *reading.problems,
+        *check.group_problems(reading),
+        *check.host_problems(reading),
+        *check.value_problems(reading),
+    ]
+    return [*problems, *_cluster_problems(reading)]
+
+
+def _cluster_problems(reading: Reading) -> Iterator[Problem]:
+    """What must fit together. A value that was refused by itself is not there any more."""
+    groups = reading.groups
+    chief = check.reference_host(groups)
+    if chief is None:
+        yield Problem("the inventory has no host in any of psfleet's groups; expected chief, ps and worker")
+        return
+    storage = storage_of(reading.values[chief])
+    settings = storage["settings"] | ({} if isinstance(storage["path"], str) else {"shared_dir": "/srv/trainer"})
+    yield from check.run_problems(reading, settings)
+    yield from _group_problems(reading)
+    yield from _nfs_problems(reading)
+    if not storage["shared"]:
+        yield from _unshared_problems(groups)
+    yield from _address_problems(reading)
+    if too_many := _task_problem(reading):
+        yield too_many
+        return
+    hostvars = _complete(reading)
     try:
-        problems += _missing_jobs(groups, hostvars)
+        yield from _missing_jobs(groups, hostvars)
         spec = cluster_spec(groups, hostvars)
     except ClusterSpecError as error:
         # An unknown strategy is among the run settings' problems already.
-        return list(dict.fromkeys([*problems, str(error)]))
-    gpus = gpu_problems(groups, hostvars, spec["tasks"], strategy_of(groups, hostvars))
-    return [*problems, *_vacancy_problems(spec, groups, hostvars), *_port_problems(spec), *_size_problems(spec), *gpus]
+        if not str(error).startswith("trainer_run"):
+            yield Problem(str(error))
+        return
+    yield from _vacancy_problems(spec, groups, hostvars)
+    yield from _port_problems(spec, reading)
+    yield from _size_problems(spec)
+    for said in gpu_problems(groups, hostvars, spec["tasks"], strategy_of(groups, hostvars)):
+        yield Problem(said)
 
 
-def preflight_notes(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _complete(reading: Reading) -> dict[str, dict[str, Any]]:
+    """The variables with a stand-in for each address that was refused or is missing, so that the rest is looked at."""
+    complete = {}
+    for number, (host, values) in enumerate(reading.values.items()):
+        has = values.get("cluster_address") or values.get("ansible_host")
+        complete[host] = values if has else values | {"ansible_host": f"unknown-{number}"}
+    return complete
+
+
+def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
     """List what is right and yet may surprise: no shared path, groups without a task, a training nobody evaluates."""
     strategy, busy = strategy_of(groups, hostvars), busy_jobs(groups, hostvars)
     evaluation = run_settings(groups, hostvars).get("evaluation", Config.evaluation)
@@ -98,7 +143,8 @@ def preflight_notes(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, 
     return notes
 
 
-def _control_problems(ansible_version: str) -> Iterator[str]:
+def control_problems(ansible_version: str) -> Iterator[str]:
+    """List what the control machine lacks."""
     version = tuple(int(part) for part in ansible_version.split(".")[:2])
     oldest, newest = ANSIBLE
     if not oldest <= version < newest:
@@ -114,121 +160,80 @@ def _control_problems(ansible_version: str) -> Iterator[str]:
             yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {mend}"
 
 
-def _is_path(value: object) -> TypeGuard[str]:
-    """Whether it is an absolute path that needs no quotes anywhere."""
-    return isinstance(value, str) and re.fullmatch(r"(/[\w.-]+)+", value) is not None
-
-
-def _site_problems(site: Mapping[str, Any]) -> Iterator[str]:
-    storage, uid = storage_of(site), site.get("cluster_uid")
-    settings = storage["settings"]
-    if not _is_path(storage["path"]):
-        settings = settings | {"shared_dir": "/srv/trainer"}
-        if not storage["shared"]:
-            yield (
-                f"cluster_local_dir is {storage['path']!r}; expected the absolute path of a directory that each host "
-                "has for itself, of letters, digits, dots and dashes. Leave it out for /var/lib/trainer/local"
-            )
-        elif isinstance(storage["path"], str) and (problem := url_problem("cluster_shared_dir", storage["path"])):
-            yield problem
-        else:
-            yield (
-                f"cluster_shared_dir is {storage['path']!r}; expected the absolute path that all hosts share, of "
-                'letters, digits, dots and dashes, such as /srv/trainer, in group_vars/all.yml; or "" where they '
-                "share none"
-            )
-    if not isinstance(uid, int) or isinstance(uid, bool) or not 100 <= uid < 65534:
-        yield (
-            f"cluster_uid is {uid!r}; expected the user number of the training tasks on every host, free on all of "
-            "them, such as 6006, in group_vars/all.yml"
-        )
-    run = site.get("trainer_run")
-    if not isinstance(run, Mapping):
-        yield f"trainer_run is {run!r}; expected the run settings, at least program: package.module:Name"
-        return
-    if "shared_dir" in run:
-        yield "trainer_run has shared_dir; the shared path is cluster_shared_dir. Leave it out of trainer_run"
-    if "local_run_dir" in run:
-        yield "trainer_run has local_run_dir; an empty cluster_shared_dir says that. Leave it out of trainer_run"
-    try:
-        Config.from_dict({**settings, **run})
-    except ConfigError as error:
-        yield f"trainer_run: {error}"
-
-
-def _group_problems(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    chiefs = _tasks_of(groups, hostvars, "chief")
+def _group_problems(reading: Reading) -> Iterator[Problem]:
+    groups = reading.groups
+    chiefs = _tasks_of(groups, reading.values, "chief")
     if len(chiefs) != 1:
-        named = f"has {len(chiefs)} ({', '.join(chiefs)})" if chiefs else "is empty"
-        yield f"group chief {named}; expected exactly one host: the one that runs the coordinator"
+        named = f"has {len(chiefs)} ({', '.join(chiefs[:3])})" if chiefs else "is empty"
+        yield Problem(f"group chief {named}; expected exactly one host: the one that runs the coordinator")
     servers = groups.get("nfs_server", ())
     if len(servers) > 1:
-        yield (
-            f"group nfs_server has {', '.join(servers)}; expected one host, or none where the shared path comes from "
-            "outside"
+        yield Problem(
+            f"group nfs_server has {', '.join(servers[:3])}; expected one host, or none where the shared path comes "
+            "from outside"
         )
-    for server in servers:
-        yield from _nfs_problems(server, hostvars)
-    evaluators = _tasks_of(groups, hostvars, "evaluator")
+    evaluators = _tasks_of(groups, reading.values, "evaluator")
     if len(evaluators) > 1:
-        yield f"group evaluator has {len(evaluators)} ({', '.join(evaluators)}); expected one host, or none"
-    placed = {host for group in KNOWN_GROUPS for host in groups.get(group, ())}
-    for group, hosts in groups.items():
-        meant = difflib.get_close_matches(group, KNOWN_GROUPS, n=1, cutoff=0.75)
-        lost = [host for host in hosts if host not in placed]
-        if meant and group not in KNOWN_GROUPS and lost:
-            yield f"group {group} is no job, so {', '.join(lost)} would do nothing. Did you mean {meant[0]}?"
+        yield Problem(
+            f"group evaluator has {len(evaluators)} ({', '.join(evaluators[:3])}); expected one host, or none"
+        )
 
 
-def _unshared_problems(groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _unshared_problems(groups: Groups) -> Iterator[Problem]:
     """What needs a path that all hosts share, where there is none."""
     why = "cluster_shared_dir is empty: the chief alone has the run directory"
     if groups.get("evaluator"):
-        yield (
+        yield Problem(
             f"group evaluator has {', '.join(groups['evaluator'])}, and {why}. Empty the group, and let the "
             "coordinator evaluate with trainer_run: {evaluation: inline}; or give all hosts a shared path"
         )
     if groups.get("nfs_server"):
-        yield (
+        yield Problem(
             f"group nfs_server has {', '.join(groups['nfs_server'])}, and cluster_shared_dir is empty. Name there the "
             "path where every host mounts what it serves, such as /srv/trainer; or empty the group"
         )
     if boards := [host for host in groups.get("tensorboard", ()) if host not in groups.get("chief", ())]:
-        yield (
+        yield Problem(
             f"group tensorboard has {', '.join(boards)}, and {why}. Put the chief's host into the group instead; or "
             "give all hosts a shared path"
         )
 
 
-def _missing_jobs(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _missing_jobs(groups: Groups, hostvars: HostVars) -> Iterator[Problem]:
     strategy = strategy_of(groups, hostvars)
     for job in STRATEGIES[strategy].jobs:
         if job != "chief" and not _tasks_of(groups, hostvars, job):
-            yield f"group {job} is empty; the strategy {strategy} needs at least one {job}"
+            yield Problem(f"group {job} is empty; the strategy {strategy} needs at least one {job}")
 
 
-def _nfs_problems(server: str, hostvars: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    served, shared_dir = hostvars[server].get("cluster_nfs_dir"), hostvars[server].get("cluster_shared_dir")
-    try:
-        nfs_source({"nfs_server": [server]}, hostvars, host="")
-    except ClusterSpecError as error:
-        yield str(error)
-    if not _is_path(served):
-        yield (
-            f"cluster_nfs_dir is {served!r}; expected the absolute path of the directory that the nfs_server serves, "
-            "of letters, digits, dots and dashes, such as /srv/nfs/trainer, in group_vars/all.yml"
-        )
-    elif _is_path(shared_dir) and (
-        PurePosixPath(served).is_relative_to(shared_dir) or PurePosixPath(shared_dir).is_relative_to(served)
-    ):
-        yield (
-            f"cluster_nfs_dir is {served}, and cluster_shared_dir is {shared_dir}; expected two paths, neither in the "
-            "other: the one is the server's own directory, the other is where every host mounts it"
-        )
+def _nfs_problems(reading: Reading) -> Iterator[Problem]:
+    for server in reading.groups.get("nfs_server", ()):
+        values = reading.values[server]
+        served, shared_dir = values.get("cluster_nfs_dir"), values.get("cluster_shared_dir")
+        if served is None and "cluster_nfs_dir" not in reading.places[server]:
+            yield Problem(
+                f"host {server!r} is the nfs_server, and cluster_nfs_dir is missing; expected "
+                f"{definition().variables['cluster_nfs_dir'].expected}, in group_vars/all.yml",
+                (server,),
+                "cluster_nfs_dir",
+            )
+        elif (
+            served
+            and shared_dir
+            and (PurePosixPath(served).is_relative_to(shared_dir) or PurePosixPath(shared_dir).is_relative_to(served))
+        ):
+            yield Problem(
+                f"cluster_nfs_dir is {served}, and cluster_shared_dir is {shared_dir}; expected two paths, neither in "
+                "the other: the one is the server's own directory, the other is where every host mounts it",
+                (server,),
+                "cluster_nfs_dir",
+                served,
+                *reading.place(server, "cluster_nfs_dir"),
+            )
 
 
-def _tasks_of(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], job: str) -> list[str]:
-    """Name a job's hosts, each as often as it runs the job. Wrong counts are cluster_spec's to refuse."""
+def _tasks_of(groups: Groups, hostvars: HostVars, job: str) -> list[str]:
+    """Name a job's hosts, each as often as it runs the job."""
     named: list[str] = []
     for host in groups.get(job, ()):
         count = hostvars[host].get(f"{job}_tasks", 1)
@@ -236,9 +241,76 @@ def _tasks_of(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mappin
     return named
 
 
-def _vacancy_problems(
-    spec: Mapping[str, Any], groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]
-) -> Iterator[str]:
+def _task_problem(reading: Reading) -> Problem | None:
+    """Refuse more tasks than any cluster has, before one is made."""
+    counts = {
+        job: sum(reading.values[host].get(f"{job}_tasks", 1) for host in reading.groups.get(job, ())) for job in JOBS
+    }
+    number = sum(counts.values())
+    if number <= check.MAX_TASKS:
+        return None
+    most = max(counts, key=lambda job: counts[job])
+    return Problem(
+        f"the hosts would run {number:,} tasks, {counts[most]:,} of them of {most}; expected {check.MAX_TASKS:,} at "
+        f"most. Lower {most}_tasks"
+    )
+
+
+def _address_problems(reading: Reading) -> Iterator[Problem]:
+    """What is wrong with where the hosts are, and with two that are in one place."""
+    hosts = check.our_hosts(reading.groups)
+    taken: dict[str, str] = {}
+    doors: dict[tuple[str, str], str] = {}
+    for host in hosts:
+        values, places = reading.values[host], reading.places[host]
+        name = "cluster_address" if values.get("cluster_address") else "ansible_host"
+        address = values.get(name)
+        if host == "localhost" and (len(hosts) > 1 or (address and not formats.is_loopback(formats.address(address)))):
+            yield Problem(
+                "host 'localhost' is the machine that Ansible runs on; give the other machine a name", (host,)
+            )
+        if not address:
+            if not {"cluster_address", "ansible_host"} & set(places):
+                yield Problem(
+                    f"host {host!r} has no address. Give it one that every other host can reach: ansible_host: "
+                    "192.0.2.10 (and cluster_address: 10.0.0.10 where the hosts know one another by another address)",
+                    (host,),
+                )
+            continue
+        place = reading.place(host, name)
+        address = formats.address(address)
+        if formats.is_loopback(address) and len(hosts) > 1:
+            yield Problem(
+                f"host {host!r} has {name}: {address}, which means each host itself; expected an address that every "
+                "other host can reach, such as 10.0.0.10",
+                (host,),
+                name,
+                address,
+                *place,
+            )
+        elif address in taken:
+            yield Problem(
+                f"the hosts {taken[address]}, {host} have the same address {address}; expected one each",
+                (taken[address], host),
+                name,
+                address,
+                *place,
+            )
+        taken.setdefault(address, host)
+        door = (formats.address(values.get("ansible_host") or address), str(values.get("ansible_port") or 22))
+        if door in doors and taken[address] == host:
+            yield Problem(
+                f"the hosts {doors[door]}, {host} are reached at the same address and port ({':'.join(door)}); "
+                "expected one machine for each name",
+                (doors[door], host),
+                "ansible_host",
+                door[0],
+                *reading.place(host, "ansible_host"),
+            )
+        doors.setdefault(door, host)
+
+
+def _vacancy_problems(spec: Mapping[str, Any], groups: Groups, hostvars: HostVars) -> Iterator[Problem]:
     strategy = strategy_of(groups, hostvars)
     elastic = STRATEGIES[strategy].remote and run_settings(groups, hostvars).get("elastic", Config.elastic)
     for job in NUMBERED_JOBS:
@@ -246,46 +318,58 @@ def _vacancy_problems(
         present = [task for task in spec["tasks"] if task["job"] == job]
         if len(places) > MOST_VACANT * len(present):
             last = max(present, key=lambda task: int(task["index"]))
-            yield (
+            yield Problem(
                 f"{last['name']} on '{last['host']}' has the highest {job}_index, and of the places below "
                 f"{len(places)} are vacant; {len(present)} are taken. Number the hosts from 0 on, with few gaps"
             )
     if spec["vacant"] and not elastic:
         why = "elastic: false" if STRATEGIES[strategy].remote else f"the strategy {strategy}"
-        yield (
-            f"no host is {', '.join(spec['vacant'])}, and {why} needs every member. Give a new machine that index "
+        yield Problem(
+            f"no host is {name_some(spec['vacant'])}, and {why} needs every member. Give a new machine that index "
             "(ps_index, worker_index), or number the hosts without a gap"
         )
 
 
-def _port_problems(spec: Mapping[str, Any]) -> Iterator[str]:
-    listeners = [(task["address"], task["port"], task["host"], task["name"]) for task in spec["tasks"] if task["port"]]
-    listeners += [(board["address"], board["port"], host, "tensorboard") for host, board in spec["tensorboard"].items()]
+def _port_problems(spec: Mapping[str, Any], reading: Reading) -> Iterator[Problem]:
+    listeners = [(task["port"], task["host"], task["name"]) for task in spec["tasks"] if task["port"]]
+    listeners += [(board["port"], host, "tensorboard") for host, board in spec["tensorboard"].items()]
     taken: dict[tuple[str, int], str] = {}
-    for address, port, host, name in listeners:
-        if (address, port) in taken:
-            yield (
-                f"port {port} on {address} (host '{host}') is taken twice, by {taken[address, port]} and by {name}. "
-                f"Set {name.split('-')[0]}_port on that host to another first port"
+    for host in check.our_hosts(reading.groups):
+        values = reading.values[host]
+        # Where the two differ, the port may be that of a machine in between.
+        if not values.get("cluster_address") or values.get("cluster_address") == values.get("ansible_host"):
+            taken[host, int(values.get("ansible_port") or 22)] = "SSH"
+    for port, host, name in listeners:
+        variable = f"{name.split('-')[0]}_port"
+        place = reading.place(host, variable)
+        other = taken.get((host, port)) or definition().listeners.get(port)
+        if other:
+            yield Problem(
+                f"port {port} on host {host!r} is taken twice, by {other} and by {name}. Set {variable} on that host "
+                "to another first port",
+                (host,),
+                variable,
+                str(port),
+                *place,
             )
-        taken[address, port] = name
-    for task in spec["tasks"]:
-        if task["port"] and task["port"] > 65535:
-            yield f"{task['name']} on '{task['host']}' would listen on port {task['port']}; the highest is 65535"
-    addresses = Counter(address for _, address in {(task["host"], task["address"]) for task in spec["tasks"]})
-    for address, count in addresses.items():
-        if count > 1:
-            hosts = sorted({task["host"] for task in spec["tasks"] if task["address"] == address})
-            yield f"the hosts {', '.join(hosts)} have the same address {address}; expected one each"
+        elif port > 65535:
+            yield Problem(
+                f"{name} on '{host}' would listen on port {port}; the highest is 65535. Lower {variable} there",
+                (host,),
+                variable,
+                str(port),
+                *place,
+            )
+        taken[host, port] = name
 
 
-def _size_problems(spec: Mapping[str, Any]) -> Iterator[str]:
+def _size_problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
     if not spec["tasks"]:
         return
     longest = max(spec["tasks"], key=lambda task: len(task["name"]))
     size = len("TF_CONFIG=") + len(tf_config(spec["cluster_json"], longest["job"], longest["index"]))
     if size > MAX_ENVIRONMENT_STRING:
-        yield (
+        yield Problem(
             f"TF_CONFIG for {len(spec['tasks'])} tasks is {size:,} bytes; one environment variable holds at most "
             f"{MAX_ENVIRONMENT_STRING:,}. Use fewer tasks"
         )
@@ -295,4 +379,4 @@ class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Any]:
-        return {"preflight_problems": preflight_problems, "preflight_notes": preflight_notes}
+        return {"preflight_problems": preflight_problems, "preflight_notes": preflight_notes, "tell_problems": tell}

@@ -185,7 +185,7 @@ def test_tensorboard_address_has_the_inventorys_port(tmp_path: Path) -> None:
 
 def test_every_problem_that_preflight_finds_is_told(tmp_path: Path) -> None:
     found = load(tmp_path, SMALL + "    trainer_run: {program: 'a.b:C', stepz: 3}\n")
-    with pytest.raises(OperatorMistake, match=r"(?s)cluster_uid is None.*stepz"):
+    with pytest.raises(OperatorMistake, match=r"(?s)cluster_uid is missing.*stepz"):
         refuse_problems(found)
 
 

@@ -19,7 +19,7 @@ def inventory(groups=None, **hosts):
     names = dict.fromkeys(host for group in groups.values() for host in group)
     site = {"cluster_shared_dir": "/srv/trainer", "cluster_uid": 6006, "trainer_run": RUN}
     hostvars = {
-        name: site | {"ansible_host": f"10.0.3.{10 + i}"} | hosts.get(name.replace("-", "_"), {})
+        name: site | {"ansible_host": f"10.0.{3 + i // 200}.{10 + i % 200}"} | hosts.get(name.replace("-", "_"), {})
         for i, name in enumerate(names)
     }
     return groups | {"all": list(names)}, hostvars
@@ -53,10 +53,14 @@ def test_an_empty_inventory_is_refused():
         ({"ps": []}, {}, "group ps is empty; the strategy parameter_server needs"),
         ({"worker": []}, {}, "group worker is empty; the strategy parameter_server needs"),
         ({}, {"ps_0": {"ps_tasks": 0}}, "group ps is empty"),
-        ({"workers": ["worker-2"]}, {}, "group workers is no job, so worker-2 would do nothing. Did you mean worker?"),
-        ({}, {"worker_1": {"ansible_host": None}}, "host 'worker-1' has no address"),
+        (
+            {"workers": ["worker-2"]},
+            {},
+            "group 'workers' is none of psfleet's, and worker-2 would get nothing for it. Did you mean worker?",
+        ),
+        ({}, {"worker_1": {"ansible_host": None}}, "host 'worker-1' has ansible_host: None; expected an address"),
         ({}, {"worker_1": {"ansible_host": "10.0.3.11"}}, "the hosts ps-0, worker-1 have the same address 10.0.3.11"),
-        ({"ps": ["ps-0", "worker-0"]}, {"worker_0": {"ps_port": 2400}}, "port 2400 on 10.0.3.12 (host 'worker-0')"),
+        ({"ps": ["ps-0", "worker-0"]}, {"worker_0": {"ps_port": 2400}}, "port 2400 on host 'worker-0' is taken twice"),
         ({"tensorboard": ["head"]}, {"head": {"tensorboard_port": 2222}}, "taken twice, by chief-0 and by tensorboard"),
         ({}, {"worker_0": {"worker_tasks": 3, "worker_port": 65534}}, "would listen on port 65536"),
         ({}, everywhere(cluster_shared_dir="data"), "cluster_shared_dir is 'data'; expected the absolute path"),
@@ -65,7 +69,7 @@ def test_an_empty_inventory_is_refused():
         (
             {},
             everywhere(cluster_shared_dir="gs://bucket/x"),
-            "cluster_shared_dir is 'gs://bucket/x': the run",
+            "(the run directory lies in a file system",
         ),
         ({}, everywhere(trainer_run=RUN | {"local_run_dir": True}), "trainer_run has local_run_dir"),
         ({}, everywhere(**UNSHARED, cluster_local_dir="data"), "cluster_local_dir is 'data'; expected the absolute"),
@@ -77,7 +81,7 @@ def test_an_empty_inventory_is_refused():
             everywhere(**UNSHARED, trainer_run=RUN | {"strategy": "multi_worker_mirrored"}),
             "local_run_dir: with strategy multi_worker_mirrored every member reads the run directory",
         ),
-        ({"nfs_server": ["head"]}, {}, "cluster_nfs_dir is None; expected the absolute path"),
+        ({"nfs_server": ["head"]}, {}, "cluster_nfs_dir is missing; expected the absolute path"),
         (
             {"nfs_server": ["head", "ps-0"]},
             everywhere(cluster_nfs_dir="/srv/nfs"),
@@ -85,11 +89,11 @@ def test_an_empty_inventory_is_refused():
         ),
         ({"nfs_server": ["head"]}, everywhere(cluster_nfs_dir="/srv/trainer"), "cluster_nfs_dir is /srv/trainer, and"),
         ({"nfs_server": ["head"]}, everywhere(cluster_nfs_dir="/srv/trainer/nfs"), "neither in the other"),
-        ({"nfs_server": ["head"]}, everywhere(cluster_nfs_dir="/srv"), "neither in the other"),
+        ({"nfs_server": ["head"]}, everywhere(cluster_nfs_dir="/srv/a", cluster_shared_dir="/srv/a/b"), "neither in"),
         (
             {"nfs_server": ["store"]},
-            {"store": {"ansible_host": None, "cluster_nfs_dir": "/srv/nfs", "cluster_shared_dir": "/srv/trainer"}},
-            "host 'store' has no address",
+            {"store": {"ansible_host": None, "cluster_nfs_dir": "/srv/nfs"}},
+            "host 'store' has ansible_host: None",
         ),
         ({}, everywhere(cluster_uid="trainer"), "cluster_uid is 'trainer'; expected the user number"),
         ({}, everywhere(trainer_run=None), "trainer_run is None; expected the run settings"),

@@ -1,0 +1,167 @@
+"""The groups and variables of fleet/schema/inventory.yml, and the check of one value by its JSON Schema."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator, FormatChecker, ValidationError
+from jsonschema.validators import extend
+
+from fleet.schema.formats import FORMATS
+
+FILE = Path(__file__).with_name("inventory.yml")
+# Two names that differ in no more than these characters are easily taken for one another.
+_ALIKE = re.compile("[-_. ]")
+_CLOSE = 0.7
+_VERY_CLOSE = 0.9
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable: its JSON Schema, and what psfleet says of it beside."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+    @property
+    def scope(self) -> str:
+        return str(self.schema["scope"])
+
+    @property
+    def description(self) -> str:
+        return str(self.schema["description"])
+
+    @property
+    def expected(self) -> str:
+        return str(self.schema["expected"])
+
+    @property
+    def role(self) -> str | None:
+        role: str | None = self.schema.get("role")
+        return role
+
+    @property
+    def mandatory(self) -> bool:
+        return bool(self.schema.get("mandatory"))
+
+    def reason_against(self, value: object) -> str | None:
+        """Say why a value is refused, perhaps in no words; None where it is right."""
+        error = next(_validator(self.name).iter_errors(value), None)
+        return None if error is None else _reason(error)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """The whole of inventory.yml."""
+
+    prefixes: tuple[str, ...]
+    groups: Mapping[str, Mapping[str, Any]]
+    variables: Mapping[str, Variable]
+    listeners: Mapping[int, str]
+
+    def named(self, scope: str) -> list[str]:
+        return [name for name, variable in self.variables.items() if variable.scope == scope]
+
+    def is_ours(self, name: str) -> bool:
+        """Whether psfleet has a say in a variable of this name: it is known, or nobody else may use it."""
+        return name in self.variables or name.startswith(self.prefixes) or very_close(name) is not None
+
+
+@cache
+def definition() -> Definition:
+    """Read inventory.yml, once."""
+    content = yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return Definition(
+        prefixes=tuple(content["prefixes"]),
+        groups=content["groups"],
+        variables={name: Variable(name, schema) for name, schema in content["variables"].items()},
+        listeners={each["port"]: each["what"] for each in content["listeners"]},
+    )
+
+
+def meant_variable(name: str) -> str | None:
+    """Which variable was probably meant by an unknown name."""
+    known = definition().variables
+    for variable in known.values():
+        if name in variable.schema.get("misspelt", ()):
+            return variable.name
+    settable = [each for each, variable in known.items() if variable.scope != "derived"]
+    return _closest(name, settable, _CLOSE)
+
+
+def meant_group(name: str) -> str | None:
+    """Which group was probably meant by an unknown name."""
+    known = definition().groups
+    for group, said in known.items():
+        if name.lower() in said.get("misspelt", ()):
+            return group
+    return _closest(name, known, _CLOSE)
+
+
+@cache
+def very_close(name: str) -> str | None:
+    """Which variable a name is, but for a character or its case, whatever its prefix."""
+    if not isinstance(name, str) or name.startswith("ansible_") or len(name) > 60:
+        return None
+    names = [each for each in definition().variables if abs(len(each) - len(name)) <= 1]
+    return _closest(name, names, _VERY_CLOSE) if name not in names else None
+
+
+def _closest(name: str, names: Iterable[str], cutoff: float) -> str | None:
+    plain = _ALIKE.sub("", name[:100].lower())
+    found = {_ALIKE.sub("", each): each for each in names}
+    if plain in found:
+        return found[plain]
+    close = difflib.get_close_matches(plain, found, n=1, cutoff=cutoff)
+    return found[close[0]] if close else None
+
+
+def _reason(error: ValidationError) -> str:
+    """What a format's function said, or that quotes are too many; empty where the expectation says it all."""
+    for each in (error, *(error.context or ())):
+        if each.cause is not None:
+            return str(each.cause)
+    value, kinds = error.instance, str(error.schema)
+    if isinstance(value, str) and "'integer'" in kinds and re.fullmatch("[0-9]{1,20}", value):
+        return "write it without quotes"
+    if isinstance(value, str) and "'boolean'" in kinds and value.lower() in ("true", "false", "yes", "no"):
+        return "write it without quotes"
+    if isinstance(value, (int, float)) and "'string'" in kinds and "'integer'" not in kinds:
+        return "write it in quotes"
+    return ""
+
+
+def _is_integer(checker: object, value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _format_checker() -> FormatChecker:
+    checker = FormatChecker(formats=())
+    for name, function in FORMATS.items():
+
+        def check(value: object, function: Any = function) -> bool:
+            if isinstance(value, str):
+                function(value)
+            return True
+
+        checker.checks(name, raises=ValueError)(check)
+    return checker
+
+
+# JSON Schema's own integer is 3.0 as well.
+_Validator = extend(
+    Draft202012Validator, type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer)
+)
+_CHECKER = _format_checker()
+
+
+@cache
+def _validator(name: str) -> Any:
+    return _Validator(definition().variables[name].schema, format_checker=_CHECKER)

@@ -1,0 +1,197 @@
+"""Inventories that a hostile or a careless operator could write: a right one with one thing in it that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+RUN = {"program": "trainer.examples.digits:Digits"}
+SITE = {"cluster_shared_dir": "/srv/trainer", "cluster_uid": 6006, "trainer_run": RUN}
+GROUPS = {"chief": ["head"], "ps": ["ps-0"], "worker": ["worker-0", "worker-1"]}
+
+Case = tuple[str, dict[str, list[str]], dict[str, dict[str, Any]]]
+
+ADDRESSES: list[Any] = [
+    "10.0.3.0/24", "10.0.3.13:22", "http://10.0.3.13", "ssh://w", "fe80::1%eth0", "fe80::1", "*.example.org",
+    "10.0.3.*",
+    "224.0.0.1", "ff02::1", "255.255.255.255", "240.0.0.1", "0.0.0.0", "0.1.2.3", "::", "127.0.0.1", "127.8.8.8", "::1",
+    "localhost", "LOCALHOST", "localhost.localdomain", "ip6-localhost", "-oProxyCommand=id", "--help", " ", "", "\t",
+    "10.0.3.13 ", "10.0.3.13\n", "a b", "010.0.3.13", "10.0.3", "10.0.3.256", "1.2.3.4.5", "0x0a000001", "167772173",
+    "[fd00::1]", "fd00::1::2", "fd00::g", "::ffff:10.0.3.13", "admin@10.0.3.13", "w_1", "-w1", "w1-", "a..b",
+    ".a", "a.",
+    "$(id)", "`id`", "a;b", "a'b", 'a"b', "a\\b", "{{ ansible_default_ipv4.address }}", "{% raw %}", "ü.example.org",
+    "a" * 64, "a." * 130 + "a", "w\x00", 10.5, 1234, True, ["10.0.3.13"], {"a": 1}, None,
+]  # fmt: skip
+NAMES = [
+    "$(reboot)", "`id`", "a b", "a\nb", "a'b", 'a"b', "a;b", "a/b", "../../etc/x", "-rf", "{{ 7*7 }}",
+    "a" * 65, "ü", "",
+    ".hidden", "a|b", "a&b", "a>b", "a*", "a\\b", "~root", "all", "ungrouped", "localhost", "fd00::1", "a$b",
+    "a#b", "a%i",
+]  # fmt: skip
+PATHS: list[Any] = [
+    "data", "./data", "", "/", "/etc", "/etc/trainer", "/usr", "/usr/local/x", "/var", "/var/lib", "/var/lib/dpkg",
+    "/var/log/x", "/boot", "/bin", "/dev/shm/x", "/proc/x", "/sys/x", "/run/x", "/root/x", "/home",
+    "/home/me/x", "/tmp",
+    "/tmp/x", "/var/tmp/x", "/opt", "/opt/trainer", "/opt/trainer/releases", "/srv", "/mnt", "/srv/../etc", "/srv/./x",
+    "/srv//x", "/srv/x/", "//srv/x", "/srv/my share", "/srv/$(id)", "/srv/`id`", "/srv/a'b", '/srv/a"b', "/srv/a;b",
+    "/srv/ä", "/srv/%i", "/srv/a\nb", "/srv/a:b", "/srv/a*", "~/x", "$HOME/x", "/srv/" + "a" * 300, "gs://bucket/x",
+    "{{ x }}", 7, True, None, ["/srv/x"], "/lost+found",
+]  # fmt: skip
+NFS_PATHS = (
+    "/etc",
+    "/",
+    "/srv/trainer",
+    "/srv/trainer/nfs",
+    "/var/lib/dpkg",
+    "/srv/x/../../etc",
+    "srv",
+    None,
+    "/home/a",
+)
+UIDS: list[Any] = [
+    "trainer",
+    "6006",
+    0,
+    99,
+    -1,
+    65534,
+    65535,
+    2**32,
+    10**30,
+    6006.0,
+    6006.5,
+    True,
+    None,
+    [],
+    float("nan"),
+]
+PORTS: list[Any] = [0, -1, 22, 80, 1023, 65536, 10**30, "2400", "ssh", 2400.0, True, None, 2049, 9100]
+COUNTS: list[Any] = [-1, "two", "2", 1.0, 1.5, True, None, 20_000_000, 10**30, float("inf"), [], 257]
+SETTINGS: list[tuple[str, Any]] = [
+    ("steps", 0), ("steps", -1), ("steps", 10**30), ("steps", 10**400), ("steps", float("inf")),
+    ("steps", float("nan")),
+    ("steps", "1000"), ("steps", 1.5), ("steps", True), ("steps", None), ("step", 10), ("Steps", 10),
+    ("checkpoint_seconds", float("inf")), ("checkpoint_seconds", float("nan")), ("checkpoint_seconds", -1),
+    ("checkpoint_seconds", 10**30), ("checkpoint_seconds", "30"), ("lease_seconds", float("inf")), ("lease_seconds", 1),
+    ("heartbeat_timeout_seconds", float("nan")), ("ps_wait_seconds", float("inf")), ("log_seconds", 0),
+    ("training_timeout_seconds", 1e300), ("strategy", "tpu"), ("strategy", ["mirrored"]), ("api", "fitt"),
+    ("evaluation", True), ("program", "Digits"), ("program", "a.b:C\n"), ("program", "a b:C"), ("program", "a.b:$(id)"),
+    ("program", ""), ("program", None), ("run", "../x"), ("run", "a b"), ("run", ""), ("run", "a" * 101), ("run", "-x"),
+    ("run", 7), ("shared_dir", "/x"), ("local_run_dir", True), ("checkpoints_kept", 1), ("seed", -1), ("seed", 2**31),
+    ("partitioner", "big"), ("elastic", "yes"), ("steps_per_execution", "fast"), ("steps_per_execution", 10**30),
+]  # fmt: skip
+GROUP_NAMES = [
+    "gpus", "evaluators", "nfs-server", "nfs_servers", "parameter_servers", "workers", "Worker", "chiefs",
+    "tensor_board",
+    "master", "tensorboards", "ps_server", "wokrer", "monitoring", "bastion",
+]  # fmt: skip
+UNKNOWN: list[tuple[str, Any]] = [
+    ("cluster_sharde_dir", "/x"), ("cluster_foo", 1), ("trainer_rn", {}), ("trainer_settings", {}),
+    ("release_programm", ""),
+    ("release_loc", "locks/cpu"), ("worker_task", 2), ("workers_tasks", 2), ("worker_ports", 2400), ("ps_task", 2),
+    ("chief_ports", 1), ("gpu_counts", 1), ("gpu_number", 1), ("nvidia_driver_flavor", "open"),
+    ("nvidia_driver_reboots", 1),
+    ("storage_path", "/x"), ("storage_free_mb", 1), ("common_packges", []), ("common_uid", 7),
+    ("nfs_server_path", "/etc"),
+    ("nfs_option", "x"), ("tensorboard_prot", 7), ("evaluator_task", 1), ("drill_poweroff", "x"), ("Worker_tasks", 2),
+    ("psfleet_spec", {}), ("workertasks", 2),
+]  # fmt: skip
+VALUES: list[tuple[str, Any]] = [
+    ("release_program", 7), ("release_program", "-x"), ("release_lock", ""), ("release_lock", None),
+    ("release_keep", 0),
+    ("release_keep", -1), ("release_keep", 10**30), ("release_cache", ""), ("release_lock", "locks/cpu\n"),
+    ("gpu_count", 0), ("gpu_count", 10**9), ("gpu_count", "8"), ("gpu_devices", ["0"]), ("gpu_devices", "GPU-1"),
+    ("nvidia_driver_source", "ppa"), ("nvidia_driver_branch", 580), ("nvidia_driver_branch", "5; reboot"),
+    ("nvidia_driver_version", "580*"), ("nvidia_driver_flavour", "OPEN"), ("nvidia_driver_reboot", "no"),
+    ("nvidia_driver_reboot_timeout", float("inf")), ("nvidia_driver_mirror", "file:///etc"),
+    ("nvidia_driver_mirror", "http://a\nSigned-By: x"), ("nvidia_driver_kernel", "6.1; reboot"),
+    ("common_packages", "acl"), ("common_packages", ["acl; reboot"]), ("common_packages", ["-y"]),
+    ("common_time_servers", ["10.0.0.1 iburst\nallow all"]), ("common_time_clients", ["0.0.0.0/0 x"]),
+    ("common_time_clients", ["10.0.0.1/8"]), ("common_journal_size", "1G\n[Journal]"), ("common_journal_size", "big"),
+    ("storage_clock_seconds", "$(id)"), ("storage_clock_seconds", -1), ("storage_free_mib", float("nan")),
+    ("storage_rename_seconds", 10**30), ("trainer_start_seconds", "1min\nExecStart=/bin/sh"),
+    ("trainer_start_seconds", 0),
+    ("trainer_stop_seconds", float("inf")), ("trainer_watchdog_seconds", "30"), ("trainer_watchdog_seconds", 10**30),
+    ("nfs_server_options", "rw,no_root_squash) *(rw"), ("nfs_server_threads", 10**6), ("nfs_client_options", "hard\nx"),
+    ("nfs_client_port", 0), ("ansible_port", "ssh"), ("ansible_port", 10**30), ("ansible_port", 0),
+    ("ansible_user", "a b"),
+    ("ansible_user", "-oProxyCommand=id"), ("ansible_ssh_private_key_file", "-x"), ("worker_index", "first"),
+    ("worker_index", -1), ("worker_index", 10**30), ("cluster_own_groups", "bastion"), ("drills_destructive", "yes"),
+    ("drill_power_off", "a\nb"), ("drill_power_off", "x {host.__class__}"), ("trainer_run", None), ("trainer_run", []),
+    ("trainer_run", {}), ("trainer_run", "x"), ("trainer_run", {1: 2}), ("gpu_batch", "0%"), ("gpu_batch", 0),
+]  # fmt: skip
+DIFFERENT: list[tuple[str, Any]] = [
+    ("cluster_uid", 7000), ("cluster_shared_dir", "/srv/other"), ("trainer_run", RUN | {"steps": 5}),
+    ("trainer_run", RUN | {"program": "a.b:C"}), ("release_lock", "locks/cuda"), ("release_program", "../x"),
+    ("cluster_own_groups", ["x"]),
+]  # fmt: skip
+
+
+def inventory(groups: dict[str, list[str]], hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A right inventory of four machines, with a case laid over it: its groups, and variables of a host or of all."""
+    groups = GROUPS | groups
+    names = list(dict.fromkeys(host for group in groups.values() for host in group))
+    hostvars = {
+        name: {**SITE, "ansible_host": f"10.0.3.{10 + i}", **hosts.get("all", {}), **hosts.get(name, {})}
+        for i, name in enumerate(names)
+    }
+    return {"all": names, "ungrouped": [], **groups}, hostvars
+
+
+def cases() -> Iterator[Case]:
+    for value in ADDRESSES:
+        yield f"ansible_host {value!r:.60}", {}, {"worker-1": {"ansible_host": value}}
+    for value in ("10.0.3.12", "10.0.3.012", "10.0.3.12/32", "127.0.0.1", "", "w 1"):
+        yield f"cluster_address {value!r}", {}, {"worker-1": {"cluster_address": value}}
+    same = {"worker-0": {"ansible_host": "FD00:0::1"}, "worker-1": {"ansible_host": "fd00::1"}}
+    yield "one IPv6 address in two spellings", {}, same
+    yield (
+        "one name in two spellings",
+        {},
+        {h: {"ansible_host": n} for h, n in (("worker-0", "W.x"), ("worker-1", "w.X"))},
+    )
+    yield "a board at a worker's address", {"tensorboard": ["tb"]}, {"tb": {"ansible_host": "10.0.3.12"}}
+    yield "two names of one machine", {}, {"worker-1": {"ansible_host": "10.0.3.12", "cluster_address": "10.0.9.9"}}
+    for name in NAMES:
+        yield f"host {name!r:.60}", {"worker": ["worker-0", name]}, {}
+    for value in PATHS:
+        yield f"cluster_shared_dir {value!r:.60}", {"evaluator": ["head"]}, {"all": {"cluster_shared_dir": value}}
+    for value in (
+        "/etc",
+        "/",
+        "/srv/trainer",
+        "/srv/trainer/nfs",
+        "/var/lib/dpkg",
+        "/srv/x/../../etc",
+        "srv",
+        None,
+        "/home/a",
+    ):
+        yield f"cluster_nfs_dir {value!r}", {"nfs_server": ["head"]}, {"all": {"cluster_nfs_dir": value}}
+    for value in ("/etc", "/opt/trainer", "local", "/tmp/x"):
+        yield f"cluster_local_dir {value!r}", {}, {"all": {"cluster_shared_dir": "", "cluster_local_dir": value}}
+    for value in UIDS:
+        yield f"cluster_uid {value!r}", {}, {"all": {"cluster_uid": value}}
+    for value in PORTS:
+        yield f"worker_port {value!r}", {}, {"worker-1": {"worker_port": value}}
+    yield "worker_port of ps", {"ps": ["ps-0", "worker-1"]}, {"worker-1": {"worker_port": 2300}}
+    yield "worker_port of SSH", {}, {"worker-1": {"worker_port": 2222, "ansible_port": 2222}}
+    yield "tensorboard_port of chief", {"tensorboard": ["head"]}, {"head": {"tensorboard_port": 2222}}
+    yield "ports beyond the last", {}, {"worker-1": {"worker_port": 65530, "worker_tasks": 10}}
+    for value in COUNTS:
+        yield f"worker_tasks {value!r}", {}, {"worker-1": {"worker_tasks": value}}
+    for name, value in SETTINGS:
+        yield f"trainer_run {name}: {value!r:.60}", {}, {"all": {"trainer_run": RUN | {name: value}}}
+    for name in GROUP_NAMES:
+        yield f"group {name!r}, whose host has another job", {name: ["worker-1"]}, {}
+    for name, value in UNKNOWN:
+        yield f"variable {name!r}", {}, {"worker-1": {name: value}}
+    for name, value in VALUES:
+        gpu = {"gpu": ["worker-0", "worker-1"]} if name.startswith(("gpu", "nvidia")) else {}
+        yield f"{name} {value!r:.60}", gpu, {"all": ({"gpu_count": 1} if gpu else {}) | {name: value}}
+    for name, value in DIFFERENT:
+        yield f"{name} of one host: {value!r:.60}", {}, {"worker-1": {name: value}}
+    yield "no chief", {"chief": []}, {}
+    yield "two chiefs", {"chief": ["head", "ps-0"]}, {}
+    yield "two evaluators", {"evaluator": ["head", "ps-0"]}, {}
+    yield "two NFS servers", {"nfs_server": ["head", "ps-0"]}, {"all": {"cluster_nfs_dir": "/srv/nfs"}}
