@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nvidia_compatibility import FLAVOURS, SOURCES, branch_problem, capability_problem
+from nvidia_compatibility import branch_problem, capability_problem
 
 # A UUID as `nvidia-smi -L` prints it. CUDA takes the beginning of one too, but then nobody can compare it.
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -77,14 +77,8 @@ def gpu_problems(
         return
     for host in members:
         variables = hostvars[host]
-        source, branch = variables.get("nvidia_driver_source", SOURCES[0]), variables.get("nvidia_driver_branch", "")
-        if source not in SOURCES:
-            yield f"host '{host}' has nvidia_driver_source: {source!r}; expected one of {', '.join(SOURCES)}"
-        flavour = variables.get("nvidia_driver_flavour", FLAVOURS[0])
-        if flavour not in FLAVOURS:
-            yield f"host '{host}' has nvidia_driver_flavour: {flavour!r}; expected one of {', '.join(FLAVOURS)}"
-        capability = str(variables.get("nvidia_driver_capability", ""))
-        for problem in (branch_problem(str(branch)) if branch else None, capability_problem(capability)):
+        branch, capability = variables.get("nvidia_driver_branch", ""), variables.get("nvidia_driver_capability", "")
+        for problem in (branch_problem(str(branch)) if branch else None, capability_problem(str(capability))):
             if problem:
                 yield f"host '{host}': {problem}"
     numbers: dict[int, list[str]] = {}

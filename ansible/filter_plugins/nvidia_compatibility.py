@@ -11,8 +11,6 @@ from typing import Any
 import yaml
 
 TABLE = Path(__file__).parents[1] / "nvidia_compatibility.yml"
-SOURCES = ("distribution", "nvidia", "ubuntu", "none")
-FLAVOURS = ("auto", "open", "proprietary")
 
 
 @cache

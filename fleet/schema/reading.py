@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jinja2 import Undefined
+
 from fleet.schema.definition import definition
 from fleet.schema.problems import Problem, name_hosts, show
 
@@ -91,6 +93,8 @@ def _plain(value: Any, room: list[int], depth: int) -> Any:
         raise ValueError(f"it has more than {MAX_VALUES} values, or more than {MAX_DEPTH} levels")
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, Undefined):  # what Ansible hands on instead of raising
+        raise ValueError(value._undefined_message or "it is undefined")
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)

@@ -97,8 +97,8 @@ def test_gpus_that_cannot_be_shared_out_are_refused_by_value(variables, said):
         ({"nvidia_driver_flavour": "closed"}, "nvidia_driver_flavour: 'closed'; expected one of auto, open"),
         ({"nvidia_driver_branch": "470"}, "driver 470 is too old: TensorFlow 2.21 is built for CUDA 12.5"),
         ({"nvidia_driver_branch": "535.261.03"}, "'535.261.03'; expected a driver's major version"),
-        ({"nvidia_driver_capability": "sm_86"}, "nvidia_driver_capability is 'sm_86'; expected a compute capability"),
-        ({"nvidia_driver_capability": "8"}, "such as '8.6'"),
+        ({"nvidia_driver_capability": "sm_86"}, "nvidia_driver_capability: 'sm_86'; expected a compute capability"),
+        ({"nvidia_driver_capability": "8"}, 'such as "8.6"'),
     ],
 )
 def test_wrong_driver_settings_are_refused_before_a_host_is_touched(variables, said):
