@@ -36,6 +36,7 @@ from bench.tables import print_row
 from trainer.reporting.events import parse
 
 PARTS = ("detection", "process start", "TensorFlow", "restore", "first step")
+GOES_ON = ("attached", "restored")
 NOTICED = ("member-lost", "ps-lost", "member-silent", "recovering")
 SETTLED_SECONDS = 5.0
 SERVES = " serves at "
@@ -132,7 +133,7 @@ class Recovery:
                 ready = now
             if kind == "kill worker":
                 return steps.datasets > datasets
-            restored = self._event(fault, "restored")
+            restored = self._event(fault, *GOES_ON)
             return restored is not None and steps.newest > restored
 
         self._training.until(goes_on, f"a step after: {kind}")
@@ -145,7 +146,7 @@ class Recovery:
             noticed=ended if kind == "kill coordinator" else self._event(fault, *NOTICED),
             started=awaited.starts[starts[awaited.name]] if is_new else None,
             imported=self._event(fault, "formed") if is_new and awaited is chief else ready,
-            restored=None if kind == "kill worker" else self._event(fault, "restored"),
+            restored=None if kind == "kill worker" else self._event(fault, *GOES_ON),
             stepped=stepped,
         )
 

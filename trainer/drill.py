@@ -99,7 +99,10 @@ class Broken(Drill):
 
 
 class CompareWithCheckpoint(tf.keras.callbacks.Callback):
-    """Before the first step, compare every weight and slot with the newest checkpoint's, tensor by tensor."""
+    """Before the first step, compare every weight and slot with the newest checkpoint's, tensor by tensor.
+
+    A coordinator that goes on with newer variables, on the ps, has nothing to compare.
+    """
 
     def on_train_begin(self, logs: Any = None) -> None:
         prefix = newest_checkpoint()
@@ -111,6 +114,10 @@ class CompareWithCheckpoint(tf.keras.callbacks.Callback):
             for name in reader.get_variable_to_shape_map()
             if name.startswith("model/") and name.endswith("VARIABLE_VALUE")
         )
+        [counted] = [name for name in reader.get_variable_to_shape_map() if "/_iterations/" in name]
+        if int(reader.get_tensor(counted)) != int(self.model.optimizer.iterations.numpy()):
+            log.info("went on with variables that are newer than %s", prefix)
+            return
         variables = whole([*self.model.weights, *self.model.optimizer.variables])
         strange = []
         for name, value in variables.items():

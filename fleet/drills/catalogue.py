@@ -78,8 +78,14 @@ def before_the_newest(watch: Watch) -> int:
     return max([step for step in watch.first.checkpoints if step != watch.newest_checkpoint], default=0)
 
 
-# What a coordinator that is started anew may take with it: it rids the ps of its predecessor's variables.
-ANEW = ("chief", "ps")
+def where_it_was(watch: Watch) -> int:
+    """The step before the fault: a coordinator goes on with the variables that the one before left on the ps."""
+    return watch.first.step or 0
+
+
+LOSES_NO_STEP = recovers(restored=where_it_was)
+# A coordinator that can't get on may be started anew, and nobody with it.
+ANEW = ("chief",)
 COORDINATOR = Kill(one("chief"))
 SOON = {"ps_wait_seconds": 10.0, "worker_wait_seconds": 10.0}
 
@@ -130,15 +136,14 @@ _DRILLS = (
         may_too=ANEW,
     ),
     Drill("all-ps", "all ps are killed", Kill(every("ps")), 5, 60, may_too=("chief",)),
-    Drill("coordinator", "the coordinator is killed", COORDINATOR, 15, 60, may_too=ANEW),
+    Drill("coordinator", "the coordinator is killed: no step is lost", COORDINATOR, 15, 60, LOSES_NO_STEP),
     Drill(
         "coordinator-5",
         "the coordinator is killed five times: the memory of the ps does not grow",
         COORDINATOR,
         15,
         75,
-        five_times(recovers()),
-        may_too=ANEW,
+        five_times(LOSES_NO_STEP),
         program="trainer.drill:Large",
     ),
     Drill(
@@ -147,7 +152,7 @@ _DRILLS = (
         KillWhileSaving(one("chief")),
         15,
         75,
-        may_too=ANEW,
+        LOSES_NO_STEP,
         program="trainer.drill:Large",
     ),
     Drill(
@@ -156,7 +161,7 @@ _DRILLS = (
         Kill(one("chief"), signal="TERM"),
         15,
         60,
-        may_too=ANEW,
+        LOSES_NO_STEP,
     ),
     Drill("worker-term", "a worker is sent a stray SIGTERM: likewise", Kill(one("worker"), signal="TERM"), 5, 10),
     Drill("ps-term", "a ps is sent a stray SIGTERM", Kill(one("ps"), signal="TERM"), 5, 45),
@@ -168,7 +173,7 @@ _DRILLS = (
         Freeze(one("chief")),
         30,
         75,
-        may_too=ANEW,
+        LOSES_NO_STEP,
     ),
     Drill(
         "worker-unit",
@@ -178,7 +183,7 @@ _DRILLS = (
         10,
     ),
     Drill("ps-unit", "likewise a ps", Kill(one("ps"), part="unit"), 5, 45),
-    Drill("coordinator-unit", "likewise the coordinator", Kill(one("chief"), part="unit"), 15, 60, may_too=ANEW),
+    Drill("coordinator-unit", "likewise the coordinator", Kill(one("chief"), part="unit"), 15, 60, LOSES_NO_STEP),
     Drill(
         "worker-unit-frozen",
         "a worker is stopped together with its supervisor: systemd's watchdog ends it",

@@ -389,7 +389,9 @@ class Reboot(Fault):
 
 @dataclass(frozen=True)
 class Damage(Fault):
-    """Something is done to the checkpoints, and the coordinator killed at the same moment, so that it must read them.
+    """Something is done to the checkpoints while the coordinator is stopped; then it is killed, and a ps before it.
+
+    With all ps alive the next coordinator would go on with their variables, and read no checkpoint.
 
     `script` runs as the tasks' user in the checkpoints' directory, with $newest as the name of the newest one, and
     says what it did.
@@ -398,10 +400,10 @@ class Damage(Fault):
     script: str
 
     def aims(self, stage: Stage) -> list[Task]:
-        return [stage.chief]
+        return [stage.chief, stage.victim("ps")]
 
     def strike(self, stage: Stage) -> str:
-        ((host, ((_, process),)),) = by_host(stage, self.hits(stage)).items()
+        ((host, ((_, process),)),) = by_host(stage, [stage.chief]).items()
         pids = " ".join(map(str, process.pids))
         script = f"""
 cd {shlex.quote(stage.checkpoint_dir)} || exit 1
@@ -410,9 +412,13 @@ newest=$(ls | sed -n "s/^\\(ckpt-[0-9]*\\)\\.$endings\\$/\\1/p" | sort -t - -k 2
 [ -n "$newest" ] || {{ echo 'there is no checkpoint' >&2; exit 1; }}
 root kill -STOP {pids} || exit 1
 {AS_TRAINER} sh -ec {shlex.quote(f"newest=$1; {self.script}")} sh "$newest" || {{ root kill -CONT {pids}; exit 1; }}
-root kill -KILL {pids}
 """
-        return f"{run_everywhere(stage, {host: script})[host].strip()}, {stage.chief.name} killed"
+        done = run_everywhere(stage, {host: script})[host].strip()
+        try:
+            killed = Kill(one("ps")).strike(stage)
+        finally:
+            run_everywhere(stage, {host: f"root kill -KILL {pids} || true"})
+        return f"{done}, {killed}, {stage.chief.name} killed"
 
 
 HALVE = "truncate --size=$(($(stat --format=%s {0}) / 2)) {0}; "

@@ -20,6 +20,7 @@ NOTICES = frozenset(
         "ps-lost",
         "recovering",
         "recovered",
+        "attached",
         "restored",
         "lease-taken",
         "lease-lost",

@@ -248,7 +248,7 @@ def test_ps_and_worker_that_die_together(training: Training) -> None:
 def goes_back(training: Training, fault: Callable[..., dict[str, int]], *tasks: str) -> dict[str, int]:
     """Cause the fault and assert that the training goes on at a checkpoint; returns the processes before.
 
-    A coordinator that can't mend it in its process ends, and has every ps start anew; no other worker does.
+    A coordinator that can't mend it in its process ends; no other member starts anew.
     """
     newest, resumed = training.newest, len(training.resumed())
     assert newest
@@ -258,7 +258,7 @@ def goes_back(training: Training, fault: Callable[..., dict[str, int]], *tasks: 
     training.until(lambda: len(training.resumed()) > resumed, "the restore")
     training.trains_on()
     assert min(training.resumed()[resumed:]) >= newest
-    allowed = {*tasks, "chief-0", "ps-0", "ps-1"} if "chief-0" in restarted(training, before) else set(tasks)
+    allowed = {*tasks, "chief-0"} if "chief-0" in restarted(training, before) else set(tasks)
     assert set(tasks) <= restarted(training, before) <= allowed
     return before
 

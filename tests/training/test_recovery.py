@@ -114,7 +114,7 @@ def test_a_frozen_ps_is_done_without_and_taken_back(runs: Runs) -> None:
     process.search("ps-1 answers again")
     process.search(r"ps-1 answers again[\s\S]* all 4 other members are there[\s\S]*going on at step")
     stop(process)
-    assert starts(process) == {"chief-0": 2, "ps-0": 2, "ps-1": 2, "worker-0": 1, "worker-1": 1}
+    assert starts(process) == {"chief-0": 2, "ps-0": 1, "ps-1": 2, "worker-0": 1, "worker-1": 1}
     assert all(step == saved for saved, step in went_on(process))
 
 
@@ -132,13 +132,28 @@ def test_a_ps_that_is_lost_for_good_is_waited_for_when_told_so(runs: Runs) -> No
     assert process.wait() == 0, process.output
 
 
-def test_a_coordinator_that_dies_leaves_no_variables_on_the_ps(runs: Runs) -> None:
-    process = start(runs, "coordinator-dies")
-    kill(process.pids("chief-0")[0])
-    process.search("ps-0, ps-1: asked to start anew")
-    assert process.wait() == 0, process.output
-    assert starts(process) == {"chief-0": 2, "ps-0": 2, "ps-1": 2, "worker-0": 1, "worker-1": 1}
-    assert "did not start anew" not in process.output
+def trained(runs: Runs, run: str, process: Process) -> int:
+    """Return the step that the run has told of, once its present process has trained."""
+    step = max([int(event["message"].removeprefix("step ")) for event in events(runs, run, "attached")], default=0)
+    return until(lambda: (now := runs.status(run)["step"]) and now > step and now, "a step", say=lambda: process.output)
+
+
+@pytest.mark.parametrize("api", ["custom_loop", "fit"])
+def test_a_coordinator_that_dies_three_times_loses_no_step_and_restarts_nobody(runs: Runs, api: str) -> None:
+    run = f"coordinator-dies-{api}"
+    process = start(runs, run, "--api", api, steps=ENDLESS)
+    for _ in range(3):
+        before = len(events(runs, run, "attached"))
+        step = trained(runs, run, process)
+        kill(process.pids("chief-0")[-1])
+        attached = until(
+            lambda before=before: events(runs, run, "attached")[before:], "attached", say=lambda: process.output
+        )[0]
+        assert int(attached["message"].removeprefix("step ")) >= step
+        assert attached["steps_lost"] == 0
+    stop(process)
+    assert len(events(runs, run, "restored")) == 1
+    assert starts(process) == {"chief-0": 4, "ps-0": 1, "ps-1": 1, "worker-0": 1, "worker-1": 1}
 
 
 def test_a_stop_does_not_wait_for_workers_that_are_gone(runs: Runs) -> None:

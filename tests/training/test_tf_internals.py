@@ -22,8 +22,10 @@ from tensorflow.python.eager import context, executor
 
 from trainer.training.tf_internals import (
     PartialHandler,
+    context_id,
     delete_executor,
     is_recovering,
+    resource_names,
     stop_cluster,
     worker_type_spec,
 )
@@ -209,3 +211,17 @@ def test_a_stopped_cluster_has_no_threads() -> None:
     while left := threads():
         assert time.monotonic() < end, left
         time.sleep(0.05)
+
+
+def test_a_variable_is_found_by_the_name_in_its_handle() -> None:
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable(3, dtype=tf.int64)]
+    for variable, (container, name) in zip(variables, resource_names([v.handle for v in variables]), strict=True):
+        options = {"container": container, "shared_name": name, "shape": variable.shape}
+        handle = tf.raw_ops.VarHandleOp(dtype=variable.dtype, **options)
+        found = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+        assert found.numpy().tolist() == variable.numpy().tolist()
+    assert resource_names([]) == []
+
+
+def test_a_context_without_a_cluster_has_no_number() -> None:
+    assert context_id() == 0  # test_handover.py closes contexts by the numbers that they have in a cluster

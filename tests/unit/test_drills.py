@@ -327,11 +327,14 @@ def test_damage_finds_the_newest_checkpoint_by_its_step(tmp_path: Path) -> None:
         (tmp_path / f"{name}.index").write_text("0123456789")
         (tmp_path / f"{name}.manifest.json").write_text("{}")
     (tmp_path / "ckpt-300.index").write_text("no manifest")
-    hosts = Pretence({"systemctl show": UNITS.replace("worker-1", "chief-0")})
+    units = "\n".join(UNITS.replace("worker-1", task) for task in ("chief-0", "ps-1"))
+    hosts = Pretence({"systemctl show": units})
     made = stage(hosts)
     made.run = "x"
     Damage('echo "$newest"').strike(made)
-    script = hosts.scripts[-1][1].replace(made.checkpoint_dir, str(tmp_path))
+    script = next(script for _, script in hosts.scripts if "newest" in script).replace(
+        made.checkpoint_dir, str(tmp_path)
+    )
     # As sudo does it: without the environment.
     harmless = 'root() { shift 5; env -i PATH="$PATH" "$@"; };' + script.replace("root kill", ": kill")
     done = subprocess.run(["sh", "-c", harmless], capture_output=True, text=True)

@@ -222,21 +222,18 @@ def test_a_member_that_was_left_out_comes_back_as_another_process(
     assert watched.membership.returned() == ["worker-1"]
 
 
-def test_the_next_process_has_the_ps_start_anew_and_waits_for_no_worker(watched: Watched) -> None:
+def test_the_next_process_has_nobody_start_anew_and_waits_for_no_worker(watched: Watched) -> None:
     watched.membership.leave()
-    assert watched.asked == {"ps-0": "p0"}
+    assert watched.asked == {}
     watched.begin()
     watched.answers(worker_0="w0", ps_0="p0")
     watched.refuses("worker-1")
     watched.hear(lambda member: member.looked_at(member.since + 60.0), "worker-1")
-    members = watched.membership.heartbeat.members()
-    assert not members["ps-0"].is_here()
-    watched.answers(ps_0="new")
     handler = signal.getsignal(signal.SIGTERM)
     assert watched.membership.form().jobs["worker"] == ["a:1"]
     signal.signal(signal.SIGTERM, handler)
 
 
-def test_a_worker_past_using_is_asked_as_well(watched: Watched) -> None:
-    watched.membership.leave(workers_too=True)
+def test_members_past_using_are_asked_to_start_anew(watched: Watched) -> None:
+    watched.membership.leave(past_using=True)
     assert watched.asked == HERE

@@ -1,7 +1,7 @@
 """The members of a parameter-server run, from one generation of its training to the next.
 
 A generation is {form the cluster of the members that are here, make strategy and model, restore, train}. What the next
-process must know lies in the run's state record: whose processes hold variables of this one, and which members the
+process must know lies in the run's state record: which processes served this one, and which members the
 training goes on without.
 """
 
@@ -76,9 +76,8 @@ class Membership:
         self._directory = directory
         self._progress = progress
         record = directory.read_state()
-        known = {**record["members"], **record["restart"]}
-        # By task, the processes that served earlier coordinators; a ps holds variables of one that is gone.
-        stale = {**record["restart"], **{task: known[task] for task in known if task.startswith("ps-")}}
+        stale = record["restart"]
+        known = {**record["members"], **stale}
         self._first = not record["members"]
         self._without = set(record["without"])
         self._asked: dict[str, str] = dict(record["restart"])
@@ -149,12 +148,9 @@ class Membership:
             self._release()
             shut_down_servers(self._cluster.servers)
 
-    def leave(self, workers_too: bool = False) -> None:
-        """Watch nobody any more, and tell the ps that this process ends: they start anew while the next one does.
-
-        `workers_too`: a worker's process may be past using.
-        """
-        self._leave(lambda member: member.is_ps or workers_too)
+    def leave(self, past_using: bool = False) -> None:
+        """Watch nobody any more. `past_using`: the members' processes are, and shall start anew."""
+        self._leave(lambda member: past_using)
 
     @property
     def workers(self) -> list[str]:
@@ -349,7 +345,7 @@ class Membership:
             self._progress.events.write(event, task=task, host=self._cluster.servers[task], message=message)
         if not tasks:
             self._progress.events.write(event, message=message)
-        self._leave(lambda member: member.is_ps or member.task in tasks)
+        self._leave(lambda member: member.task in tasks)
         # A phase that hung counts as a crash, a member that is gone does not.
         end_attempt(self._directory, counted=not tasks, trouble=bool(tasks), message=message)
         self._progress.enter(RunState.WAITING, message)

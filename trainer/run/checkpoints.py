@@ -297,6 +297,10 @@ class Checkpoints:
         except (self._tf.errors.OpError, OSError, IndexError) as error:
             raise Infrastructure(f"cannot read {self._catalogue.prefix(step)}: {error}") from error
 
+    def skip_restore(self, newest: int | None) -> None:
+        """Go on with variables that are as new as the newest checkpoint, or newer: none is read."""
+        self._newest = newest
+
     def restore(self, steps: Sequence[int] | None = None) -> int | None:
         """Restore the newest checkpoint that is good, of these steps or of all; returns its step, None without any.
 

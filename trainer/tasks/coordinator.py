@@ -32,6 +32,7 @@ from trainer.failures import (
     Stopped,
     UserError,
     explain,
+    first_line,
     is_device,
     is_infrastructure,
     is_stale,
@@ -138,7 +139,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         # Who gets here has ended by itself, and knew why.
         def leave() -> None:
             if membership is not None:
-                membership.leave(workers_too=broken)
+                membership.leave(past_using=broken)
             if begun:
                 end_attempt(directory, broken, trouble, message if broken else "")
 
@@ -196,6 +197,7 @@ class Training:
         self._began = time.monotonic()
         self._runner: Any = None
         self._controller: Any = None
+        self._handover: Any = None
         self._doubted = False  # whether the generation before ended at a part without data, and not at a fault
 
     def run(self) -> None:
@@ -230,6 +232,8 @@ class Training:
             if membership is not None and self._runner.is_recovering:
                 raise Infrastructure(f"{message}; and TensorFlow is taking in a worker")
             if membership is not None:
+                if self._handover is not None and not membership.lost_ps():
+                    self._set_aside()
                 membership.generation_over(message)
             if not self._let_go():
                 raise Infrastructure(f"{message}; and the servers do not free what this generation left there")
@@ -251,12 +255,23 @@ class Training:
         # Without a runner, TensorFlow's own threads can't be asked how far they are.
         return self._runner is not None and not self._runner.is_recovering
 
+    def _set_aside(self) -> None:
+        """Keep the variables for the next generation, which else goes back to the newest checkpoint."""
+        from tensorflow import errors
+
+        try:
+            self._handover.set_aside()
+        except errors.OpError as error:
+            log.warning("cannot keep the variables: %s", first_line(error))
+
     def _let_go(self) -> bool:
         """Free what lies on the servers, where the next generation makes it anew; returns whether that is done."""
         from trainer.training.release_resources import apart, freed
 
         iterators = self._runner.close()
-        self._runner = self._controller = None
+        if self._handover is not None:
+            self._handover.release()
+        self._runner = self._controller = self._handover = None
         gc.collect()
         if not freed(FREED_SECONDS):
             return False
@@ -272,6 +287,7 @@ class Training:
         from trainer.training.controller import Controller
         from trainer.training.evaluation import make_evaluation
         from trainer.training.fit import train_with_fit
+        from trainer.training.handover import Handover
         from trainer.training.loop import train_with_loop
         from trainer.training.placement import report_placement
         from trainer.training.step_runner import LocalStepRunner, RemoteStepRunner, StepRunner
@@ -285,6 +301,10 @@ class Training:
         self._stopping.listen()
         progress.enter("waiting", "building the model")
         if config.strategy == "parameter_server":
+            if self._membership is not None:
+                addresses = list(cluster.servers.values())
+                check = partial(check_lease, self._lease)
+                self._handover = Handover(config.run, config.program, len(cluster.jobs["ps"]), addresses, check)
             runner: StepRunner = RemoteStepRunner(config, program, strategy, cluster.workers, self._membership)
             report_placement(config, runner.model, len(cluster.jobs["ps"]))
         else:
@@ -303,6 +323,7 @@ class Training:
             members=self._membership,
             began=began,
             lease=self._lease,
+            handover=self._handover,
         )
         self._controller = controller
         with self._phases.during("restoring"):

@@ -1,8 +1,8 @@
 """A worker or a parameter server: TensorFlow's own server, kept by systemd, told what to do by the coordinator.
 
 What it computes, TensorFlow tells it. When to end, the run's state record does: a finished run needs no servers, and a
-ps that still holds a dead coordinator's variables is asked for a new process. Where it sees no such record, because the
-chief alone has the run directory, the coordinator sends it a command (trainer/cluster/commands.py).
+member that is past using is asked for a new process. Where it sees no such record, because the chief alone has the run
+directory, the coordinator sends it a command (trainer/cluster/commands.py).
 """
 
 from __future__ import annotations

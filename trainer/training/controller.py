@@ -24,6 +24,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.run.records import read_record
 from trainer.training.evaluation import Results
+from trainer.training.handover import Handover
 from trainer.training.scheduler import Blocks, Schedule, Scheduler
 from trainer.training.step_runner import POLL_SECONDS, Call, StepRunner, fetch_numbers
 
@@ -49,11 +50,12 @@ class Controller:
         members: Membership | None = None,
         began: float = 0.0,
         lease: Lease | None = None,
+        handover: Handover | None = None,
     ) -> None:
         """Take what trains, where it is recorded, and who is asked what is due.
 
         `members` knows of members that are gone or back. `began` (of time.monotonic) is when the time without training
-        began that ends with the first call.
+        began that ends with the first call. `handover` has what an earlier coordinator left on the ps.
         """
         self._config = config
         self._runner = runner
@@ -63,6 +65,7 @@ class Controller:
         self._evaluate = evaluate
         self._phases = phases
         self._members = members
+        self._handover = handover
         self._began = began
         self._in_step = config.strategy != "parameter_server"
         self._schedule: Schedule
@@ -109,23 +112,41 @@ class Controller:
         return len(self._trained) >= self._workers
 
     def restore(self) -> None:
-        """Go back to the newest checkpoint; a new run has none and stays at step 0."""
+        """Go on with what is on the ps, or go back to the newest checkpoint; a new run has neither: step 0."""
         runner, checkpoints = self._runner, self._checkpoints
-        saved = checkpoints.restore() if self._progress.leads else None
-        # The coordinator tries them; the other members read the one that it took.
-        (agreed,) = runner.agree([-1 if saved is None else saved])
-        if agreed >= 0 and saved is None:
-            checkpoints.read(agreed)
+        if attached := self._attach():
+            agreed = -1 if (saved := self._directory.catalogue.newest()) is None else saved
+        else:
+            saved = checkpoints.restore() if self._progress.leads else None
+            # The coordinator tries them; the other members read the one that it took.
+            (agreed,) = runner.agree([-1 if saved is None else saved])
+            if agreed >= 0 and saved is None:
+                checkpoints.read(agreed)
         self.step = int(runner.step.numpy())
         self._ended_epoch = self.step > 0 and self.step % self.epoch_steps == 0
         if self._evaluated != self.step:
             self._evaluated = -1  # if it was a later step, of weights that are lost
         lost = self._progress.ledger.restored(self.step)
-        self._progress.events.write("restored", steps_lost=lost, message=f"step {self.step}")
-        if agreed < 0:
-            return
-        self._progress.checkpointed(self._directory.catalogue.prefix(agreed), self.step)
-        log.info("going on at step %d of %d", self.step, self._config.steps)
+        event = "attached" if attached else "restored"
+        self._progress.events.write(event, steps_lost=lost, message=f"step {self.step}")
+        if self._handover is not None:
+            self._handover.offer(runner.model, runner.step)
+        if agreed >= 0:
+            self._progress.checkpointed(self._directory.catalogue.prefix(agreed), self.step)
+        if attached or agreed >= 0:
+            log.info("going on at step %d of %d", self.step, self._config.steps)
+
+    def _attach(self) -> bool:
+        """Take the variables that an earlier coordinator left on the ps, if they are there; returns whether."""
+        newest = self._directory.catalogue.newest()
+        # At the run's end `fit` changes the weights once more: only the checkpoint is sure to be of before that.
+        if self._handover is None or (newest or 0) >= self._config.steps:
+            return False
+        if not self._handover.take(self._runner.model, self._runner.step, at_least=newest or 0):
+            return False
+        log.info("attached to the variables on the ps, at step %d", int(self._runner.step.numpy()))
+        self._checkpoints.skip_restore(newest)
+        return True
 
     @property
     def done(self) -> bool:
@@ -265,6 +286,8 @@ class Controller:
         now = time.monotonic()
         self._phases.progressed()
         self._progress.ledger.trained(self.step)
+        if self._handover is not None:
+            self._handover.refresh()
         if before < self.step and not self._advanced:
             self._advanced = True
             self._progress.events.write("training", seconds=now - self._began, message=f"step {self.step}")

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ POLL_SECONDS = 0.05
 WAIT_SECONDS = 1.0
 DEATHS = 3  # of workers in a row, which are a call's fault
 CONFIRM_SECONDS = 3.0  # until the heartbeat has heard that a process ended
+RESOURCE_HANDLE = b"\x72"  # the tag of TensorProto.resource_handle_val, whose length and bytes the content is
 
 
 class Members(Protocol):
@@ -250,3 +251,22 @@ def connected_workers() -> int:
     server_def = context.get_server_def()
     jobs = server_def.cluster.job if server_def is not None else []
     return sum(len(job.tasks) for job in jobs if job.name == "worker")
+
+
+def context_id() -> int:
+    """Return the number of this process's context on all servers of its cluster; another cluster gives another."""
+    return int(pywrap_tfe.TFE_GetContextId(context.context()._context_handle))
+
+
+def resource_names(handles: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return container and name of each variable's handle, by which every client of its server finds it.
+
+    Call it with the handles' server as the device. TensorFlow draws the name of an eager variable there, and keeps it
+    from the coordinator; it is written in the serialized handle (ResourceHandleProto).
+    """
+    if not handles:
+        return []
+    serialized = tf.stack([tf.raw_ops.SerializeTensor(tensor=handle) for handle in handles]).numpy()
+    proto = type(tf.make_tensor_proto(0))
+    found = [proto.FromString(RESOURCE_HANDLE + proto.FromString(one).tensor_content) for one in serialized]
+    return [(one.resource_handle_val[0].container, one.resource_handle_val[0].name) for one in found]

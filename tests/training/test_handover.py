@@ -1,0 +1,236 @@
+"""A coordinator goes on with the variables that the one before left on the ps, whose processes stay."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, until
+
+from trainer.cluster.probe import answers
+from trainer.tasks.local import free_addresses, local_cluster
+
+pytestmark = pytest.mark.timeout(600)
+CHECK = Path(__file__).with_name("handover_check.py")
+
+
+class Servers:
+    """Two workers and two ps, and the coordinators that come to them, one after the other."""
+
+    def __init__(self, runs: Runs, pause: Path) -> None:
+        self._runs = runs
+        self._coordinators: list[Process] = []
+        self.pause = pause
+        self.run = ""
+        self.cluster = local_cluster(2, 2)
+        self.processes = {}
+        for job in ("worker", "ps"):
+            for index in range(2):
+                self.processes[f"{job}-{index}"] = self.start(job, index)
+        for job in ("worker", "ps"):
+            for address in self.cluster[job]:
+                until(lambda address=address: answers(address), f"an answer of {address}")
+
+    def start(self, job: str, index: int) -> Process:
+        config = json.dumps({"cluster": self.cluster, "task": {"type": job, "index": index}})
+        # Else what they have in memory grows as malloc gives each thread a part of its own.
+        return self._runs.start(["-m", "trainer"], TF_CONFIG=config, MALLOC_ARENA_MAX="2")
+
+    def coordinator(self, *options: str, pause: Path | None = None, **jobs: list[str]) -> Coordinator:
+        # A port of its own, since the one before may be frozen and not dead.
+        cluster = {**self.cluster, "chief": free_addresses(1), **jobs}
+        config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+        path = f"{ROOT}:{PROGRAMS}"
+        arguments = [str(CHECK), str(pause or self.pause), "--run", self.run, *options]
+        self._coordinators.append(self._runs.start(arguments, TF_CONFIG=config, PYTHONPATH=path))
+        return Coordinator(self._coordinators[-1])
+
+    def memory(self) -> float:
+        """Return what both ps have in memory, in MiB."""
+        pids = [pid for index in range(2) for pid in self.processes[f"ps-{index}"].children]
+        pages = [int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) for pid in pids]
+        return sum(pages) * 4096 / 2**20
+
+    def end_coordinators(self) -> None:
+        for process in self._coordinators:
+            process.end()
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            process.end()
+
+
+class Coordinator:
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    def said(self, key: str) -> list[dict[str, Any]]:
+        # TensorFlow may have written behind it on the same line.
+        lines = [line for line in self.process.output.splitlines() if line.startswith("{") and "}" in line]
+        return [said for said, _ in map(json.JSONDecoder().raw_decode, lines) if key in said]
+
+    def says(self, key: str, times: int = 1) -> dict[str, Any]:
+        """Wait until it has said this so often more than before, and return what it said last."""
+        before = len(self.said(key)) if times > 1 else 0
+        return until(
+            lambda: (said := self.said(key)) and len(said) >= before + times and said[-1],
+            key,
+            2 * MINUTE,
+            lambda: self.process.output,
+        )
+
+    def kill(self) -> None:
+        self.process.send(signal.SIGKILL)
+        self.process.wait(MINUTE)
+
+
+@pytest.fixture(scope="module")
+def started(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    servers = Servers(runs, tmp_path_factory.mktemp("handover") / "pause")
+    yield servers
+    servers.end()
+
+
+@pytest.fixture
+def servers(started: Servers, request: pytest.FixtureRequest) -> Iterator[Servers]:
+    """The same servers for all tests, each with a run of its own."""
+    started.run = request.node.name
+    started.pause.unlink(missing_ok=True)
+    yield started
+    started.end_coordinators()
+
+
+def trained(coordinator: Coordinator, steps: int) -> int:
+    return until(
+        lambda: (said := coordinator.said("trained")) and said[-1]["trained"] >= steps and said[-1]["trained"],
+        f"step {steps}",
+        2 * MINUTE,
+        lambda: coordinator.process.output,
+    )
+
+
+def paused(servers: Servers, coordinator: Coordinator) -> dict[str, Any]:
+    """Let the coordinator make no more calls, and return the state that it is in."""
+    servers.pause.touch()
+    return coordinator.says("paused")["paused"]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "legacy"])
+def test_each_coordinator_goes_on_where_the_killed_one_was(servers: Servers, optimizer: str) -> None:
+    first = servers.coordinator("--optimizer", optimizer, "--rate", "0.125")
+    assert first.says("taken")["taken"] is False
+    trained(first, 20)
+    left = paused(servers, first)
+    first.kill()
+    for _ in range(2):
+        then = servers.coordinator("--optimizer", optimizer)
+        begun = then.says("taken")
+        assert {**begun, "taken": True, **left} == begun
+        servers.pause.unlink()
+        trained(then, left["step"] + 20)
+        left = paused(servers, then)
+        then.kill()
+    servers.pause.unlink()
+    # In the middle of its calls.
+    then = servers.coordinator("--optimizer", optimizer)
+    reached = trained(then, left["step"] + 30)
+    then.kill()
+    last = servers.coordinator("--optimizer", optimizer).says("taken")
+    assert last["taken"]
+    assert reached <= last["step"] <= reached + 20
+    assert all(process.code is None for process in servers.processes.values())
+
+
+def test_a_coordinator_that_ends_by_itself_leaves_its_variables_too(servers: Servers) -> None:
+    first = servers.coordinator("--ends")
+    reached = trained(first, 10)
+    servers.pause.touch()
+    assert first.process.wait() == 75
+    then = servers.coordinator("--no-offer").says("taken")
+    assert then["taken"]
+    assert then["step"] >= reached
+
+
+def test_nothing_changes_when_the_coordinator_before_thaws(servers: Servers) -> None:
+    first = servers.coordinator(pause=servers.pause.with_name("never"))
+    trained(first, 20)
+    first.process.send(signal.SIGSTOP)
+    reached = first.said("trained")[-1]["trained"]
+    then = servers.coordinator()
+    begun = then.says("taken")
+    assert begun["taken"]
+    assert begun["step"] >= reached
+    trained(then, begun["step"] + 20)
+    state = paused(servers, then)
+    told = len(then.said("paused"))
+    first.process.send(signal.SIGCONT)
+    assert first.says("error")["infrastructure"], first.process.output
+    until(lambda: len(then.said("paused")) > told + 3, "more looks")
+    assert then.said("paused")[-1]["paused"] == state
+
+
+def test_what_does_not_match_is_not_taken(servers: Servers) -> None:
+    first = servers.coordinator()
+    trained(first, 10)
+    first.kill()
+    then = servers.coordinator("--survey")
+    assert then.says("survey")["survey"] == {
+        "other shapes": False,
+        "another partition": False,
+        "another optimizer": False,
+        "a table that training changes": False,
+        "an older step than the newest checkpoint's": False,
+        "the same": True,
+    }
+    then.process.wait(MINUTE)
+    # That one has left nothing new: the first one's is there until the next one that trains.
+    for options in (["--run", "another"], ["--run", "another", "--program", "p:Q"]):
+        then = servers.coordinator(*options)
+        assert then.says("taken")["taken"] is False, options
+        trained(then, 10)
+        then.kill()
+    fewer = servers.coordinator(*options, "--no-offer", ps=servers.cluster["ps"][:1])
+    assert fewer.says("taken")["taken"] is False
+
+
+def test_nothing_is_taken_when_one_ps_is_another_process(servers: Servers) -> None:
+    first = servers.coordinator()
+    trained(first, 10)
+    first.kill()
+    servers.processes["ps-1"].end()
+    servers.processes["ps-1"] = servers.start("ps", 1)
+    until(lambda: answers(servers.cluster["ps"][1]), "an answer")
+    then = servers.coordinator()
+    assert then.says("taken")["taken"] is False
+    trained(then, 10)
+
+
+def test_the_next_strategy_of_the_same_process_takes_what_was_set_aside(servers: Servers) -> None:
+    first = servers.coordinator("--set-aside")
+    before, after = first.says("before")["before"], first.says("after")
+    assert after == {**after, "taken": True, "after": before}
+    reached = trained(first, before["step"] + 20)
+    first.kill()
+    then = servers.coordinator().says("taken")
+    assert then["taken"]
+    assert then["step"] >= reached
+
+
+def test_dead_coordinators_leave_no_memory_on_the_ps(servers: Servers) -> None:
+    """Two that die before they leave anything, and five that train."""
+    large = ["--rows", "200000"]  # 37 MiB with its slots
+    memory = []
+    for number in range(7):
+        trains = number not in (1, 3)
+        then = servers.coordinator(*large, *([] if trains else ["--no-offer"]))
+        taken = then.says("taken")
+        assert taken["taken"] is (number > 0)
+        if trains:
+            trained(then, taken["step"] + 20)
+            memory.append(servers.memory())
+            then.kill()
+    assert max(memory[2:]) - memory[1] < 30, memory

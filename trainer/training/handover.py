@@ -1,0 +1,305 @@
+"""Hands the variables of one coordinator to the next, which goes on at the same step: no checkpoint is read.
+
+A coordinator's variables on a ps outlive it, in its context there. A record on each ps, a variable of a name of our
+own, says how they are found. The next coordinator makes variables of its own and takes the values, each on its ps.
+Then it closes the context of the one before. That frees all that was left, and whatever an old coordinator that thaws
+still does can only fail (docs/decisions/0085).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.cluster.contexts import close_contexts
+from trainer.failures import first_line
+from trainer.training.placement import server_of
+from trainer.training.tf_internals import context_id, resource_names
+from trainer.variables import bytes_of, flatten
+
+log = logging.getLogger(__name__)
+FORMAT = 1
+OWN = "psfleet"  # the container of the record and of what is set aside, and the record's name
+LOCAL_BYTES = 1024 * 1024  # the coordinator's own variables lie in the record, which is rewritten when one changes
+# What is offered, to the end of the process: variables that a dying coordinator lets go of are gone for the next one.
+KEPT: list[dict[str, Any]] = []
+# Their values are in a checkpoint, and in no variable.
+NO_VARIABLES = (
+    tf.lookup.experimental.MutableHashTable,
+    tf.lookup.experimental.DenseHashTable,
+    tf.train.experimental.PythonState,
+)
+
+
+class NotCarried(Exception):
+    """The variables can't go from one coordinator to the next; the message says why."""
+
+
+class Handover:
+    """What one coordinator finds on the ps, and what it leaves there for the next."""
+
+    def __init__(
+        self,
+        run: str,
+        program: str,
+        servers: int,
+        addresses: Collection[str],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Look at what is there, free what can't be used, and say that this coordinator is here.
+
+        Make it after the strategy and before the model. `servers` is the number of ps, `addresses` (host:port) are
+        those of all members. `check` raises when this coordinator has lost the run to another one.
+        """
+        check()
+        self._check = check
+        self._run = {"format": FORMAT, "run": run, "program": program}
+        self._addresses = addresses
+        self._context = context_id()
+        self._carried: dict[str, Any] = {}
+        self._offers: list[dict[str, Any]] = []
+        records = [self._read(server) for server in range(servers)]
+        self._found = [record.get("offer") or {} for record in records]
+        self.left = self._is_whole(records)
+        """Whether an earlier coordinator of this run has left its variables on all ps."""
+        listed = {number for record in records for number in record.get("contexts", [])}
+        if not self.left:
+            self._forget()
+        kept = {offer["context"] for offer in self._found if offer}
+        self._close(listed - kept)
+        for server in range(servers):
+            self._write(server, {*kept, self._context}, self._found[server])
+
+    def take(self, model: Any, step: Any, at_least: int) -> bool:
+        """Give the variables the values that the earlier coordinator left; returns whether it has.
+
+        If not, they may have any value. Values of an earlier step than `at_least`, the newest checkpoint's, are not
+        taken. Call it when the model and its optimizer have all their variables. Raises tf.errors.OpError when a ps
+        is gone.
+        """
+        if not self.left:
+            return False
+        try:
+            self._take(carry(model, step), at_least)
+        except NotCarried as why:
+            log.info("the variables on the ps are not those to go on with: %s", why)
+            return False
+        except tf.errors.FailedPreconditionError as error:  # a variable has gone meanwhile
+            log.warning("the variables on the ps can't be used: %s", first_line(error))
+            return False
+        return True
+
+    def offer(self, model: Any, step: Any) -> None:
+        """Leave these variables to the next coordinator, and free what the one before has left.
+
+        Call it when they have the values to go on with.
+        """
+        self._check()
+        try:
+            self._carried = carry(model, step)
+        except NotCarried as why:
+            log.info("a coordinator after this one will go back to a checkpoint: %s", why)
+        KEPT[:] = [self._carried]
+        names: dict[str, tuple[str, str]] = {}
+        for server in range(len(self._found)):
+            here = on(server, self._carried)
+            with tf.device(device(server)):
+                names.update(zip(here, resource_names([variable.handle for variable in here.values()]), strict=True))
+        self._publish(names)
+        self._close({offer["context"] for offer in self._found if offer} - {self._context})
+        self._forget()
+
+    def refresh(self) -> None:
+        """Leave the values of the coordinator's own variables too, as the learning rate, where they have changed."""
+        if self._offers and (values := local_values(self._carried)) != self._offers[0]["local"]:
+            self._offers[0]["local"] = values
+            self._write(0, {self._context}, self._offers[0])
+
+    def release(self) -> None:
+        """Let go of the variables, so that the servers can free them."""
+        KEPT.clear()
+        self._carried = {}
+
+    def set_aside(self) -> None:
+        """Leave copies of the variables that outlive this process's context, for its next strategy.
+
+        Raises tf.errors.OpError when a ps is gone.
+        """
+        if not self._carried:
+            return
+        self._check()
+        batch = uuid.uuid4().hex
+        names = {key: (OWN, f"{batch}/{number}") for number, key in enumerate(self._carried)}
+        for key, variable in self._carried.items():  # the step first, as when they are taken
+            if (server := server_of(variable)) is not None:
+                with tf.device(device(server)):
+                    assign(found(variable, names[key]), variable.handle, variable.dtype)
+        self._publish(names)
+
+    def _take(self, carried: dict[str, Any], at_least: int) -> None:
+        sources = {}
+        for server, offer in enumerate(self._found):
+            here = on(server, carried)
+            compare(f"on ps-{server}", {key: look for key, (look, _) in offer["variables"].items()}, looks(here))
+            with tf.device(device(server)):
+                handles = {key: found(variable, offer["variables"][key][1]) for key, variable in here.items()}
+                there = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles.values()]
+                if there and not tf.reduce_all(tf.stack(there)):
+                    raise NotCarried(f"ps-{server} has freed them")
+            sources.update(handles)
+        own = on(None, carried)
+        values = self._found[0]["local"]
+        compare("on the coordinator", {key: look for key, (look, _) in values.items()}, looks(own))
+        # The step first: a call of the earlier coordinator that ends meanwhile may then be done and not counted, as
+        # after a worker's death, but never counted and not done.
+        for key, variable in carried.items():
+            if key in sources:
+                with tf.device(variable.device):
+                    assign(variable.handle, sources[key], variable.dtype)
+            if key == "step" and (step := int(variable.numpy())) < at_least:
+                raise NotCarried(f"they are of step {step}, and the newest checkpoint of step {at_least}")
+        for key, variable in own.items():
+            variable.assign(tf.io.parse_tensor(base64.b64decode(values[key][1]), variable.dtype))
+
+    def _publish(self, names: Mapping[str, tuple[str, str]]) -> None:
+        batch = uuid.uuid4().hex
+        self._offers = []
+        if self._carried:
+            for server in range(len(self._found)):
+                here = on(server, self._carried)
+                variables = {key: (look, names[key]) for key, look in looks(here).items()}
+                base = {"context": self._context, "batch": batch, "place": [server, len(self._found)]}
+                self._offers.append({**base, "variables": variables, "local": {}})
+            self._offers[0]["local"] = local_values(self._carried)
+        for server in range(len(self._found)):
+            # The earlier one's context is still named: whoever comes next closes it if this process dies first.
+            contexts = {self._context, *(offer["context"] for offer in self._found if offer)}
+            self._write(server, contexts, self._offers[server] if self._offers else {})
+
+    def _is_whole(self, records: list[dict[str, Any]]) -> bool:
+        """Return whether what was left on the ps is of this run, and what one coordinator left on exactly these."""
+        places = [[server, len(records)] for server in range(len(records))]
+        batches = {offer.get("batch") for offer in self._found}
+        same = all(record.items() >= self._run.items() for record in records)
+        return same and [offer.get("place") for offer in self._found] == places and len(batches) == 1
+
+    def _forget(self) -> None:
+        """Destroy what was set aside; the rest goes with its context."""
+        for server, offer in enumerate(self._found):
+            with tf.device(device(server)):
+                for _, (container, name) in offer.get("variables", {}).values():
+                    if container == OWN:
+                        handle = tf.raw_ops.VarHandleOp(dtype=tf.int8, shape=[], container=container, shared_name=name)
+                        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        self._found = [{} for _ in self._found]
+        self.left = False
+
+    def _close(self, contexts: set[int]) -> None:
+        close_contexts(contexts - {self._context}, self._addresses)
+
+    def _read(self, server: int) -> dict[str, Any]:
+        with tf.device(device(server)):
+            handle = record_handle()
+            if not tf.raw_ops.VarIsInitializedOp(resource=handle):
+                return {}
+            text = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string).numpy()
+        record: dict[str, Any] = json.loads(text)
+        return record if record.get("format") == FORMAT else {}
+
+    def _write(self, server: int, contexts: Iterable[int], offer: Mapping[str, Any]) -> None:
+        record = {**self._run, "contexts": sorted(contexts), "offer": offer}
+        with tf.device(device(server)):
+            tf.raw_ops.AssignVariableOp(resource=record_handle(), value=tf.constant(json.dumps(record)))
+
+
+def carry(model: Any, step: Any) -> dict[str, Any]:
+    """Return all that a checkpoint of model and step holds, by a name that depends on no counter.
+
+    The step is first, a sharded variable is its shards. Raises NotCarried when something is in no variable of a ps or
+    of the coordinator.
+    """
+    carried = {"step": step}
+    known = {id(step)}
+    for path, value in walk(model):
+        if isinstance(value, NO_VARIABLES):
+            raise NotCarried(f"{path} is a {type(value).__name__}, which only a checkpoint holds")
+        shards = list(flatten([value])) if hasattr(value, "shape") else []
+        for number, variable in enumerate(shards):
+            if isinstance(variable, tf.Variable) and id(variable) not in known:
+                known.add(id(variable))
+                carried[f"{path}/{number}"] = variable
+    slots = getattr(getattr(model, "optimizer", None), "variables", ())
+    # Of the optimizers called legacy a checkpoint finds the slots in another way.
+    more = [variable for variable in flatten(slots() if callable(slots) else slots) if id(variable) not in known]
+    carried.update({f"slots/{number}": variable for number, variable in enumerate(more)})
+    for key, variable in carried.items():
+        if server_of(variable) is None and "/job:worker/" in variable.device:
+            raise NotCarried(f"{key} lies on a worker")
+    own = on(None, carried).values()
+    if not all(variable.shape.is_fully_defined() for variable in own) or sum(map(bytes_of, own)) > LOCAL_BYTES:
+        raise NotCarried(f"the coordinator has more than {LOCAL_BYTES} bytes of variables itself")
+    return carried
+
+
+def walk(root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all that a checkpoint finds below an object, each once, with the way to it."""
+    todo, seen = [("", root)], {id(root)}
+    while todo:
+        path, value = todo.pop(0)
+        yield path, value
+        for name, child in tf.train.TrackableView.children(value).items():
+            if id(child) not in seen:
+                seen.add(id(child))
+                todo.append((f"{path}/{name}", child))
+
+
+def on(server: int | None, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables that lie on a ps, or None for those of the coordinator itself."""
+    return {key: variable for key, variable in variables.items() if server_of(variable) == server}
+
+
+def looks(variables: Mapping[str, Any]) -> dict[str, str]:
+    return {key: f"{variable.dtype.name} {variable.shape}" for key, variable in variables.items()}
+
+
+def local_values(variables: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return how the coordinator's own variables look and what they hold, as JSON can say it."""
+    own = on(None, variables)
+    return {
+        key: [look, base64.b64encode(tf.io.serialize_tensor(own[key]).numpy()).decode()]
+        for key, look in looks(own).items()
+    }
+
+
+def compare(where: str, left: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise NotCarried, and say what differs, unless the variables that were left are the model's."""
+    if left == here:
+        return
+    for key in sorted(left.keys() | here.keys()):
+        if left.get(key) != here.get(key):
+            raise NotCarried(f"{where}, {key} was {left.get(key, 'not there')} and is {here.get(key, 'not there')}")
+
+
+def assign(target: Any, source: Any, dtype: Any) -> None:
+    """Assign one handle's value to another's, both on the present device: they share the memory until one changes."""
+    tf.raw_ops.AssignVariableOp(resource=target, value=tf.raw_ops.ReadVariableOp(resource=source, dtype=dtype))
+
+
+def found(variable: Any, place: Any) -> Any:
+    """Return the handle of what looks like the variable and has this container and name, on the present device."""
+    container, name = place
+    return tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, container=container, shared_name=name)
+
+
+def record_handle() -> Any:
+    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], container=OWN, shared_name=OWN)
+
+
+def device(server: int) -> str:
+    return f"/job:ps/replica:0/task:{server}/device:CPU:0"
