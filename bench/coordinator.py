@@ -108,7 +108,8 @@ def coordinate(jobs: dict[str, list[str]]) -> None:
         schedule.begin(0, 10**9)
         returns = [0] * cluster.workers
         since = processor = calls = 0.0
-        while not since or time.monotonic() - since < SECONDS:
+        # A pause of the whole machine may last longer than what is measured.
+        while not since or time.monotonic() - since < SECONDS or calls < cluster.workers:
             if not since and min(returns) >= WARM_CALLS:
                 since, processor, calls = time.monotonic() + WARM_SECONDS, time.process_time(), 0
             if size := schedule.size(time.monotonic()):

@@ -71,18 +71,11 @@ def is_evaluated(run: Run) -> bool:
 
 
 def pick_restarts(inventory: Inventory, units: Mapping[str, Unit], new_run: bool) -> list[Task]:
-    """Which tasks must be stopped before the start.
+    """Which tasks must be stopped before the start: for a new run all that read which run it is.
 
-    A new run: all that read which run it is, and the parameter servers, whose memory keeps the variables of each
-    coordinator that they served. The same run with its coordinator down: the parameter servers, for the same reason.
-    Else none: what runs is right.
+    A server serves the next run too: its coordinator frees what the one before left on it.
     """
-    orphaned = not units[inventory.chief.name].up
-    return [
-        task
-        for task in inventory.tasks
-        if units[task.name].up and ((new_run and not task.server) or ((new_run or orphaned) and task.job == "ps"))
-    ]
+    return [task for task in inventory.tasks if new_run and units[task.name].up and not task.server]
 
 
 def find_troubles(

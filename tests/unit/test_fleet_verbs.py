@@ -271,7 +271,7 @@ def test_start_cluster_leaves_running_tasks_alone(hosts: Pretence, desk: verbs.D
     assert hosts.done == []
 
 
-def test_new_run_restarts_coordinator_evaluator_and_parameter_servers(hosts: Pretence, desk: verbs.Desk) -> None:
+def test_new_run_restarts_coordinator_and_evaluator(hosts: Pretence, desk: verbs.Desk) -> None:
     for name in hosts.units:
         hosts.set(name, **UP)
     hosts.run_status = status("training", 12, 999.0)
@@ -282,9 +282,9 @@ def test_new_run_restarts_coordinator_evaluator_and_parameter_servers(hosts: Pre
     hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None
     train_new = train()
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="digits-2", detach=True)
-    stops = ["stop chief-0", "stop evaluator-0", "stop ps-0"]
+    stops = ["stop chief-0", "stop evaluator-0"]
     assert shipped == [stops]
-    assert hosts.done == [*stops, "select", "start chief-0", "start evaluator-0", "start ps-0"]
+    assert hosts.done == [*stops, "select", "start chief-0", "start evaluator-0"]
     assert json.loads(hosts.selection) == {"run": "digits-2"}
 
 
@@ -298,7 +298,7 @@ def test_new_run_of_the_inventory_stops_the_old_one_before_shipping(hosts: Prete
     hosts.tick = lambda hosts: train_new(hosts) if shipped else None
     train_new = train()
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
-    assert shipped == [["stop chief-0", "stop evaluator-0", "stop ps-0"]]
+    assert shipped == [["stop chief-0", "stop evaluator-0"]]
 
 
 def test_run_that_was_selected_counts_more_than_the_inventorys(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -871,11 +871,11 @@ def test_choice_of_what_runs_already_is_no_new_run() -> None:
         ([], False, []),
         ([], True, []),
         (["chief-0", "ps-0", "worker-0", "evaluator-0"], False, []),
-        (["chief-0", "ps-0", "worker-0", "evaluator-0"], True, ["chief-0", "ps-0", "evaluator-0"]),
-        (["ps-0", "worker-0", "evaluator-0"], False, ["ps-0"]),
+        (["chief-0", "ps-0", "worker-0", "evaluator-0"], True, ["chief-0", "evaluator-0"]),
+        (["ps-0", "worker-0", "evaluator-0"], False, []),
     ],
 )
-def test_parameter_servers_serve_one_coordinator_only(up: list[str], new: bool, stopped: list[str]) -> None:
+def test_servers_serve_one_coordinator_after_the_other(up: list[str], new: bool, stopped: list[str]) -> None:
     inventory = make_inventory()
     units = {task.name: Unit(task.unit, **(UP if task.name in up else {})) for task in TASKS}
     assert [task.name for task in pick_restarts(inventory, units, new)] == stopped
