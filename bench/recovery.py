@@ -10,6 +10,12 @@ TensorFlow        until that process serves or has its members (its supervisor h
 restore           until the model is built anew and the checkpoint is read
 first step        until the next step begins; after a worker's death: the first one of the new process
 
+A worker that is frozen or cut off stops nobody. It stays so for 10 s after it was dropped, and of it is shown:
+
+dropped           until the coordinator says that it goes on without the worker
+others' pause     the longest time without a step of the other worker, seen every 0.1 s
+taken back        from its thaw, or from the end of the cut, until it trains again
+
 The floor is what no recovery with a new process can be faster than: the import of TensorFlow alone, and how long a bare
 coordinator of TensorFlow's guide takes from there to its first step, on servers that wait for it.
 """
@@ -28,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.faults import pause_after
 from bench.goodput import PROGRAM, Training
 from bench.kept import NAMES, KeptCluster
 from bench.networks import Networks, missing
@@ -39,6 +46,7 @@ PARTS = ("detection", "process start", "TensorFlow", "restore", "first step")
 GOES_ON = ("attached", "restored")
 NOTICED = ("member-lost", "ps-lost", "member-silent", "recovering")
 SETTLED_SECONDS = 5.0
+HELD_SECONDS = 10.0  # after a silent worker was dropped
 SERVES = " serves at "
 # The guide's coordinator, which says when Python is there and when TensorFlow is.
 BARE = """
@@ -58,6 +66,7 @@ FAULTS = {
     "cut off worker": "worker-1",
     "cut off ps": "ps-1",
 }
+SILENT_WORKER = ("freeze worker", "cut off worker")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +92,15 @@ class Marks:
         return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Silence:
+    """What a worker's silence came to, in seconds."""
+
+    dropped: float
+    pause: float
+    back: float
+
+
 class Recovery:
     """A training that one fault after another befalls."""
 
@@ -104,6 +122,20 @@ class Recovery:
             return time.monotonic() - quiet_since > SETTLED_SECONDS
 
         self._training.until(settled, "a training on all members")
+
+    def silence(self, kind: str) -> Silence:
+        """Freeze or cut off a worker, and wait until it has been dropped and taken back."""
+        task, steps = FAULTS[kind], self._training.steps
+        fault = time.time()
+        heal = self._cluster.freeze(task) if kind.startswith("freeze") else self._cluster.cut(task)
+        self._training.until(lambda: self._event(fault, *NOTICED) is not None, f"an event after: {kind}")
+        dropped = self._event(fault, *NOTICED) or 0.0
+        self._training.until(lambda: time.time() > dropped + HELD_SECONDS, "the time that it stays so")
+        datasets = steps.datasets
+        heal()
+        healed = time.time()
+        self._training.until(lambda: steps.datasets > datasets, f"a step of {task}")
+        return Silence(dropped - fault, pause_after(steps.points, fault, steps.newest), steps.newest - healed)
 
     def measure(self, kind: str) -> Marks:
         """Let a fault befall the training, and wait until it trains again."""
@@ -233,7 +265,7 @@ def main(arguments: list[str]) -> None:
         training = Training("psfleet-loop", directory / "training", networks)
         stack.enter_context(training.cluster.running())
         recovery = Recovery(training)
-        for kind in faults:
+        for kind in [kind for kind in faults if kind not in SILENT_WORKER]:
             found = []
             for number in range(options.rounds):
                 recovery.settle()
@@ -241,6 +273,17 @@ def main(arguments: list[str]) -> None:
                 print(f"{kind}, {number + 1} of {options.rounds}: {found[-1].parts()}", file=sys.stderr, flush=True)
             in_all = statistics.median(marks.stepped - marks.fault for marks in found)
             print_row(kind, *cells(medians([marks.parts() for marks in found]), in_all))
+        if silent := [kind for kind in faults if kind in SILENT_WORKER]:
+            print(f"\nA silent worker, s, medians of {options.rounds}; in brackets the longest\n")
+            print_row("fault", "dropped", "others' pause", "taken back", head=True)
+        for kind in silent:
+            seen = []
+            for number in range(options.rounds):
+                recovery.settle()
+                seen.append(recovery.silence(kind))
+                print(f"{kind}, {number + 1} of {options.rounds}: {seen[-1]}", file=sys.stderr, flush=True)
+            columns = zip(*map(dataclasses.astuple, seen), strict=True)
+            print_row(kind, *(f"{statistics.median(column):.2f} ({max(column):.2f})" for column in columns))
     if why:
         print(f"\nNobody was cut off, and nobody had a network of its own: {why}.")
 
