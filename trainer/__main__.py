@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from trainer.cluster.spec import Cluster
@@ -124,19 +125,26 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     from trainer.supervisor import Supervisor
 
     release = environment.get("TRAINER_RELEASE")
+    become = partial(become_task, options, environment, cluster)
     return Supervisor(
         cluster.task,
-        lambda told: become_task(options, environment, cluster, told),
+        become,
         [sys.executable, "-u", "-m", "trainer", *sys.argv[1:]],
         notifier,
         Path(release) if release else None,
+        partial(become, only_wait=True) if cluster.job == "evaluator" else None,
     ).run()
 
 
 def become_task(
-    options: argparse.Namespace, environment: Mapping[str, str], cluster: Cluster, notifier: Notifier
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+    cluster: Cluster,
+    notifier: Notifier,
+    *,
+    only_wait: bool = False,
 ) -> int:
-    """Become the server, the coordinator or the evaluator."""
+    """Become the server, the coordinator or the evaluator; `only_wait` is for an evaluator without TensorFlow."""
     prepare_tensorflow()
     # Also where flags said it: TensorFlow and the user's program may look there.
     os.environ["TF_CONFIG"] = cluster.as_tf_config()
@@ -160,7 +168,7 @@ def become_task(
     if cluster.job == "evaluator":
         from trainer.tasks.evaluator import run_evaluator
 
-        return run_evaluator(config, notifier, lambda: read_config(options, environment))
+        return run_evaluator(config, notifier, lambda: read_config(options, environment), only_wait=only_wait)
     from trainer.tasks.coordinator import run_coordinator
 
     return run_coordinator(config, cluster, notifier)

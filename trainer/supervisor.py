@@ -1,5 +1,7 @@
 """Keep one task alive: a small parent that has imported TensorFlow forks it, and the next one when that dies.
 
+A task that may wait for long does so first, without TensorFlow's memory, in a child of its own.
+
 To systemd it is the unit's main process: it passes on what its child says, and answers for the child's life. A child
 that ends with 0, 78 or 143 takes the parent with it; after any other end the next one is forked at once.
 """
@@ -24,6 +26,7 @@ from trainer.warm_start import adopt_orphans, fork, warm_up, why_unsafe
 
 log = logging.getLogger(__name__)
 PASSED_ON = (FINISHED, USER_ERROR, STOPPED)
+NEEDED = 70  # what a waiting child ends with, once there is something to do that needs TensorFlow
 PAUSE_SECONDS = 1.0  # before the next child, where one ended before it was ready
 LOOK_SECONDS = 0.5
 LOOKS_STOPPED = 8  # a child that SIGSTOP holds is killed after so many looks in a row
@@ -57,14 +60,17 @@ class Supervisor:
         fresh: list[str],
         notifier: Notifier,
         release: Path | None = None,
+        wait: Callable[[Notifier], int] | None = None,
     ) -> None:
         """Take the task's name and what its child runs.
 
         `fresh` is the command of a new process instead, where a fork would be unsafe; `release` the link to the code
-        that runs: once it points elsewhere, the next child is systemd's to start.
+        that runs: once it points elsewhere, the next child is systemd's to start. `wait` is what children run before
+        TensorFlow is imported, until one of them ends with NEEDED.
         """
         self._name = name
         self._run = run
+        self._wait_first = wait
         self._fresh = fresh
         self._notifier = notifier
         self._release = release
@@ -79,17 +85,23 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep the task alive until it is done or asked to stop; returns its exit code."""
-        with more_time(self._notifier):
-            warm_up()  # until it is done, a signal ends this process as it would any
         adopt_orphans()
+        if self._wait_first is not None and (code := self._keep(self._wait_first, *PASSED_ON, NEEDED)) != NEEDED:
+            return code
+        with more_time(self._notifier):
+            warm_up()  # meanwhile a signal ends this process as it would any
+        return self._keep(self._run, *PASSED_ON)
+
+    def _keep(self, run: Callable[[Notifier], int], *passed_on: int) -> int:
+        """Fork children that run this until one ends with a code that is passed on, or a stop is asked for."""
         with self._signals():
             while not self._stopping:
-                child = self._start()
+                child = self._start(run)
                 if child is None:
                     self._wait(PAUSE_SECONDS)
                     continue
                 code = self._follow(child)
-                if self._stopping or code in PASSED_ON or child.restart_unit:
+                if self._stopping or code in passed_on or child.restart_unit:
                     return self._pass_on(code)
                 if self._release_changed():
                     log.info("%s ended with %s, and there is another release: leaving it to systemd", self._name, code)
@@ -100,7 +112,7 @@ class Supervisor:
                     self._wait(PAUSE_SECONDS)
             return STOPPED
 
-    def _start(self) -> Child | None:
+    def _start(self, run: Callable[[Notifier], int]) -> Child | None:
         """Fork the next child, or start it afresh where a fork would be unsafe; None when there is no room for it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         unsafe = why_unsafe()
@@ -109,7 +121,7 @@ class Supervisor:
                 log.warning("%s is started as a fresh process, since this one can't fork: %s", self._name, unsafe)
                 pid = self._spawn(theirs)
             else:
-                pid = fork(lambda: self._become(ours, theirs))
+                pid = fork(lambda: self._become(run, ours, theirs))
         except OSError as error:
             log.error("cannot start %s: %s", self._name, error.strerror)
             ours.close()
@@ -123,13 +135,13 @@ class Supervisor:
             self._send(child, signal.SIGTERM)
         return child
 
-    def _become(self, ours: socket.socket, theirs: socket.socket) -> int:
+    def _become(self, run: Callable[[Notifier], int], ours: socket.socket, theirs: socket.socket) -> int:
         """Be the child."""
         self._selector.close()
         self._woken.close()
         ours.close()
         theirs.settimeout(1.0)
-        return self._run(self._notifier.through(theirs))
+        return run(self._notifier.through(theirs))
 
     def _spawn(self, channel: socket.socket) -> int:
         channel.set_inheritable(True)
@@ -273,6 +285,7 @@ class Supervisor:
             yield
         finally:
             signal.set_wakeup_fd(-1)
+            self._selector.unregister(self._woken)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -288,6 +301,7 @@ def more_time(notifier: Notifier) -> Iterator[None]:
     def extend(number: int, frame: FrameType | None) -> None:
         if time.monotonic() < until:
             notifier.extend(START_PATIENCE_SECONDS)
+            notifier.alive()  # a unit that is up already has its watchdog
 
     before = signal.signal(signal.SIGPROF, extend)
     signal.setitimer(signal.ITIMER_PROF, WORK_SECONDS, WORK_SECONDS)

@@ -51,12 +51,11 @@ def why_unsafe() -> str:
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         return f"it has {threads} threads"
-    if "tensorflow" not in sys.modules:
-        return "it has no TensorFlow"
-    from tensorflow.python.eager import context
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.eager import context
 
-    if context._context is not None:
-        return "TensorFlow has a context"
+        if context._context is not None:
+            return "TensorFlow has a context"
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if str(descriptor.readlink()).startswith("/dev/nvidia"):

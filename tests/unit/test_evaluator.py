@@ -14,6 +14,7 @@ from trainer.config import Config, ConfigError
 from trainer.reporting.notify import Notifier
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
+from trainer.supervisor import NEEDED
 from trainer.tasks import evaluator
 from trainer.tasks.evaluator import run_evaluator
 
@@ -76,6 +77,20 @@ def test_has_nothing_to_do_when_it_is_not_the_one_that_evaluates(config: Config,
     assert run_evaluator(config.replace(evaluation=evaluation), heard, lambda: config) == 0
     # systemd takes a task that ends before it was ready for a failed one.
     assert heard.was_ready
+
+
+def test_one_that_only_waits_ends_once_there_is_something_to_evaluate(config: Config, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "a")
+
+    def selected() -> Config:
+        write_checkpoint(directory, 10)
+        return config
+
+    assert run_evaluator(config, Heard(), selected, only_wait=True) == NEEDED
+    assert "tensorflow" not in sys.modules
+    write_record(directory.evaluation, {"step": 10, "metrics": {}})
+    directory.set_state("finished", 10)
+    assert run_evaluator(config, Heard(), selected, only_wait=True) == 0
 
 
 class Fake:

@@ -31,7 +31,7 @@ set_up_logging(journal=True)
 supervisor.warm_up = lambda: None
 supervisor.why_unsafe = lambda: ""
 here = Path(sys.argv[1])
-fresh, release = [], None
+fresh, release, wait = [], None, None
 
 def count():
     "Return how many processes of the task there were before this one."
@@ -41,7 +41,7 @@ def count():
 """
 TAIL = """
 notifier = Notifier.from_environment(os.environ)
-sys.exit(supervisor.Supervisor("worker-0", task, fresh, notifier, release).run())
+sys.exit(supervisor.Supervisor("worker-0", task, fresh, notifier, release, wait).run())
 """
 FOREVER = "\n    while True: time.sleep(0.01)"
 Start = Callable[..., "Supervised"]
@@ -377,3 +377,49 @@ def test_a_fresh_process_is_started_where_a_fork_would_be_unsafe(start: Start, t
     assert code == 78
     assert "worker-0 is started as a fresh process, since this one can't fork: it has 2 threads\n" in logged
     assert supervised.heard == [f"READY=1\nSTATUS=--parent {supervised.process.pid}"]
+
+
+WAITS = """
+supervisor.warm_up = lambda: print("imports", file=sys.stderr)
+def wait(notifier):
+    number = count()
+    notifier.ready(f"waits {number}")
+    if number == 1: sys.exit(END)
+    sys.exit(75)
+def task(notifier):
+    notifier.status(f"works {count()}")
+    return 0
+"""
+
+
+@pytest.mark.parametrize(("end", "code", "works"), [("supervisor.NEEDED", 0, True), ("0", 0, False), ("78", 78, False)])
+def test_tensorflow_is_imported_once_a_waiting_task_needs_it(start: Start, end: str, code: int, works: bool) -> None:
+    supervised = start(WAITS.replace("END", end))
+    found, logged = supervised.wait()
+    assert (found, logged.count("imports")) == (code, works)
+    waited = ["READY=1\nSTATUS=waits 0", "STATUS=waits 1 (restart 1)"]
+    assert supervised.heard == waited + ["STATUS=works 2 (restart 1)"] * works
+
+
+def test_an_import_that_works_answers_for_a_unit_that_is_up(start: Start) -> None:
+    supervised = start(
+        "def warm():\n    end = time.process_time() + 2\n    while time.process_time() < end: pass\n"
+        "supervisor.warm_up = warm\n"
+        "def wait(notifier):\n    notifier.ready('waits')\n    return supervisor.NEEDED\n"
+        "def task(notifier): return 0",
+        watchdog=30,
+    )
+    assert supervised.wait()[0] == 0
+    assert supervised.heard.count("WATCHDOG=1") >= 3
+
+
+def test_a_stop_while_a_task_waits_is_followed_by_no_import(start: Start) -> None:
+    supervised = start(
+        "supervisor.warm_up = lambda: print('imports', file=sys.stderr)\ndef wait(notifier):\n    count()"
+        + FOREVER
+        + "\ntask = None"
+    )
+    supervised.child()
+    supervised.process.send_signal(signal.SIGTERM)
+    code, logged = supervised.wait()
+    assert (code, logged) == (-signal.SIGTERM, "")

@@ -18,16 +18,19 @@ from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.states import Phase
+from trainer.supervisor import NEEDED
 
 log = logging.getLogger(__name__)
 TRIES = 3
 
 
-def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Config]) -> int:
+def run_evaluator(
+    config: Config, notifier: Notifier, selected: Callable[[], Config], *, only_wait: bool = False
+) -> int:
     """Evaluate the run's checkpoints until the run is finished and its last one is evaluated; returns the exit code.
 
     `selected` reads the settings again: when another run is chosen, this process ends (75) so that the next one
-    evaluates that.
+    evaluates that. With `only_wait` it ends (NEEDED) when there is a checkpoint to evaluate, and needs no TensorFlow.
     """
     if config.evaluation != "sidecar":
         who = "nobody evaluates" if config.evaluation == "none" else "the coordinator evaluates"
@@ -50,6 +53,8 @@ def run_evaluator(config: Config, notifier: Notifier, selected: Callable[[], Con
             saved = directory.catalogue.saved_at(newest) if newest is not None else None
             phases.enter(Phase.WAITING)
             if newest is not None and (newest != last or (last_saved is not None and saved != last_saved)):
+                if only_wait:
+                    return NEEDED
                 phases.enter(Phase.EVALUATING)
                 if evaluator is None:
                     with without_chatter():
