@@ -8,6 +8,8 @@ from typing import Any
 
 from nvidia_compatibility import branch_problem, capability_problem
 
+from trainer.config import STRATEGIES
+
 # A UUID as `nvidia-smi -L` prints it. CUDA takes the beginning of one too, but then nobody can compare it.
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 HIDDEN = "-1"
@@ -19,7 +21,7 @@ class GpuError(ValueError):
 
 def computes(job: str, strategy: str) -> bool:
     """Whether a job's tasks compute on GPUs: who trains; the coordinator of parameter servers only gives orders."""
-    return job == "worker" or (job == "chief" and strategy != "parameter_server")
+    return job == "worker" or (job == "chief" and not STRATEGIES[strategy].remote)
 
 
 def host_devices(host: str, variables: Mapping[str, Any]) -> list[str]:

@@ -36,6 +36,7 @@ from trainer.reporting.status import read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import LostLease
 from trainer.run.records import read_record, write_record
+from trainer.states import RunState
 from trainer.tasks import coordinator
 from trainer.tasks.coordinator import Training, run_coordinator
 from trainer.training import release_resources as freeing
@@ -236,7 +237,7 @@ def test_a_file_that_an_installed_program_misses_is_the_users_error_at_once(
 def test_a_finished_run_whose_last_status_was_lost_is_shown_as_finished(
     config: Config, directory: RunDirectory
 ) -> None:
-    directory.set_state("finished", 10, asked=10)
+    directory.set_state(RunState.FINISHED, 10, asked=10)
     write_record(directory.status, {"run": "mine", "run_dir": "", "state": "training", "step": 8})
     assert run_coordinator(config, CLUSTER, Notifier()) == FINISHED
     found = read_status(directory)

@@ -12,6 +12,7 @@ from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, until
 
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
+from trainer.states import RunState
 from trainer.tasks.local import local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -96,7 +97,7 @@ def test_training_with_no_shared_path_survives_its_coordinator_and_ends_its_serv
 def test_servers_that_are_started_for_a_finished_run_end_with_it(runs: Runs, tmp_path: Path) -> None:
     hosts = Hosts(runs, tmp_path, run="over")
     directory = RunDirectory(hosts.disk("chief-0"), "over")
-    directory.set_state("finished", STEPS)
+    directory.set_state(RunState.FINISHED, STEPS)
     for task in ("chief-0", *SERVERS):
         hosts.start(task)
     assert [hosts.processes[task][0].wait(3 * MINUTE) for task in ("chief-0", *SERVERS)] == [0, 0, 0, 0]

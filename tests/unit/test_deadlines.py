@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.cluster.deadlines import Phases
+from trainer.states import Phase
 
 
 class Clock:
@@ -42,7 +43,7 @@ def test_a_phase_after_a_long_one_is_not_overdue_at_any_moment(clock: Clock) -> 
     phases = Watched({"compiling": 1800.0})
     phases.looked_at = True
     clock.now += 7200
-    phases.enter("compiling")
+    phases.enter(Phase.COMPILING)
     assert set(phases.said) == {""}
     clock.now += 1801
     assert phases.overdue().startswith("compiling has lasted 1801 s")

@@ -14,6 +14,7 @@ from trainer.config import Config, ConfigError
 from trainer.reporting.notify import Notifier
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
+from trainer.states import RunState
 from trainer.supervisor import NEEDED
 from trainer.tasks import evaluator
 from trainer.tasks.evaluator import run_evaluator
@@ -67,7 +68,7 @@ def test_ends_when_the_finished_run_is_evaluated(config: Config, tmp_path: Path)
     directory = RunDirectory(tmp_path, "a")
     write_checkpoint(directory, 10)
     write_record(directory.evaluation, {"step": 10, "metrics": {}})
-    directory.set_state("finished", 10)
+    directory.set_state(RunState.FINISHED, 10)
     assert run_evaluator(config, Heard(), lambda: config) == 0
 
 
@@ -89,7 +90,7 @@ def test_one_that_only_waits_ends_once_there_is_something_to_evaluate(config: Co
     assert run_evaluator(config, Heard(), selected, only_wait=True) == NEEDED
     assert "tensorflow" not in sys.modules
     write_record(directory.evaluation, {"step": 10, "metrics": {}})
-    directory.set_state("finished", 10)
+    directory.set_state(RunState.FINISHED, 10)
     assert run_evaluator(config, Heard(), selected, only_wait=True) == 0
 
 
@@ -137,7 +138,7 @@ def test_one_that_was_started_anew_knows_a_checkpoint_that_was_saved_again_meanw
     directory = RunDirectory(tmp_path, "a")
     write_checkpoint(directory, 10)
     write_record(directory.evaluation, {"step": 10, "metrics": {}, "saved": directory.catalogue.saved_at(10)})
-    directory.set_state("finished", 10)
+    directory.set_state(RunState.FINISHED, 10)
     assert run_evaluator(config, Heard(), lambda: config) == 0
     assert fake.asked == []
     os.utime(directory.catalogue.manifest(10), ns=(1, 1))
@@ -181,7 +182,7 @@ def test_a_checkpoint_that_cannot_be_read_is_tried_again_but_not_for_ever(
 ) -> None:
     directory = RunDirectory(tmp_path, "a")
     write_checkpoint(directory, 10)
-    directory.set_state("finished", 10)
+    directory.set_state(RunState.FINISHED, 10)
     monkeypatch.setattr(fake, "unreadable", (10,))
     assert run_evaluator(config, Heard(), lambda: config) == 0
     assert fake.asked == [10] * 3
@@ -220,7 +221,7 @@ def test_a_record_of_evaluations_that_is_damaged_costs_one_evaluation(
     directory = RunDirectory(tmp_path, "a")
     write_checkpoint(directory, 10)
     directory.evaluation.write_text("{")
-    directory.set_state("finished", 10)
+    directory.set_state(RunState.FINISHED, 10)
     assert run_evaluator(config, Heard(), lambda: config) == 0
     assert fake.asked == [10]
 
@@ -229,7 +230,7 @@ def test_goes_on_when_the_run_is_to_be_longer(config: Config, tmp_path: Path) ->
     directory = RunDirectory(tmp_path, "a")
     write_checkpoint(directory, 10)
     write_record(directory.evaluation, {"step": 10, "metrics": {}})
-    directory.set_state("finished", 10)
+    directory.set_state(RunState.FINISHED, 10)
     longer = config.replace(steps=20)
     assert run_evaluator(longer, Heard(), lambda: longer.replace(run="b")) == 75
 

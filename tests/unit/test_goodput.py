@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster.deadlines import PHASES
 from trainer.reporting.goodput import KINDS, Ledger, describe_ledger
+from trainer.states import Phase
 
 
 class Clock:
@@ -39,9 +39,9 @@ def spent(ledger: Ledger) -> dict[str, Any]:
 def test_each_phase_is_counted(clock: Clock) -> None:
     ledger = Ledger(None, clock)
     clock.now += 3  # until the first phase
-    for seconds, phase in enumerate(PHASES, start=1):
+    for seconds, phase in enumerate(Phase, start=1):
         spend(ledger, clock, phase, seconds, 10 if phase == "training" else None)
-    assert PHASES == ("waiting", "restoring", "compiling", "training", "evaluating", "saving")
+    assert tuple(Phase) == ("waiting", "restoring", "compiling", "training", "evaluating", "saving")
     assert spent(ledger) == {
         "productive": 4, "down": 2, "waiting": 1, "checkpointing": 6, "compiling": 6, "evaluating": 5
     }  # fmt: skip
@@ -83,7 +83,7 @@ def test_next_process_goes_on_and_counts_what_lay_between_as_down(clock: Clock) 
     clock.now += 5  # dead
     second = Ledger(record, clock)
     clock.now += 3  # its start
-    second.enter("waiting")
+    second.enter(Phase.WAITING)
     clock.now += 1
     assert second.restored(80) == 20
     assert spent(second) == {"productive": 10, "down": 10, "waiting": 1}
@@ -121,7 +121,7 @@ def test_line_names_what_there_is_with_the_most_first(clock: Clock) -> None:
 
 def train(ledger: Ledger, clock: Clock, *gaps: float, steps: int = 1) -> None:
     """Train on, with so many steps after each gap."""
-    ledger.enter("training")
+    ledger.enter(Phase.TRAINING)
     for gap in gaps:
         clock.now += gap
         ledger.trained(ledger.as_dict()["step"] + steps)

@@ -22,6 +22,7 @@ from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
+from trainer.states import Phase
 
 # Nothing listens there, and nobody asks.
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}, "chief", 0)
@@ -196,7 +197,7 @@ def test_a_phase_beyond_its_deadline_ends_the_process(tmp_path: Path, monkeypatc
     phases = Phases({"training": 0.0001})
     late = Watched(tmp_path, monkeypatch, phases)
     assert late.looks() == []
-    phases.enter("training")
+    phases.enter(Phase.TRAINING)
     while not phases.overdue():
         pass
     assert late.looks() == [("end", "phase-overdue")]

@@ -17,6 +17,7 @@ from trainer.reporting.progress import Progress, Writer
 from trainer.reporting.status import Status, read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
+from trainer.states import Phase, RunState
 
 
 class Board:
@@ -125,10 +126,10 @@ def test_report_that_fails_loses_no_other(caplog: pytest.LogCaptureFixture) -> N
 
 def test_member_that_does_not_lead_writes_nothing(begin: Callable[..., Progress], directory: RunDirectory) -> None:
     progress = begin(leads=False)
-    progress.enter("training")
+    progress.enter(RunState.TRAINING)
     progress.trained(5, 1.0, {})
     progress.events.write("started")
-    progress.enter("finished")
+    progress.enter(RunState.FINISHED)
     progress.close()
     assert not directory.path.exists()
 
@@ -137,7 +138,7 @@ def test_who_waits_for_the_lease_writes_nothing_and_takes_up_what_its_holder_lef
     begin: Callable[..., Progress], directory: RunDirectory
 ) -> None:
     holder, second = begin(), begin(waits=True)
-    second.enter("waiting", "host-1 holds the run")
+    second.enter(RunState.WAITING, "host-1 holds the run")
     second.events.write("failed")
     second.close()
     assert second._notifier.line == "waiting a: host-1 holds the run"  # type: ignore[attr-defined]
@@ -147,7 +148,7 @@ def test_who_waits_for_the_lease_writes_nothing_and_takes_up_what_its_holder_lef
     second.begin()
     assert second.status.step == 70
     assert second.ledger.restored(50) == 20
-    second.enter("training")
+    second.enter(RunState.TRAINING)
     second.close()
     assert read_status(directory).state == "training"
     assert [event["event"] for event in read_status(directory).events] == ["started", "started"]
@@ -158,7 +159,7 @@ def test_ledger_goes_from_process_to_process_and_is_told_at_the_end(
 ) -> None:
     caplog.set_level("INFO")
     first = begin()
-    first.phase("training")
+    first.phase(Phase.TRAINING)
     time.sleep(0.1)
     first.trained(50, 10.0, {})
     first.close()
@@ -169,7 +170,7 @@ def test_ledger_goes_from_process_to_process_and_is_told_at_the_end(
 
     second = begin()
     assert second.ledger.restored(30) == 20
-    second.enter("finished")
+    second.enter(RunState.FINISHED)
     second.close()
     ledger = read_status(directory).ledger or {}
     assert ledger["productive"] == record["ledger"]["productive"]

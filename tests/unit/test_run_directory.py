@@ -13,6 +13,7 @@ from trainer.config import Config
 from trainer.failures import UserError
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import read_record
+from trainer.states import RunState
 
 
 @pytest.fixture
@@ -25,8 +26,10 @@ def test_a_shared_path_without_runs_has_none(tmp_path: Path) -> None:
 
 
 def test_the_state_keeps_what_is_not_told_anew(directory: RunDirectory) -> None:
-    directory.set_state("training", 0, epoch=3, members={"ps-0": "a"}, without=["worker-1"], restart={"ps-0": "b"})
-    directory.set_state("finished", 10, asked=10, restart={})
+    directory.set_state(
+        RunState.TRAINING, 0, epoch=3, members={"ps-0": "a"}, without=["worker-1"], restart={"ps-0": "b"}
+    )
+    directory.set_state(RunState.FINISHED, 10, asked=10, restart={})
     assert read_record(directory.state) == {
         "state": "finished",
         "step": 10,
@@ -40,9 +43,9 @@ def test_the_state_keeps_what_is_not_told_anew(directory: RunDirectory) -> None:
 
 @pytest.mark.parametrize("damage", ["", "{", "[]"])
 def test_a_state_that_is_damaged_meanwhile_is_written_anew(directory: RunDirectory, damage: str) -> None:
-    directory.set_state("training", 5, members={"ps-0": "a"})
+    directory.set_state(RunState.TRAINING, 5, members={"ps-0": "a"})
     directory.state.write_text(damage)
-    directory.set_state("training", 7, restart={"ps-0": "a"})
+    directory.set_state(RunState.TRAINING, 7, restart={"ps-0": "a"})
     directory.set_members(without=["worker-1"])
     record = read_record(directory.state)
     assert record is not None
@@ -51,7 +54,7 @@ def test_a_state_that_is_damaged_meanwhile_is_written_anew(directory: RunDirecto
 
 
 def test_what_two_threads_say_of_the_state_is_kept(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory.set_state("training", 5)
+    directory.set_state(RunState.TRAINING, 5)
     reading = threading.Event()
 
     def read_slowly(path: Path) -> dict[str, Any] | None:
@@ -65,7 +68,7 @@ def test_what_two_threads_say_of_the_state_is_kept(directory: RunDirectory, monk
     first = threading.Thread(target=directory.set_state, args=("stopped", 6))
     first.start()
     assert reading.wait(10)
-    directory.set_state("stopped", 6, without=["worker-1"])
+    directory.set_state(RunState.STOPPED, 6, without=["worker-1"])
     first.join()
     monkeypatch.undo()
     record = read_record(directory.state)
@@ -84,9 +87,9 @@ def test_a_run_remembers_its_program(tmp_path: Path) -> None:
 def test_finished_until_more_steps_are_wanted(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path, "r")
     assert directory.finished(100) is None
-    directory.set_state("training", 0)
+    directory.set_state(RunState.TRAINING, 0)
     assert directory.finished(100) is None
-    directory.set_state("finished", 100)
+    directory.set_state(RunState.FINISHED, 100)
     assert directory.finished(100) == 100
     assert directory.finished(50) == 100
     assert directory.finished(200) is None
@@ -94,7 +97,7 @@ def test_finished_until_more_steps_are_wanted(tmp_path: Path) -> None:
 
 def test_damaged_records_are_set_aside_and_whole_ones_stay(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path, "r")
-    directory.set_state("finished", 100)
+    directory.set_state(RunState.FINISHED, 100)
     directory.evaluation.write_text('{"step": 7}')
     directory.status.write_text('{"step": 7, "sta')
     directory.set_damaged_records_aside()
@@ -105,5 +108,5 @@ def test_damaged_records_are_set_aside_and_whole_ones_stay(tmp_path: Path) -> No
     directory.state.write_text("")
     assert directory.finished(100) is None
     directory.set_damaged_records_aside()
-    directory.set_state("training", 50)
+    directory.set_state(RunState.TRAINING, 50)
     assert (directory.path / "state.json.bad").read_text() == ""

@@ -17,6 +17,7 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.status import Status, describe, describe_all, read_all, read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
+from trainer.states import RunState
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]
@@ -149,12 +150,12 @@ def test_systemd_and_the_status_say_the_same(tmp_path: Path) -> None:
     config = Config(program="mine:One", run="a", steps=3000, shared_dir=str(tmp_path))
     directory, heard = RunDirectory(tmp_path, "a"), Heard()
     progress = Progress(config, directory, heard)
-    progress.enter("waiting", "no answer from ps-1 (host:2222)")
+    progress.enter(RunState.WAITING, "no answer from ps-1 (host:2222)")
     assert heard.lines == ["waiting a: no answer from ps-1 (host:2222)"]
     progress.close()
     assert read_status(directory).message == "no answer from ps-1 (host:2222)"
     progress.status.step, progress.status.steps_per_second = 1200, 350.2
-    progress.enter("training")
+    progress.enter(RunState.TRAINING)
     assert heard.lines[-1] == "training a: step 1200 of 3000, 350.2 steps/s"
     progress.close()
     assert read_status(directory).message == ""
@@ -167,6 +168,6 @@ def test_training_goes_on_when_the_status_cannot_be_written(tmp_path: Path, capl
     directory = RunDirectory(tmp_path, "b")
     progress = Progress(config, directory, Heard())
     directory.status = tmp_path / "runs" / "a" / "status.json"
-    progress.enter("training")
+    progress.enter(RunState.TRAINING)
     progress.close()
     assert "cannot write" in caplog.text

@@ -11,28 +11,26 @@ from trainer.config import Config
 from trainer.states import Phase
 
 log = logging.getLogger(__name__)
-# As the ledger counts the time; "waiting" is the user's to bound.
-PHASES = tuple(Phase)
 
 
 class Phases:
     """One phase at a time, each with its deadline."""
 
-    def __init__(self, deadlines: Mapping[str, float], entered: Callable[[str], None] = lambda phase: None) -> None:
+    def __init__(self, deadlines: Mapping[Phase, float], entered: Callable[[Phase], None] = lambda phase: None) -> None:
         """Take each phase's deadline (seconds, 0 for none) and whom to tell that a phase begins."""
         self._deadlines = dict(deadlines)
         self._entered = entered
         # In one piece: the heartbeat's thread looks at any moment.
-        self._now = ("waiting", time.monotonic())
+        self._now = (Phase.WAITING, time.monotonic())
 
     @classmethod
-    def of(cls, config: Config, entered: Callable[[str], None]) -> Phases:
+    def of(cls, config: Config, entered: Callable[[Phase], None]) -> Phases:
         """Return the phases with the deadlines of the run settings; waiting bounds itself, to name the members."""
-        bounded = [phase for phase in PHASES if phase != "waiting"]
+        bounded = [phase for phase in Phase if phase is not Phase.WAITING]
         return cls({phase: getattr(config, f"{phase}_timeout_seconds") for phase in bounded}, entered)
 
     @property
-    def phase(self) -> str:
+    def phase(self) -> Phase:
         return self._now[0]
 
     @property
@@ -40,14 +38,13 @@ class Phases:
         """How much of its deadline the phase has used."""
         return time.monotonic() - self._now[1]
 
-    def enter(self, phase: str, used: float = 0.0) -> None:
+    def enter(self, phase: Phase, used: float = 0.0) -> None:
         """Begin a phase: its deadline counts from now, or so many seconds of it are used already."""
-        assert phase in PHASES, phase
         self._now = (phase, time.monotonic() - used)
         self._entered(phase)
 
     @contextlib.contextmanager
-    def during(self, phase: str) -> Iterator[None]:
+    def during(self, phase: Phase) -> Iterator[None]:
         """Be in a phase inside another one, which goes on afterwards with its deadline anew."""
         before = self.phase
         self.enter(phase)

@@ -158,9 +158,8 @@ class Progress:
         self.status.steps_per_second = self.status.eta_seconds = None
         self.ledger = Ledger(self.status.ledger)
 
-    def enter(self, state: str, message: str = "") -> None:
+    def enter(self, state: RunState, message: str = "") -> None:
         """Enter a state, with what the operator should know about it."""
-        state = RunState(state)
         with self._lock:
             self.status.state, self.status.message = state, message
             if state is not RunState.TRAINING:
@@ -173,9 +172,8 @@ class Progress:
             if state.ended and self.leads and self.status.ledger:
                 log.info("%s", describe_ledger(self.status.ledger))
 
-    def phase(self, phase: str) -> None:
+    def phase(self, phase: Phase) -> None:
         """Enter a phase, as the ledger counts the time."""
-        phase = Phase(phase)
         with self._lock:
             self.ledger.enter(phase)
             self.status.phase = phase

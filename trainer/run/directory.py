@@ -80,7 +80,7 @@ class RunDirectory:
 
     def set_state(
         self,
-        state: str,
+        state: RunState,
         step: int,
         *,
         asked: int = 0,
@@ -96,7 +96,7 @@ class RunDirectory:
         without, `restart` the ps, with their incarnations, that shall start anew.
         """
         more = {"epoch": epoch, "members": members, "without": without, "restart": restart}
-        self._change_state({"state": RunState(state), "step": step, "asked": asked, **more})
+        self._change_state({"state": state, "step": step, "asked": asked, **more})
 
     def set_members(
         self,

@@ -46,7 +46,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, check_lease
 from trainer.run.restart_budget import begin_attempt, end_attempt
 from trainer.signals import StopRequest, on_sigterm, raise_stopped
-from trainer.states import RunState
+from trainer.states import Phase, RunState
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
@@ -81,7 +81,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             log.info("run %s finished at step %d; start a new one with --run NAME", config.run, finished)
             notifier.ready(f"run {config.run} finished at step {finished}")
             if leads:
-                mend_status(directory, config, finished)
+                write_finished(directory, config, finished)
             if config.local_run_dir and not in_process:
                 notifier.watch(lambda: True)
                 with without_chatter():
@@ -90,12 +90,12 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             return FINISHED
         # A coordinator that is refused must not say of the run what it is doing itself.
         progress = Progress(config, directory, notifier, leads, waits=leads)
-        progress.enter("waiting", "loading TensorFlow and the program")
+        progress.enter(RunState.WAITING, "loading TensorFlow and the program")
         phases = Phases.of(config, progress.phase)
         notifier.ready(progress.status.line())
         notifier.watch(phases.in_time)
         if leads:
-            lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, "waiting"))
+            lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, RunState.WAITING))
             directory.set_damaged_records_aside()
             directory.claim(config)
             progress.begin()
@@ -105,7 +105,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             begun = True
             if pause:
                 progress.enter(
-                    "waiting", f"started again and again without a new checkpoint: going on in {pause:.0f} s"
+                    RunState.WAITING, f"started again and again without a new checkpoint: going on in {pause:.0f} s"
                 )
                 time.sleep(pause)
         if config.strategy == "parameter_server" and not in_process:
@@ -119,7 +119,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             membership.shut_down_servers()
         return FINISHED
     except Stopped:
-        enter(progress, "stopped", "")
+        enter(progress, RunState.STOPPED, "")
         log.info("stopped at step %s on request", progress.status.step if progress else None)
         return STOPPED
     except (Exception, SystemExit) as error:  # a program may say sys.exit
@@ -128,12 +128,12 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             broken = is_device(error)  # which may be so for ever
             trouble = not broken
             log.error("trouble with the cluster, trying again: %s", message)
-            enter(progress, "waiting", message)
+            enter(progress, RunState.WAITING, message)
             if isinstance(error, StalePath) or is_stale(error):
                 notifier.restart_unit()
             return TRY_AGAIN
         log.error("run %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
-        enter(progress, "failed", message)
+        enter(progress, RunState.FAILED, message)
         return USER_ERROR
     finally:
         # Who gets here has ended by itself, and knew why.
@@ -150,10 +150,10 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             lease.release()
 
 
-def mend_status(directory: RunDirectory, config: Config, step: int) -> None:
+def write_finished(directory: RunDirectory, config: Config, step: int) -> None:
     """Say in the status that the run is finished, where the process that finished it could not any more."""
     status = read_status(directory, config.program, config.steps)
-    if status.state != "finished":
+    if status.state is not RunState.FINISHED:
         status.state, status.phase, status.message, status.step = RunState.FINISHED, None, "", step
         try:
             status.write(directory)
@@ -161,7 +161,7 @@ def mend_status(directory: RunDirectory, config: Config, step: int) -> None:
             log.warning("cannot write down that the run is finished: %s", error)
 
 
-def enter(progress: Progress | None, state: str, message: str) -> None:
+def enter(progress: Progress | None, state: RunState, message: str) -> None:
     if progress is not None:
         progress.enter(state, message)
 
@@ -294,12 +294,12 @@ class Training:
         from trainer.training.strategies import make_strategy
 
         config, program, directory, progress = self._config, self._program, self._directory, self._progress
-        self._phases.enter("compiling")
+        self._phases.enter(Phase.COMPILING)
         if config.seed is not None:
             tf.keras.utils.set_random_seed(config.seed)
         strategy = make_strategy(config, cluster)
         self._stopping.listen()
-        progress.enter("waiting", "building the model")
+        progress.enter(RunState.WAITING, "building the model")
         if config.strategy == "parameter_server":
             if self._membership is not None:
                 addresses = list(cluster.servers.values())
@@ -326,15 +326,17 @@ class Training:
             handover=self._handover,
         )
         self._controller = controller
-        with self._phases.during("restoring"):
+        with self._phases.during(Phase.RESTORING):
             controller.restore()
         if progress.leads:
             try:
-                directory.set_state("training", controller.step, epoch=self._lease.epoch if self._lease else None)
+                directory.set_state(
+                    RunState.TRAINING, controller.step, epoch=self._lease.epoch if self._lease else None
+                )
             except OSError as error:  # training goes on where it can
                 log.warning("cannot write down the state: %s", error)
         first, trained_from = controller.step, time.monotonic()
-        self._phases.enter("training")
+        self._phases.enter(Phase.TRAINING)
         ended = ""
         try:
             if config.api == "fit":
@@ -347,16 +349,16 @@ class Training:
                 train_with_loop(controller)
         except Stopped:
             if progress.leads:
-                directory.set_state("stopped", controller.step)
+                directory.set_state(RunState.STOPPED, controller.step)
             raise
         controller.evaluate()
         seconds = time.monotonic() - trained_from
-        self._phases.enter("saving")
+        self._phases.enter(Phase.SAVING)
         if progress.leads:
             self._finish(controller.step - first, seconds, ended)
         else:
             wait_for_the_end(directory, config, controller.step, self._stopping)
-            progress.enter("finished")
+            progress.enter(RunState.FINISHED)
 
     def _finish(self, steps: int, seconds: float, ended: str) -> None:
         """Export the model and say that the run is finished."""
@@ -364,12 +366,12 @@ class Training:
 
         config, directory, progress, controller = self._config, self._directory, self._progress, self._controller
         check_lease(self._lease)
-        progress.enter("training", "exporting the model")
+        progress.enter(RunState.TRAINING, "exporting the model")
         export = export_model(self._program, directory, controller.step, self._runner.element_spec)
         progress.exported(export)
         check_lease(self._lease)
-        directory.set_state("finished", controller.step, asked=config.steps)
-        progress.enter("finished", ended.lstrip(", "))
+        directory.set_state(RunState.FINISHED, controller.step, asked=config.steps)
+        progress.enter(RunState.FINISHED, ended.lstrip(", "))
         if config.strategy == "multi_worker_mirrored":
             # The others look for this; one that still looks when the chief is gone would report its loss as an error.
             time.sleep(2 * POLL_SECONDS)
@@ -396,7 +398,7 @@ def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, 
         if missing != named or time.monotonic() - told >= REMIND_SECONDS:
             message = f"no answer from {names(missing)}"
             log.info("waiting for members: %s", message)
-            progress.enter("waiting", message)
+            progress.enter(RunState.WAITING, message)
             named, told = missing, time.monotonic()
 
     if config.strategy == "multi_worker_mirrored":

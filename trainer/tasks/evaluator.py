@@ -39,7 +39,7 @@ def run_evaluator(
         return FINISHED
     directory = RunDirectory(config.shared_dir, config.run)
     notifier.ready(f"waiting for a checkpoint of {config.run}")
-    phases = Phases({"evaluating": config.evaluating_timeout_seconds})
+    phases = Phases({Phase.EVALUATING: config.evaluating_timeout_seconds})
     notifier.watch(phases.in_time)
     evaluator: Evaluator | None = None
     program: Any = None

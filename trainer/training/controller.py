@@ -23,6 +23,7 @@ from trainer.run.checkpoints import SLOW_SECONDS, Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.run.records import read_record
+from trainer.states import Phase, RunState
 from trainer.training.evaluation import Results
 from trainer.training.handover import Handover
 from trainer.training.scheduler import Blocks, Schedule, Scheduler
@@ -170,8 +171,8 @@ class Controller:
         self._saved_at = self._logged_at = time.monotonic()
         self._logged_step = self.step
         self._progress.status.step = self.step
-        self._phases.enter("training")
-        self._progress.enter("training")
+        self._phases.enter(Phase.TRAINING)
+        self._progress.enter(RunState.TRAINING)
         if self.epoch_ended:
             self.evaluate()
 
@@ -261,8 +262,8 @@ class Controller:
         now, limit = time.monotonic(), self._config.member_wait_timeout_seconds
         if not alive and self._idle_at is None:
             self._idle_at, self._used = now, self._phases.seconds
-            self._phases.enter("waiting")
-            self._progress.enter("waiting", "no worker answers: going on with the first that is back")
+            self._phases.enter(Phase.WAITING)
+            self._progress.enter(RunState.WAITING, "no worker answers: going on with the first that is back")
         elif not alive and self._idle_at is not None and 0 < limit < now - self._idle_at:
             self.save()
             raise UserError(f"waited {now - self._idle_at:.0f} s (member_wait_timeout_seconds) for a worker: start one")
@@ -271,8 +272,8 @@ class Controller:
             self._logged_at += now - self._idle_at
             self._idle_at = None
             # A worker that comes and goes shall not have the deadline begin anew each time.
-            self._phases.enter("training", self._used)
-            self._progress.enter("training")
+            self._phases.enter(Phase.TRAINING, self._used)
+            self._progress.enter(RunState.TRAINING)
 
     def _look(self) -> None:
         """Do what is due, with calls in flight or without; raises Stopped when asked to stop, once none is."""
@@ -340,7 +341,7 @@ class Controller:
         self.step = int(self._runner.step.numpy())
         if again:
             self._evaluated = -1
-        with self._phases.during("saving"):
+        with self._phases.during(Phase.SAVING):
             if wait:
                 self._settle(last=last)
             # A member that is told to save must save, even when the coordinator's files are there already.
@@ -369,7 +370,7 @@ class Controller:
                 in_step = self._config.strategy == "multi_worker_mirrored"
                 if self._stopping() or in_step or isinstance(error, StalePath):
                     raise
-                self._progress.enter("training", str(error))
+                self._progress.enter(RunState.TRAINING, str(error))
                 time.sleep(PATIENCE_SECONDS)
 
     def _settle(self, *, last: bool) -> None:
@@ -413,16 +414,16 @@ class Controller:
         (done,) = self._runner.agree([int(self._progress.leads and self._evaluated == self.step)])
         if done:
             return {}
-        self._progress.enter("training", "evaluating")
+        self._progress.enter(RunState.TRAINING, "evaluating")
         started = time.monotonic()
-        with self._phases.during("evaluating"):
+        with self._phases.during(Phase.EVALUATING):
             metrics = self._evaluate()
         self._evaluated = self.step
         if self._progress.leads:
             self._results = self._results or Results(self._directory, self._progress.post)
             self._results.publish(self.step, metrics, time.monotonic() - started)
             self._progress.events.write("evaluated", seconds=time.monotonic() - started, message=f"step {self.step}")
-        self._progress.enter("training")
+        self._progress.enter(RunState.TRAINING)
         # Evaluating is no training: the speed that is shown next leaves it out.
         self._logged_at += time.monotonic() - started
         return metrics
