@@ -23,7 +23,7 @@ from trainer.failures import UserError
 from trainer.training.input import own_train_dataset, train_dataset_fn, worker_train_dataset
 from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement
-from trainer.training.step_runner import RemoteStepRunner, fetch_numbers, trace
+from trainer.training.step_runner import RemoteStepRunner, fetch_numbers, one_step, trace_call
 from trainer.training.tf_internals import worker_type_spec
 from trainer.variables import variables_of
 
@@ -166,7 +166,8 @@ def learning_rate(strategy: Any, optimizer: Any, change: float | None) -> dict[s
     Rated.optimizer = staticmethod(optimizer)
     program = Rated()
     runner = RemoteStepRunner(Config(program="a:B"), program, strategy, 1)
-    plain = trace(strategy, runner.model, runner.step, worker_type_spec(runner._iterator))
+    element = worker_type_spec(runner._iterator)
+    plain = trace_call(strategy, one_step(strategy, runner.model), runner.step, element)
     alone = program.build_model()
     whole = tf.distribute.InputContext(num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1)
     batches = iter(program.train_dataset(whole).repeat())
@@ -219,6 +220,54 @@ def set_by_train_step(strategy: Any) -> str:
             return model
 
     return refusal(lambda: RemoteStepRunner(Config(program="a:B"), Sets(), strategy, 2))
+
+
+class Latest(tf.keras.metrics.Mean):
+    """A metric whose states can't be added up."""
+
+    def merge_state(self, metrics: Any) -> Any:
+        raise NotImplementedError
+
+
+def metrics(strategy: Any) -> dict[str, Any]:
+    """What the metrics say when they are reset again and again with calls in flight: 60 calls of 10 steps, 8 a step."""
+
+    class Told(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = tf.keras.metrics.Sum("seen")
+            self.share = tf.keras.metrics.BinaryAccuracy("share")
+            self.latest = Latest("latest")
+
+        def train_step(self, numbers: Any) -> Any:
+            outputs = super().train_step(numbers)
+            ones = tf.ones_like(numbers, tf.float32)
+            self.seen.update_state(ones)
+            self.share.update_state(ones, ones)
+            self.latest.update_state(ones)
+            told = {metric.name: metric.result() for metric in (self.seen, self.share, self.latest)}
+            return {**outputs, **told, "own": tf.reduce_max(numbers)}
+
+    class Tells(Program):
+        def build_model(self) -> Any:
+            model = Told()
+            model.compile(tf.keras.optimizers.SGD(0.0))
+            return model
+
+        def train_dataset(self, context: Any) -> Any:
+            return super().train_dataset(context).repeat()
+
+    runner = RemoteStepRunner(Config(program="a:B"), Tells(), strategy, 2)
+    waiting = [runner.call(10) for _ in range(60)]
+    said = []
+    while waiting:
+        ended = runner.returned()
+        waiting = [call for call in waiting if call not in ended]
+        if ended:
+            said.append(fetch_numbers(runner.over_all_calls(ended[-1].outputs)))
+            runner.reset_metrics()
+    state = [float(tf.reduce_sum(weight)) for weight in [*runner.model.seen.weights, *runner.model.share.weights]]
+    return {"said": said, "on_the_ps": state}
 
 
 def two_replicas(resolver: Any) -> dict[str, Any]:
@@ -350,6 +399,7 @@ def check() -> dict[str, Any]:
         "two_replicas": replicas,
         "refused": refused(strategy),
         "tables": tables(strategy),
+        "metrics": metrics(strategy),
         "set_by_train_step": set_by_train_step(strategy),
     }
     # With one worker the order of the steps is known.

@@ -37,7 +37,6 @@ class Counting:
 
     def __init__(self, twice: int = -1) -> None:
         self.model = tf.Module()
-        self.model.reset_metrics = lambda: None
         self.step = tf.Variable(0, dtype=tf.int64)
         self.most_in_flight = 0
         self._twice = twice
@@ -60,6 +59,14 @@ class Counting:
         self.step.assign_add(2 * call.steps if again else call.steps)
         call.outputs, call.counted = {"loss": np.float32(0.0)}, int(self.step.numpy())
         return [call]
+
+    def over_all_calls(self, outputs: Any) -> Any:
+        return outputs
+
+    def write_metrics(self) -> None:
+        """It has none."""
+
+    reset_metrics = write_metrics
 
     def agree(self, numbers: list[int]) -> list[int]:
         return numbers

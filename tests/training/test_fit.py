@@ -42,6 +42,8 @@ def test_callbacks_are_told_of_each_epoch_and_its_evaluation(epochs: tuple) -> N
     assert [record.get("begins") for record in before] == [0, None, 1]
     assert {"ends", "loss", "accuracy", "val_loss", "val_accuracy"} <= set(before[1])
     assert before[1]["val_accuracy"] > 0.7
+    assert 0.5 < before[1]["accuracy"] < 1
+    assert 0 < before[1]["loss"] < 2
     assert after[-1]["ends"] == 2
     assert after[-1]["val_accuracy"] > 0.9
 

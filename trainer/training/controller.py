@@ -101,8 +101,7 @@ class Controller:
         self._saved_at = self._logged_at = time.monotonic()
         self._save_waits = False
         self._logged_step = 0
-        self.outputs: Any = None
-        """What train_step returned in the call that ended last."""
+        self._outputs: Any = None  # of train_step, in the call that ended last
         self.values: dict[str, float] = {}
         self._results: Results | None = None
         self._evaluated = int((read_record(directory.evaluation) or {}).get("step", -1))
@@ -152,6 +151,11 @@ class Controller:
     @property
     def done(self) -> bool:
         return self.step >= self._config.steps
+
+    @property
+    def outputs(self) -> Any:
+        """What train_step returned in the call that ended last, with metrics over all calls since they were reset."""
+        return self._runner.over_all_calls(self._outputs)
 
     @property
     def final(self) -> bool:
@@ -232,7 +236,7 @@ class Controller:
             self._trained.add(call.worker)
             self._counted = max(self._counted, call.counted)
             self._schedule.returned(call.steps, call.began, call.worker, now)
-            self.outputs = call.outputs
+            self._outputs = call.outputs
         return True
 
     def _wait(self) -> None:
@@ -437,5 +441,5 @@ class Controller:
         speed = (self.step - self._logged_step) / max(now - self._logged_at, 1e-9)
         self._progress.trained(self.step, speed, self.values)
         if self._config.api != "fit":  # an epoch's metrics are Keras's to reset
-            self._runner.model.reset_metrics()
+            self._runner.reset_metrics()
         self._logged_step, self._logged_at = self.step, time.monotonic()

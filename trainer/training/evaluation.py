@@ -22,6 +22,7 @@ from trainer.reporting.status import numbers
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.training.input import WHOLE, check_dataset, check_finite, eval_dataset, trace_dataset
+from trainer.training.metrics import MetricStates, adds_up
 from trainer.training.step_runner import fetch_numbers
 
 log = logging.getLogger(__name__)
@@ -227,16 +228,14 @@ class TestStep:
             self._step = tf.function(model.test_step).get_concrete_function(element_spec)
             model.reset_metrics()
             known = sorted(model.get_metrics_result())
-        self._state = [piece for metric in model.metrics for piece in pieces(metric)]
-        self._initial = [piece.numpy() for piece in self._state]
+        self._states = MetricStates(model.metrics)
         self._evaluate = tf.function(self.run, autograph=False)
         check_told(name, self._step.structured_outputs, known)
 
     def check_adding(self, name: str) -> None:
         """Refuse metrics whose states for parts of the data can't be added up."""
         for metric in self._model.metrics:
-            merges = type(metric).merge_state is not tf.keras.metrics.Metric.merge_state
-            if merges or any(np.any(piece.numpy()) for piece in pieces(metric)):
+            if not adds_up(metric):
                 raise UserError(
                     f"the metric {metric.name!r} of {name} does not begin at zero or has its own merge_state, so that "
                     "its states for parts of the data can't be added up: leave it out, or set evaluation to inline or "
@@ -249,14 +248,8 @@ class TestStep:
 
     def run(self, dataset: tf.data.Dataset) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return the number of examples and the metrics' state after them; call it in a tf.function."""
-        # These live as long as the call, where it runs.
-        state = [
-            tf.Variable(lambda value=value: value, trainable=False, experimental_enable_variable_lifting=False)
-            for value in self._initial
-        ]
-        self._exchange_captures(
-            {id(piece.handle): variable.handle for piece, variable in zip(self._state, state, strict=True)}
-        )
+        state = self._states.in_call()
+        self._states.exchange(self._step, state)
         iterator = iter(dataset)
 
         def take_step(following: tf.experimental.Optional, examples: tf.Tensor) -> Any:
@@ -272,12 +265,6 @@ class TestStep:
         )
         return examples, [variable.read_value() for variable in state]
 
-    def _exchange_captures(self, handles: dict[int, tf.Tensor]) -> None:
-        """Let the traced step work on other variables than it was traced with."""
-        graph = self._step.graph
-        captures = [handles.get(id(capture), capture) for capture in graph.external_captures]
-        self._step.set_external_captures(captures + graph.deferred_external_captures)
-
     def evaluate(self, dataset: tf.data.Dataset) -> dict[str, float]:
         """Evaluate a dataset in this process."""
         return self.results([self._evaluate(dataset)])
@@ -285,16 +272,11 @@ class TestStep:
     def results(self, parts: list[Any]) -> dict[str, float]:
         """Return what the metrics make of what `run` returned for the parts of the data; leaves them reset."""
         check_examples(sum(int(examples) for examples, _ in parts))
-        for piece, first, *others in zip(self._state, *(state for _, state in parts), strict=True):
+        for piece, first, *others in zip(self._states.pieces, *(state for _, state in parts), strict=True):
             piece.assign(sum(others, start=first))
         results = fetch_numbers(self._model.get_metrics_result())
         self._model.reset_metrics()
         return results
-
-
-def pieces(metric: Any) -> list[Any]:
-    """Return the variables of a metric's state; the partitioner may have split one over several ps."""
-    return [piece for variable in metric.weights for piece in (getattr(variable, "variables", None) or [variable])]
 
 
 def check_told(name: str, told: Any, known: list[str]) -> None:

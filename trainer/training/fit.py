@@ -56,7 +56,7 @@ def train_with_fit(config: Config, program: Any, runner: StepRunner, controller:
         )  # fmt: skip
     # In the scope, so that Keras refuses what it can't call under parameter servers.
     with model.distribute_strategy.scope():
-        follow = FollowController(controller)
+        follow = FollowController(runner, controller)
         own = program.callbacks() if hasattr(program, "callbacks") else []
         callbacks = tf.keras.callbacks.CallbackList(
             [follow, *own, StopTogether(runner, controller)],
@@ -83,10 +83,11 @@ def train_with_fit(config: Config, program: Any, runner: StepRunner, controller:
 class FollowController(tf.keras.callbacks.Callback):
     """Makes the calls that the controller wants, and evaluates at an epoch's end, before other callbacks."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, runner: StepRunner, controller: Controller) -> None:
         super().__init__()
         # So that Keras hands over a call's outputs as they are, without waiting for them.
         self._supports_tf_logs = True
+        self._runner = runner
         self._controller = controller
         self._steps = 0  # of the next call; 0 when the epoch has all of its steps
 
@@ -101,6 +102,7 @@ class FollowController(tf.keras.callbacks.Callback):
         self._controller.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._runner.reset_metrics()
         self._prepare()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -108,6 +110,8 @@ class FollowController(tf.keras.callbacks.Callback):
         if not self._steps:
             return
         self._prepare()
+        if not self._steps:  # for Keras's logs of the epoch
+            self._runner.write_metrics()
         if self._controller.done:
             self.model.stop_training = True
 

@@ -74,10 +74,13 @@ class LearningRate:
                 replaced(optimizer, "_compute_current_learning_rate", compute),
             ):
                 yield
-            # Once a call instead of once a step: who asks the optimizer shall see a rate that is about right.
-            shown.assign(schedule(optimizer.iterations))
         else:
             yield
+
+    def show(self) -> None:
+        """Have the optimizer say its schedule's rate, in what is traced: once a call, so that it is about right."""
+        if self._schedule is not None:
+            self._optimizer._current_learning_rate.assign(self._schedule(self._optimizer.iterations))
 
 
 @contextlib.contextmanager

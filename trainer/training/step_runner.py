@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -22,6 +22,7 @@ from trainer.program import build_model
 from trainer.run.checkpoints import COORDINATOR
 from trainer.training.input import own_train_dataset, replica_element_spec, train_dataset_fn
 from trainer.training.learning_rate import LearningRate
+from trainer.training.metrics import CallMetrics, MetricStates
 from trainer.training.tf_internals import Members, is_recovering, make_coordinator, stop_cluster, worker_type_spec
 
 # Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Several steps a
@@ -67,6 +68,15 @@ class StepRunner(Protocol):
     def returned(self) -> list[Call]:
         """Return the calls that have ended since the last time; raises what went wrong in one."""
 
+    def over_all_calls(self, outputs: Any) -> Any:
+        """Return the outputs of the call that ended last, with metrics over all calls since they were reset."""
+
+    def write_metrics(self) -> None:
+        """Let the model's own metrics say the same; nothing may be in flight."""
+
+    def reset_metrics(self) -> None:
+        """Begin the metrics anew."""
+
     def agree(self, numbers: list[int]) -> list[int]:
         """Return the greatest of all members' numbers, place by place: members must do the same at the same time."""
 
@@ -88,9 +98,12 @@ class RemoteStepRunner:
         element = worker_type_spec(self._iterator)
         self._rate = LearningRate(self.model.optimizer)
         self._reports = Reports()
-        self._call = trace(strategy, self.model, self.step, element, self._rate, self._reports)
-        if len(self.model.trainable_variables) <= UNROLLED_VARIABLES:
-            self._call = trace(strategy, self.model, self.step, element, self._rate, self._reports, UNROLLED_STEPS)
+        train_step = trace_step(strategy, self.model, element, self._rate)
+        self._metrics = CallMetrics(self.model)
+        unrolled = UNROLLED_STEPS if len(self.model.trainable_variables) <= UNROLLED_VARIABLES else 1
+        self._call = trace_call(
+            strategy, train_step, self.step, element, self._rate, self._reports, self._metrics.states, unrolled
+        )
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count()
 
@@ -118,9 +131,19 @@ class RemoteStepRunner:
         while (len(self._calls) > 1 or is_quiet) and (report := self._reports.take()):
             # One that ran twice, because its worker died, may have told twice.
             if call := self._calls.pop(report.number, None):
-                call.outputs, call.worker, call.counted = report.outputs, report.worker, report.step
+                (call.outputs, states), call.worker, call.counted = report.told, report.worker, report.step
+                self._metrics.add(states)
                 ended.append(call)
         return ended
+
+    def over_all_calls(self, outputs: Any) -> Any:
+        return self._metrics.over_all_calls(outputs)
+
+    def write_metrics(self) -> None:
+        self._metrics.write()
+
+    def reset_metrics(self) -> None:
+        self._metrics.reset()
 
     def join(self) -> None:
         """Wait for all calls; for scripts, which have nothing else to do meanwhile."""
@@ -160,7 +183,7 @@ class LocalStepRunner:
         self.model, self.step = make_model(program, strategy)
         self._dataset = own_train_dataset(config, program, strategy)
         self._iterator = iter(self._dataset)
-        self._call = trace(strategy, self.model, self.step, self._iterator)
+        self._call = trace_call(strategy, one_step(strategy, self.model), self.step, self._iterator)
         self._ended: list[Call] = []
 
     @property
@@ -182,6 +205,15 @@ class LocalStepRunner:
         ended, self._ended = self._ended, []
         return ended
 
+    def over_all_calls(self, outputs: Any) -> Any:
+        return outputs
+
+    def write_metrics(self) -> None:
+        """They do."""
+
+    def reset_metrics(self) -> None:
+        self.model.reset_metrics()
+
     def close(self) -> Any:
         return None
 
@@ -198,12 +230,12 @@ class LocalStepRunner:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a call tells at its end: its number, its worker's, the step as it was then, and train_step's outputs."""
+    """What a call tells at its end: its number, its worker's, the step as it was then, and what it has to say."""
 
     number: int
     worker: int
     step: int
-    outputs: Any
+    told: Any
 
 
 class Reports:
@@ -217,10 +249,10 @@ class Reports:
         self._queue: Any = None
         self._structure: Any = None
 
-    def put(self, number: tf.Tensor, step: tf.Tensor, outputs: Any) -> None:
+    def put(self, number: tf.Tensor, step: tf.Tensor, told: Any) -> None:
         """Tell of a call, in what is traced."""
-        flat = tf.nest.flatten(outputs, expand_composites=True)
-        self._structure = outputs
+        flat = tf.nest.flatten(told, expand_composites=True)
+        self._structure = told
         with tf.init_scope(), tf.device(COORDINATOR):
             self._queue = tf.queue.FIFOQueue(MOST_REPORTS, [tf.int64, *(value.dtype for value in flat)])
         with tf.device(COORDINATOR):
@@ -235,8 +267,7 @@ class Reports:
             taken = self._queue.dequeue()
         about, *flat = taken if isinstance(taken, list) else [taken]
         number, worker, step = (int(value) for value in about.numpy())
-        outputs = tf.nest.pack_sequence_as(self._structure, flat, expand_composites=True)
-        return Report(number, worker, step, outputs)
+        return Report(number, worker, step, tf.nest.pack_sequence_as(self._structure, flat, expand_composites=True))
 
 
 def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
@@ -247,47 +278,75 @@ def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
         return model, tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=once)
 
 
-def trace(
-    strategy: Any,
-    model: Any,
-    step: Any,
-    iterator: Any,
-    rate: LearningRate | None = None,
-    reports: Reports | None = None,
-    unrolled: int = 1,
-) -> Any:
-    """Trace the packed call; this makes what a lazily built model and its optimizer still lack.
-
-    It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
-    would return otherwise. A call for other processes takes the learning rate as its last argument. `unrolled` is the
-    number of steps in a round of the call's loop; what that leaves over is done first, in rounds of one step.
-    """
+def one_step(strategy: Any, model: Any) -> Callable[[Any], Any]:
+    """Return what does the model's train_step with an iterator's next batches, one for each replica of this process."""
 
     def train_step(iterator: Any) -> Any:
         return reduce_replicas(strategy, strategy.run(model.train_step, args=(next(iterator),)))
 
+    return train_step
+
+
+def trace_step(strategy: Any, model: Any, iterator: Any, rate: LearningRate) -> Any:
+    """Trace one step for other processes, which takes an iterator and the learning rate.
+
+    This makes what a lazily built model and its optimizer still lack.
+    """
+
+    @tf.function
+    def train_step(iterator: Any, value: tf.Tensor) -> Any:
+        with rate.given(value):
+            return one_step(strategy, model)(iterator)
+
+    with strategy.scope(), quiet_tracing():
+        return rate.trace(train_step, iterator)
+
+
+def trace_call(
+    strategy: Any,
+    train_step: Any,
+    counter: Any,
+    iterator: Any,
+    rate: LearningRate | None = None,
+    reports: Reports | None = None,
+    states: MetricStates | None = None,
+    unrolled: int = 1,
+) -> Any:
+    """Trace the packed call, which does `train_step` as often as it is told to and counts that.
+
+    It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
+    would return otherwise: the step's outputs and the metrics' states. A call for other processes takes the learning
+    rate as its last argument, and keeps `states` itself. `unrolled` is the number of steps in a round of the call's
+    loop; what that leaves over is done first, in rounds of one step.
+    """
+
     @tf.function
     def train_call(iterator: Any, order: tf.Tensor, *value: tf.Tensor) -> Any:
         steps = order[0]
-        with rate.given(*value) if rate else contextlib.nullcontext():
+        kept = states.in_call() if states else []
+        if states:
+            states.exchange(train_step, kept)
+        with strategy.scope():
             # At least one: a loop that may not run at all cannot make the outputs.
             for _ in tf.range((steps - 1) % unrolled + 1 if unrolled > 1 else steps):
-                outputs = train_step(iterator)
+                outputs = train_step(iterator, *value)
             if unrolled > 1:
                 for _ in tf.range((steps - 1) // unrolled):
                     for _ in range(unrolled):
-                        outputs = train_step(iterator)
-        # Once a call and at its end, so that a call that is run again on another worker counts once.
-        with tf.control_dependencies(tf.nest.flatten(outputs, expand_composites=True)):
-            step.assign_add(steps)
-        if reports is None:
-            return outputs
-        reports.put(order[1], step.read_value(), outputs)
-        return None
+                        outputs = train_step(iterator, *value)
+            # Once a call and at its end, so that a call that is run again on another worker counts once.
+            with tf.control_dependencies(tf.nest.flatten(outputs, expand_composites=True)):
+                counter.assign_add(steps)
+            if rate:
+                rate.show()
+            if reports is None:
+                return outputs
+            reports.put(order[1], counter.read_value(), (outputs, [state.read_value() for state in kept]))
+            return None
 
-    specs = (iterator, tf.TensorSpec([None], tf.int64))
-    with strategy.scope(), quiet_tracing():
-        return rate.trace(train_call, *specs) if rate else train_call.get_concrete_function(*specs)
+    specs = (iterator, tf.TensorSpec([None], tf.int64), *((rate.spec,) if rate else ()))
+    with quiet_tracing():
+        return train_call.get_concrete_function(*specs)
 
 
 def reduce_replicas(strategy: Any, outputs: Any) -> Any:

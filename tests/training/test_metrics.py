@@ -1,0 +1,24 @@
+"""Metrics of calls that are in flight while the log reads and resets them; input_check.py has the servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def test_each_call_counts_once_whatever_is_reset_meanwhile(input_check: dict[str, Any]) -> None:
+    said = input_check["metrics"]["said"]
+    assert len(said) > 3
+    assert sum(one["seen"] for one in said) == 60 * 10 * 8
+    assert {one["share"] for one in said} == {1.0}
+
+
+def test_what_is_no_metrics_result_stays_the_last_steps(input_check: dict[str, Any]) -> None:
+    assert {one["own"] for one in input_check["metrics"]["said"]} <= {14.0, 15.0}
+
+
+def test_metrics_that_do_not_add_up_are_told_all_the_same(input_check: dict[str, Any]) -> None:
+    assert all("latest" in one for one in input_check["metrics"]["said"])
+
+
+def test_no_worker_writes_to_a_ps_for_them(input_check: dict[str, Any]) -> None:
+    assert input_check["metrics"]["on_the_ps"] == [0.0] * 3
