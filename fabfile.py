@@ -15,8 +15,9 @@ from fleet.cluster import Cluster
 from fleet.drills import rehearsal
 from fleet.errors import FleetError
 from fleet.gpu import check_gpus
-from fleet.inventory import load_inventory, refuse_problems
+from fleet.inventory import load_inventory
 from fleet.ssh import SshHosts
+from fleet.validate import validate as check_inventory
 
 _INVENTORY = "path of the inventory (else PSFLEET_INVENTORY, else ansible.cfg's)"
 _START = {
@@ -35,9 +36,7 @@ def _cluster(context: Context, inventory: str | None, check: bool = False) -> It
     Starting asks for an inventory without fault (`check`); to look and to stop, knowing the tasks is enough.
     """
     try:
-        known = load_inventory(inventory)
-        if check:
-            refuse_problems(known)
+        known = load_inventory(inventory, check=check)
         hosts = SshHosts(known.hosts, context.config)
         try:
             yield Cluster(known, hosts)
@@ -113,6 +112,15 @@ def restart_cluster(
     seconds = _above_zero("timeout", timeout)
     with _cluster(context, inventory, check=True) as cluster, _leaving(_LEFT):
         verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, seconds, restart=True)
+
+
+@task(auto_shortflags=False, help={"json": "print all problems as JSON", "inventory": _INVENTORY})
+def validate(context: Context, json: bool = False, inventory: str | None = None) -> None:
+    """Say what is wrong with the inventory, without asking a host."""
+    try:
+        check_inventory(verbs.Desk(), inventory, json)
+    except FleetError as error:
+        raise Exit(str(error) or None, error.code) from error
 
 
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", "inventory": _INVENTORY})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import OperatorMistake
+from fleet.schema.check import loose_problems
+from fleet.schema.problems import Problem, tell
+from fleet.schema.sources import directories, file_problems, range_problems, variable_files
 from trainer.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,10 +129,90 @@ class Inventory:
         )
 
 
-def load_inventory(given: str | None = None, environment: Mapping[str, str] = os.environ) -> Inventory:
+class HostVariables(Mapping[str, Any]):
+    """One host's variables, each rendered when it is read: one that only a playbook can render harms nobody else."""
+
+    def __init__(self, host: str, raw: Mapping[str, Any], loader: Any) -> None:
+        self._host = host
+        self._raw = raw
+        self._loader = loader
+        self._templar: Any = None
+
+    def __getitem__(self, key: str) -> Any:
+        from ansible.errors import AnsibleError
+
+        try:
+            return _plain(self.render(key))
+        except AnsibleError as error:
+            raise OperatorMistake(
+                f"host '{self._host}': variable '{key}' can't be rendered: {first_line(error)}"
+            ) from error
+
+    def render(self, key: str) -> Any:
+        """Render one, with Ansible's tags, which know where it is written."""
+        value = self._raw[key]
+        if value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "{" not in value):
+            return value  # most are, and a template takes a while
+        if self._templar is None:
+            from ansible.template import Templar
+
+            self._templar = Templar(loader=self._loader, variables=self._raw)
+        return self._templar.template(value)
+
+    @property
+    def tagged(self) -> Mapping[str, Any]:
+        """The same with Ansible's tags, whatever reading one raises."""
+        return _Tagged(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+
+class _Tagged(Mapping[str, Any]):
+    def __init__(self, variables: HostVariables) -> None:
+        self._variables = variables
+
+    def __getitem__(self, key: str) -> Any:
+        return self._variables.render(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What Ansible reads of an inventory, before anything is made of it."""
+
+    name: str
+    groups: Mapping[str, Sequence[str]]  # the names as Ansible tags them, with the places where they are written
+    variables: Mapping[str, HostVariables]
+    problems: Sequence[Problem] = ()  # files that can't be read, where the rest was
+
+
+def load_inventory(
+    given: str | None = None, environment: Mapping[str, str] = os.environ, check: bool = False
+) -> Inventory:
     """Read an inventory: the one given, else PSFLEET_INVENTORY's, else ansible.cfg's.
 
-    Raises OperatorMistake when the path is missing or the groups describe no cluster.
+    Raises OperatorMistake when the path is missing or the groups describe no cluster; with `check`, with everything
+    that `fab validate` finds wrong.
+    """
+    source = read_source(given, environment, lenient=check)
+    if check and (problems := find_problems(source)):
+        raise OperatorMistake(tell([_with_source(source.name, problem) for problem in problems]))
+    return describe(source)
+
+
+def read_source(given: str | None = None, environment: Mapping[str, str] = os.environ, lenient: bool = False) -> Source:
+    """Read groups and variables. With `lenient` what can't be read is a problem among others, and the rest is read.
+
+    Raises OperatorMistake when the path is missing, and without `lenient` for a file that can't be read.
     """
     if (ROOT / "ansible.cfg").is_file():
         os.environ.setdefault("ANSIBLE_CONFIG", str(ROOT / "ansible.cfg"))
@@ -142,25 +226,96 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
     # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = True
     source = _source(given, environment, settings.DEFAULT_HOST_LIST)
+    if absurd := list(range_problems(source)):
+        if lenient:
+            return Source(source, {"all": []}, {}, absurd)
+        raise OperatorMistake(tell(absurd))
     _load_ansible_plugins()
-    loader = DataLoader()
+    broken: list[Problem] = []
+
+    class Loader(DataLoader):
+        """Take a file that can't be read for an empty one, and remember why."""
+
+        def load_from_file(self, file_name: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().load_from_file(file_name, *args, **kwargs)
+            except Exception as error:  # what a broken file makes YAML's reader or Ansible's vault raise
+                problem = _unreadable(str(file_name), error)
+                if problem not in broken:
+                    broken.append(problem)
+                return {}
+
+    loader = Loader() if lenient else DataLoader()
     loader.set_basedir(str(ROOT))
+    _set_vault_secrets(loader)
     try:
-        manager = InventoryManager(loader=loader, sources=[source])
+        try:
+            manager = InventoryManager(loader=loader, sources=[source])
+        except AnsibleError as error:
+            if not lenient:
+                raise
+            if not broken:
+                broken.append(Problem(f"can't be read: {first_line(error)}", file=source))
+            settings.INVENTORY_ANY_UNPARSED_IS_FAILED = False
+            manager = InventoryManager(loader=loader, sources=[source])
         variable_manager = VariableManager(loader=loader, inventory=manager)
-        variables: dict[str, Mapping[str, Any]] = {
-            str(host.name): _HostVariables(
+        variables = {
+            str(host.name): HostVariables(
                 str(host.name), variable_manager.get_vars(host=host, include_hostvars=False), loader
             )
             for host in manager.get_hosts()
         }
     except AnsibleError as error:
         raise OperatorMistake(f"{source} can't be read: {error}") from error
-    groups = {str(group): [str(host) for host in hosts] for group, hosts in manager.get_groups_dict().items()}
+    groups = {group: [str(host) for host in hosts] for group, hosts in manager.get_groups_dict().items()}
+    if lenient and not variables:
+        variables = _variables_of_files(source, loader)
+    return Source(source, groups, variables, broken)
+
+
+def find_problems(source: Source) -> list[Problem]:
+    """List everything that `ansible/preflight.yml` would find wrong, and what keeps Ansible from reading."""
+    from ansible.release import __version__
+    from preflight import control_problems, inventory_problems
+
+    tagged = {host: variables.tagged for host, variables in source.variables.items()}
+    found = [*source.problems, *map(Problem, control_problems(__version__))]
+    if not source.groups.get("all"):
+        return [*found, *loose_problems(tagged)] if source.problems else [*found, *inventory_problems({}, {})]
+    return [
+        *found,
+        *file_problems([source.name], [str(group) for group in source.groups], source.variables),
+        *inventory_problems(source.groups, tagged),
+    ]
+
+
+def refuse_problems(inventory: Inventory) -> None:
+    """Raise OperatorMistake with everything that `ansible/preflight.yml` would find wrong with the inventory."""
+    load_inventory(inventory.source, check=True)
+
+
+def list_notes(inventory: Inventory) -> list[str]:
+    """List what `ansible/preflight.yml` says about a right inventory: which groups stand idle, and the like."""
+    from preflight import preflight_notes
+
+    return preflight_notes(inventory.groups, inventory.variables)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, which may quote a whole file."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def describe(source: Source) -> Inventory:
+    """Make tasks and hosts of what was read; raises OperatorMistake where the groups describe no cluster."""
+    import ansible.constants as settings
+
+    groups = {str(group): list(hosts) for group, hosts in source.groups.items()}
+    variables = source.variables
     try:
         spec = cluster_spec(groups, variables)
     except ClusterSpecError as error:
-        raise OperatorMistake(f"{source}: {error}") from error
+        raise OperatorMistake(f"{source.name}: {error}") from error
     tasks = [
         Task(task["job"], task["index"], task["host"], task["address"], task["port"], task["server"])
         for task in spec["tasks"]
@@ -168,7 +323,7 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
     # Every verb asks the chief's host for the run. What else a cluster needs is for preflight to say, before a start.
     if not any(task.job == "chief" for task in tasks):
         raise OperatorMistake(
-            f"group 'chief' has no task in {source}; expected one host, which fab asks for the run. "
+            f"group 'chief' has no task in {source.name}; expected one host, which fab asks for the run. "
             "Put it under `chief:` there and run `ansible-playbook site.yml`"
         )
     boards = [f"http://{board['address']}:{board['port']}" for board in spec["tensorboard"].values()]
@@ -177,24 +332,54 @@ def load_inventory(given: str | None = None, environment: Mapping[str, str] = os
         name: _host(name, variables[name], settings.DEFAULT_REMOTE_USER, verify_host_keys)
         for name in dict.fromkeys(task.host for task in tasks)
     }
-    return Inventory(source, groups, hosts, tasks, variables, boards[0] if boards else None)
+    return Inventory(source.name, groups, hosts, tasks, variables, boards[0] if boards else None)
 
 
-def refuse_problems(inventory: Inventory) -> None:
-    """Raise OperatorMistake with everything that `ansible/preflight.yml` would find wrong with the inventory."""
-    from ansible.release import __version__
-    from preflight import preflight_problems
-
-    problems = preflight_problems(inventory.groups, inventory.variables, __version__)
-    if problems:
-        raise OperatorMistake("\n".join(f"{inventory.source}: {problem}" for problem in problems))
+def _with_source(source: str, problem: Problem) -> str:
+    return str(problem) if problem.file else f"{source}: {problem}"
 
 
-def list_notes(inventory: Inventory) -> list[str]:
-    """List what `ansible/preflight.yml` says about a right inventory: which groups stand idle, and the like."""
-    from preflight import preflight_notes
+def _unreadable(file: str, error: Exception) -> Problem:
+    """Say which file can't be read, and at which line."""
+    place = getattr(getattr(error, "_orig_exc", None) or error.__cause__, "problem_mark", None)
+    line = place.line + 1 if place is not None else None
+    if line is None and (found := re.search(r":(\d+):\d+\b", str(error))):
+        line = int(found[1])
+    secret = "vault" in str(error).lower()
+    mend = " Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE" if secret else ""
+    return Problem(f"can't be read: {first_line(error).rstrip('.')}.{mend}", file=file, line=line)
 
-    return preflight_notes(inventory.groups, inventory.variables)
+
+def _set_vault_secrets(loader: Any) -> None:
+    """Open vaults as Ansible does: with the password files that its settings name."""
+    import ansible.constants as settings
+
+    if not (settings.DEFAULT_VAULT_PASSWORD_FILE or settings.DEFAULT_VAULT_IDENTITY_LIST):
+        return
+    from ansible.cli import CLI
+    from ansible.errors import AnsibleError
+
+    try:
+        loader.set_vault_secrets(
+            CLI.setup_vault_secrets(loader, settings.DEFAULT_VAULT_IDENTITY_LIST, auto_prompt=False)
+        )
+    except AnsibleError as error:
+        raise OperatorMistake(f"the vault's password can't be read: {first_line(error)}") from error
+
+
+def _variables_of_files(source: str, loader: Any) -> dict[str, HostVariables]:
+    """Where no host could be read, the variables of each file as if they were one host's."""
+    files = [
+        path
+        for directory in directories([source])
+        for kind in ("group_vars", "host_vars")
+        for path in variable_files(directory / kind)
+        if path.is_file()
+    ]
+    contents = {str(path): loader.load_from_file(str(path)) for path in files}
+    return {
+        file: HostVariables(file, content, loader) for file, content in contents.items() if isinstance(content, Mapping)
+    }
 
 
 @cache
@@ -234,6 +419,10 @@ def _host(name: str, variables: Mapping[str, Any], default_user: str | None, ver
     if not verify_host_keys:
         options.setdefault("stricthostkeychecking", "no")
     port = variables.get("ansible_port")
+    if port and not re.fullmatch("[0-9]{1,5}", str(port)):
+        raise OperatorMistake(
+            f"host '{name}' has ansible_port: {port!r}; expected a number from 1 to 65535, such as 22"
+        )
     key = variables.get("ansible_ssh_private_key_file") or variables.get("ansible_private_key_file")
     return Host(
         name=name,
@@ -278,31 +467,6 @@ def _refuse_route(host: str, key: str, option: str) -> None:
         f"host '{host}' has {option!r} in {key}; expected no option there that changes the way to the host. "
         "Put it into ~/.ssh/config (ProxyJump, HostName, IdentityFile, ...), which Ansible and fab both follow"
     )
-
-
-class _HostVariables(Mapping[str, Any]):
-    """One host's variables, each rendered when it is read: one that only a playbook can render harms nobody else."""
-
-    def __init__(self, host: str, raw: Mapping[str, Any], loader: Any) -> None:
-        self._host = host
-        self._raw = raw
-        self._loader = loader
-
-    def __getitem__(self, key: str) -> Any:
-        from ansible.errors import AnsibleError
-        from ansible.template import Templar
-
-        value = self._raw[key]
-        try:
-            return _plain(Templar(loader=self._loader, variables=self._raw).template(value))
-        except AnsibleError as error:
-            raise OperatorMistake(f"host '{self._host}': variable '{key}' can't be rendered: {error}") from error
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._raw)
-
-    def __len__(self) -> int:
-        return len(self._raw)
 
 
 def _plain(value: Any) -> Any:

@@ -28,6 +28,7 @@ from fleet.schema import check, formats  # noqa: E402
 from fleet.schema.definition import definition  # noqa: E402
 from fleet.schema.problems import Problem, name_some, tell  # noqa: E402
 from fleet.schema.reading import Reading, read  # noqa: E402
+from fleet.schema.sources import file_problems  # noqa: E402
 from trainer.config import STRATEGIES, Config  # noqa: E402
 
 Groups = Mapping[str, Sequence[str]]
@@ -40,9 +41,15 @@ COLLECTIONS = ("ansible.posix",)
 COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-client"}
 
 
-def preflight_problems(groups: Groups, hostvars: HostVars, ansible_version: str) -> list[str]:
-    """List everything that is wrong, each with the value and the mend. Empty when all is right."""
-    return [*control_problems(ansible_version), *map(str, inventory_problems(groups, hostvars))]
+def preflight_problems(
+    groups: Groups, hostvars: HostVars, ansible_version: str, sources: Sequence[str] = ()
+) -> list[str]:
+    """List everything that is wrong, each with the value and the mend. Empty when all is right.
+
+    `sources` are the inventory's files and directories, whose group_vars and host_vars are looked at too.
+    """
+    files = file_problems(list(map(str, sources)), list(map(str, groups)), groups.get("all", ()))
+    return [*control_problems(ansible_version), *map(str, files), *map(str, inventory_problems(groups, hostvars))]
 
 
 def inventory_problems(groups: Groups, hostvars: HostVars) -> list[Problem]:

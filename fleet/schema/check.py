@@ -10,7 +10,7 @@ from typing import Any
 from fleet.schema import formats
 from fleet.schema.definition import Variable, definition, meant_group, meant_variable
 from fleet.schema.problems import Problem, name_hosts, name_some, show
-from fleet.schema.reading import Reading
+from fleet.schema.reading import Reading, read
 from trainer.config import Config, ConfigError, key_problem, unknown_key
 
 # TF_CONFIG, which every task gets, has room for some 5,000 members.
@@ -81,8 +81,14 @@ def host_problems(reading: Reading) -> Iterator[Problem]:
 def value_problems(reading: Reading) -> Iterator[Problem]:
     """Refuse unknown variables and wrong values, each once with all the hosts that have it; remove the wrong ones."""
     yield from _unknown(reading)
-    yield from _wrong(reading)
+    yield from _wrong(reading, set(our_hosts(reading.groups)))
     yield from site_problems(reading)
+
+
+def loose_problems(variables: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+    """What is wrong with variables by themselves: {file: its variables}, where the hosts can't be read."""
+    reading = read({"all": list(variables)}, variables)
+    return [*reading.problems, *_unknown(reading), *_wrong(reading, set(variables))]
 
 
 def _unknown(reading: Reading) -> Iterator[Problem]:
@@ -112,8 +118,7 @@ def _unknown(reading: Reading) -> Iterator[Problem]:
             reading.values[host].pop(name, None)
 
 
-def _wrong(reading: Reading) -> Iterator[Problem]:
-    ours = set(our_hosts(reading.groups))
+def _wrong(reading: Reading, ours: set[str]) -> Iterator[Problem]:
     judged: dict[Any, str | None] = {}
     found: dict[tuple[str, str, str], list[str]] = {}
     for host, values in reading.values.items():

@@ -1,0 +1,147 @@
+"""`fab validate`: the whole of an inventory's mistakes, with their places, and never a traceback."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.errors import OperatorMistake
+from fleet.inventory import find_problems, load_inventory, read_source
+from fleet.validate import validate
+from fleet.verbs import Desk
+
+HOSTS = """chief:
+  hosts:
+    head: {ansible_host: 192.0.2.10}
+ps:
+  hosts:
+    store: {ansible_host: 192.0.2.20}
+worker:
+  hosts:
+    train: {ansible_host: 192.0.2.30}
+"""
+SITE = """cluster_shared_dir: /srv/trainer
+cluster_uid: 6006
+trainer_run:
+  program: trainer.examples.digits:Digits
+  evaluation: none
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    (tmp_path / "hosts.yml").write_text(HOSTS)
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text(SITE)
+    return tmp_path
+
+
+def problems(site: Path) -> list[str]:
+    return list(map(str, find_problems(read_source(str(site), lenient=True))))
+
+
+def test_a_right_inventory_is_said_to_be_right(site: Path) -> None:
+    out = io.StringIO()
+    validate(Desk(out), str(site))
+    assert out.getvalue() == f"{site} is right: 3 hosts, 3 tasks\n"
+
+
+def test_json_has_all_problems_with_their_places(site: Path) -> None:
+    (site / "group_vars" / "worker.yml").write_text("worker_tasks: two\n")
+    out = io.StringIO()
+    with pytest.raises(OperatorMistake) as caught:
+        validate(Desk(out), str(site), as_json=True)
+    assert (str(caught.value), caught.value.code) == ("", 2)
+    shown = json.loads(out.getvalue())
+    (problem,) = shown["problems"]
+    assert (shown["right"], problem["hosts"], problem["variable"], problem["value"], problem["line"]) == (
+        False, ["train"], "worker_tasks", "'two'", 1,
+    )  # fmt: skip
+    assert problem["file"] == str(site / "group_vars" / "worker.yml")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("group_vars/all.yml", SITE + "cluster_foo: 1\n", "all.yml:6: unknown variable 'cluster_foo'"),
+        ("group_vars/all.yml", SITE + "  step: 1\n", "all.yml:6: trainer_run: unknown key 'step'"),
+        ("group_vars/workers.yml", "a: 1\n", "no group 'workers', so nobody gets these variables. Did you mean wo"),
+        ("host_vars/trane.yml", "a: 1\n", "no host 'trane', so nobody gets these variables. Did you mean t"),
+        ("hosts.yml", HOSTS + "gpus:\n  hosts:\n    train:\n", "hosts.yml:10: group 'gpus' is none of psfleet's"),
+        ("hosts.yml", HOSTS.replace("train:", "t[1:20000000]:"), "stands for 20000000 hosts; expected 10,000 at most"),
+        ("hosts.yml", HOSTS.replace("train:", "t[1:2000][1:2000]:"), "stands for 4000000 hosts"),
+        ("hosts.yml", HOSTS.replace("192.0.2.30}", "192.0.2.30, ansible_port: ssh}"), "has ansible_port: 'ssh'; e"),
+        ("hosts.yml", HOSTS.replace("192.0.2.30", "'{{ ip }}'"), "ansible_host can't be read: 'ip' is undefined"),
+        ("hosts.yml", "", "the inventory has no hosts"),
+        ("hosts.yml", "[", "hosts.yml"),
+        ("hosts.yml", "\t\x00", "hosts.yml"),
+        ("hosts.yml", "chief: 7\n", "the inventory has no hosts"),
+        ("hosts.yml", "- a\n- b\n", "can't be read"),
+        ("hosts.yml", HOSTS + "all:\n  vars:\n    cluster_uid: " + "9" * 5000 + "\n", "hosts.yml"),
+        ("hosts.yml", HOSTS + "all:\n  vars:\n    a: &a [*a]\n    cluster_uid: 1\n", "can't be read"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_place(site: Path, file: str, text: str, said: str) -> None:
+    (site / file).parent.mkdir(exist_ok=True)
+    (site / file).write_text(text)
+    found = problems(site)
+    assert any(said in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "a: [1\n", "a: 'b\n", "a: b: c\n", "$ANSIBLE_VAULT;1.1;AES256\n6162\n", "\t- x\n",
+        "a: &x *y\n", "a: !!python/object:os.x {}\n",
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_does_not_hide_the_rest(site: Path, broken: str) -> None:
+    (site / "group_vars" / "worker.yml").write_text(broken)
+    (site / "group_vars" / "all.yml").write_text(SITE.replace("6006", "7"))
+    found = problems(site)
+    assert any("worker.yml" in problem and "can't be read" in problem for problem in found), found
+    assert any("cluster_uid is 7" in problem for problem in found), found
+
+
+def test_a_value_whose_vault_is_shut_does_not_hide_the_rest(site: Path) -> None:
+    vault = "worker_tasks: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162636465\nworker_port: 80\n"
+    (site / "group_vars" / "worker.yml").write_text(vault)
+    first, second = problems(site)
+    assert "worker.yml:1: host 'train': worker_tasks can't be read" in first
+    assert "host 'train' has worker_port: 80; expected a number from 1024" in second
+
+
+def test_hosts_that_cannot_be_read_do_not_hide_the_variables(site: Path) -> None:
+    (site / "hosts.yml").write_text("chief: [\n")
+    (site / "group_vars" / "all.yml").write_text(SITE.replace("6006", "'6006'") + "cluster_sharde_dir: /x\n")
+    found = problems(site)
+    assert "hosts.yml:2: can't be read" in found[0]
+    assert any("cluster_uid is '6006'" in problem for problem in found), found
+    assert any("did you mean cluster_shared_dir?" in problem for problem in found), found
+
+
+def test_own_groups_and_variables_are_allowed_as_the_page_says(site: Path) -> None:
+    own = "bastion:\n  hosts:\n    $door:\n      Cluster: 1\nsite_a:\n  hosts:\n    train: {my_tasks: 3}\n"
+    (site / "hosts.yml").write_text(HOSTS + own)
+    refused = problems(site)
+    assert len(refused) == 2, refused
+    (site / "group_vars" / "all.yml").write_text(SITE + 'cluster_own_groups: [bastion, "site_*"]\n')
+    assert problems(site) == []
+
+
+def test_a_missing_inventory_is_the_one_problem() -> None:
+    out = io.StringIO()
+    with pytest.raises(OperatorMistake):
+        validate(Desk(out), "nowhere", as_json=True)
+    shown: dict[str, Any] = json.loads(out.getvalue())
+    assert "there is no inventory 'nowhere'" in shown["problems"][0]["message"]
+
+
+def test_a_start_is_refused_with_every_problem(site: Path) -> None:
+    (site / "group_vars" / "all.yml").write_text(SITE.replace("6006", "7") + "cluster_foo: 1\n")
+    with pytest.raises(OperatorMistake, match=r"(?s)cluster_foo.*cluster_uid is 7"):
+        load_inventory(str(site), check=True)
