@@ -129,7 +129,7 @@ def test_an_epoch_that_a_call_ran_beyond_is_evaluated_and_saved(tmp_path: Path) 
 
 
 def test_an_epoch_is_evaluated_again_when_its_weights_were_lost(tmp_path: Path) -> None:
-    run = Run(tmp_path, checkpoint_seconds=1e9)
+    run = Run(tmp_path, checkpoint_seconds=1e8)
     with pytest.raises(SystemExit):
         run.train(die_after=1)
     run.train()

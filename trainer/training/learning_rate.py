@@ -77,6 +77,7 @@ class LearningRate:
         else:
             yield
 
+    @tf.autograph.experimental.do_not_convert
     def show(self) -> None:
         """Have the optimizer say its schedule's rate, in what is traced: once a call, so that it is about right."""
         if self._schedule is not None:

@@ -21,6 +21,7 @@ class MetricStates:
         self.pieces = [piece for metric in metrics for piece in pieces(metric)]
         self.initial = [piece.numpy() for piece in self.pieces]
 
+    @tf.autograph.experimental.do_not_convert
     def in_call(self) -> list[Any]:
         """Make variables that live as long as the call does in whose trace they are made, and where it runs.
 
@@ -31,6 +32,7 @@ class MetricStates:
             for value in self.initial
         ]
 
+    @tf.autograph.experimental.do_not_convert
     def exchange(self, function: Any, variables: Sequence[Any]) -> None:
         """Let a concrete function, which was traced with the metrics' own variables, work on these."""
         handles = {id(piece.handle): one.handle for piece, one in zip(self.pieces, variables, strict=True)}

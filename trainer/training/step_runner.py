@@ -249,6 +249,7 @@ class Reports:
         self._queue: Any = None
         self._structure: Any = None
 
+    @tf.autograph.experimental.do_not_convert
     def put(self, number: tf.Tensor, step: tf.Tensor, told: Any) -> None:
         """Tell of a call, in what is traced."""
         flat = tf.nest.flatten(told, expand_composites=True)
@@ -320,6 +321,7 @@ def trace_call(
     loop; what that leaves over is done first, in rounds of one step.
     """
 
+    # AutoGraph translates sources, which takes longer than the trace: only these loops need it.
     @tf.function
     def train_call(iterator: Any, order: tf.Tensor, *value: tf.Tensor) -> Any:
         steps = order[0]
