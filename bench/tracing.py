@@ -1,0 +1,98 @@
+"""Where the time goes from a strategy to the first steps, as at each new generation of a run, for two models.
+
+Processor seconds, so that other work counts little: of the coordinator until its calls are traced, and then of all for
+the first step of each of two workers. The servers, two ps among them, are in the same process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from unittest.mock import patch
+
+from bench.tables import print_row
+from bench.tasks import ROOT, clean_environment
+
+PROGRAMS = ("bench.programs:Tiny", "trainer.examples.digits:Digits")
+PARTS = ("make_model", "trace_step", "trace_call")
+WORKERS = 2
+
+
+@contextlib.contextmanager
+def counted(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    began = time.process_time()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.process_time() - began
+
+
+def measure(program: str) -> dict[str, float]:
+    """Make a coordinator's calls in this process and give each worker two of them; returns the seconds by part."""
+    import tensorflow as tf
+
+    from trainer.config import Config
+    from trainer.program import load_program
+    from trainer.tasks.local import local_cluster
+    from trainer.training import step_runner
+
+    jobs = local_cluster(WORKERS, 2)
+    servers = tf.train.ClusterSpec({job: jobs[job] for job in ("worker", "ps")})
+    kept = [
+        tf.distribute.Server(servers, job_name=job, task_index=index)
+        for job in servers.jobs
+        for index in range(servers.num_tasks(job))
+    ]
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs), task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    seconds: dict[str, float] = {}
+    with contextlib.ExitStack() as patched, counted("coordinator", seconds):
+        for part in PARTS:
+            original = getattr(step_runner, part)
+
+            def timed(*args: object, original: object = original, part: str = part, **more: object) -> object:
+                with counted(part, seconds):
+                    return original(*args, **more)  # type: ignore[operator]
+
+            patched.enter_context(patch.object(step_runner, part, timed))
+        runner = step_runner.RemoteStepRunner(Config(program=program), load_program(program), strategy, WORKERS)
+    trained: set[int] = set()
+    while len(trained) < WORKERS:
+        began = time.process_time()
+        call = runner.call(1)
+        runner.join()
+        if call.worker not in trained:
+            seconds[f"worker {len(trained)}"] = time.process_time() - began
+            trained.add(call.worker)
+    assert kept
+    return seconds
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench/tracing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--program", help=argparse.SUPPRESS)  # of a process of its own
+    options = parser.parse_args(arguments)
+    if options.program:
+        print(json.dumps(measure(options.program)), flush=True)
+        os._exit(0)
+    columns = [*PARTS, "coordinator", *(f"worker {number}" for number in range(WORKERS))]
+    print_row("processor time, s", *columns, head=True)
+    for program in PROGRAMS:
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.tracing", "--program", program],
+            cwd=ROOT, env=clean_environment(), check=True, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        seconds = json.loads(done.stdout.splitlines()[-1])
+        print_row(program, *(f"{seconds[column]:.2f}" for column in columns))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
