@@ -23,6 +23,7 @@ from typing import Any
 import jinja2
 import yaml
 from cluster_spec import cluster_spec, host_tasks
+from config_texts import FILTERS
 from preflight import preflight_problems
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,7 +117,9 @@ def render_all(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], directory:
     if problems:
         sys.exit("bench/control: " + "\n".join(problems))
     spec = cluster_spec(members, hostvars)
-    template = jinja2.Environment(autoescape=False).from_string(TEMPLATE.read_text())
+    environment = jinja2.Environment(autoescape=False)
+    environment.filters.update(FILTERS)
+    template = environment.from_string(TEMPLATE.read_text())
     for host in members["all"]:
         (directory / host).mkdir(parents=True, exist_ok=True)
         for task in host_tasks(spec, host):

@@ -10,6 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from cluster_spec import JOBS, _address, _bracketed
 
+OLD_HEADER = "# The whole of this machine's exports: psfleet owns this file."
 CLIENT_GROUPS = (*JOBS, "tensorboard")
 
 
@@ -27,8 +28,30 @@ def nfs_source(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mappi
     return path if host == server else f"{_bracketed(_address(server, hostvars[server]))}:{path}"
 
 
+def without_own_exports(text: str) -> str:
+    """Return what /etc/exports has besides the block that psfleet wrote there before it had a file of its own.
+
+    The block is its header, with the line above it, and the exports of one directory right after it.
+    """
+    lines = text.splitlines(keepends=True)
+    header = next((number for number, line in enumerate(lines) if line.startswith(OLD_HEADER)), None)
+    if header is None:
+        return text
+    first, end = header, header + 1
+    if first and lines[first - 1].startswith("# "):
+        first -= 1
+    served = lines[end].split(" ")[0] if end < len(lines) else ""
+    while end < len(lines) and served.startswith("/") and lines[end].startswith(f"{served} "):
+        end += 1
+    return "".join(lines[:first] + lines[end:])
+
+
 class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Any]:
-        return {"nfs_clients": nfs_clients, "nfs_source": nfs_source}
+        return {
+            "nfs_clients": nfs_clients,
+            "nfs_source": nfs_source,
+            "without_own_exports": without_own_exports,
+        }

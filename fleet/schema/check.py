@@ -129,7 +129,7 @@ def _wrong(reading: Reading, ours: set[str]) -> Iterator[Problem]:
             if variable.schema.get("type") == "object":
                 reason = None if isinstance(value, dict) else ""
             else:
-                key = (name, type(value), value if not isinstance(value, (list, dict)) else repr(value))
+                key = (name, type(value), value if not isinstance(value, (list, dict)) else _as_text(value))
                 if key not in judged:
                     judged[key] = variable.reason_against(value)
                 reason = judged[key]
@@ -141,6 +141,14 @@ def _wrong(reading: Reading, ours: set[str]) -> Iterator[Problem]:
         variable = definition().variables[name]
         text = f"{_subject(variable, value, hosts)}; expected {variable.expected}" + (f" ({reason})" if reason else "")
         yield Problem(text, tuple(hosts), name, value, file, line)
+
+
+def _as_text(value: object) -> str:
+    """A text that two equal values have in common."""
+    try:
+        return repr(value)
+    except ValueError:  # a number of more than 4300 digits, which is refused whatever is beside it
+        return "too long"
 
 
 def _subject(variable: Variable, value: str, hosts: Sequence[str]) -> str:

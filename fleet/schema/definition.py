@@ -53,7 +53,10 @@ class Variable:
 
     def reason_against(self, value: object) -> str | None:
         """Say why a value is refused, perhaps in no words; None where it is right."""
-        error = next(_validator(self.name).iter_errors(value), None)
+        try:
+            error = next(_validator(self.name).iter_errors(value), None)
+        except ValueError:  # its message has the value, and Python writes no number of more than 4300 digits
+            return ""
         return None if error is None else _reason(error)
 
 

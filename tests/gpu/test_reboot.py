@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
+from config_texts import FILTERS
 
 from tests.gpu import machines
 from tests.gpu.chroot import CACHE, ROOT, Machine, run
@@ -189,7 +190,10 @@ def test_the_proof_has_the_rights_of_a_task_and_keeps_what_it_translated(contain
     assert "/var/cache/trainer-cuda" in proof
     assert not {"/var/lib/trainer", "/etc", "/run"} & set(proof)
     # The same of a task: the role's unit, less what a training has and this program hasn't.
-    unit = jinja2.Template((ROOT / "roles/trainer/templates/trainer@.service.j2").read_text()).render(
+    environment = jinja2.Environment(autoescape=False)
+    environment.filters.update(FILTERS)
+    template = environment.from_string((ROOT / "roles/trainer/templates/trainer@.service.j2").read_text())
+    unit = template.render(
         trainer_start_seconds=9,
         trainer_stop_seconds=5,
         trainer_watchdog_seconds=0,

@@ -6,6 +6,7 @@ from pathlib import Path
 import jinja2
 import pytest
 from cluster_spec import ClusterSpecError, cluster_spec, host_tasks
+from config_texts import FILTERS
 from preflight import preflight_problems
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +128,7 @@ def rendered(task):
     environment = jinja2.Environment(
         trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined, autoescape=False
     )
+    environment.filters.update(FILTERS)
     template = environment.from_string(TEMPLATE.read_text())
     return template.render(item=task, ansible_managed="ours", trainer_settings={"shared_dir": "/srv/trainer"})
 

@@ -1,6 +1,7 @@
 """Who mounts the shared path, and from where."""
 
-from nfs import nfs_clients, nfs_source
+import pytest
+from nfs import nfs_clients, nfs_source, without_own_exports
 
 HOSTVARS = {
     # The directory is the server's: clients need not know of it.
@@ -33,3 +34,24 @@ def test_clients_mount_from_the_server_s_address():
 def test_an_ipv6_address_stands_in_brackets():
     hostvars = HOSTVARS | {"store": {"ansible_host": "fd00::1", "cluster_nfs_dir": "/srv/nfs"}}
     assert nfs_source(GROUPS, hostvars, "head") == "[fd00::1]:/srv/nfs"
+
+
+OLD = "# Ansible managed\n# The whole of this machine's exports: psfleet owns this file.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("", ""),
+        ("/data *(ro)\n", "/data *(ro)\n"),
+        (OLD, ""),
+        (OLD + "/srv/nfs 10.0.0.2(rw)\n/srv/nfs 10.0.0.3(rw)\n", ""),
+        (OLD + "/srv/nfs 10.0.0.2(rw)\n/data *(ro)\n", "/data *(ro)\n"),
+        (OLD + "/srv/nfs 10.0.0.2(rw)\n\n/srv/nfs 10.0.0.9(ro)\n", "\n/srv/nfs 10.0.0.9(ro)\n"),
+        ("# mine\n/a b(ro)\n\n" + OLD + "/srv/nfs c(rw)", "# mine\n/a b(ro)\n\n"),
+        (OLD + "\n/srv/nfs 10.0.0.9(ro)\n", "\n/srv/nfs 10.0.0.9(ro)\n"),
+    ],
+)
+def test_of_the_machines_exports_only_the_old_block_is_taken_out(text, left):
+    assert without_own_exports(text) == left
+    assert without_own_exports(left) == left

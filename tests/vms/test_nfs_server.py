@@ -35,6 +35,11 @@ def test_the_cluster_s_addresses_alone_may_mount(host, truth, site):
     assert all("root_squash" in line and "no_root_squash" not in line for line in exported)
 
 
+def test_the_machines_own_exports_are_left_alone(host):
+    assert "psfleet" not in host.file("/etc/exports").content_string
+    assert host.file("/etc/exports.d/psfleet.exports").exists
+
+
 def test_directory_belongs_to_the_one_uid(host, site):
     directory = host.file(site["cluster_nfs_dir"])
     assert (directory.uid, directory.gid, directory.mode) == (site["cluster_uid"], site["cluster_uid"], 0o755)
