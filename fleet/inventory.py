@@ -285,7 +285,7 @@ def find_problems(source: Source) -> list[Problem]:
     return [
         *found,
         *file_problems([source.name], [str(group) for group in source.groups], source.variables),
-        *inventory_problems(source.groups, tagged),
+        *inventory_problems(source.groups, tagged, ROOT),
     ]
 
 

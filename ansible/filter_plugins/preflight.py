@@ -25,6 +25,7 @@ from cluster_spec import (  # noqa: E402
 from gpu_devices import gpu_problems  # noqa: E402
 
 from fleet.schema import check, formats  # noqa: E402
+from fleet.schema.control import control_file_problems  # noqa: E402
 from fleet.schema.definition import definition  # noqa: E402
 from fleet.schema.problems import Problem, name_some, tell  # noqa: E402
 from fleet.schema.reading import Reading, read  # noqa: E402
@@ -42,18 +43,20 @@ COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-cl
 
 
 def preflight_problems(
-    groups: Groups, hostvars: HostVars, ansible_version: str, sources: Sequence[str] = ()
+    groups: Groups, hostvars: HostVars, ansible_version: str, sources: Sequence[str] = (), project: str = ""
 ) -> list[str]:
     """List everything that is wrong, each with the value and the mend. Empty when all is right.
 
-    `sources` are the inventory's files and directories, whose group_vars and host_vars are looked at too.
+    `sources` are the inventory's files and directories, whose group_vars and host_vars are looked at too; `project` is
+    the directory that the program, the locks and the keys are named from.
     """
+    root = Path(project) if project else None
     files = file_problems(list(map(str, sources)), list(map(str, groups)), groups.get("all", ()))
-    return [*control_problems(ansible_version), *map(str, files), *map(str, inventory_problems(groups, hostvars))]
+    return [*control_problems(ansible_version), *map(str, files), *map(str, inventory_problems(groups, hostvars, root))]
 
 
-def inventory_problems(groups: Groups, hostvars: HostVars) -> list[Problem]:
-    """List everything that is wrong with the inventory itself."""
+def inventory_problems(groups: Groups, hostvars: HostVars, root: Path | None = None) -> list[Problem]:
+    """List everything that is wrong with the inventory itself, and with `root` the files that it names there."""
     if not groups.get("all"):
         return [
             Problem(
@@ -70,7 +73,8 @@ def inventory_problems(groups: Groups, hostvars: HostVars) -> list[Problem]:
         *check.host_problems(reading),
         *check.value_problems(reading),
     ]
-    return [*problems, *_cluster_problems(reading)]
+    problems += _cluster_problems(reading)
+    return [*problems, *(control_file_problems(reading, root) if root else ())]
 
 
 def _cluster_problems(reading: Reading) -> Iterator[Problem]:

@@ -26,7 +26,8 @@ def silent_inventory(tmp_path: Path) -> Path:
     groups = [f"{job}:\n  hosts:\n    here:\n" for job in ("chief", "ps", "worker")]
     variables = (
         f"all:\n  hosts:\n    here: {{ansible_host: 127.0.0.1, ansible_port: {port}}}\n"
-        "  vars:\n    cluster_shared_dir: /srv/x\n    cluster_uid: 6006\n    trainer_run: {program: 'a.b:C'}\n"
+        "  vars:\n    cluster_shared_dir: /srv/x\n    cluster_uid: 6006\n"
+        "    trainer_run: {program: 'trainer.examples.digits:Digits'}\n"
     )
     path = tmp_path / "hosts.yml"
     path.write_text("".join(groups) + variables)

@@ -41,14 +41,28 @@ CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 HOSTILE = st.sampled_from([*"$`'\"\\;|&<>(){}[]*?~#%!=:/.- \n\t", "$(id)", "{{ x }}", "..", "//", "%i", "\\x00", "é"])
 TEXT = st.lists(st.one_of(HOSTILE, CHARACTERS, st.text("abcz019.-_:/", max_size=4)), max_size=8).map("".join)
 LABEL = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9-]{0,8}[A-Za-z0-9])?", fullmatch=True)
+
+
+def spoilt(right: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """Right texts with one thing put in somewhere."""
+    return st.builds(lambda text, at, what: text[:at] + what + text[at:], right, st.integers(0, 4), HOSTILE)
+
+
+DIRECTORY = st.lists(LABEL, min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
 ADDRESS = st.one_of(
     TEXT,
+    spoilt(st.one_of(st.ip_addresses().map(str), LABEL)),
     st.ip_addresses().map(str),
     st.ip_addresses(v=6).map(lambda ip: ip.exploded.upper()),
     st.lists(LABEL, min_size=1, max_size=4).map(".".join),
 )
-NAME = st.one_of(TEXT, LABEL, st.from_regex(r"[A-Za-z0-9._-]{1,70}", fullmatch=True))
-PATH = st.one_of(TEXT, st.lists(st.one_of(LABEL, TEXT), max_size=5).map(lambda parts: "/" + "/".join(parts)))
+NAME = st.one_of(
+    TEXT,
+    LABEL,
+    spoilt(st.text("abz09", min_size=2, max_size=6)),
+    st.from_regex(r"[A-Za-z0-9._-]{1,70}", fullmatch=True),
+)
+PATH = st.one_of(TEXT, DIRECTORY, spoilt(DIRECTORY), TEXT.map("/srv/{}".format))
 VALUE = st.recursive(
     st.one_of(
         st.none(),

@@ -1,0 +1,235 @@
+"""What the deployment takes from the control machine: the program, the locks and the keys, looked at before any host.
+
+The program is read, never imported: its libraries may be missing here. So a name that only running would make (by
+`setattr`, `__getattr__` or `from x import *`) counts as being there; the proof on the hosts has the last word.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import glob
+import re
+import subprocess
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet.schema.check import our_hosts, reference_host
+from fleet.schema.definition import definition
+from fleet.schema.problems import Problem, name_hosts, show
+from fleet.schema.reading import Reading
+from trainer.config import PROGRAM_NAME
+from trainer.program import REQUIRED
+
+_LOCKED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^]]*\])?\s*==", re.MULTILINE)
+_KEY_SECONDS = 10
+
+
+def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
+    """Refuse files that are not there or not what they must be; `root` is the project's, which paths start from."""
+    chief = reference_host(reading.groups)
+    if chief is None:
+        return
+    site = reading.values[chief]
+    locks: set[str] = set()
+    for variable in ("release_lock", "release_lock_gpu") if reading.groups.get("gpu") else ("release_lock",):
+        for text in _lock_problems(_lock_of(site, variable), root, locks):
+            yield Problem(text, (chief,), variable, None, *reading.place(chief, variable))
+    run = site.get("trainer_run")
+    name = run.get("program") if isinstance(run, dict) else None
+    # Where the one or the other was refused already, nothing more can be said.
+    known = "release_program" in site or "release_program" not in reading.places[chief]
+    if known and isinstance(name, str) and PROGRAM_NAME.fullmatch(name):
+        for variable, text in _program_problems(name, str(site.get("release_program", "")), root, locks):
+            place = reading.place(chief, variable) if variable == "release_program" else reading.parts.get("program")
+            yield Problem(text, (chief,), variable, show(name), *(place or (None, None)))
+    keys: dict[str, list[str]] = {}
+    for host in our_hosts(reading.groups):
+        values = reading.values[host]
+        if key := values.get("ansible_ssh_private_key_file") or values.get("ansible_private_key_file"):
+            keys.setdefault(key, []).append(host)
+    for key, hosts in keys.items():
+        if (problem := key_problem(root / Path(key).expanduser())) is not None:
+            variable = "ansible_ssh_private_key_file"
+            said = f"{name_hosts(hosts)}: {variable} is {show(key)}, and {problem}"
+            yield Problem(said, tuple(hosts), variable, show(key), *reading.place(hosts[0], variable))
+
+
+def _lock_of(site: Mapping[str, Any], variable: str) -> str:
+    lock = site.get("release_lock", definition().variables["release_lock"].schema["default"])
+    if variable == "release_lock":
+        return str(lock)
+    return str(site.get(variable, "locks/cuda" if lock == "locks/cpu" else f"{lock}-cuda"))
+
+
+def _lock_problems(lock: str, root: Path, names: set[str]) -> Iterator[str]:
+    """What is wrong with a set of locks; adds the distributions that they have to `names`."""
+    path = root / Path(lock).expanduser()
+    files = sorted(path.parent.glob(f"{glob.escape(path.name)}-3.*.txt")) if path.parent.is_dir() else []
+    if not files:
+        short = re.sub(r"(-3\.[0-9]+)?\.txt$", "", lock)
+        mend = f"`make lock LOCK={lock}` writes them" if short == lock else f"Leave out -<python>.txt: {short}"
+        yield f"release_lock is {show(lock)}, and there is no file {path}-<python>.txt, such as -3.11.txt. {mend}"
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            yield f"the lock {file} can't be read: {error}"
+            continue
+        names |= {re.sub("[-_.]+", "_", name[0]).lower() for name in _LOCKED.findall(text)}
+        for number, requirement in _requirements(text):
+            if "==" not in requirement or "--hash=" not in requirement:
+                what = "no version" if "==" not in requirement else "no hash"
+                yield (
+                    f"{file}:{number}: {show(requirement[:60].strip())} has {what}; expected name==version with its "
+                    "hashes, so that nothing else is ever installed. `make lock` writes them"
+                )
+                break
+
+
+def _requirements(text: str) -> Iterator[tuple[int, str]]:
+    """The requirements of a lock, with the number of their first line."""
+    lines = text.splitlines()
+    number = 0
+    while number < len(lines):
+        first, whole = number, lines[number].partition(" #")[0]
+        while whole.rstrip().endswith("\\") and number + 1 < len(lines):
+            number += 1
+            whole = whole.rstrip()[:-1] + lines[number]
+        number += 1
+        if whole.strip() and not whole.lstrip().startswith(("#", "-")):
+            yield first + 1, whole
+
+
+def _program_problems(name: str, given: str, root: Path, locked: set[str]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the program and where it comes from: (variable, text)."""
+    try:
+        sources = dict(_sources(given, root))
+    except (OSError, zipfile.BadZipFile) as error:
+        yield (
+            "release_program",
+            (
+                f"release_program is {show(given)}, and {error}; expected a directory with your package, or a .whl "
+                "file, relative to the project's root"
+            ),
+        )
+        return
+    module, _, attribute = name.partition(":")
+    top = module.partition(".")[0]
+    kit = {
+        f"trainer/{path.relative_to(root / 'trainer').as_posix()}": path for path in (root / "trainer").rglob("*.py")
+    }
+    files: Mapping[str, Any] = kit if top == "trainer" else sources
+    base = module.replace(".", "/")
+    file = next((each for each in (f"{base}.py", f"{base}/__init__.py") if each in files), None)
+    where = "the kit" if top == "trainer" else f"release_program ({given})" if given else "the kit's examples"
+    if file is None:
+        if top not in {each.partition("/")[0].removesuffix(".py") for each in files} and top.lower() in locked:
+            return  # installed with the lock: the hosts' proof looks into it
+        modules = [each.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for each in files]
+        close = difflib.get_close_matches(module, modules, n=1, cutoff=0.6)
+        ask = "Name the directory of your package in release_program, relative to the project's root"
+        mend = f"Did you mean {close[0]}?" if close else ask
+        yield "trainer_run", f"trainer_run: program is {show(name)}, and {where} has no module {module}. {mend}"
+        return
+    source = files[file]
+    try:
+        tree = ast.parse(source.read_bytes() if isinstance(source, Path) else source)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        yield "trainer_run", f"trainer_run: program is {show(name)}, and {file}:{line} is no Python: {error}"
+        return
+    yield from (("trainer_run", text) for text in _object_problems(name, attribute, file, tree))
+
+
+def _sources(given: str, root: Path) -> Iterator[tuple[str, Any]]:
+    """The Python files of the user's program: {path in the release: file, or content}."""
+    if not given:
+        return
+    path = root / Path(given).expanduser()
+    if path.suffix == ".whl" and path.is_file():
+        with zipfile.ZipFile(path) as wheel:
+            for each in wheel.namelist():
+                if each.endswith(".py"):
+                    yield each, wheel.read(each)
+        return
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is neither a directory nor a wheel")
+    base = path.parent if (path / "__init__.py").exists() else path
+    for file in path.rglob("*.py"):
+        if not any(part.startswith(".") or part == "__pycache__" for part in file.relative_to(path).parts):
+            yield file.relative_to(base).as_posix(), file
+
+
+def _object_problems(name: str, attribute: str, file: str, tree: ast.Module) -> Iterator[str]:
+    """Whether a module binds the object, and a class without bases the methods that a program needs."""
+    body: list[ast.stmt] = tree.body
+    found: ast.stmt | None = None
+    for part in attribute.split("."):
+        bound = dict(_bindings(body))
+        if part not in bound:
+            if "*" in bound or "__getattr__" in bound:
+                return
+            close = difflib.get_close_matches(part, [each for each in bound if not each.startswith("_")], n=1)
+            mend = f"Did you mean {close[0]}?" if close else "Name an object of it: package.module:Name"
+            yield f"trainer_run: program is {show(name)}, and {file} has no {part}. {mend}"
+            return
+        found = bound[part]
+        if not isinstance(found, ast.ClassDef):
+            return
+        body = found.body
+    if not isinstance(found, ast.ClassDef) or found.bases or found.keywords or found.decorator_list:
+        return
+    methods = dict(_bindings(found.body))
+    missing = [each for each in REQUIRED if each not in methods]
+    if missing and "__getattr__" not in methods:
+        where = f"{file}:{found.lineno}"
+        yield f"trainer_run: program is {show(name)}, and its class in {where} has no {', '.join(missing)}"
+
+
+def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """The names that statements bind, in the branches of `if`, `try` and `with` too."""
+    for each in body:
+        if isinstance(each, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield each.name, each
+        elif isinstance(each, (ast.Import, ast.ImportFrom)):
+            for alias in each.names:
+                yield (alias.asname or alias.name.partition(".")[0]), each
+        else:
+            for node in ast.walk(each) if isinstance(each, (ast.Assign, ast.AnnAssign, ast.AugAssign)) else ():
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield node.id, each
+            for inner in ("body", "orelse", "finalbody"):
+                yield from _bindings(getattr(each, inner, []))
+            for handler in getattr(each, "handlers", []):
+                yield from _bindings(handler.body)
+
+
+def key_problem(path: Path) -> str | None:
+    """Why a private key opens nothing; None for one that does, or that asks for a passphrase, which an agent knows."""
+    if not path.is_file():
+        return f"there is no file {path}. Name the key that opens the host; a lab's is made by `make lab`"
+    try:
+        text = path.read_bytes()[:100]
+        mode = path.stat().st_mode
+    except OSError as error:
+        return f"it can't be read: {error.strerror}"
+    if text.startswith((b"ssh-", b"ecdsa-")):
+        return "that is a public key; name the file without .pub"
+    if mode & 0o077:
+        return f"others may read it (mode {mode & 0o777:04o}), so ssh refuses it: chmod 600 {path}"
+    try:
+        done = subprocess.run(
+            ["ssh-keygen", "-y", "-P", "", "-f", str(path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_KEY_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # without ssh-keygen there is no ssh either, which is said by itself
+    if done.returncode == 0 or "passphrase" in done.stderr:
+        return None
+    return f"ssh-keygen can't open it: {(done.stderr.strip().splitlines() or ['it is no private key'])[-1][:200]}"

@@ -1,0 +1,159 @@
+"""The program, the locks and the keys are looked at before any host is."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from preflight import inventory_problems
+
+from fleet.schema.control import key_problem
+from tests.unit.hostile import inventory
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = (
+    "# by make lock\nnumpy==2.0 \\\n    --hash=sha256:00 \\\n    --hash=sha256:11\nmy-models[a]==1.0 --hash=sha256:22\n"
+)
+METHODS = "".join(f"    def {name}(self, *args): ...\n" for name in ("build_model", "train_dataset", "eval_dataset"))
+MODULE = f"""import missing_library
+from elsewhere import Borrowed
+if True:
+    class Net:
+{METHODS.replace("    def", "        def")}
+class Heir(Borrowed): pass
+class Bare:
+    def build_model(self): ...
+class Outer:
+    class Inner:
+{METHODS.replace("    def", "        def")}
+made = Net()
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, text in {
+        "locks/cpu-3.11.txt": LOCK,
+        "trainer/__init__.py": "",
+        "trainer/examples/digits.py": f"class Digits:\n{METHODS}",
+        "mine/nets/__init__.py": "",
+        "mine/nets/resnet.py": MODULE,
+        "mine/nets/broken.py": "class Net:\n  def\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def problems(project: Path, program: str = "trainer.examples.digits:Digits", **site: Any) -> list[str]:
+    variables = {"all": {"trainer_run": {"program": program}} | site}
+    return list(map(str, inventory_problems(*inventory({}, variables), project)))
+
+
+@pytest.mark.parametrize(
+    "program", [f"nets.resnet:{name}" for name in ("Net", "Heir", "Outer.Inner", "made", "Borrowed")]
+)
+def test_a_program_is_found_without_its_libraries(project: Path, program: str) -> None:
+    assert problems(project, program, release_program="mine") == []
+    if "resnet" in program:  # one package by itself is named as its directory, too
+        assert problems(project, program, release_program="mine/nets") == []
+
+
+def test_a_program_is_found_in_a_wheel_and_in_a_lock(project: Path) -> None:
+    with zipfile.ZipFile(project / "w.whl", "w") as wheel:
+        wheel.writestr("nets/resnet.py", MODULE)
+    assert problems(project, "nets.resnet:Net", release_program="w.whl") == []
+    assert problems(project, "my_models.x:Net") == []
+    (project / "w.whl").write_text("no zip")
+    assert "expected a directory with your package" in problems(project, release_program="w.whl")[0]
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("nets.resnt:Net", "release_program (mine) has no module nets.resnt. Did you mean nets.resnet?"),
+        ("nets.resnet:Nett", "nets/resnet.py has no Nett. Did you mean Net?"),
+        ("nets.resnet:Outer.Iner", "has no Iner. Did you mean Inner?"),
+        ("nets.resnet:Bare", "has no train_dataset, eval_dataset"),
+        ("nets.broken:Net", "nets/broken.py:2 is no Python"),
+        ("trainer.examples.digit:Digits", "the kit has no module trainer.examples.digit. Did you mean trainer.ex"),
+        ("trainer.examples.digits:Digit", "trainer/examples/digits.py has no Digit. Did you mean Digits?"),
+        ("os.path:join", "has no module os.path"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_program_is_refused(project: Path, program: str, said: str) -> None:
+    (problem,) = problems(project, program, release_program="mine")
+    assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        ({"release_program": "nowhere"}, "nowhere is neither a directory nor a wheel"),
+        ({"release_lock": "locks/nope"}, "`make lock LOCK=locks/nope` writes them"),
+        ({"release_lock": "locks/cpu-3.11.txt"}, "Leave out -<python>.txt: locks/cpu"),
+        ({"release_lock": "locks/[c]pu"}, "and there is no file"),
+    ],
+)
+def test_a_missing_file_is_refused(project: Path, site: dict[str, Any], said: str) -> None:
+    (problem,) = problems(project, **site)
+    assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("lock", "said"),
+    [
+        (LOCK + "loose==1.0\n", "cpu-3.11.txt:6: 'loose==1.0' has no hash"),
+        (LOCK + "loose>=1.0 --hash=sha256:00\n", "has no version"),
+        ("git+https://example.org/x\n", "has no version"),
+        ("\udcff", "can't be read"),
+    ],
+)
+def test_a_lock_without_hashes_is_refused(project: Path, lock: str, said: str) -> None:
+    (project / "locks" / "cpu-3.11.txt").write_bytes(lock.encode(errors="surrogateescape"))
+    (problem,) = problems(project)
+    assert said in problem
+
+
+def test_hosts_with_gpus_need_their_lock(project: Path) -> None:
+    groups, hostvars = inventory({"gpu": ["worker-0", "worker-1"]}, {"all": {"gpu_count": 1}})
+    assert "locks/cuda" in "".join(map(str, inventory_problems(groups, hostvars, project)))
+    (project / "locks" / "cuda-3.11.txt").write_text(LOCK)
+    assert inventory_problems(groups, hostvars, project) == []
+
+
+def test_the_locks_and_examples_that_we_ship_are_right() -> None:
+    for example in ("digits:Digits", "heroes:Heroes", "sync_digits:SyncDigits"):
+        assert problems(ROOT, f"trainer.examples.{example}") == []
+    groups, hostvars = inventory({"gpu": ["worker-0", "worker-1"]}, {"all": {"gpu_count": 1}})
+    assert inventory_problems(groups, hostvars, ROOT) == []
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", f"{path}-shut"], check=True)
+    return path
+
+
+def test_a_key_that_opens_is_right_with_a_passphrase_too(key: Path) -> None:
+    assert key_problem(key) is None
+    assert key_problem(Path(f"{key}-shut")) is None
+
+
+def test_a_key_that_opens_nothing_is_refused(key: Path, project: Path) -> None:
+    spoilt = project / "spoilt"
+    spoilt.write_bytes(key.read_bytes().replace(b"a", b"b"))
+    spoilt.chmod(0o600)
+    assert "ssh-keygen can't open it" in str(key_problem(spoilt))
+    assert "public key" in str(key_problem(Path(f"{key}.pub")))
+    spoilt.chmod(0o644)
+    assert "chmod 600" in str(key_problem(spoilt))
+    (problem,) = problems(project, ansible_ssh_private_key_file="keys/none")
+    assert (
+        "hosts head, ps-0, worker-0 and 1 more: ansible_ssh_private_key_file is 'keys/none', and there is no" in problem
+    )
