@@ -24,6 +24,8 @@ _START = {
     "run": "name of the run to train: a new one starts a new training, an old one goes on",
     "program": "what to train, package.module:Name",
     "detach": "leave as soon as a step is trained, instead of following until the run is finished",
+    "plan": "say what would be done, and do nothing",
+    "allow_missing": "start without hosts that don't answer, where each job has its minimum (cluster_minimum)",
     "timeout": "seconds to wait for the first trained step (default: 300)",
     "inventory": _INVENTORY,
 }
@@ -83,13 +85,17 @@ def start_cluster(
     run: str | None = None,
     program: str | None = None,
     detach: bool = False,
+    plan: bool = False,
+    allow_missing: bool = False,
     timeout: str = "300",
     inventory: str | None = None,
 ) -> None:
-    """Ship changed code and settings, start every task, and follow the training to its end."""
+    """Ship and prove changed code and settings, start every task, and follow the training to its end."""
     seconds = _above_zero("timeout", timeout)
     with _cluster(context, inventory, check=True) as cluster, _leaving(_LEFT):
-        verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, seconds)
+        verbs.start_cluster(
+            cluster, verbs.Desk(), run, program, detach, seconds, plan_only=plan, allow_missing=allow_missing
+        )
 
 
 @task(auto_shortflags=False, help={"inventory": _INVENTORY})
@@ -105,13 +111,17 @@ def restart_cluster(
     run: str | None = None,
     program: str | None = None,
     detach: bool = False,
+    plan: bool = False,
+    allow_missing: bool = False,
     timeout: str = "300",
     inventory: str | None = None,
 ) -> None:
-    """Stop every task, then do as start-cluster does."""
+    """Do as start-cluster does, with every task stopped once what is shipped has proven itself."""
     seconds = _above_zero("timeout", timeout)
     with _cluster(context, inventory, check=True) as cluster, _leaving(_LEFT):
-        verbs.start_cluster(cluster, verbs.Desk(), run, program, detach, seconds, restart=True)
+        verbs.start_cluster(
+            cluster, verbs.Desk(), run, program, detach, seconds, True, plan_only=plan, allow_missing=allow_missing
+        )
 
 
 @task(auto_shortflags=False, help={"json": "print all problems as JSON", "inventory": _INVENTORY})

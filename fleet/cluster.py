@@ -27,6 +27,31 @@ AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 _REMOUNT = "if systemctl cat psfleet-remount >/dev/null 2>&1; then root systemctl start psfleet-remount; fi"
 _TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings /etc/trainer/run.json"
 
+BEFORE = "/opt/trainer/before"
+_WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
+REMEMBER = f"""set -e
+umask 077
+rm -rf {BEFORE}.new
+mkdir -p {BEFORE}.new
+cd /
+ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} >{BEFORE}.new/names 2>/dev/null || true
+tar -cf {BEFORE}.new/files.tar -T {BEFORE}.new/names
+systemctl list-units --plain --no-legend --state=active,activating,reloading "trainer@*.service" |
+  cut -d" " -f1 >{BEFORE}.new/running
+chmod -R go+rX {BEFORE}.new
+rm -rf {BEFORE}
+mv {BEFORE}.new {BEFORE}
+"""
+PUT_BACK = f"""set -e
+tar -tf {BEFORE}/files.tar >/dev/null
+systemctl stop "trainer@*.service"
+systemctl reset-failed "trainer@*.service" 2>/dev/null || true
+cd /
+rm -rf etc/trainer {_WANTED}
+tar -xf {BEFORE}/files.tar
+systemctl daemon-reload
+"""
+
 
 @dataclass
 class Observation:
@@ -92,17 +117,43 @@ class Cluster:
             tasks, "root systemctl reset-failed {units} 2>/dev/null; root systemctl disable --quiet {units}"
         )
 
+    def remember(self, hosts: Iterable[str]) -> None:
+        """Have hosts keep what a start changes: the current release, the tasks' files and units, and which run."""
+        answers = self.hosts.run(dict.fromkeys(hosts, f"root sh -c {shlex.quote(REMEMBER)}"))
+        _refuse_bad_answers(answers, f"{BEFORE} can't be written")
+
+    def put_back(self, hosts: Iterable[str]) -> None:
+        """End what runs on hosts, and bring back the release, files and units that they remember."""
+        answers = self.hosts.run(dict.fromkeys(hosts, f"root sh -c {shlex.quote(PUT_BACK)}"), STOP_SECONDS)
+        _refuse_bad_answers(answers, f"what {BEFORE} holds can't be put back")
+
+    def start_again(self, hosts: Iterable[str]) -> None:
+        """Start what hosts remember as running, whether the inventory knows it still or not."""
+        script = f"root systemctl start --no-block $(cat {BEFORE}/running) 2>&1"
+        answers = self.hosts.run(dict.fromkeys(hosts, f"if [ -s {BEFORE}/running ]; then {script}; fi"))
+        _refuse_bad_answers(answers, "what ran before can't be started")
+
+    def tell_release(self, release: str) -> None:
+        """Have every task know which release the cluster runs; a host that has another one doesn't join."""
+        if self.inventory.is_shared:
+            self._write_shared("release.json", {"release": release})
+
     def select(self, selection: Mapping[str, str]) -> None:
-        """Write the run and program chosen by the operator, read over run.json by every task."""
-        path = f"{self.inventory.shared_dir}/selection.json"
+        """Write the run and program chosen by the operator, read over run.json by every task; none removes the file."""
+        self._write_shared("selection.json", selection)
+
+    def _write_shared(self, name: str, record: Mapping[str, str]) -> None:
+        path = f"{self.inventory.shared_dir}/{name}"
         # Flushed before it takes the old one's place: a power cut leaves the one or the other, never half a file.
         write = f"cat > {shlex.quote(path)}.new && sync {shlex.quote(path)}.new && mv {shlex.quote(path)}.new " + (
             shlex.quote(path)
         )
         script = (
-            f"{_REMOUNT}; printf '%s\\n' {shlex.quote(json.dumps(dict(selection)))} | "
+            f"{_REMOUNT}; printf '%s\\n' {shlex.quote(json.dumps(dict(record)))} | "
             f"{AS_TRAINER} sh -c {shlex.quote('umask 022; ' + write)}"
         )
+        if not record:
+            script = f"{_REMOUNT}; {AS_TRAINER} rm -f {shlex.quote(path)}"
         host = self.inventory.chief.host
         answer = self._ask(host, script)
         if answer.code:

@@ -73,9 +73,11 @@ def is_evaluated(run: Run) -> bool:
 def pick_restarts(inventory: Inventory, units: Mapping[str, Unit], new_run: bool) -> list[Task]:
     """Which tasks must be stopped before the start: for a new run all that read which run it is.
 
-    A server serves the next run too: its coordinator frees what the one before left on it.
+    A server serves the next run too: its coordinator frees what the one before left on it. A host that wasn't asked has
+    no units here.
     """
-    return [task for task in inventory.tasks if new_run and units[task.name].up and not task.server]
+    readers = [task for task in inventory.tasks if task.name in units and not task.server]
+    return [task for task in readers if new_run and units[task.name].up]
 
 
 def find_troubles(

@@ -103,17 +103,18 @@ class Inventory:
     @property
     def steps(self) -> int:
         """How many steps the run settings want."""
-        steps: int = self._run_settings.get("steps", Config.steps)
+        steps: int = self.run_settings.get("steps", Config.steps)
         return steps
 
     @property
     def run_name(self) -> str:
         """The run that the run settings name, which counts until an operator chooses one."""
-        name: str = self._run_settings.get("run", Config.run)
+        name: str = self.run_settings.get("run", Config.run)
         return name
 
     @property
-    def _run_settings(self) -> Mapping[str, Any]:
+    def run_settings(self) -> Mapping[str, Any]:
+        """The inventory's trainer_run."""
         settings = self.variables[self.chief.host].get("trainer_run")
         return settings if isinstance(settings, Mapping) else {}
 

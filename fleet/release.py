@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.inventory import ROOT, Inventory
+from fleet.tables import render_duration
 
-# In one call, so that what preflight derives from the inventory is there for training.
-PLAYBOOKS = [ROOT / "ansible" / name for name in ("preflight.yml", "release.yml", "training.yml")]
+# In one call, so that what preflight derives from the inventory is there for the others.
+STAGE = ("preflight.yml", "release.yml")  # beside what runs
+SWITCH = ("preflight.yml", "training.yml")  # what runs is touched
+
+# Fetching the wheels of a new lock is one task, and the longest; what is silent for longer hangs.
+SILENT_SECONDS = 3600.0
+LOOK_SECONDS = 1.0
 
 # Bits of ansible-playbook's exit code.
 _HOSTS_FAILED = 2
 _HOSTS_UNREACHABLE = 4
+# The task of roles/release that fails on what the operator alone can mend.
+_OPERATORS = "Refuse a program, a run or settings that are wrong"
 
 _RECAP = re.compile(
     r"^(?P<host>\S+)\s+: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<unreachable>\d+)\s+failed=(?P<failed>\d+)",
     re.MULTILINE,
 )
+_TASK = re.compile(r"^(?:TASK|RUNNING HANDLER) \[(?:\S+ : )?(?P<name>.*)\] \**$")
+_RESULT = re.compile(r"^(?P<kind>changed|fatal|failed): \[(?P<host>[^\]\s]+)")
 
 
 @dataclass(frozen=True)
@@ -36,19 +52,94 @@ class Recap:
     failed: int
 
 
-def ship(
-    inventory: Inventory, execute: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
-) -> dict[str, Recap]:
-    """Bring code and settings to every host; running tasks that a change touches are restarted by the playbooks.
+@dataclass(frozen=True)
+class Shipment:
+    """What is to be shipped: the release that is planned, the choice that it is proven with, and how far it goes."""
 
-    Returns each host's recap. Raises with Ansible's output when a host is unreachable or failed.
+    inventory: Inventory
+    playbooks: Sequence[str]
+    release: str
+    selection: Mapping[str, str]
+    without: Sequence[str] = ()
+    """Hosts that are left out."""
+    check: bool = False
+    """Whether nothing is done (Ansible's check mode)."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """What ansible-playbook gets after the playbooks."""
+        told = {"fab_shipment": {"release": self.release, "selection": dict(self.selection)}}
+        arguments = ["--inventory", self.inventory.source, "--extra-vars", json.dumps(told)]
+        if self.without:
+            arguments += ["--limit", ":".join(["all", *(f"!{host}" for host in self.without)])]
+        return arguments + (["--check"] if self.check else [])
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What a shipment did: each host's recap, and by task the hosts that it changed."""
+
+    recaps: Mapping[str, Recap]
+    changes: Mapping[str, Sequence[str]]
+
+
+class Display(Protocol):
+    """Where the output of shipping goes while it runs."""
+
+    def show(self, text: str) -> None:
+        """Say what is waited for, until the next such line."""
+
+    def keep(self, text: str) -> None:
+        """Print a line that stays."""
+
+
+def build_release(inventory: Inventory) -> str:
+    """Return the id of the release that the checkout makes now; raises OperatorMistake where it can't be shipped."""
+    library = ROOT / "roles" / "release" / "library"
+    if str(library) not in sys.path:
+        sys.path.append(str(library))
+    import release_archive
+
+    variables = inventory.variables[inventory.chief.host]
+    program = variables.get("release_program") or ""
+    lock, lock_gpu = locks_of(variables)
+    try:
+        release, _ = release_archive.build(
+            str(ROOT / "trainer"),
+            str(ROOT / Path(program).expanduser()) if program else "",
+            str(ROOT / lock),
+            str(ROOT / lock_gpu) if inventory.groups.get("gpu") else None,
+        )
+    except release_archive.ReleaseError as error:
+        raise OperatorMistake(str(error)) from error
+    return str(release["id"])
+
+
+def locks_of(variables: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the locks, as roles/release/defaults has them too; a test holds the two against each other."""
+    lock = variables.get("release_lock") or "locks/cpu"
+    return lock, variables.get("release_lock_gpu") or ("locks/cuda" if lock == "locks/cpu" else f"{lock}-cuda")
+
+
+def ship(
+    shipment: Shipment, display: Display, popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
+) -> Shipped:
+    """Run the playbooks, and show what they do meanwhile.
+
+    Raises with Ansible's output when a host is unreachable or failed, and when Ansible is silent for SILENT_SECONDS.
     """
-    for playbook in PLAYBOOKS:
+    playbooks = [ROOT / "ansible" / name for name in shipment.playbooks]
+    for playbook in playbooks:
         if not playbook.is_file():
             raise OperatorMistake(f"{playbook} is missing: this checkout is incomplete")
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    done = execute(
-        [_find_ansible(), *map(str, PLAYBOOKS), "--inventory", inventory.source],
+    environment = {
+        **os.environ,
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    process = popen(
+        [_find_ansible(), *map(str, playbooks), *shipment.arguments],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -56,10 +147,15 @@ def ship(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    recaps = parse_recap(done.stdout)
-    if done.returncode:
-        raise _failure(done.returncode, done.stdout, recaps, inventory)
-    return recaps
+    try:
+        output = "".join(_follow(process, display))
+        code = process.wait()
+    finally:
+        _end(process)
+    recaps = parse_recap(output)
+    if code:
+        raise _failure(code, output, recaps, shipment.inventory)
+    return Shipped(recaps, parse_changes(output))
 
 
 def parse_recap(output: str) -> dict[str, Recap]:
@@ -70,16 +166,92 @@ def parse_recap(output: str) -> dict[str, Recap]:
     }
 
 
+def parse_changes(output: str, kind: str = "changed") -> dict[str, list[str]]:
+    """Read by task the hosts of the results of a kind."""
+    changes: dict[str, list[str]] = {}
+    task = ""
+    for line in output.splitlines():
+        if header := _TASK.match(line):
+            task = header["name"]
+        elif (result := _RESULT.match(line)) and result["kind"] == kind:
+            hosts = changes.setdefault(task, [])
+            if result["host"] not in hosts:  # a loop has a line for each item
+                hosts.append(result["host"])
+    return changes
+
+
+def _follow(process: subprocess.Popen[str], display: Display) -> Iterator[str]:
+    """Hand on Ansible's lines, and say each second which task is waited for."""
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    assert process.stdout is not None
+    stdout = process.stdout
+
+    def read() -> None:
+        for line in stdout:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True, name="ansible").start()
+    task, begun, heard = "Ansible starts", time.monotonic(), time.monotonic()
+    while True:
+        now = time.monotonic()
+        display.show(f"shipping: {task}" + (f" ({render_duration(now - begun)})" if now - begun >= 2 else ""))
+        try:
+            line = lines.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            if time.monotonic() - heard > SILENT_SECONDS:
+                raise ClusterTrouble(
+                    f"shipping was ended: nothing was heard for {render_duration(SILENT_SECONDS)} of the task "
+                    f"{task!r}. See which host it waits for: ansible-playbook -v site.yml"
+                ) from None
+            continue
+        if line is None:
+            return
+        heard = time.monotonic()
+        if header := _TASK.match(line):
+            task, begun = header["name"], heard
+        elif (result := _RESULT.match(line)) and result["kind"] != "failed":
+            if result["kind"] == "fatal":
+                display.keep(f"{result['host']}: {task}: " + ("unreachable" if "UNREACHABLE" in line else "failed"))
+            else:
+                display.keep(f"{result['host']}: {task}")
+        yield line
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Leave no Ansible behind, also where somebody left with Ctrl-C."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 def _failure(code: int, output: str, recaps: dict[str, Recap], inventory: Inventory) -> FleetError:
     message = f"{output.rstrip()}\n\nnot everything was shipped: ansible-playbook ended with code {code}, see above"
     unreachable = {host: "Ansible could not reach it" for host, recap in recaps.items() if recap.unreachable}
     if code & _HOSTS_UNREACHABLE and unreachable:
         return HostsUnreachable(unreachable, message)
+    if _OPERATORS in parse_changes(output, "fatal"):
+        # What it did before was right, and would only hide the value that is wrong.
+        return OperatorMistake("\n".join(_messages(output)) or message)
     failed = {host for host, recap in recaps.items() if recap.failed}
     # What fails on the control machine, or before any host is asked, is in the checkout or in the inventory.
     if code & _HOSTS_FAILED and failed & set(inventory.hosts):
         return ClusterTrouble(message)
     return OperatorMistake(message)
+
+
+def _messages(output: str) -> list[str]:
+    """Read what the tasks that failed say, each message once."""
+    found: dict[str, None] = {}
+    for line in output.splitlines():
+        if line.startswith("fatal: "):
+            with contextlib.suppress(ValueError):
+                found.setdefault(str(json.loads(line.partition(" => ")[2]).get("msg")))
+    return list(found)
 
 
 def _find_ansible() -> str:

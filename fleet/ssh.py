@@ -6,6 +6,7 @@ import logging
 import math
 import random
 import shlex
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +32,9 @@ LOGIN_SECONDS = 20  # for sshd's first line, and again for the key
 # The longest that opening a host takes: knocking twice in vain (see `_open`), then TCP, first line, key, channel.
 OPEN_SECONDS = 2 * 3 + CONNECT_SECONDS + 2 * LOGIN_SECONDS + CONNECT_SECONDS
 ANSWER_SECONDS = 30
+# As ansible.cfg has it for OpenSSH: a host that vanishes in the middle of an answer is given up after 45 s.
+KEEPALIVE_SECONDS = 15
+KEEPALIVES_LOST = 3
 MOST_AT_ONCE = 64
 
 # Prepended to every script: `root CMD` runs a command as root, whoever logged in.
@@ -150,7 +154,8 @@ class SshHosts:
             channel.exec_command(f"sh -c {shlex.quote(PREAMBLE + script)}")
             for text in channel.makefile("r"):
                 line(text.rstrip("\r\n"))
-            return Answer(code=channel.recv_exit_status())
+            code = channel.recv_exit_status()
+            return Answer(code=code) if code >= 0 else Answer(unreachable="the connection was lost")
         except (OSError, EOFError, SSHException) as error:
             return Answer(unreachable=self._reason(host, error))
 
@@ -158,7 +163,9 @@ class SshHosts:
         connection = self._connections.get(host.name)
         if connection is None:
             connection = self._connections[host.name] = self._connection(host)
-        _open(connection)
+        if not connection.is_connected:
+            _open(connection)
+            keep_alive(connection)
         return connection
 
     def _connection(self, host: Host) -> Connection:
@@ -229,6 +236,22 @@ def _open(connection: Connection) -> None:
             if not turned_away or not attempts_left:
                 raise
         time.sleep(random.uniform(0.2, 1.0))
+
+
+def keep_alive(connection: Connection) -> None:
+    """Have a connection, and those of its jump hosts, end when nobody has heard of the other side for 45 s.
+
+    Paramiko sends keepalives and counts no answers; the kernel knows which bytes were never acknowledged. A host behind
+    a jump host has no socket here: each script has its own limit there.
+    """
+    link: object = connection
+    while isinstance(link, Connection):
+        link.transport.set_keepalive(KEEPALIVE_SECONDS)
+        if isinstance(link.transport.sock, socket.socket):
+            link.transport.sock.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * KEEPALIVE_SECONDS * KEEPALIVES_LOST)
+            )
+        link = link.gateway
 
 
 class UnknownHostKey(SSHException):

@@ -78,6 +78,11 @@ class ProgressLine:
             self._last = self._clock()
             self._text = text
 
+    def keep(self, text: str) -> None:
+        """Print a line that stays, and leave the one that is rewritten."""
+        self.end()
+        put(self._stream, f"{text}\n")
+
     def end(self) -> None:
         """Leave the line; what is printed next starts on its own."""
         if self._terminal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -13,7 +13,9 @@ from fleet import decision, report
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.inventory import Inventory, Task, list_notes
-from fleet.release import Recap, ship
+from fleet.plan import Plan, make_plan, render_plan
+from fleet.quorum import chosen_minimum, find_shortages
+from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_release, ship
 from fleet.run import Run
 from fleet.tables import ProgressLine, put
 from fleet.units import Health
@@ -30,6 +32,13 @@ SILENCE_SECONDS = 180.0
 EVALUATION_SECONDS = 180.0
 
 
+def _ask(question: str) -> bool:
+    """Put a question to the operator; no where nobody sits at a terminal."""
+    if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    return input(question).strip().lower() in ("y", "yes")
+
+
 @dataclass
 class Desk:
     """Where a verb writes and how it tells time; a test brings its own."""
@@ -37,7 +46,9 @@ class Desk:
     out: TextIO = field(default_factory=lambda: sys.stdout)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    ship: Callable[[Inventory], dict[str, Recap]] = ship
+    ship: Callable[[Shipment, Display], Shipped] = ship
+    build: Callable[[Inventory], str] = build_release
+    ask: Callable[[str], bool] = _ask
 
     def say(self, text: str) -> None:
         put(self.out, f"{text}\n")
@@ -51,50 +62,77 @@ def start_cluster(
     detach: bool = False,
     timeout: float = 300.0,
     restart: bool = False,
+    plan_only: bool = False,
+    allow_missing: bool = False,
 ) -> None:
-    """Ship code and settings, select, start, and watch until a step is trained (`detach`) or the run is finished.
+    """Plan, ship beside what runs and prove it there; then stop, select, start, and watch.
+
+    It watches until a step is trained (`detach`) or the run is finished. What fails before the proof changes nothing;
+    what fails after it, before a step is trained, puts back what was there before.
 
     Raises a FleetError when the cluster doesn't get there.
     """
     inventory = cluster.inventory
     decision.choose(run_name, program, {}, None)  # a wrong name is said before any host is asked
-    before = _observe_all(cluster, desk, settings=True)
+    release = desk.build(inventory)
+    before = cluster.observe(settings=True)
+    if before.unreachable:
+        desk.say(report.render_tasks(report.task_rows(inventory, before)))
+        _agree_on_missing(inventory, desk, before.unreachable, allow_missing)
     cluster.refuse_when_not_installed(before)
     choice = decision.choose(run_name, program, before.selection, before.run, inventory.run_name)
     if before.run and decision.is_finished(before.run, inventory) and not choice.new:
         desk.say(report.render_summary(inventory, before.run))
         desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
         return
-    if restart:
-        _stop(cluster, desk, before)
-    else:
-        # Before anything is shipped: it belongs to the new run, and no task of the old one shall restart on it.
-        _stop(cluster, desk, before, decision.pick_restarts(inventory, before.units, choice.new))
+    plan = make_plan(inventory, before, release, choice, restart)
     for note in list_notes(inventory):
         desk.say(note)
-    _ship(cluster, desk, before)
-    if choice.write:
-        cluster.select(choice.selection)
-    ready = _observe_all(cluster, desk)
-    cluster.refuse_when_not_configured(ready)
-    # Asked only now: new code, or another choice, may be the mend.
-    if ready.run_error:
-        raise ready.run_error
-    idle = [task for task in inventory.tasks if not ready.units[task.name].up]
-    begun = desk.clock()
-    cluster.start(inventory.tasks)
+    desk.say(render_plan(plan))
+    if plan_only:
+        _show_changes(desk, plan)
+        return
+    try:
+        plan, _ = _ship_to_those_there(desk, plan, STAGE, allow_missing)
+        cluster.remember(plan.hosts)
+    except BaseException:
+        desk.say("nothing was stopped, switched or selected: what ran goes on")
+        raise
+    try:
+        _stop(cluster, desk, before, plan.stop)
+        plan, shipped = _ship_to_those_there(desk, plan, SWITCH, allow_missing)
+        changed = _compare(cluster, desk, plan, before, shipped)
+        if choice.write:
+            cluster.select(choice.selection)
+        ready = _observe_all(cluster, desk, plan.hosts)
+        cluster.refuse_when_not_configured(ready)
+        # Asked only now: new code, or another choice, may be the mend.
+        if ready.run_error:
+            raise ready.run_error
+        idle = [task for task in plan.tasks if not ready.units[task.name].up]
+        begun = desk.clock()
+        cluster.start(plan.tasks)
+    except BaseException:
+        _put_back(cluster, desk, plan, before)
+        raise
     names = ", ".join(task.name for task in idle)
     desk.say(f"started {names}" if idle else "every task runs already")
-    watch = _Watch(cluster, desk, ready.clocks[inventory.chief.host], begun)
+    watch = _Watch(cluster, desk, ready.clocks[inventory.chief.host], begun, plan.hosts)
     try:
-        run = watch.until_trained(timeout)
+        try:
+            run = watch.until_trained(timeout)
+        except (ClusterTrouble, OperatorMistake):
+            watch.progress.end()
+            if (changed or choice.write) and not watch.timed_out:
+                _put_back(cluster, desk, plan, before)
+            raise
         if detach:
             desk.say(f"run {run.run} trains: {report.render_progress(run)}")
             desk.say(report.render_tasks(report.task_rows(inventory, cluster.observe())))
             return
         run = watch.until_finished()
         seconds = desk.clock() - begun
-        evaluated = inventory.evaluator is None or watch.until_evaluated(run)
+        evaluated = inventory.evaluator not in plan.tasks or watch.until_evaluated(run)
     finally:
         watch.progress.end()
     desk.say(report.render_summary(inventory, watch.run or run, seconds, watch.steps_per_second))
@@ -200,8 +238,9 @@ def show_runs(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
 class _Watch:
     """Look at a started cluster until it is where the operator wants it."""
 
-    def __init__(self, cluster: Cluster, desk: Desk, started: float, begun: float) -> None:
+    def __init__(self, cluster: Cluster, desk: Desk, started: float, begun: float, hosts: Sequence[str]) -> None:
         self._cluster = cluster
+        self._hosts = hosts
         self._desk = desk
         self._inventory = cluster.inventory
         self._started = started  # by the clock of the chief's host, which stamps the run's state too
@@ -216,6 +255,7 @@ class _Watch:
         self._units_took = 0.0
         self._took = 0.0  # the last look at the run
         self._trained = False
+        self.timed_out = False
         self._observation = Observation()
         self.run: Run | None = None
         self.progress = ProgressLine(desk.out, clock=desk.clock)
@@ -228,6 +268,7 @@ class _Watch:
                 self._trained = True
                 return run
             if self._desk.clock() - self._begun > timeout:
+                self.timed_out = True
                 raise self._describe_timeout(timeout)
             self.progress.show(
                 report.render_progress(run)
@@ -273,7 +314,7 @@ class _Watch:
         pause = max(UNITS_SECONDS, UNITS_SHARE * self._units_took) if self._trained else UNITS_SECONDS
         whole = self._units_at is None or now - self._units_at >= pause
         chief = self._inventory.chief
-        seen = self._cluster.observe(None if whole else [chief.host])
+        seen = self._cluster.observe(self._hosts if whole else [chief.host])
         self._took = self._desk.clock() - now
         if whole:
             self._units_at = self._desk.clock()
@@ -338,7 +379,7 @@ class _Watch:
         return run.step > self._first_step
 
     def _describe_timeout(self, timeout: float) -> FleetError:
-        seen = self._cluster.observe()
+        seen = self._cluster.observe(self._hosts)
         late: dict[Task, str] = {}
         for task in self._inventory.tasks:
             unit = seen.units.get(task.name)
@@ -351,34 +392,124 @@ class _Watch:
         return HostsUnreachable(seen.unreachable, str(trouble)) if seen.unreachable else trouble
 
 
-def _observe_all(cluster: Cluster, desk: Desk, settings: bool = False) -> Observation:
-    """Observe every host; show what is known and raise when one is unreachable."""
-    observation = cluster.observe(settings=settings)
+def _agree_on_missing(inventory: Inventory, desk: Desk, missing: Mapping[str, str], allowed: bool) -> None:
+    """Raise unless a start may go on without hosts that don't answer.
+
+    It may where each job has its minimum, and the operator says so: with cluster_minimum, with `allowed`, or when asked
+    on a terminal.
+    """
+    shortages = find_shortages(inventory, missing)
+    if shortages:
+        raise HostsUnreachable(
+            missing,
+            f"Nothing was started: {'; '.join(shortages)}. Bring the host back, take it out of the inventory and run "
+            "`ansible-playbook site.yml`, or lower cluster_minimum",
+        )
+    away = ", ".join(task.name for task in inventory.tasks if task.host in missing)
+    if allowed or chosen_minimum(inventory):
+        return
+    if not desk.ask(f"{', '.join(missing)} can't be reached. Start without {away}? [y/N] "):
+        raise HostsUnreachable(
+            missing,
+            f"Nothing was started. Bring the host back, or start without {away}: --allow-missing, or cluster_minimum "
+            "in the inventory",
+        )
+
+
+def _observe_all(cluster: Cluster, desk: Desk, hosts: Sequence[str], settings: bool = False) -> Observation:
+    """Observe the hosts that take part; show what is known and raise when one is unreachable."""
+    observation = cluster.observe(hosts, settings=settings)
     if observation.unreachable:
         desk.say(report.render_tasks(report.task_rows(cluster.inventory, observation)))
         raise HostsUnreachable(
-            observation.unreachable,
-            "Nothing was started. Bring the host back, or take it out of the inventory and run "
-            "`ansible-playbook site.yml`",
+            observation.unreachable, "It answered before. Start again when it is back, or without it"
         )
     return observation
 
 
-def _ship(cluster: Cluster, desk: Desk, before: Observation) -> None:
-    recaps = desk.ship(cluster.inventory)
+def _ship(desk: Desk, plan: Plan, playbooks: Sequence[str], check: bool = False) -> Shipped:
+    """Run playbooks on the hosts that take part, and show meanwhile what they do."""
+    shipment = Shipment(
+        plan.inventory, playbooks, plan.release, plan.choice.selection, without=list(plan.missing), check=check
+    )
+    progress = ProgressLine(desk.out, clock=desk.clock)
+    try:
+        return desk.ship(shipment, progress)
+    finally:
+        progress.end()
+
+
+def _ship_to_those_there(desk: Desk, plan: Plan, playbooks: Sequence[str], allowed: bool) -> tuple[Plan, Shipped]:
+    """Ship; go on without a host that dies meanwhile, where a start may. Return the plan without it."""
+    while True:
+        try:
+            return plan, _ship(desk, plan, playbooks)
+        except HostsUnreachable as error:
+            lost = {host: reason for host, reason in error.reasons.items() if host in plan.hosts}
+            if not lost:
+                raise
+            _agree_on_missing(plan.inventory, desk, {**plan.missing, **lost}, allowed)
+            plan = plan.without(lost)
+            desk.say(f"going on without {', '.join(lost)}")
+
+
+def _show_changes(desk: Desk, plan: Plan) -> None:
+    """Say what the switch would change on the hosts; nothing is done, and nothing is shipped that could be proven."""
+    changes = _ship(desk, plan, SWITCH, check=True).changes
+    for task, hosts in changes.items():
+        desk.say(f"  change  {task}: {', '.join(hosts)}")
+    desk.say("nothing was done, and nothing is proven yet: that needs the release on the hosts")
+
+
+def _compare(cluster: Cluster, desk: Desk, plan: Plan, before: Observation, shipped: Shipped) -> bool:
+    """Say what the switch to a release and its settings changed; return whether that is anything."""
+    recaps = shipped.recaps
     changed = [host for host, recap in recaps.items() if recap.changed and host in cluster.inventory.hosts]
-    after = _observe_all(cluster, desk, settings=True)
+    after = _observe_all(cluster, desk, plan.hosts, settings=True)
     moved = {host for host, release in after.releases.items() if release != before.releases[host]}
     configured = {host for host, settings in after.settings.items() if settings != before.settings[host]}
-    shipped = {*changed, *moved, *configured}
+    touched = {*changed, *moved, *configured}
     if not after.release:
         raise ClusterTrouble(f"after shipping, the hosts' code differs: {report.render_release(after)}")
     what = " and ".join(name for name, hosts in (("code", moved), ("settings", configured)) if hosts)
-    said = f"shipped to {len(shipped)} of {len(after.releases)} hosts" + (f" ({what})" if what else "")
-    desk.say(f"release {after.release}: {said if shipped else 'unchanged'}")
+    said = f"shipped to {len(touched)} of {len(after.releases)} hosts" + (f" ({what})" if what else "")
+    desk.say(f"release {after.release}: {said if touched else 'unchanged'}")
+    return bool(moved or configured)
 
 
-def _stop(cluster: Cluster, desk: Desk, seen: Observation, tasks: list[Task] | None = None) -> None:
+def _put_back(cluster: Cluster, desk: Desk, plan: Plan, before: Observation) -> None:
+    """Bring back the run, the release, the files and what ran; say what can't be, and leave the error to the caller."""
+    ran = [task.name for task in cluster.inventory.tasks if task.name in before.units and before.units[task.name].up]
+    desk.say("it failed after the switch: what was there before is put back")
+    seen = cluster.observe(plan.hosts)
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("stop the new tasks", lambda: _stop(cluster, desk, seen)),
+        ("put back release, settings and units", lambda: cluster.put_back(plan.hosts)),
+        (
+            "name the release to the tasks",
+            lambda: cluster.tell_release(before.releases[plan.inventory.chief.host] or ""),
+        ),
+        ("start what ran before", lambda: cluster.start_again(plan.hosts)),
+    ]
+    if plan.choice.write:
+        steps.insert(2, ("select what was selected before", lambda: cluster.select(before.selection)))
+    failed = False
+    for what, step in steps:
+        try:
+            step()
+        except FleetError as error:
+            failed = True
+            desk.say(f"could not {what}: {error}")
+    if failed:
+        desk.say("not everything was put back: see above, and fab status")
+    else:
+        chosen = f"run {before.run.run}" if before.run else "no run"
+        releases = ", ".join(sorted({release or "none" for release in before.releases.values()}))
+        again = f"started again: {', '.join(ran)}" if ran else "nothing ran, and nothing was started"
+        desk.say(f"put back: {chosen}, release {releases}; {again}")
+
+
+def _stop(cluster: Cluster, desk: Desk, seen: Observation, tasks: Sequence[Task] | None = None) -> None:
     """Stop tasks (every one that isn't down when none are given): those that train, the evaluator, then the servers.
 
     What trains stops at once: each of several members that train in step saves and stops when one of them is asked to,

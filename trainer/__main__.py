@@ -11,7 +11,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +24,14 @@ from trainer.reporting.logs import set_up_logging
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import describe, describe_all, read_all, read_status
 from trainer.run.directory import RunDirectory
+from trainer.run.release import MissedRelease, refuse_missed_release
 from trainer.run.selection import apply_selection
 from trainer.runtime import prepare_tensorflow
 from trainer.tasks.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
 from trainer.warm_start import die_with_parent, end
 
 log = logging.getLogger("trainer")
+RELEASE_SECONDS = 10.0
 
 
 def main(argv: list[str], environment: Mapping[str, str]) -> int:
@@ -45,6 +48,10 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
             return show_status(options, environment)
         if options.command == "runs":
             return show_runs(options, environment)
+        if options.command == "check":
+            from trainer.check import run_check
+
+            return run_check(options, environment)
         return run_task(options, environment)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -52,6 +59,7 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
+    from trainer.check import add_check_options
     from trainer.tasks.local import add_local_options
 
     parser = argparse.ArgumentParser(
@@ -79,6 +87,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         add_run_options(command)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("--shared-dir", help="the shared path, instead of the settings'")
+    check = commands.add_parser("check", help="prove this release, beside whatever runs; it writes nothing")
+    add_check_options(check)
     return parser.parse_args([with_hyphens(argument) for argument in argv])
 
 
@@ -152,11 +162,23 @@ def become_task(
     if missing:
         log.error("%s", missing)
         return TRY_AGAIN
+    link, own = environment.get("TRAINER_RELEASE"), Path.cwd()
+
+    def selected() -> Config:
+        config = read_config(options, environment)
+        refuse_missed_release(config, Path(link) if link else None, own)
+        return config
+
+    missed = find_missed_release(selected)
+    if missed:
+        log.error("%s", missed)
+        notifier.status(missed)
+        return TRY_AGAIN
     if is_server(cluster):
         from trainer.tasks.server import run_server
 
         try:
-            run_server(cluster, notifier, lambda: read_config(options, environment))
+            run_server(cluster, notifier, selected)
         except Exception as error:
             log.error("%s cannot serve: %s", cluster.task, explain(error))
         return TRY_AGAIN
@@ -172,6 +194,25 @@ def become_task(
     from trainer.tasks.coordinator import run_coordinator
 
     return run_coordinator(config, cluster, notifier)
+
+
+def find_missed_release(selected: Callable[[], Config]) -> str | None:
+    """Return why this host's release must not take part, or None.
+
+    It looks for a while: a network file system may show the release before once more.
+    """
+    end = time.monotonic() + RELEASE_SECONDS
+    while True:
+        try:
+            selected()
+        except MissedRelease as error:
+            if time.monotonic() > end:
+                return str(error)
+        except (ConfigError, OSError):
+            return None  # said where the settings are needed
+        else:
+            return None
+        time.sleep(1)
 
 
 def is_server(cluster: Cluster) -> bool:

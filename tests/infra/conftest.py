@@ -32,6 +32,7 @@ ORDER = [
     "test_all_hosts",
     "test_repair",
     "test_reboot",
+    "test_plan",
     "test_fab",
     "test_strategies",
     "test_local_run_dir",

@@ -76,20 +76,6 @@ def test_an_unreachable_host_ends_with_4_and_hides_no_other(long_run, tmp_path):
     assert any(line.startswith("chief-0") and "active (running)" in line for line in done.stdout.splitlines())
 
 
-def test_a_program_that_cannot_start_is_told_with_its_journal(lab, long_run):
-    failed = fab("start-cluster", "--run", "infra-wrong", "--program", "slow:Slower", inventory=long_run)
-    try:
-        assert failed.returncode == 1
-        told = failed.stdout + failed.stderr
-        assert "chief-0 on head" in told
-        assert "Slower" in told
-        with lab["head"].sudo():
-            assert lab["head"].check_output("systemctl show --value --property=ExecMainStatus trainer@chief-0") == "78"
-    finally:
-        back = fab("start-cluster", "--run", LONG_RUN, "--program", "slow:Slow", "--detach", inventory=long_run)
-    assert back.returncode == 0, back.stdout + back.stderr
-
-
 def test_stop_saves_and_keeps_the_cluster_down(lab, long_run):
     stopped = fab("stop-cluster", inventory=long_run)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr

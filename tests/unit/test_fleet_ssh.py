@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import socket
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 from fabric import Config
 from paramiko.common import MSG_CHANNEL_SUCCESS
 
-from fleet.inventory import Host
+import fleet.ssh
+from fleet.inventory import ROOT, Host
 from fleet.ssh import SshHosts
 
 ACCEPT = {"stricthostkeychecking": "no"}
@@ -38,12 +40,17 @@ class Session(paramiko.ServerInterface):
 
     def __init__(self, key: paramiko.PKey) -> None:
         self._key = key
+        self.asked: list[str] = []  # what was asked for beside the channels
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         return paramiko.AUTH_SUCCESSFUL if key == self._key else paramiko.AUTH_FAILED
+
+    def check_global_request(self, kind: str, msg: paramiko.Message) -> bool:
+        self.asked.append(kind)
+        return False
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         return paramiko.OPEN_SUCCEEDED
@@ -261,3 +268,27 @@ def test_followed_lines_come_one_by_one(server: Server) -> None:
     assert lines == [("here", "one"), ("here", "two")]
     assert answers["here"].code == 0
     hosts.close()
+
+
+def test_a_silent_host_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.ssh.KEEPALIVE_SECONDS", 0.2)
+    hosts = SshHosts({"here": server.host(**ACCEPT)})
+    try:
+        assert hosts.run({"here": "echo yes"})["here"].stdout == "yes\n"
+        transport = hosts._connections["here"].transport
+        assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 600
+        session = server.logins[-1].server_object
+        deadline = time.monotonic() + 60
+        while "keepalive@lag.net" not in session.asked and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert "keepalive@lag.net" in session.asked
+    finally:
+        hosts.close()
+
+
+def test_ansible_gives_a_silent_host_up_as_well() -> None:
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "ansible.cfg")
+    arguments = settings["ssh_connection"]["ssh_args"]
+    assert f"-o ServerAliveInterval={fleet.ssh.KEEPALIVE_SECONDS} " in f"{arguments} "
+    assert f"-o ServerAliveCountMax={fleet.ssh.KEEPALIVES_LOST} " in f"{arguments} "

@@ -7,19 +7,22 @@ import itertools
 import json
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jinja2
 import pytest
+import yaml
 
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.decision import choose, pick_restarts
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import Host, Inventory, Task
-from fleet.release import Recap, parse_recap, ship
+from fleet.inventory import ROOT, Host, Inventory, Task
+from fleet.release import STAGE, SWITCH, Display, Recap, Shipment, Shipped, build_release, locks_of, parse_recap, ship
 from fleet.run import Run
 from fleet.ssh import Answer
 from fleet.units import Unit
@@ -55,6 +58,7 @@ class Pretence:
     running: dict[str, str] = field(default_factory=dict)  # by task name: the directory that its process runs in
     asked: list[list[str]] = field(default_factory=list)
     listens: bool = True
+    remembered: Pretence | None = None
     digested: int = 0  # how often a host was asked for the digest of its configuration
 
     def __post_init__(self) -> None:
@@ -87,7 +91,14 @@ class Pretence:
         if "@units" in script:
             self.digested += "@settings" in script
             return Answer(self._observe(host, "@directories" in script, "@settings" in script))
-        if "selection.json" in script:
+        if "/opt/trainer/before" in script:
+            return self._before(host, script)
+        if "release.json" in script:
+            self.done.append("tell " + re.findall(r'"release": "(\w+)"', script)[0])
+        elif "rm -f /srv/trainer/selection.json" in script:
+            self.selection = ""
+            self.done.append("select nothing")
+        elif "selection.json" in script:
             self.selection = re.findall(r"\{.*?\}", script)[0]
             self.done.append("select")
         elif "systemctl" in script:
@@ -97,6 +108,24 @@ class Pretence:
             return Answer("\n".join(self._journal(task) for task in self._named(script)))
         elif "-m trainer runs" in script:
             return Answer(self.runs)
+        return Answer()
+
+    def _before(self, host: str, script: str) -> Answer:
+        """What the hosts keep and put back is one state here, which the first of them asked brings."""
+        if host != self.inventory.chief.host:
+            return Answer()
+        if "mv /opt" in script:
+            self.remembered = replace(self, units=dict(self.units), done=[])
+        elif self.remembered and "tar -xf" in script:
+            self.done.append("put back")
+            self.release, self.settings = self.remembered.release, self.remembered.settings
+            for name, unit in self.remembered.units.items():
+                self.set(name, active="inactive", sub="dead", file_state=unit.file_state)
+        elif self.remembered:
+            for name, unit in self.remembered.units.items():
+                if unit.up:
+                    self.done.append(f"start {name}")
+                    self.set(name, **UP)
         return Answer()
 
     def _named(self, script: str) -> list[Task]:
@@ -192,7 +221,21 @@ def hosts() -> Pretence:
 @pytest.fixture
 def desk(hosts: Pretence) -> verbs.Desk:
     clock = Clock(hosts=hosts)
-    return verbs.Desk(io.StringIO(), clock, clock.sleep, lambda _: {})
+    return verbs.Desk(io.StringIO(), clock, clock.sleep, nothing, build=lambda _: hosts.release or "")
+
+
+def nothing(_shipment: Shipment, _display: Display) -> Shipped:
+    """Ship what changes nothing."""
+    return Shipped({}, {})
+
+
+def shipping(act: Callable[[], Mapping[str, Recap] | None]) -> Callable[[Shipment, Display], Shipped]:
+    """Make a shipment whose switch does something, and whose stage does nothing."""
+
+    def ship(shipment: Shipment, _display: Display) -> Shipped:
+        return Shipped((act() or {}) if shipment.playbooks == SWITCH else {}, {})
+
+    return ship
 
 
 def printed(desk: verbs.Desk) -> str:
@@ -271,34 +314,44 @@ def test_start_cluster_leaves_running_tasks_alone(hosts: Pretence, desk: verbs.D
     assert hosts.done == []
 
 
+def record(shipped: list[tuple[str, list[str]]], hosts: Pretence) -> Callable[[Shipment, Display], Shipped]:
+    """Note at each shipment what was done before it."""
+
+    def ship(shipment: Shipment, _display: Display) -> Shipped:
+        shipped.append((shipment.playbooks[-1], list(hosts.done)))
+        return Shipped({}, {})
+
+    return ship
+
+
 def test_new_run_restarts_coordinator_and_evaluator(hosts: Pretence, desk: verbs.Desk) -> None:
     for name in hosts.units:
         hosts.set(name, **UP)
     hosts.run_status = status("training", 12, 999.0)
     hosts.selection = '{"run": "digits", "program": "p:P"}'
-    shipped: list[list[str]] = []
-    desk.ship = lambda _: shipped.append(list(hosts.done)) or {}  # type: ignore[func-returns-value]
+    shipped: list[tuple[str, list[str]]] = []
+    desk.ship = record(shipped, hosts)
 
     hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None
     train_new = train()
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="digits-2", detach=True)
     stops = ["stop chief-0", "stop evaluator-0"]
-    assert shipped == [stops]
+    assert shipped == [("release.yml", []), ("training.yml", stops)]
     assert hosts.done == [*stops, "select", "start chief-0", "start evaluator-0"]
     assert json.loads(hosts.selection) == {"run": "digits-2"}
 
 
-def test_new_run_of_the_inventory_stops_the_old_one_before_shipping(hosts: Pretence, desk: verbs.Desk) -> None:
+def test_new_run_of_the_inventory_stops_the_old_one_once_it_is_proven(hosts: Pretence, desk: verbs.Desk) -> None:
     for name in hosts.units:
         hosts.set(name, **UP)
     hosts.run_status = status("training", 12, 999.0)
     hosts.inventory = make_inventory(run="digits-2")
-    shipped: list[list[str]] = []
-    desk.ship = lambda _: shipped.append(list(hosts.done)) or {}  # type: ignore[func-returns-value]
-    hosts.tick = lambda hosts: train_new(hosts) if shipped else None
+    shipped: list[tuple[str, list[str]]] = []
+    desk.ship = record(shipped, hosts)
+    hosts.tick = lambda hosts: train_new(hosts) if len(shipped) > 1 else None
     train_new = train()
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
-    assert shipped == [["stop chief-0", "stop evaluator-0"]]
+    assert shipped == [("release.yml", []), ("training.yml", ["stop chief-0", "stop evaluator-0"])]
 
 
 def test_run_that_was_selected_counts_more_than_the_inventorys(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -488,6 +541,63 @@ def test_start_cluster_touches_nothing_when_a_host_is_unreachable(hosts: Pretenc
     assert "inactive (dead)" in printed(desk)
 
 
+@pytest.mark.parametrize("how", ["flag", "minimum", "answer"])
+def test_a_cluster_starts_without_a_host_that_is_away(hosts: Pretence, desk: verbs.Desk, how: str) -> None:
+    hosts.unreachable = {"far": "no answer"}
+    hosts.tick = train()
+    asked: list[str] = []
+    desk.ask = lambda question: bool(asked.append(question)) or how == "answer"
+    if how == "minimum":
+        for variables in hosts.inventory.variables.values():
+            variables["cluster_minimum"] = {"worker": 0.5}  # type: ignore[index]
+    shipped: list[Sequence[str]] = []
+
+    def ship(shipment: Shipment, _display: Display) -> Shipped:
+        shipped.append(shipment.without)
+        return Shipped({}, {})
+
+    desk.ship = ship
+    cluster = Cluster(hosts.inventory, hosts)
+    verbs.start_cluster(cluster, desk, detach=True, allow_missing=how == "flag")
+    assert hosts.done == [f"start {name}" for name in ("chief-0", "evaluator-0", "ps-0", "worker-0")]
+    assert shipped == [["far"], ["far"]]
+    assert "  without worker-1 on far: no answer\n" in printed(desk)
+    said = ["far can't be reached. Start without worker-1? [y/N] "]
+    assert asked == (said if how == "answer" else [])
+
+
+@pytest.mark.parametrize("dies_in", ["release.yml", "training.yml"])
+def test_a_host_that_dies_while_it_is_shipped_to_costs_itself(hosts: Pretence, desk: verbs.Desk, dies_in: str) -> None:
+    hosts.tick = train()
+    shipped: list[tuple[str, Sequence[str]]] = []
+
+    def ship(shipment: Shipment, _display: Display) -> Shipped:
+        shipped.append((shipment.playbooks[-1], shipment.without))
+        if shipment.playbooks[-1] == dies_in and not shipment.without:
+            hosts.unreachable = {"far": "no answer"}
+            raise HostsUnreachable({"far": "Ansible could not reach it"}, "its output")
+        return Shipped({}, {})
+
+    desk.ship = ship
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True, allow_missing=True)
+    assert hosts.done == [f"start {name}" for name in ("chief-0", "evaluator-0", "ps-0", "worker-0")]
+    assert (dies_in, ["far"]) in shipped
+    assert "going on without far\n" in printed(desk)
+
+
+@pytest.mark.parametrize("given", [None, {"worker": "all"}])
+def test_a_cluster_does_not_start_below_its_minimum(
+    hosts: Pretence, desk: verbs.Desk, given: dict[str, Any] | None
+) -> None:
+    hosts.unreachable = {"far" if given else "store": "no answer"}
+    for variables in hosts.inventory.variables.values():
+        variables["cluster_minimum"] = given  # type: ignore[index]
+    desk.ask = lambda _: pytest.fail("asked for what can't be")
+    with pytest.raises(HostsUnreachable, match="can be started, and at least"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, allow_missing=True)
+    assert hosts.done == []
+
+
 def test_a_host_that_answers_slowly_is_left_alone_for_as_long(hosts: Pretence, desk: verbs.Desk) -> None:
     steps = train(per_second=0.1)
     asked: list[tuple[float, float]] = []
@@ -529,18 +639,17 @@ def test_task_that_has_no_environment_after_shipping_is_not_started(hosts: Prete
     hosts.environments = False
     with pytest.raises(OperatorMistake, match="head isn't set up for chief-0"):
         verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
-    assert hosts.done == []
+    assert hosts.done == ["put back", "tell abc123"]
 
 
 def test_task_of_a_new_strategy_gets_its_environment_by_shipping(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.environments = False
     hosts.tick = train()
 
-    def ship(_: Inventory) -> dict[str, Recap]:
+    def ship() -> None:
         hosts.environments, hosts.settings = True, "6a88 -"
-        return {}
 
-    desk.ship = ship
+    desk.ship = shipping(ship)
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
     assert "run digits finished" in printed(desk)
 
@@ -567,11 +676,11 @@ def test_settings_are_digested_around_the_shipping_alone(hosts: Pretence, desk: 
 def test_start_cluster_says_how_many_hosts_got_new_code(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.tick = train()
 
-    def ship(_: Inventory) -> dict[str, Recap]:
+    def ship() -> dict[str, Recap]:
         hosts.release = "def456"
         return {"localhost": Recap(1, 0, 0), "head": Recap(2, 0, 0)}
 
-    desk.ship = ship
+    desk.ship = shipping(ship)
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
     assert "release def456: shipped to 3 of 3 hosts (code)\n" in printed(desk)
 
@@ -589,11 +698,11 @@ def test_start_cluster_says_what_was_shipped(
 ) -> None:
     hosts.tick = train()
 
-    def ship(_: Inventory) -> dict[str, Recap]:
+    def ship() -> dict[str, Recap]:
         hosts.release, hosts.settings = release, settings
         return {"head": Recap(2, 0, 0)}
 
-    desk.ship = ship
+    desk.ship = shipping(ship)
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
     assert f"release {release}: {said}\n" in printed(desk)
 
@@ -895,17 +1004,218 @@ def test_members_that_train_in_step_read_one_run_only(up: list[str], new: bool, 
     assert [task.name for task in pick_restarts(inventory, units, new)] == stopped
 
 
-def test_code_and_settings_are_shipped_in_one_call() -> None:
+def run_up(hosts: Pretence) -> None:
+    """Have a run trained, selected by the operator."""
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **UP)
+    hosts.run_status = status("training", 12, 999.0)
+    hosts.selection = '{"run": "digits", "program": "p:P"}'
+
+
+@pytest.mark.parametrize(
+    "error", [OperatorMistake("no such program"), ClusterTrouble("no wheels"), KeyboardInterrupt()]
+)
+def test_what_fails_before_the_switch_changes_nothing(hosts: Pretence, desk: verbs.Desk, error: BaseException) -> None:
+    run_up(hosts)
+    before = (dict(hosts.units), hosts.selection, hosts.release)
+    shipped: list[str] = []
+
+    def ship(shipment: Shipment, _display: Display) -> Shipped:
+        shipped.append(shipment.playbooks[-1])
+        assert shipment.selection == {"run": "digits-2", "program": "p:Misspelt"}
+        raise error
+
+    desk.ship = ship
+    with pytest.raises(type(error)):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", "p:Misspelt", restart=True)
+    assert (dict(hosts.units), hosts.selection, hosts.release) == before
+    assert (hosts.done, shipped) == ([], ["release.yml"])
+    assert "nothing was stopped, switched or selected: what ran goes on\n" in printed(desk)
+
+
+@pytest.mark.parametrize("when", ["switch", "interrupt", "first step"])
+def test_what_fails_after_the_switch_is_put_back(hosts: Pretence, desk: verbs.Desk, when: str) -> None:
+    run_up(hosts)
+    desk.build = lambda _: "def456"
+
+    def switch() -> None:
+        hosts.release, hosts.settings = "def456", "6a88 -"
+        if when == "switch":
+            raise ClusterTrouble("no room on ps-0")
+        if when == "interrupt":
+            raise KeyboardInterrupt
+
+    def tick(hosts: Pretence) -> None:
+        if "select" in hosts.done and "put back" not in hosts.done and hosts.units["chief-0"].up:
+            hosts.set("chief-0", active="failed", sub="failed", result="exit-code", exit_status=78)
+
+    hosts.tick = tick
+    desk.ship = shipping(switch)
+    with pytest.raises(KeyboardInterrupt if when == "interrupt" else ClusterTrouble):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", "p:Wrong")
+    assert (hosts.release, hosts.settings) == ("abc123", "5e77 -")
+    assert json.loads(hosts.selection) == {"run": "digits", "program": "p:P"}
+    assert all(unit.up for unit in hosts.units.values())
+    after = hosts.done[hosts.done.index("put back") :]
+    assert after[:3] == ["put back", "select", "tell abc123"]
+    assert "put back: run digits, release abc123; started again: chief-0, ps-0" in printed(desk)
+
+
+def test_a_first_run_that_fails_leaves_the_cluster_as_it_was(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.tick = lambda hosts: (
+        hosts.set("chief-0", active="failed", sub="failed", result="exit-code", exit_status=78)
+        if hosts.units["chief-0"].up
+        else None
+    )
+    with pytest.raises(ClusterTrouble, match="chief-0 on head: exited with code 78"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2")
+    assert hosts.selection == ""
+    assert not any(unit.up or unit.enabled for unit in hosts.units.values())
+    assert "nothing ran, and nothing was started" in printed(desk)
+
+
+def test_a_run_that_is_slow_to_begin_is_not_put_back(hosts: Pretence, desk: verbs.Desk) -> None:
+    run_up(hosts)
+    with pytest.raises(ClusterTrouble, match="no step was trained in 20 s"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", timeout=20)
+    assert "put back" not in hosts.done
+    assert json.loads(hosts.selection) == {"run": "digits-2"}
+
+
+def test_a_plan_is_shown_and_nothing_is_done(hosts: Pretence, desk: verbs.Desk) -> None:
+    run_up(hosts)
+    desk.build = lambda _: "def456"
+    shipped: list[Shipment] = []
+
+    def ship(shipment: Shipment, _display: Display) -> Shipped:
+        shipped.append(shipment)
+        return Shipped({}, {"Write the run settings": ["head", "far"]})
+
+    desk.ship = ship
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", plan_only=True)
+    assert hosts.done == []
+    (shipment,) = shipped
+    assert shipment.check
+    assert shipment.arguments[-1] == "--check"
+    assert printed(desk).splitlines() == [
+        "plan",
+        "  ship    release def456 to head, store, far",
+        "  select  run digits-2",
+        "  stop    chief-0, evaluator-0",
+        "  restart ps-0, worker-0, worker-1 (on the new release)",
+        "  start   chief-0, evaluator-0",
+        "  change  Write the run settings: head, far",
+        "nothing was done, and nothing is proven yet: that needs the release on the hosts",
+    ]
+
+
+def ansible(
+    output: str, code: int = 0, commands: list[list[str]] | None = None
+) -> Callable[..., subprocess.Popen[str]]:
+    """Make what prints and ends as ansible-playbook would."""
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        if commands is not None:
+            commands.append(command)
+        program = f"import sys; print({output!r}); sys.exit({code})"
+        return subprocess.Popen([sys.executable, "-c", program], **options)
+
+    return popen
+
+
+@dataclass
+class Shown:
+    """A display that remembers."""
+
+    shown: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+
+    def keep(self, text: str) -> None:
+        self.kept.append(text)
+
+
+OUTPUT = """
+TASK [release : Unpack the code] ***********************************************
+ok: [head]
+changed: [store]
+TASK [release : Refuse a program, a run or settings that are wrong] ************
+fatal: [head]: FAILED! => {"msg": "no such program"}
+
+PLAY RECAP *****
+head  : ok=5    changed=0    unreachable=0    failed=1
+store : ok=5    changed=2    unreachable=0    failed=0
+"""
+
+
+def test_a_shipment_is_one_call_that_names_release_and_choice() -> None:
     commands: list[list[str]] = []
-
-    def execute(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 0, "head  : ok=5    changed=2    unreachable=0    failed=0\n")
-
-    assert ship(make_inventory(), execute) == {"head": Recap(2, 0, 0)}
+    shown = Shown()
+    shipment = Shipment(make_inventory(), STAGE, "abc123", {"run": "a"}, without=["far"])
+    done = ship(shipment, shown, ansible(OUTPUT, commands=commands))
+    assert done.recaps == {"head": Recap(0, 0, 1), "store": Recap(2, 0, 0)}
+    assert done.changes == {"Unpack the code": ["store"]}
     (command,) = commands
-    assert [word.rpartition("/")[2] for word in command[1:4]] == ["preflight.yml", "release.yml", "training.yml"]
-    assert command[4:] == ["--inventory", "inventory/pretended"]
+    assert [word.rpartition("/")[2] for word in command[1:3]] == ["preflight.yml", "release.yml"]
+    assert command[3:5] == ["--inventory", "inventory/pretended"]
+    assert json.loads(command[6]) == {"fab_shipment": {"release": "abc123", "selection": {"run": "a"}}}
+    assert command[7:] == ["--limit", "all:!far"]
+    assert "shipping: Unpack the code" in shown.shown
+    assert shown.kept == ["store: Unpack the code", f"head: {OUTPUT.splitlines()[4][16:-14]}: failed"]
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "kind"),
+    [
+        (OUTPUT.replace("Refuse a program, a run or settings that are wrong", "Prove"), 2, ClusterTrouble),
+        ("head : ok=0    changed=0    unreachable=1    failed=0", 4, HostsUnreachable),
+        ("nothing at all", 1, OperatorMistake),
+    ],
+)
+def test_a_failed_shipment_says_whose_fault_it_is(output: str, code: int, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=f"ended with code {code}"):
+        ship(Shipment(make_inventory(), STAGE, "abc123", {}), Shown(), ansible(output, code))
+
+
+def test_what_the_proof_refuses_is_said_alone() -> None:
+    with pytest.raises(OperatorMistake) as caught:
+        ship(Shipment(make_inventory(), STAGE, "abc123", {}), Shown(), ansible(OUTPUT, 2))
+    assert str(caught.value) == "no such program"
+
+
+def test_a_shipment_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.release.SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("fleet.release.LOOK_SECONDS", 0.05)
+    processes: list[subprocess.Popen[str]] = []
+
+    def popen(_command: list[str], **options: Any) -> subprocess.Popen[str]:
+        program = "import time; print('TASK [release : Fetch the wheels once] ***', flush=True); time.sleep(600)"
+        processes.append(subprocess.Popen([sys.executable, "-c", program], **options))
+        return processes[0]
+
+    with pytest.raises(ClusterTrouble, match=r"nothing was heard .* task 'Fetch the wheels once'|'Ansible starts'"):
+        ship(Shipment(make_inventory(), STAGE, "abc123", {}), Shown(), popen)
+    assert processes[0].poll() is not None
+
+
+def test_the_planned_release_is_the_roles() -> None:
+    """The locks that a release is planned with are those of the role's defaults."""
+    defaults = yaml.safe_load((ROOT / "roles/release/defaults/main.yml").read_text())
+    for lock in ("locks/cpu", "locks/mine"):
+        rendered = jinja2.Environment().from_string(defaults["release_lock_gpu"]).render(release_lock=lock)
+        assert rendered == locks_of({"release_lock": lock})[1]
+    assert locks_of({}) == (defaults["release_lock"], "locks/cuda")
+
+
+def test_a_program_that_cannot_be_shipped_is_the_operators_mistake() -> None:
+    inventory = make_inventory()
+    inventory.variables["head"]["release_program"] = "no/such/place"  # type: ignore[index]
+    with pytest.raises(OperatorMistake, match="release_program"):
+        build_release(inventory)
+    inventory.variables["head"]["release_program"] = "tests/infra/programs"  # type: ignore[index]
+    assert re.fullmatch("[0-9a-f]{12}", build_release(inventory))
 
 
 def test_recap_is_read_from_ansibles_output() -> None:

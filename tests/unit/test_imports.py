@@ -21,7 +21,7 @@ LEVELS = (
     ("cluster",),
     ("training",),
     ("tasks",),
-    ("__main__", "drill", "examples", "gpu_check", "testing"),  # what users start and name
+    ("__main__", "check", "drill", "examples", "gpu_check", "testing"),  # what users start and name
 )
 LEVEL_OF = {name: number for number, names in enumerate(LEVELS) for name in names}
 

@@ -11,6 +11,7 @@ import pytest
 from trainer.cluster.commands import ASKED
 from trainer.config import Config
 from trainer.run.directory import RunDirectory
+from trainer.run.release import MissedRelease
 from trainer.states import RunState
 from trainer.tasks import server
 from trainer.tasks.server import STALE, ending, follow
@@ -30,6 +31,13 @@ def test_a_finished_run_ends_its_servers_and_a_question_to_another_process_does_
     assert ending(TASK, ADDRESS, lambda: config) == (None, "")
     directory.set_state(RunState.FINISHED, 10, asked=10)
     assert ending(TASK, ADDRESS, lambda: config) == (0, "run r finished at step 10")
+
+
+def test_a_server_whose_host_missed_a_release_ends(config: Config) -> None:
+    def selected() -> Config:
+        raise MissedRelease("this host has release a, and the cluster runs b")
+
+    assert ending(TASK, ADDRESS, selected) == (75, "this host has release a, and the cluster runs b")
 
 
 @pytest.mark.parametrize(("number", "expected"), [(errno.ESTALE, (75, STALE)), (errno.EIO, (None, ""))])

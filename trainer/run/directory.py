@@ -46,14 +46,22 @@ class RunDirectory:
         """Since when (of time.monotonic) no checkpoint could be saved, over all the generations of this process."""
         self._changing = threading.Lock()
 
-    def claim(self, config: Config) -> None:
-        """Remember the run's program, or raise UserError when the run belongs to another one."""
+    def read_claim(self, program: str) -> dict[str, Any] | None:
+        """Return what the run remembers of itself, None for a new one; raises UserError where it is another program's.
+
+        Raises ValueError where the record is damaged.
+        """
         record = read_record(self.settings)
-        if record is not None and record.get("program") != config.program:
+        if record is not None and record.get("program") != program:
             raise UserError(
-                f"run {self.run} belongs to the program {record.get('program')}, not to {config.program}: "
+                f"run {self.run} belongs to the program {record.get('program')}, not to {program}: "
                 "start the new program with another --run NAME"
             )
+        return record
+
+    def claim(self, config: Config) -> None:
+        """Remember the run's program, or raise UserError when the run belongs to another one."""
+        record = self.read_claim(config.program)
         created = record["created"] if record is not None else time.time()
         write_record(self.settings, {"program": config.program, "created": created, "settings": config.as_dict()})
 

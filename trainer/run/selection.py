@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainer.config import Config, ConfigError, unknown_key
 from trainer.run.directory import RunDirectory
@@ -15,16 +17,18 @@ def selection_path(config: Config) -> Path:
     return Path(config.shared_dir) / "selection.json"
 
 
-def apply_selection(config: Config) -> Config:
+def apply_selection(config: Config, selection: Mapping[str, Any] | None = None) -> Config:
     """Return the settings with the selected run and program; raises ConfigError, naming the file.
 
     A run that is selected without a program keeps the program that it remembers; a new one takes the settings'.
+    `selection` counts instead of the file's, as one that is to be written.
     """
     path = selection_path(config)
-    try:
-        selection = read_record(path) or {}
-    except ValueError as error:
-        raise ConfigError(f"{error}; choose a run again with start-cluster, or remove the file") from error
+    if selection is None:
+        try:
+            selection = read_record(path) or {}
+        except ValueError as error:
+            raise ConfigError(f"{error}; choose a run again with start-cluster, or remove the file") from error
     for key in selection:
         if key not in KEYS:
             raise ConfigError(f"{path}: {unknown_key(key, KEYS)}")

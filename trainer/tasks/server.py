@@ -23,6 +23,7 @@ from trainer.reporting.logs import without_chatter
 from trainer.reporting.notify import Notifier
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
+from trainer.run.release import MissedRelease
 
 log = logging.getLogger(__name__)
 # Longer than for the others' question: a machine that is busy beyond measure must not have its server killed as well.
@@ -88,6 +89,8 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
         directory = RunDirectory(config.shared_dir, config.run)
         asked = ((read_record(directory.state) or {}).get("restart") or {}).get(task)
         finished = directory.finished(config.steps)
+    except MissedRelease as error:
+        return TRY_AGAIN, str(error)
     except OSError as error:
         return (TRY_AGAIN, STALE) if is_stale(error) else (None, "")
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError):

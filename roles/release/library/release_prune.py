@@ -23,6 +23,10 @@ options:
     description: How many of the newest releases to keep.
     type: int
     required: true
+  coming:
+    description: A release that is to be switched to, which stays as well.
+    type: str
+    default: ""
 author:
   - psfleet
 """
@@ -42,7 +46,7 @@ removed:
 
 
 def superfluous(root: Path, keep: int, in_use: set[Path]) -> list[Path]:
-    """List the releases and environments that can go; `in_use` are directories of running processes."""
+    """List the releases and environments that can go; `in_use` are directories of processes, and those to come."""
     releases = sorted((root / "releases").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     needed = {*releases[:keep], (root / "current").resolve(), *in_use}
     kept = [path for path in releases if path in needed]
@@ -62,11 +66,16 @@ def working_directories() -> Iterator[Path]:
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"root": {"type": "path", "required": True}, "keep": {"type": "int", "required": True}},
+        argument_spec={
+            "root": {"type": "path", "required": True},
+            "keep": {"type": "int", "required": True},
+            "coming": {"type": "str", "default": ""},
+        },
         supports_check_mode=True,
     )
     root = Path(module.params["root"]).resolve()
-    removed = superfluous(root, module.params["keep"], set(working_directories()))
+    in_use = {*working_directories(), root / "releases" / module.params["coming"]}
+    removed = superfluous(root, module.params["keep"], in_use)
     if not module.check_mode:
         for path in removed:
             shutil.rmtree(path)

@@ -16,3 +16,17 @@ class Slow:
 
     def eval_dataset(self, context):
         return tf.data.Dataset.from_tensors((tf.ones([8, 4]), tf.ones([8, 1])))
+
+
+class NoEvaluation:
+    """Lacks a method, which the proof finds."""
+
+    build_model = Slow.build_model
+    train_dataset = Slow.train_dataset
+
+
+class Unbuildable(Slow):
+    """Has every method, and fails in the coordinator."""
+
+    def build_model(self):
+        raise ValueError("no such column")

@@ -1,0 +1,93 @@
+"""What a start will do, worked out before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fleet.cluster import Observation
+from fleet.decision import Choice, pick_restarts
+from fleet.inventory import Inventory, Task
+from fleet.units import Health
+
+MOST_NAMES = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    inventory: Inventory
+    release: str
+    choice: Choice
+    behind: Mapping[str, str | None]  # by host: the release that it has instead
+    stop: Sequence[Task]
+    start: Sequence[Task]
+    """Those that don't run, or will be stopped."""
+    missing: Mapping[str, str]  # by host that is left out: why
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts that take part."""
+        return [host for host in self.inventory.hosts if host not in self.missing]
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks that shall run."""
+        return [task for task in self.inventory.tasks if task.host not in self.missing]
+
+    def without(self, lost: Mapping[str, str]) -> Plan:
+        """Return the plan without hosts that are lost, each with why."""
+        return replace(
+            self,
+            behind={host: release for host, release in self.behind.items() if host not in lost},
+            stop=[task for task in self.stop if task.host not in lost],
+            start=[task for task in self.start if task.host not in lost],
+            missing={**self.missing, **lost},
+        )
+
+
+def make_plan(
+    inventory: Inventory,
+    before: Observation,
+    release: str,
+    choice: Choice,
+    restart: bool = False,
+) -> Plan:
+    """Work out what a start has to do, from what the hosts said."""
+    down = (Health.STOPPED, Health.FAILED, Health.ABSENT)
+    present = [task for task in inventory.tasks if task.name in before.units]
+    running = [task for task in present if before.units[task.name].health not in down]
+    stop = running if restart else pick_restarts(inventory, before.units, choice.new)
+    start = [task for task in present if task in stop or not before.units[task.name].up]
+    behind = {host: found for host, found in before.releases.items() if found != release}
+    return Plan(inventory, release, choice, behind, stop, start, dict(before.unreachable))
+
+
+def render_plan(plan: Plan) -> str:
+    """One line for each thing that will be done, and one for what is left out."""
+    lines = [f"  ship    {_describe_release(plan)}"]
+    if plan.choice.write:
+        chosen = ", ".join(f"{key} {value}" for key, value in plan.choice.selection.items())
+        lines.append(f"  select  {chosen}")
+    if plan.stop:
+        lines.append(f"  stop    {_names(task.name for task in plan.stop)}")
+    if going := [task for task in plan.tasks if task not in plan.start and task.host in plan.behind]:
+        lines.append(f"  restart {_names(task.name for task in going)} (on the new release)")
+    lines.append(
+        f"  start   {_names(task.name for task in plan.start)}" if plan.start else "  start   nothing: all run"
+    )
+    for host, reason in plan.missing.items():
+        away = _names(task.name for task in plan.inventory.tasks_on(host))
+        lines.append(f"  without {away} on {host}: {reason}")
+    return "\n".join(["plan", *lines])
+
+
+def _describe_release(plan: Plan) -> str:
+    if not plan.behind:
+        return f"release {plan.release}: every host has it"
+    return f"release {plan.release} to {_names(plan.behind)}"
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = len(listed) - MOST_NAMES
+    return ", ".join(listed[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

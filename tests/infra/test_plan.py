@@ -1,0 +1,89 @@
+"""A start that would harm a training that runs: before the switch nothing is touched, after it all is put back."""
+
+import shutil
+
+import pytest
+
+from tests.hosts import ROOT
+
+from .conftest import LONG_RUN, copy_inventory, fab, play, status, units, wait_for_progress
+
+SELECTION = "/srv/trainer/selection.json"
+FILES = f"sha256sum /etc/trainer/* /etc/systemd/system/trainer@.service; readlink /opt/trainer/current; cat {SELECTION}"
+
+
+def state(lab):
+    """What a start may change on each host, byte for byte, and the units as systemd started them."""
+    found = {}
+    for name, host in lab.items():
+        with host.sudo():
+            found[name] = host.check_output(FILES)
+    return found, units(lab)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("slow:Slower", "slow has no 'Slower': did you mean 'Slow'?"),
+        ("slow:NoEvaluation", "program slow:NoEvaluation has no method eval_dataset"),
+    ],
+)
+def test_a_wrong_program_is_refused_beside_the_training(lab, long_run, program, said):
+    before = state(lab)
+    refused = fab("start-cluster", "--run", "infra-wrong", "--program", program, inventory=long_run)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert said in refused.stderr
+    assert "nothing was stopped, switched or selected" in refused.stdout
+    assert state(lab) == before
+    wait_for_progress(lab)
+
+
+def test_a_run_of_another_program_is_refused(lab, long_run):
+    before = state(lab)
+    program = "trainer.examples.digits:Digits"
+    refused = fab("start-cluster", "--run", LONG_RUN, "--program", program, inventory=long_run)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert f"run {LONG_RUN} belongs to the program slow:Slow, not to {program}" in refused.stderr
+    assert state(lab) == before
+
+
+@pytest.fixture(scope="module")
+def another_release(tmp_path_factory):
+    """The inventory with another release, which lacks the program of the training that runs."""
+    programs = tmp_path_factory.mktemp("programs")
+    shutil.copy(ROOT / "tests/infra/programs/slow.py", programs / "slower.py")
+    run = {"program": "slower:Unbuildable", "run": LONG_RUN, "steps": 1_000_000, "checkpoint_seconds": 5}
+    return copy_inventory(tmp_path_factory.mktemp("another") / "lab", run, str(programs))
+
+
+def test_the_playbook_restarts_nothing_on_a_release_without_the_program(lab, long_run, another_release):
+    before = state(lab)
+    refused = play("site.yml", inventory=another_release)
+    assert refused.code != 0
+    assert any("there is no module 'slow'" in message for _, message in refused.failed), refused.failed
+    assert state(lab) == before
+
+
+def test_a_plan_says_what_it_would_do_and_does_nothing(lab, long_run, another_release):
+    before = state(lab)
+    planned = fab("start-cluster", "--run", "infra-wrong", "--plan", inventory=another_release)
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    lines = planned.stdout.splitlines()
+    assert "  stop    chief-0, evaluator-0" in lines
+    assert any(line.startswith("  change  Write the run settings: ") for line in lines), planned.stdout
+    assert state(lab) == before
+    wait_for_progress(lab)
+
+
+def test_a_run_that_fails_after_the_switch_is_put_back(lab, long_run, another_release):
+    files, before = state(lab)
+    step = status(lab)["step"]
+    failed = fab("start-cluster", "--run", "infra-wrong", inventory=another_release)
+    told = failed.stdout + failed.stderr
+    assert failed.returncode == 1, told
+    assert "no such column" in told
+    assert f"put back: run {LONG_RUN}" in failed.stdout
+    wait_for_progress(lab)
+    assert state(lab)[0] == files
+    assert sorted(units(lab)) == sorted(before)
+    assert status(lab)["step"] >= step - 1000  # from its checkpoint, not from the beginning

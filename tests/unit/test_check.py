@@ -1,0 +1,101 @@
+"""`python -m trainer check` says what is wrong with a release, a program or a run before a task runs on them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import trainer.check
+from trainer.__main__ import main
+from trainer.config import Config
+from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR
+from trainer.run.directory import RunDirectory
+
+PROGRAM = """
+class Good:
+    def build_model(self): ...
+    def train_dataset(self, context): ...
+    def eval_dataset(self, context): ...
+class NoEval:
+    def build_model(self): ...
+    def train_dataset(self, context): ...
+"""
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A shared path, with a program that can be imported; TensorFlow is left out, the other modules need none."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(trainer.check, "MODULES", ("trainer.supervisor",))
+    (tmp_path / "checked_program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def check(shared: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, **settings: object) -> int:
+    given = {"program": "checked_program:Good", "shared_dir": str(shared), **settings}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(given)))
+    return main(["check", *arguments, "--settings", "-"], {})
+
+
+def test_what_is_right_is_proven_and_nothing_is_written(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(path.name for path in shared.iterdir())
+    assert check(shared, monkeypatch, "release") == FINISHED
+    assert check(shared, monkeypatch, "program") == FINISHED
+    assert check(shared, monkeypatch, "run", "--selection", '{"run": "new"}') == FINISHED
+    assert capsys.readouterr().out.endswith("program checked_program:Good, run new\n")
+    assert sorted(path.name for path in shared.iterdir() if path.name != "__pycache__") == before
+
+
+@pytest.mark.parametrize(
+    ("selection", "settings", "said"),
+    [
+        ({"program": "checked_program:Goood"}, {}, "has no 'Goood': did you mean 'Good'?"),
+        ({"program": "checked_program:NoEval"}, {}, "has no method eval_dataset"),
+        ({"program": "not_there:Good"}, {}, "there is no module 'not_there'"),
+        ({}, {"steps": 0}, "steps: must be at least 1"),
+        ({}, {"stepz": 1}, "did you mean 'steps'"),
+        ({"run": "old"}, {}, ""),
+        ({"run": "old", "program": "checked_program:Good"}, {}, "run old belongs to the program other:One"),
+    ],
+)
+def test_what_is_wrong_is_the_users_error(
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    selection: dict[str, str],
+    settings: dict[str, object],
+    said: str,
+) -> None:
+    old = Config(program="other:One", run="old", shared_dir=str(shared))
+    RunDirectory(shared, "old").claim(old)
+    code = check(shared, monkeypatch, "run", "--selection", json.dumps(selection), **settings)
+    # A run that is named without a program is proven with the program that it remembers, which is not here.
+    assert code == USER_ERROR
+    assert (said or "there is no module 'other'") in capsys.readouterr().err
+
+
+def test_the_selection_on_the_shared_path_counts_for_the_run_alone(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shared / "selection.json").write_text('{"program": "not_there:Good"}')
+    assert check(shared, monkeypatch, "program") == FINISHED
+    assert check(shared, monkeypatch, "run") == USER_ERROR
+    assert "not_there" in capsys.readouterr().err
+
+
+def test_a_release_that_does_not_import_is_nobodys_program(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer.check, "MODULES", ("no_such_library",))
+    assert check(shared, monkeypatch, "release") == TRY_AGAIN
+
+
+def test_a_cluster_that_the_strategy_cannot_use_is_refused(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = json.dumps({"program": "checked_program:Good", "strategy": "mirrored"})
+    monkeypatch.setattr("sys.stdin", io.StringIO(given))
+    cluster = {"chief": ["h:1"], "worker": ["w:1"]}
+    environment = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})}
+    assert main(["check", "program", "--settings", "-"], environment) == USER_ERROR

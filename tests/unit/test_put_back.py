@@ -1,0 +1,86 @@
+"""What a host keeps before a start, and how it brings it back: the scripts themselves, below a directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fleet.cluster import PUT_BACK, REMEMBER
+
+UNITS = "etc/systemd/system"
+WANTS = f"{UNITS}/multi-user.target.wants"
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >>"$CALLS"
+[ "$1" != list-units ] || echo "trainer@chief-0.service loaded active running psfleet training task chief-0"
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A host with a release, a task's files and its unit, and a systemctl that notes what it is asked for."""
+    root = tmp_path / "root"
+    for name in ("etc/trainer", WANTS, "opt/trainer/releases/old", "opt/trainer/releases/new"):
+        (root / name).mkdir(parents=True)
+    (root / "opt/trainer/current").symlink_to("releases/old")
+    (root / "etc/trainer/run.json").write_text('{"steps": 1}')
+    (root / "etc/trainer/ps-0.env").write_text("TF_CONFIG='old'\n")
+    (root / UNITS / "trainer@.service").write_text("[Unit]\n")
+    (root / WANTS / "trainer@ps-0.service").symlink_to("/etc/systemd/system/trainer@.service")
+    (tmp_path / "systemctl").write_text(SYSTEMCTL)
+    (tmp_path / "systemctl").chmod(0o755)
+    return root
+
+
+def run(script: str, root: Path) -> None:
+    script = script.replace("/opt/trainer", f"{root}/opt/trainer").replace("cd /\n", f"cd {root}\n")
+    environment = os.environ | {"PATH": f"{root.parent}:{os.environ['PATH']}", "CALLS": str(root.parent / "calls")}
+    subprocess.run(["sh", "-c", script], env=environment, check=True)
+
+
+def look(root: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.is_symlink():
+            found[name] = f"-> {path.readlink()}"
+        elif path.is_file() and "before" not in name:
+            found[name] = path.read_text()
+    return found
+
+
+def test_what_a_start_changes_is_put_back(host: Path) -> None:
+    before = look(host)
+    run(REMEMBER, host)
+    (host / "opt/trainer/current").unlink()
+    (host / "opt/trainer/current").symlink_to("releases/new")
+    (host / "etc/trainer/run.json").write_text('{"steps": 2}')
+    (host / "etc/trainer/ps-0.env").unlink()
+    (host / "etc/trainer/worker-7.env").write_text("")
+    (host / UNITS / "trainer@.service").write_text("[Unit]\n# new\n")
+    (host / WANTS / "trainer@ps-0.service").unlink()
+    (host / WANTS / "trainer@worker-7.service").symlink_to("/etc/systemd/system/trainer@.service")
+    run(PUT_BACK, host)
+    assert look(host) == before
+    assert (host / "opt/trainer/before/running").read_text() == "trainer@chief-0.service\n"
+    calls = (host.parent / "calls").read_text().splitlines()
+    assert [call.split()[0] for call in calls] == ["list-units", "stop", "reset-failed", "daemon-reload"]
+
+
+def test_a_host_without_a_task_keeps_that(host: Path) -> None:
+    (host / "etc/trainer/ps-0.env").unlink()
+    (host / WANTS / "trainer@ps-0.service").unlink()
+    before = look(host)
+    run(REMEMBER, host)
+    (host / "etc/trainer/ps-0.env").write_text("new")
+    run(PUT_BACK, host)
+    assert look(host) == before
+
+
+def test_nothing_is_removed_where_nothing_was_kept(host: Path) -> None:
+    before = look(host)
+    with pytest.raises(subprocess.CalledProcessError):
+        run(PUT_BACK, host)
+    assert look(host) == before

@@ -1,0 +1,77 @@
+"""A host that was away while the cluster was switched to another release must not join with its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import trainer.__main__
+from trainer.__main__ import find_missed_release
+from trainer.config import Config
+from trainer.run.release import MissedRelease, refuse_missed_release
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(program="p:P", shared_dir=str(tmp_path))
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Path:
+    """A host whose current release is `old`, and that has `new` too."""
+    for name in ("old", "new"):
+        (tmp_path / "releases" / name).mkdir(parents=True)
+    link = tmp_path / "current"
+    link.symlink_to("releases/old")
+    return link
+
+
+def tell(config: Config, text: str) -> None:
+    (Path(config.shared_dir) / "release.json").write_text(text)
+
+
+def test_a_host_that_missed_a_release_is_refused_with_the_mend(config: Config, link: Path) -> None:
+    tell(config, '{"release": "new"}')
+    said = "has release old, and the cluster runs new: ship it with `fab start-cluster`"
+    with pytest.raises(MissedRelease, match=said):
+        refuse_missed_release(config, link, link.resolve())
+
+
+@pytest.mark.parametrize("record", [None, '{"release": "old"}', "{}", "{", "[]"])
+def test_a_host_that_missed_none_takes_part(config: Config, link: Path, record: str | None) -> None:
+    if record is not None:
+        tell(config, record)
+    refuse_missed_release(config, link, link.resolve())
+
+
+def test_a_task_that_is_about_to_be_restarted_is_left_alone(config: Config, link: Path) -> None:
+    """Its host has been switched, and its coordinator may be saving."""
+    tell(config, '{"release": "new"}')
+    own = link.resolve()
+    link.unlink()
+    link.symlink_to("releases/new")
+    refuse_missed_release(config, link, own)
+
+
+def test_without_a_deployment_and_without_a_shared_path_nothing_is_compared(config: Config, link: Path) -> None:
+    tell(config, '{"release": "new"}')
+    refuse_missed_release(config, None, link.resolve())
+    refuse_missed_release(config.replace(local_run_dir=True), link, link.resolve())
+
+
+@pytest.mark.parametrize(("looks", "missed"), [(2, None), (99, "not this one")])
+def test_a_record_that_is_late_is_waited_for(
+    looks: int, missed: str | None, monkeypatch: pytest.MonkeyPatch, config: Config
+) -> None:
+    monkeypatch.setattr(trainer.__main__, "RELEASE_SECONDS", 5.0)
+    now = [0.0]
+    monkeypatch.setattr(trainer.__main__.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trainer.__main__.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    def selected() -> Config:
+        if now[0] < looks:
+            raise MissedRelease("not this one")
+        return config
+
+    assert find_missed_release(selected) == missed
