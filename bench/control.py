@@ -59,11 +59,17 @@ def measure(number: int, rounds: int, *, with_ansible: bool) -> dict[str, float]
     with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as scratch:
         inventory = Path(scratch) / "hosts.yml"
         inventory.write_text(yaml.safe_dump(inventory_of(groups)))
+        # fab reaches every host by SSH, or would.
+        reached = Path(scratch) / "reached.yml"
+        over_ssh = inventory_of(groups)
+        over_ssh["all"]["vars"] = {name: value for name, value in SITE.items() if name != "ansible_connection"}
+        reached.write_text(yaml.safe_dump(over_ssh))
         work: dict[str, Callable[[], None]] = {
             "psfleet's functions alone": lambda: render_all(groups, Path(scratch) / "files"),
         }
         if with_ansible:
             work |= {
+                "fab validate": lambda: run(["fab", "validate", "--inventory", str(reached)]),
                 "preflight and files through Ansible": lambda: play(
                     inventory, "ansible/preflight.yml", "bench/control.yml"
                 ),
@@ -129,7 +135,10 @@ def render_all(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], directory:
 
 def play(inventory: Path, *playbooks: str) -> None:
     environment = {**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal", "ANSIBLE_DISPLAY_OK_HOSTS": "0"}
-    command = ["ansible-playbook", "-i", str(inventory), *playbooks]
+    run(["ansible-playbook", "-i", str(inventory), *playbooks], environment)
+
+
+def run(command: list[str], environment: Mapping[str, str] | None = None) -> None:
     done = subprocess.run(command, env=environment, text=True, capture_output=True)
     if done.returncode:
         sys.exit(f"bench/control: {' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr[-2000:]}")

@@ -15,6 +15,7 @@ from typing import Any
 from fleet.errors import OperatorMistake
 from fleet.schema.check import loose_problems
 from fleet.schema.problems import Problem, tell
+from fleet.schema.reading import VAULT_MEND
 from fleet.schema.sources import directories, file_problems, range_problems, variable_files
 from trainer.config import Config
 
@@ -347,7 +348,7 @@ def _unreadable(file: str, error: Exception) -> Problem:
     if line is None and (found := re.search(r":(\d+):\d+\b", str(error))):
         line = int(found[1])
     secret = "vault" in str(error).lower()
-    mend = " Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE" if secret else ""
+    mend = f" {VAULT_MEND}" if secret else ""
     return Problem(f"can't be read: {first_line(error).rstrip('.')}.{mend}", file=file, line=line)
 
 

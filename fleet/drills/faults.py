@@ -350,7 +350,8 @@ class PowerOff(AimedAtHost):
 
 def power(stage: Stage, way: str, host: Host) -> None:
     """Run the inventory's command for a host's power on the control machine."""
-    command = stage.inventory.variables[host.name][f"drill_power_{way}"].format(host=host.name, address=host.address)
+    template = stage.inventory.variables[host.name][f"drill_power_{way}"]
+    command = template.format(host=shlex.quote(host.name), address=shlex.quote(host.address))
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=POWER_SECONDS)
     if done.returncode:
         raise DrillFailed(f"`{command}` ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")

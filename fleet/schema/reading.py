@@ -18,6 +18,7 @@ from fleet.schema.problems import Problem, name_hosts, show
 # Anchors let a short file stand for more values than any memory holds.
 MAX_VALUES = 20_000
 MAX_DEPTH = 30
+VAULT_MEND = "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE"
 
 Place = tuple[str | None, int | None]
 NOWHERE: Place = (None, None)
@@ -65,7 +66,9 @@ def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str
                 unread.setdefault((name, _say(error)), []).append(host)
     for (name, said), hosts in unread.items():
         file, line = reading.place(hosts[0], name)
-        text = f"{name_hosts(hosts)}: {name} can't be read: {said}. Give it a value that needs nothing of the host"
+        shut = "vault" in said.lower() or "decrypt" in said.lower()
+        mend = VAULT_MEND if shut else "Give it a value that needs nothing of the host"
+        text = f"{name_hosts(hosts)}: {name} can't be read: {said}. {mend}"
         reading.problems.append(Problem(text, tuple(hosts), name, None, file, line))
     return reading
 

@@ -115,6 +115,22 @@ def test_a_value_whose_vault_is_shut_does_not_hide_the_rest(site: Path) -> None:
     assert "host 'train' has worker_port: 80; expected a number from 1024" in second
 
 
+def test_a_vault_opens_with_ansibles_password_file(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ansible.constants
+    from ansible.parsing.vault import VaultLib, VaultSecret
+
+    password = site.parent / f"{site.name}-password"
+    password.write_text("secret")
+    shut = VaultLib([("default", VaultSecret(b"secret"))]).encrypt("worker_port: 80\n")
+    (site / "group_vars" / "worker.yml").write_bytes(shut)
+    (before,) = problems(site)
+    assert "worker.yml: can't be read" in before
+    assert "ANSIBLE_VAULT_PASSWORD_FILE" in before
+    monkeypatch.setattr(ansible.constants, "DEFAULT_VAULT_PASSWORD_FILE", str(password))
+    (after,) = problems(site)
+    assert "worker_port: 80; expected a number from 1024" in after
+
+
 def test_hosts_that_cannot_be_read_do_not_hide_the_variables(site: Path) -> None:
     (site / "hosts.yml").write_text("chief: [\n")
     (site / "group_vars" / "all.yml").write_text(SITE.replace("6006", "'6006'") + "cluster_sharde_dir: /x\n")
