@@ -38,15 +38,6 @@ def test_a_wrong_program_is_refused_beside_the_training(lab, long_run, program, 
     wait_for_progress(lab)
 
 
-def test_a_run_of_another_program_is_refused(lab, long_run):
-    before = state(lab)
-    program = "trainer.examples.digits:Digits"
-    refused = fab("start-cluster", "--run", LONG_RUN, "--program", program, inventory=long_run)
-    assert refused.returncode == 2, refused.stdout + refused.stderr
-    assert f"run {LONG_RUN} belongs to the program slow:Slow, not to {program}" in refused.stderr
-    assert state(lab) == before
-
-
 @pytest.fixture(scope="module")
 def another_release(tmp_path_factory):
     """The inventory with another release, which lacks the program of the training that runs."""
