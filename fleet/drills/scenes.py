@@ -111,7 +111,7 @@ def recovers(*, goes_on: bool = True, tensors: bool = False, restored: Callable[
         if fault.takes_away:
             now = stage.processes()
             for name in others:
-                same = name in now and now[name].start == others[name].start
+                same = name in now and not now[name].succeeds(others[name])
                 found.expect(same, f"{name} was started anew when {', '.join(task.name for task in hit)} came back")
         if tensors:
             equal = tensors_that_equal(stage, watch.first.clock - watch.first.at + watch.begun)

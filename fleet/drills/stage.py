@@ -67,6 +67,10 @@ class Process:
         """What is another when, and only when, the task was started anew: by systemd or by its supervisor."""
         return self.invocation, self.pid
 
+    def succeeds(self, before: Process) -> bool:
+        """Whether the task was started anew; the first child of a supervisor is no second start."""
+        return self.start != before.start if before.child else self.invocation != before.invocation
+
     @property
     def runs(self) -> bool:
         return (self.active, self.sub) == ("active", "running")

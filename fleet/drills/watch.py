@@ -87,7 +87,7 @@ class Watch:
 
     def restarted(self) -> list[str]:
         """The tasks that were started anew since before the fault."""
-        return [name for name in self.before if self.before[name].start != self.processes[name].start]
+        return [name for name in self.before if self.processes[name].succeeds(self.before[name])]
 
     def run_again(self, names: Iterable[str]) -> bool:
         """Whether these tasks were started anew and are up, and all the others are up too."""

@@ -223,5 +223,6 @@ def test_a_variable_is_found_by_the_name_in_its_handle() -> None:
     assert resource_names([]) == []
 
 
-def test_a_context_without_a_cluster_has_no_number() -> None:
-    assert context_id() == 0  # test_handover.py closes contexts by the numbers that they have in a cluster
+def test_a_context_keeps_its_number() -> None:
+    # test_handover.py closes contexts by the numbers that they have in a cluster.
+    assert context_id() == context_id() != 0

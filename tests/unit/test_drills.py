@@ -163,7 +163,9 @@ def test_the_task_is_the_child_of_a_unit_that_supervises() -> None:
     alone, supervised = read_processes("Id=a\nMainPID=5\nChild=\n\nId=b\nMainPID=5\nChild=7").values()
     assert (alone.pid, alone.pids) == (5, [5])
     assert (supervised.pid, supervised.pids) == (7, [5, 7])
-    assert replace(supervised, child=8).start != supervised.start  # forked again, in the same unit
+    assert replace(supervised, child=8).succeeds(supervised)  # forked again, in the same unit
+    assert not supervised.succeeds(replace(supervised, child=0))  # its first child, as an evaluator's
+    assert replace(supervised, invocation="y").succeeds(replace(supervised, child=0))
 
 
 def test_a_units_child_is_found_by_its_shell_script(tmp_path: Path) -> None:

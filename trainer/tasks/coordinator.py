@@ -266,7 +266,7 @@ class Training:
 
     def _let_go(self) -> bool:
         """Free what lies on the servers, where the next generation makes it anew; returns whether that is done."""
-        from trainer.training.release_resources import apart, freed
+        from trainer.training.release_resources import freed, release_iterators
 
         iterators = self._runner.close()
         if self._handover is not None:
@@ -275,9 +275,8 @@ class Training:
         gc.collect()
         if not freed(FREED_SECONDS):
             return False
-        with apart():  # and last: what a worker is to free after an iterator waits for it
-            del iterators
-            gc.collect()
+        if iterators is not None:
+            release_iterators(iterators)
         return True
 
     def _train_generation(self, cluster: Cluster, began: float) -> None:

@@ -7,35 +7,76 @@ the servers. What this process lets go of, it asks them to free in that way.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
+RELEASE_SECONDS = 0.5
 POSTED_SECONDS = 0.1  # until the default executor has what another thread hands to it
 # Executors, kept to the end of the process: to destroy one waits for what it has asked for.
 KEPT: list[Any] = []
 
 
-@contextlib.contextmanager
-def apart() -> Iterator[None]:
-    """Have an executor of its own ask the servers to free what is let go of in here; nobody waits for that.
+@dataclasses.dataclass
+class Iterators:
+    """The iterators of a generation: a handle on each worker, and types and shapes of the tensors that they give."""
 
-    It is for iterators. tf.data's thread that tunes one may miss that it is cancelled: it is woken before the flag is
-    set that it looks at, sleeps on, and ends at its next look. A worker frees an iterator when that thread has ended:
-    after at most as long as it has been in use, and at most a minute. Until then it frees nothing else either.
+    handles: list[Any]
+    types: list[tf.DType]
+    shapes: list[tf.TensorShape]
+
+    @property
+    def elements(self) -> list[tuple[tf.DType, tf.TensorShape]]:
+        return list(zip(self.types, self.shapes, strict=True))
+
+
+def release_iterators(iterators: Iterators) -> None:
+    """Have a thread free them; it is waited for half a second.
+
+    tf.data's thread that tunes an iterator may miss that it is cancelled: it is woken before the flag is set that it
+    looks at, and sleeps on, for up to a minute. The iterator's end waits for that. A worker that frees an iterator by
+    its handle holds a lock meanwhile, and does nothing else for any generation. So each handle gets an iterator of
+    nothing first: the old one then ends in a thread of its own on the worker.
     """
-    now = context.context()
-    before, own = now.executor, executor.new_executor(enable_async=True)
-    KEPT.extend((before, own))
-    now.executor = own
-    try:
-        yield
-    finally:
-        now.executor = before
+
+    def release() -> None:
+        in_turn = executor.new_executor(enable_async=False, enable_streaming_enqueue=False)
+        at_once = executor.new_executor(enable_async=True, enable_streaming_enqueue=False)
+        KEPT.extend((in_turn, at_once))
+        now = context.context()
+        now.executor = in_turn
+        nothing = []
+        if all(dtype not in (tf.variant, tf.resource) for dtype in iterators.types):
+            for handle in iterators.handles:
+                with contextlib.suppress(tf.errors.OpError):
+                    nothing.append((handle, make_nothing(handle.device, iterators)))
+        # Of all workers at once, each in a request of its own.
+        now.executor = at_once
+        with contextlib.suppress(tf.errors.OpError):
+            for handle, dataset in nothing:
+                with tf.device(handle.device):
+                    tf.raw_ops.MakeIterator(dataset=dataset, iterator=handle)
+            at_once.wait()
+        iterators.handles.clear()
+        nothing.clear()
+
+    thread = threading.Thread(target=release, name="iterators", daemon=True)
+    thread.start()
+    thread.join(RELEASE_SECONDS)
+
+
+def make_nothing(device: str, like: Iterators) -> Any:
+    """Return a dataset on a device, of such elements, that has none."""
+    with tf.device(device):
+        one = [tf.zeros([size or 0 for size in shape] if shape.rank else [], dtype) for dtype, shape in like.elements]
+        dataset = tf.raw_ops.TensorDataset(components=one, output_shapes=like.shapes)
+        return tf.raw_ops.TakeDataset(
+            input_dataset=dataset, count=tf.constant(0, tf.int64), output_types=like.types, output_shapes=like.shapes
+        )
 
 
 def freed(seconds: float) -> bool:

@@ -23,7 +23,16 @@ from trainer.run.checkpoints import COORDINATOR
 from trainer.training.input import own_train_dataset, replica_element_spec, train_dataset_fn
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import CallMetrics, MetricStates
-from trainer.training.tf_internals import Members, is_recovering, make_coordinator, stop_cluster, worker_type_spec
+from trainer.training.release_resources import Iterators
+from trainer.training.tf_internals import (
+    Members,
+    elements_of,
+    is_recovering,
+    iterator_handles,
+    make_coordinator,
+    stop_cluster,
+    worker_type_spec,
+)
 
 # Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Several steps a
 # round take several times as long to trace, which only a small model is worth: only its steps are that short.
@@ -80,8 +89,8 @@ class StepRunner(Protocol):
     def agree(self, numbers: list[int]) -> list[int]:
         """Return the greatest of all members' numbers, place by place: members must do the same at the same time."""
 
-    def close(self) -> Any:
-        """End what this process does on others, no call can follow; returns what holds their resources."""
+    def close(self) -> Iterators | None:
+        """End what this process does on others, no call can follow; returns the iterators that it has there."""
 
 
 class RemoteStepRunner:
@@ -96,6 +105,7 @@ class RemoteStepRunner:
         self._dataset = self._coordinator.create_per_worker_dataset(train_dataset_fn(program, workers, strategy))
         self._iterator = iter(self._dataset)
         element = worker_type_spec(self._iterator)
+        self._elements = elements_of(element)
         self._rate = LearningRate(self.model.optimizer)
         self._reports = Reports()
         train_step = trace_step(strategy, self.model, element, self._rate)
@@ -151,10 +161,10 @@ class RemoteStepRunner:
             self.returned()
             time.sleep(POLL_SECONDS)
 
-    def close(self) -> Any:
+    def close(self) -> Iterators:
         stop_cluster(self._coordinator)
         self._calls.clear()
-        iterators = self._iterator, self._dataset
+        iterators = Iterators(iterator_handles(self._iterator), *self._elements)
         del self._iterator, self._dataset, self._reports
         return iterators
 
@@ -214,7 +224,7 @@ class LocalStepRunner:
     def reset_metrics(self) -> None:
         self.model.reset_metrics()
 
-    def close(self) -> Any:
+    def close(self) -> None:
         return None
 
     def agree(self, numbers: list[int]) -> list[int]:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.data.util import structure
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, executor
 
@@ -233,6 +234,18 @@ def worker_type_spec(per_worker: Any) -> Any:
     return per_worker._values[0]._type_spec
 
 
+def iterator_handles(per_worker: Any) -> list[Any]:
+    """Return the handle of each worker's iterator that is there, on its worker."""
+    parts = [remote._values for remote in per_worker._values if remote._values is not None]
+    return [part for part in tf.nest.flatten(parts, expand_composites=True) if part.dtype == tf.resource]
+
+
+def elements_of(iterator_spec: Any) -> tuple[list[tf.DType], list[tf.TensorShape]]:
+    """Return types and shapes of the tensors that an iterator of this type gives."""
+    element = iterator_spec._element_spec
+    return structure.get_flat_tensor_types(element), structure.get_flat_tensor_shapes(element)
+
+
 def stop_cluster(coordinator: Any) -> None:
     """End the threads of a ClusterCoordinator; no call can follow."""
     coordinator._cluster.stop()
@@ -255,6 +268,7 @@ def connected_workers() -> int:
 
 def context_id() -> int:
     """Return the number of this process's context on all servers of its cluster; another cluster gives another."""
+    context.ensure_initialized()
     return int(pywrap_tfe.TFE_GetContextId(context.context()._context_handle))
 
 
