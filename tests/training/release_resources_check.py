@@ -2,7 +2,8 @@
 
 The iterator's thread waits in the open of a pipe that nobody writes to. Prints how many steps were trained, whether
 all was let go of, how many steps the next turn trained on the same worker, and whether that thread waits still. With
-`by its handle` the iterator is let go of as TensorFlow does it, and there is no next turn.
+`other members` that turn has a worker less. With `by its handle` the iterator is let go of as TensorFlow does it, and
+there is no next turn.
 """
 
 import json
@@ -17,6 +18,7 @@ prepare_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
+from trainer.cluster.spec import Cluster  # noqa: E402
 from trainer.config import Config  # noqa: E402
 from trainer.tasks.coordinator import Training  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
@@ -60,10 +62,10 @@ def waits() -> bool:
 for number in (READ, WAITS):
     os.mkfifo(f"{PIPES}{number}")
 config = Config(program="release_resources_check:Waiting", strategy="parameter_server")
-cluster = start_cluster("parameter_server", 1, 1)
+cluster = start_cluster("parameter_server", 1 + ("other members" in sys.argv), 1)
 none: Any = None
 training = Training(config, cluster, none, none, none, none)
-training._runner = runner = RemoteStepRunner(config, Waiting(), make_strategy(config, cluster), 1)
+training._runner = runner = RemoteStepRunner(config, Waiting(), make_strategy(config, cluster), cluster.workers)
 runner.call(3)
 runner.call(1)
 runner.join()
@@ -79,6 +81,7 @@ if "by its handle" in sys.argv:
 else:
     del runner
     said["freed"] = training._let_go()
+    cluster = Cluster({**cluster.jobs, "worker": cluster.jobs["worker"][:1]}, cluster.job, cluster.index)
     runner = RemoteStepRunner(config, Quick(), make_strategy(config, cluster), 1)
     runner.call(2)
     runner.join()

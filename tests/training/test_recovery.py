@@ -112,7 +112,7 @@ def test_a_frozen_ps_is_done_without_and_taken_back(runs: Runs) -> None:
     finally:
         kill(frozen, signal.SIGCONT)
     process.search("ps-1 answers again")
-    process.search(r"ps-1 answers again[\s\S]* all 4 other members are there[\s\S]*going on at step")
+    process.search(r"ps-1 answers again[\s\S]* all 4 other members are there[\s\S]*going on at step[\s\S]* steps/s")
     stop(process)
     assert starts(process) == {"chief-0": 2, "ps-0": 1, "ps-1": 2, "worker-0": 1, "worker-1": 1}
     assert all(step == saved for saved, step in went_on(process))

@@ -15,6 +15,11 @@ def test_an_iterator_that_does_not_end_does_not_keep_the_next_turn_waiting(tmp_p
     assert said == {"steps": 4, "freed": True, "next steps": 2, "still waits": True}
 
 
+def test_a_turn_of_other_members_has_their_calls_told_to_its_own_server(tmp_path: Path) -> None:
+    said = run_check("release_resources_check.py", str(tmp_path / "pipe"), "other members", deadline=60)
+    assert said == {"steps": 4, "freed": True, "next steps": 2, "still waits": True}
+
+
 def test_what_is_not_freed_is_told(tmp_path: Path) -> None:
     said = run_check("release_resources_check.py", str(tmp_path / "pipe"), "by its handle", deadline=60)
     assert said == {"steps": 4, "freed": False}

@@ -35,48 +35,47 @@ class Iterators:
 
 
 def release_iterators(iterators: Iterators) -> None:
-    """Have a thread free them; it is waited for half a second.
+    """Have the workers free their iterators; half a second is given to it.
 
     tf.data's thread that tunes an iterator may miss that it is cancelled: it is woken before the flag is set that it
     looks at, and sleeps on, for up to a minute. The iterator's end waits for that. A worker that frees an iterator by
     its handle holds a lock meanwhile, and does nothing else for any generation. So each handle gets an iterator of
     nothing first: the old one then ends in a thread of its own on the worker.
     """
+    if any(dtype in (tf.variant, tf.resource) for dtype in iterators.types):
+        return  # of which there can't be one of nothing
+    now = context.context()
+    before = now.executor
+    own = []
+    for handle in iterators.handles:
+        # One for each, or they would wait for one another. The next strategy's constructor waits for a thread's.
+        own.append(executor.new_executor(enable_async=True, enable_streaming_enqueue=False))
+        now.executor = own[-1]
+        try:
+            with contextlib.suppress(tf.errors.OpError), tf.device(handle.device):
+                tf.raw_ops.MakeIterator(dataset=make_nothing(iterators), iterator=handle)
+        finally:
+            now.executor = before
+    KEPT.extend((before, *own))
+    iterators.handles.clear()
 
-    def release() -> None:
-        in_turn = executor.new_executor(enable_async=False, enable_streaming_enqueue=False)
-        at_once = executor.new_executor(enable_async=True, enable_streaming_enqueue=False)
-        KEPT.extend((in_turn, at_once))
-        now = context.context()
-        now.executor = in_turn
-        nothing = []
-        if all(dtype not in (tf.variant, tf.resource) for dtype in iterators.types):
-            for handle in iterators.handles:
-                with contextlib.suppress(tf.errors.OpError):
-                    nothing.append((handle, make_nothing(handle.device, iterators)))
-        # Of all workers at once, each in a request of its own.
-        now.executor = at_once
-        with contextlib.suppress(tf.errors.OpError):
-            for handle, dataset in nothing:
-                with tf.device(handle.device):
-                    tf.raw_ops.MakeIterator(dataset=dataset, iterator=handle)
-            at_once.wait()
-        iterators.handles.clear()
-        nothing.clear()
+    def wait() -> None:
+        for one in own:
+            with contextlib.suppress(tf.errors.OpError):
+                one.wait()
 
-    thread = threading.Thread(target=release, name="iterators", daemon=True)
+    thread = threading.Thread(target=wait, name="iterators", daemon=True)
     thread.start()
     thread.join(RELEASE_SECONDS)
 
 
-def make_nothing(device: str, like: Iterators) -> Any:
-    """Return a dataset on a device, of such elements, that has none."""
-    with tf.device(device):
-        one = [tf.zeros([size or 0 for size in shape] if shape.rank else [], dtype) for dtype, shape in like.elements]
-        dataset = tf.raw_ops.TensorDataset(components=one, output_shapes=like.shapes)
-        return tf.raw_ops.TakeDataset(
-            input_dataset=dataset, count=tf.constant(0, tf.int64), output_types=like.types, output_shapes=like.shapes
-        )
+def make_nothing(like: Iterators) -> Any:
+    """Return a dataset of such elements that has none."""
+    one = [tf.zeros([size or 0 for size in shape] if shape.rank else [], dtype) for dtype, shape in like.elements]
+    dataset = tf.raw_ops.TensorDataset(components=one, output_shapes=like.shapes)
+    return tf.raw_ops.TakeDataset(
+        input_dataset=dataset, count=tf.constant(0, tf.int64), output_types=like.types, output_shapes=like.shapes
+    )
 
 
 def freed(seconds: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import Any
@@ -42,7 +43,10 @@ def make_strategy(config: Config, cluster: Cluster) -> Any:
 
 
 def stop_listening(port: int) -> None:
-    """Free the port of this process's last strategy: TensorFlow never stops a server, and can't start another there."""
+    """Free the port of this process's last strategy: TensorFlow never stops a server, and can't start another there.
+
+    Who is connected to the old server must come to the new one: a worker's calls tell the coordinator their end there.
+    """
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             descriptor = os.dup(int(name))
@@ -55,8 +59,9 @@ def stop_listening(port: int) -> None:
             continue
         with copy:
             # gRPC's sockets share their address with others (SO_REUSEADDR): it is enough that this one rests.
-            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and copy.getsockname()[1] == port:
-                copy.shutdown(socket.SHUT_RDWR)
+            if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == port:
+                with contextlib.suppress(OSError):  # the other end has gone
+                    copy.shutdown(socket.SHUT_RDWR)
 
 
 def own_devices() -> list[str]:
