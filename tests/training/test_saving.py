@@ -197,6 +197,18 @@ def test_saves_are_traced_once_and_their_copies_freed(directory: RunDirectory, t
     assert directory.catalogue.steps() == [1, 2, 3]
 
 
+def test_what_saves_is_traced_before_any_call_is_given(directory: RunDirectory, trained: Trained) -> None:
+    from tensorflow.python.eager import context
+
+    saves = Saves(directory, trained)
+    saves.prepare()
+    before = set(context.context().list_function_names())
+    trained.set(5)
+    saves.save_and_wait()
+    assert directory.catalogue.steps() == [5]
+    assert set(context.context().list_function_names()) <= before
+
+
 def test_a_step_is_saved_once_unless_its_values_have_changed(directory: RunDirectory, trained: Trained) -> None:
     saves = Saves(directory, trained)
     trained.set(5)

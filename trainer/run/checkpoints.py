@@ -223,6 +223,15 @@ class Checkpoints:
         self._saving = Saving(step, began, in_thread("save", save) if self._remote else ended(save))
         return self._saving.end
 
+    def prepare(self) -> None:
+        """Trace what saves, before any call is given.
+
+        Whoever traces while a worker begins with its first call may wait for ever: each waits for the other's server,
+        and the one that traces holds Python's lock.
+        """
+        if self._remote:
+            self._current_snapshot()
+
     def _current_snapshot(self) -> Any:
         """Return the snapshot of the checkpoint's variables, traced anew where these have changed."""
         objects = [id(found) for found in self._tf.train.TrackableView(self._checkpoint).descendants()]

@@ -131,6 +131,7 @@ class Controller:
         self._progress.events.write(event, steps_lost=lost, message=f"step {self.step}")
         if self._handover is not None:
             self._handover.offer(runner.model, runner.step)
+        checkpoints.prepare()
         if agreed >= 0:
             self._progress.checkpointed(self._directory.catalogue.prefix(agreed), self.step)
         if attached or agreed >= 0:
