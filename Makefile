@@ -50,7 +50,7 @@ test: packages  ## lint, unit, training beside infra, and dozen, in this order
 	$(MAKE) lint
 	$(MAKE) unit
 	$(MAKE) venv-tf
-	$(MAKE) --jobs=2 --output-sync=line training infra
+	$(MAKE) --jobs=2 training infra
 	python -m pytest tests/drills -m dozen
 
 lint: venv  ## ruff, mypy, yamllint, ansible-lint
