@@ -40,7 +40,8 @@ def forks(server: subprocess.Popen[bytes], tmp_path: Path) -> ForkServer:
 
 def start(forks: ForkServer, directory: Path, script: str, *arguments: str, **more: str) -> Forked:
     path = directory / "script.py"
-    path.write_text(script)
+    if not path.exists() or path.read_text() != script:  # another process may be about to read it
+        path.write_text(script)
     process = start_process(forks, [str(path), *arguments], {**os.environ, **more}, directory)
     assert isinstance(process, Forked)
     return process
