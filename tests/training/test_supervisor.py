@@ -98,7 +98,8 @@ def test_coordinator_and_evaluator_are_kept_as_well_and_all_end_with_the_run(run
         served = job in ("ps", "worker")
         started[job] = runs.task(**more_here) if served else runs.start(["-m", "trainer"], **more_here)
     started["chief"].search(r"saved \S+/ckpt-\d+ in")
-    for job in ("evaluator", "chief"):
+    # The evaluator's comes late: it imports TensorFlow when there is a checkpoint.
+    for job in ("chief", "evaluator"):
         until(lambda job=job: started[job].children, f"a process of {job}")  # type: ignore[misc]
         os.kill(started[job].children[0], signal.SIGKILL)
     codes = {job: process.wait() for job, process in started.items()}
