@@ -46,11 +46,11 @@ lab: packages  ## five hosts with SSH (docs/lab.md)
 site: venv  ## make the hosts right: ansible-playbook site.yml
 	ansible-playbook site.yml
 
-test: packages  ## lint, unit, training beside infra, and dozen, in this order
+test: packages  ## lint, unit, training, infra and dozen, in this order
 	$(MAKE) lint
 	$(MAKE) unit
-	$(MAKE) venv-tf
-	$(MAKE) --jobs=2 training infra
+	$(MAKE) training
+	$(MAKE) infra
 	python -m pytest tests/drills -m dozen
 
 lint: venv  ## ruff, mypy, yamllint, ansible-lint
