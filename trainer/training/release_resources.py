@@ -42,22 +42,24 @@ def release_iterators(iterators: Iterators) -> None:
     its handle holds a lock meanwhile, and does nothing else for any generation. So each handle gets an iterator of
     nothing first: the old one then ends in a thread of its own on the worker.
     """
-    if any(dtype in (tf.variant, tf.resource) for dtype in iterators.types):
-        return  # of which there can't be one of nothing
+    # There is none of nothing of these types: the handle alone is let go of.
+    replaces = not any(dtype in (tf.variant, tf.resource) for dtype in iterators.types)
     now = context.context()
     before = now.executor
     own = []
-    for handle in iterators.handles:
+    while iterators.handles:
         # One for each, or they would wait for one another. The next strategy's constructor waits for a thread's.
         own.append(executor.new_executor(enable_async=True, enable_streaming_enqueue=False))
         now.executor = own[-1]
         try:
-            with contextlib.suppress(tf.errors.OpError), tf.device(handle.device):
-                tf.raw_ops.MakeIterator(dataset=make_nothing(iterators), iterator=handle)
+            handle = iterators.handles.pop()
+            if replaces:
+                with contextlib.suppress(tf.errors.OpError), tf.device(handle.device):
+                    tf.raw_ops.MakeIterator(dataset=make_nothing(iterators), iterator=handle)
+            del handle  # which asks the worker to free it, through this executor
         finally:
             now.executor = before
     KEPT.extend((before, *own))
-    iterators.handles.clear()
 
     def wait() -> None:
         for one in own:
