@@ -156,17 +156,7 @@ def cases() -> Iterator[Case]:
         yield f"host {name!r:.60}", {"worker": ["worker-0", name]}, {}
     for value in PATHS:
         yield f"cluster_shared_dir {value!r:.60}", {"evaluator": ["head"]}, {"all": {"cluster_shared_dir": value}}
-    for value in (
-        "/etc",
-        "/",
-        "/srv/trainer",
-        "/srv/trainer/nfs",
-        "/var/lib/dpkg",
-        "/srv/x/../../etc",
-        "srv",
-        None,
-        "/home/a",
-    ):
+    for value in NFS_PATHS:
         yield f"cluster_nfs_dir {value!r}", {"nfs_server": ["head"]}, {"all": {"cluster_nfs_dir": value}}
     for value in ("/etc", "/opt/trainer", "local", "/tmp/x"):
         yield f"cluster_local_dir {value!r}", {}, {"all": {"cluster_shared_dir": "", "cluster_local_dir": value}}
