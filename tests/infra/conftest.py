@@ -40,6 +40,10 @@ ORDER = [
 ]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: repeats, or tells little more than the others: `make infra-slow`")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ORDER.index(item.path.stem))
 
@@ -121,6 +125,13 @@ def copy_inventory(copy: Path, run: dict[str, Any], release_program: str = "", *
     return copy
 
 
+def give_second_task(inventory: Path) -> None:
+    """Have worker-0 of a copied inventory run two tasks, which makes worker-1's task worker-2."""
+    hosts = yaml.safe_load((inventory / "hosts.yml").read_text())
+    hosts["worker"]["hosts"]["worker-0"]["worker_tasks"] = 2
+    (inventory / "hosts.yml").write_text(yaml.safe_dump(hosts, sort_keys=False))
+
+
 @pytest.fixture(scope="session")
 def long_inventory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The lab's inventory with the tests' own program, which trains for hours."""
@@ -182,6 +193,23 @@ def wait_for_progress(lab: dict[str, Host], seconds: float = 180) -> None:
         seconds,
         f"a further step than {before['step']}",
     )
+
+
+def answer(host: Host, command: str) -> str:
+    """What a command prints, or nothing while the host can't be reached."""
+    try:
+        with host.sudo():
+            return host.run(command).stdout.strip()
+    except RuntimeError:
+        return ""
+
+
+def reboot(host: Host) -> None:
+    started = "ps --pid 1 --format lstart="  # a container shares its machine's boot id
+    before = answer(host, started)
+    answer(host, "systemctl reboot")
+    wait_until(lambda: answer(host, started) not in ("", before), 90, "the host is back")
+    wait_until(lambda: answer(host, "systemctl is-system-running --wait") == "running", 90, "it is up")
 
 
 def environment_of(host: Host, unit: str) -> dict[str, str]:

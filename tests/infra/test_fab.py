@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from .conftest import LONG_RUN, fab, units, wait_for_progress
+from .conftest import LONG_RUN, fab, reboot, units, wait_for_progress
 
 
 def test_status_shows_every_task_and_the_run(lab, long_run):
@@ -76,7 +76,7 @@ def test_an_unreachable_host_ends_with_4_and_hides_no_other(long_run, tmp_path):
     assert any(line.startswith("chief-0") and "active (running)" in line for line in done.stdout.splitlines())
 
 
-def test_stop_saves_and_keeps_the_cluster_down(lab, long_run):
+def test_stop_saves_and_keeps_the_cluster_down_through_a_reboot(lab, long_run):
     stopped = fab("stop-cluster", inventory=long_run)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     for name, host in lab.items():
@@ -86,3 +86,7 @@ def test_stop_saves_and_keeps_the_cluster_down(lab, long_run):
             )
             assert listed == "", name
     assert f"run {LONG_RUN}: stopped" in fab("status", inventory=long_run).stdout
+    reboot(lab["ps-1"])
+    with lab["ps-1"].sudo():
+        assert not lab["ps-1"].service("trainer@ps-1").is_enabled
+        assert not lab["ps-1"].service("trainer@ps-1").is_running

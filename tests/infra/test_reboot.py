@@ -2,24 +2,7 @@
 
 from tests.hosts import wait_until
 
-from .conftest import fab, wait_for_progress
-
-
-def answer(host, command):
-    """What a command prints, or nothing while the host can't be reached."""
-    try:
-        with host.sudo():
-            return host.run(command).stdout.strip()
-    except RuntimeError:
-        return ""
-
-
-def reboot(host):
-    started = "ps --pid 1 --format lstart="  # a container shares its machine's boot id
-    before = answer(host, started)
-    answer(host, "systemctl reboot")
-    wait_until(lambda: answer(host, started) not in ("", before), 90, "the host is back")
-    wait_until(lambda: answer(host, "systemctl is-system-running --wait") == "running", 90, "it is up")
+from .conftest import reboot, wait_for_progress
 
 
 def restarts(host):
@@ -64,18 +47,9 @@ def test_a_path_that_nobody_else_sees_is_refused(lab, long_run):
         assert host.run("/usr/local/sbin/psfleet-check-shared-path").rc == 0
 
 
-def test_a_running_cluster_comes_back_and_a_stopped_one_stays_down(lab, long_run):
+def test_a_task_that_runs_comes_back(lab, long_run):
     host = lab["ps-1"]
     reboot(host)
     with host.sudo():
         wait_until(lambda: host.service("trainer@ps-1").is_running, 60, "ps-1 runs again")
-    wait_for_progress(lab)
-    stopped = fab("stop-cluster", inventory=long_run)
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-    reboot(host)
-    with host.sudo():
-        assert not host.service("trainer@ps-1").is_enabled
-        assert not host.service("trainer@ps-1").is_running
-    started = fab("start-cluster", "--detach", inventory=long_run)
-    assert started.returncode == 0, started.stdout + started.stderr
     wait_for_progress(lab)

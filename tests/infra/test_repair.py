@@ -3,11 +3,11 @@
 import json
 import shutil
 
-import yaml
+import pytest
 
 from tests.hosts import wait_until
 
-from .conftest import environment_of, fab, play, units, wait_for_progress
+from .conftest import environment_of, fab, give_second_task, play, units, wait_for_progress
 
 # Both are narrower than the default route, and wider than the lab's own network.
 WAY_OUT = ("0.0.0.0/1", "128.0.0.0/1")
@@ -32,63 +32,39 @@ def test_a_second_run_changes_nothing_and_restarts_nothing_that_runs(lab, long_r
     assert units(lab) == before
 
 
-def test_a_restart_that_an_interrupted_run_owes_is_made(lab, long_run):
-    before = units(lab)
+DAMAGED = [
+    ("head", "/etc/trainer/run.json", "Write the run settings"),
+    ("ps-1", "/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment"),
+    ("worker-0", "/opt/trainer/current/trainer/__main__.py", "Unpack the code"),
+    ("worker-0", "/etc/systemd/system/trainer@.service", "Install the unit"),
+]
+
+
+def test_damage_and_an_owed_restart_are_found_and_only_the_tasks_concerned_restarted(lab, long_run):
+    before, right = units(lab), {}
+    for name, pattern, _ in DAMAGED:
+        with lab[name].sudo():
+            file = lab[name].check_output(f"ls {pattern}")  # the Python version is a pattern
+            right[name, file] = lab[name].check_output(f"cat {file}")
+            lab[name].run_expect([0], f"sh -c 'echo \"# damaged\" >> {file}'")
     with lab["worker-1"].sudo():
         lab["worker-1"].run_expect([0], "touch /etc/trainer/worker-1.env")  # as a run leaves it that dies right after
     repaired = play("site.yml", inventory=long_run)
     assert repaired.code == 0, repaired.failed
-    assert {name for name, _ in repaired.changed} == {"worker-1"}, repaired.changed
-    after = units(lab)
-    assert {unit for unit in before if before[unit] != after[unit]} == {"worker-1"}
-    wait_for_progress(lab)
-
-
-DAMAGED = {
-    "head": ("/etc/trainer/run.json", "Write the run settings"),
-    "ps-0": ("/etc/systemd/system/trainer@.service", "Install the unit"),
-    "ps-1": ("/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment"),
-    "worker-0": ("/opt/trainer/current/trainer/__main__.py", "Unpack the code"),
-    "worker-1": ("/etc/trainer/worker-1.env", "Write each task's environment"),
-}
-
-
-def test_a_damaged_file_on_each_host_is_found_mended_and_its_tasks_restarted(lab, long_run):
-    before, files = units(lab), {}
-    for name, (pattern, _) in DAMAGED.items():
-        with lab[name].sudo():
-            file = lab[name].check_output(f"ls {pattern}")  # the Python version is a pattern
-            files[name] = (file, lab[name].check_output(f"cat {file}"))
-            lab[name].run_expect([0], f"sh -c 'echo \"# damaged\" >> {file}'")
-    repaired = play("site.yml", inventory=long_run)
-    assert repaired.code == 0, repaired.failed
     mended = {(name, what) for name, what in repaired.changed if what not in RESTARTING}
-    assert mended == {(name, task) for name, (_, task) in DAMAGED.items()}
-    for name, (file, right) in files.items():
+    assert mended == {(name, task) for name, _, task in DAMAGED}
+    for (name, file), text in right.items():
         with lab[name].sudo():
-            assert lab[name].check_output(f"cat {file}") == right
+            assert lab[name].check_output(f"cat {file}") == text
     after = units(lab)
-    assert [unit for unit in before if before[unit] == after[unit]] == []
+    assert [unit for unit in before if before[unit] == after[unit]] == ["ps-0"]
     wait_for_progress(lab)
 
 
-def test_a_limited_run_renders_the_whole_cluster(lab, long_run):
+def test_an_emptied_host_is_installed_alone_and_without_a_way_out(lab, long_run):
     host = lab["worker-1"]
     with host.sudo():
-        right = host.check_output("cat /etc/trainer/worker-1.env")
-        host.run_expect([0], "rm /etc/trainer/worker-1.env")
-    limited = play("site.yml", "--limit", "worker-1", inventory=long_run)
-    assert limited.code == 0, limited.failed
-    assert {name for name in limited.stats if limited.stats[name]["ok"]} == {"worker-1"}
-    with host.sudo():
-        assert host.check_output("cat /etc/trainer/worker-1.env") == right
-        wait_until(lambda: host.service("trainer@worker-1").is_running, 60, "worker-1 runs")
-        assert len(json.loads(environment_of(host, "trainer@worker-1")["TF_CONFIG"])["cluster"]["worker"]) == 2
-
-
-def test_an_emptied_host_is_installed_without_a_way_out(lab, long_run):
-    host = lab["worker-1"]
-    with host.sudo():
+        environment = host.check_output("cat /etc/trainer/worker-1.env")
         host.run_expect([0], "systemctl stop trainer@worker-1")
         host.run_expect([0], "rm -rf /opt/trainer /etc/trainer /etc/systemd/system/trainer@.service")
         for half in WAY_OUT:
@@ -96,15 +72,16 @@ def test_an_emptied_host_is_installed_without_a_way_out(lab, long_run):
     try:
         # The fault is real: no address but those of the lab's own network has a way.
         assert host.run("ip route get 198.51.100.1").rc != 0
-        checked = play("site.yml", "--limit", "worker-1", "--check", "--diff", inventory=long_run)
-        assert checked.code == 0, checked.failed
         installed = play("site.yml", "--limit", "worker-1", inventory=long_run)
         assert installed.code == 0, installed.failed
         changed = {task for _, task in installed.changed}
         assert {"Unpack the code", "Install the environment", "Switch to the release"} <= changed
+        assert {name for name in installed.stats if installed.stats[name]["ok"]} == {"worker-1"}
         with host.sudo():
+            assert host.check_output("cat /etc/trainer/worker-1.env") == environment
             host.run_expect([0], "systemctl start trainer@worker-1")
             assert host.service("trainer@worker-1").is_running
+            assert len(json.loads(environment_of(host, "trainer@worker-1")["TF_CONFIG"])["cluster"]["worker"]) == 2
     finally:
         with host.sudo():
             for half in WAY_OUT:
@@ -112,12 +89,11 @@ def test_an_emptied_host_is_installed_without_a_way_out(lab, long_run):
     wait_for_progress(lab)
 
 
-def test_a_second_task_on_a_host_runs_and_a_moved_task_is_retired(lab, long_run, tmp_path):
+@pytest.mark.slow
+def test_a_second_task_joins_a_training_and_a_moved_task_is_retired(lab, long_run, tmp_path):
     two = tmp_path / "two"
     shutil.copytree(long_run, two)
-    hosts = yaml.safe_load((two / "hosts.yml").read_text())
-    hosts["worker"]["hosts"]["worker-0"]["worker_tasks"] = 2
-    (two / "hosts.yml").write_text(yaml.safe_dump(hosts, sort_keys=False))
+    give_second_task(two)
     try:
         started = fab("start-cluster", "--detach", inventory=two)
         assert started.returncode == 0, started.stdout + started.stderr

@@ -7,10 +7,11 @@ import pytest
 
 from tests.hosts import wait_until
 
-from .conftest import copy_inventory, environment_of, fab, play, status
+from .conftest import copy_inventory, environment_of, fab, give_second_task, status
 
-RUN = f"infra-sync-{int(time.time())}"
-FIT_RUN = f"infra-fit-{int(time.time())}"
+BEGAN = f"@{int(time.time())}"  # a lab's hosts have this machine's clock
+RUN = f"infra-sync-{BEGAN[1:]}"
+FIT_RUN = f"infra-fit-{BEGAN[1:]}"
 IN_STEP = {
     "program": "trainer.examples.sync_digits:SyncDigits",
     "strategy": "multi_worker_mirrored",
@@ -29,14 +30,8 @@ def _leave_no_run(lab):
 
 
 @pytest.fixture(scope="module")
-def in_step(lab, tmp_path_factory):
-    """The hosts, one of them with a running parameter server, made right for a strategy that has none."""
-    with lab["ps-0"].sudo():
-        lab["ps-0"].run_expect([0], "systemctl enable --now trainer@ps-0")
-    inventory = copy_inventory(tmp_path_factory.mktemp("in-step") / "lab", IN_STEP | {"steps": 1_000_000})
-    converged = play("site.yml", inventory=inventory)
-    assert converged.code == 0, converged.failed
-    return inventory
+def in_step(tmp_path_factory):
+    return copy_inventory(tmp_path_factory.mktemp("in-step") / "lab", IN_STEP | {"steps": 1_000_000})
 
 
 def state(host, task):
@@ -46,18 +41,21 @@ def state(host, task):
     return found["ActiveState"], found["UnitFileState"]
 
 
-def test_hosts_of_jobs_that_the_strategy_lacks_have_no_task(lab, in_step):
+@pytest.fixture(scope="module")
+def training(lab, in_step):
+    """Hosts that trained with parameter servers, one of which runs, started with a strategy that has none."""
+    with lab["ps-0"].sudo():
+        lab["ps-0"].run_expect([0], "systemctl enable --now trainer@ps-0")
+    started = fab("start-cluster", "--run", RUN, "--detach", inventory=in_step)
+    assert started.returncode == 0, started.stdout + started.stderr
+    return started.stdout
+
+
+def test_hosts_of_jobs_that_the_strategy_lacks_have_no_task(lab, training):
     for name in ("ps-0", "ps-1"):
         with lab[name].sudo():
             assert lab[name].check_output("ls /etc/trainer") == "run.json"
             assert state(lab[name], name) == ("inactive", "disabled")
-
-
-@pytest.fixture(scope="module")
-def training(lab, in_step):
-    started = fab("start-cluster", "--run", RUN, "--detach", inventory=in_step)
-    assert started.returncode == 0, started.stdout + started.stderr
-    return started.stdout
 
 
 def test_cluster_is_chief_and_workers_that_train(lab, in_step, training):
@@ -103,17 +101,23 @@ def test_members_go_on_and_end_with_their_run(lab, in_step, tmp_path):
         assert any(line.split()[:3] == [task, name, "finished"] for line in shown.stdout.splitlines()), shown.stdout
 
 
-def test_fit_trains_on_parameter_servers_that_came_back(lab, in_step, tmp_path):
-    settings = {"program": "trainer.examples.digits:Digits", "api": "fit", "steps": 2000, "epoch_steps": 1000}
+def test_fit_trains_on_parameter_servers_that_came_back_and_with_two_workers_on_a_host(lab, in_step, tmp_path):
+    settings = {"program": "trainer.examples.digits:Digits", "api": "fit", "steps": 1000, "epoch_steps": 500}
     inventory = copy_inventory(tmp_path / "lab", settings)
+    give_second_task(inventory)
     done = fab("start-cluster", "--run", FIT_RUN, inventory=inventory)
     assert done.returncode == 0, done.stdout + done.stderr
     now = status(lab)
-    assert (now["state"], now["step"], now["evaluation"]["step"]) == ("finished", 2000, 2000)
+    assert (now["state"], now["step"], now["evaluation"]["step"]) == ("finished", 1000, 1000)
     assert now["evaluation"]["metrics"]["accuracy"] >= 0.9
     ended = ("inactive", "enabled")
     for name in ("ps-0", "ps-1"):
         with lab[name].sudo():
             wait_until(lambda host=lab[name], task=name: state(host, task) == ended, 30, f"{name} ended with its run")
-    again = play("site.yml", inventory=inventory)
-    assert (again.code, again.changed) == (0, [])
+    for name, tasks in {"worker-0": ["worker-0", "worker-1"], "worker-1": ["worker-2"]}.items():
+        with lab[name].sudo():
+            files = lab[name].check_output("ls /etc/trainer").split()
+            assert files == ["run.json", *(f"{task}.env" for task in tasks)]
+            for task in tasks:
+                journal = f"journalctl --quiet --no-pager --since={BEGAN} --unit=trainer@{task}"
+                assert f"{task} serves at" in lab[name].check_output(journal)
