@@ -19,7 +19,10 @@ from fleet.inventory import load_inventory
 from fleet.ssh import SshHosts
 from fleet.validate import validate as check_inventory
 
-_INVENTORY = "path of the inventory (else PSFLEET_INVENTORY, else ansible.cfg's)"
+_WHERE = {
+    "inventory": "path of the inventory (else PSFLEET_INVENTORY, else ansible.cfg's)",
+    "ask_vault_pass": "type the password of the inventory's vaults, as with ansible-playbook",
+}
 _START = {
     "run": "name of the run to train: a new one starts a new training, an old one goes on",
     "program": "what to train, package.module:Name",
@@ -27,18 +30,18 @@ _START = {
     "plan": "say what would be done, and do nothing",
     "allow_missing": "start without hosts that don't answer, where each job has its minimum (cluster_minimum)",
     "timeout": "seconds to wait for the first trained step (default: 300)",
-    "inventory": _INVENTORY,
+    **_WHERE,
 }
 
 
 @contextmanager
-def _cluster(context: Context, inventory: str | None, check: bool = False) -> Iterator[Cluster]:
+def _cluster(context: Context, inventory: str | None, ask_vault_pass: bool, check: bool = False) -> Iterator[Cluster]:
     """Give the inventory's cluster; what stops a verb becomes its message and exit code here.
 
     Starting asks for an inventory without fault (`check`); to look and to stop, knowing the tasks is enough.
     """
     try:
-        known = load_inventory(inventory, check=check)
+        known = load_inventory(inventory, check=check, ask_vault_pass=ask_vault_pass)
         hosts = SshHosts(known.hosts, context.config)
         try:
             yield Cluster(known, hosts)
@@ -89,19 +92,20 @@ def start_cluster(
     allow_missing: bool = False,
     timeout: str = "300",
     inventory: str | None = None,
+    ask_vault_pass: bool = False,
 ) -> None:
     """Ship and prove changed code and settings, start every task, and follow the training to its end."""
     seconds = _above_zero("timeout", timeout)
-    with _cluster(context, inventory, check=True) as cluster, _leaving(_LEFT):
+    with _cluster(context, inventory, ask_vault_pass, check=True) as cluster, _leaving(_LEFT):
         verbs.start_cluster(
             cluster, verbs.Desk(), run, program, detach, seconds, plan_only=plan, allow_missing=allow_missing
         )
 
 
-@task(auto_shortflags=False, help={"inventory": _INVENTORY})
-def stop_cluster(context: Context, inventory: str | None = None) -> None:
+@task(auto_shortflags=False, help=_WHERE)
+def stop_cluster(context: Context, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Save a checkpoint, stop every task and keep it down at the next boot."""
-    with _cluster(context, inventory) as cluster, _leaving("left; fab status shows what still runs"):
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving("left; fab status shows what still runs"):
         verbs.stop_cluster(cluster, verbs.Desk())
 
 
@@ -115,28 +119,29 @@ def restart_cluster(
     allow_missing: bool = False,
     timeout: str = "300",
     inventory: str | None = None,
+    ask_vault_pass: bool = False,
 ) -> None:
     """Do as start-cluster does, with every task stopped once what is shipped has proven itself."""
     seconds = _above_zero("timeout", timeout)
-    with _cluster(context, inventory, check=True) as cluster, _leaving(_LEFT):
+    with _cluster(context, inventory, ask_vault_pass, check=True) as cluster, _leaving(_LEFT):
         verbs.start_cluster(
             cluster, verbs.Desk(), run, program, detach, seconds, True, plan_only=plan, allow_missing=allow_missing
         )
 
 
-@task(auto_shortflags=False, help={"json": "print all problems as JSON", "inventory": _INVENTORY})
-def validate(context: Context, json: bool = False, inventory: str | None = None) -> None:
+@task(auto_shortflags=False, help={"json": "print all problems as JSON", **_WHERE})
+def validate(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Say what is wrong with the inventory, without asking a host."""
     try:
-        check_inventory(verbs.Desk(), inventory, json)
+        check_inventory(verbs.Desk(), inventory, json, ask_vault_pass)
     except FleetError as error:
         raise Exit(str(error) or None, error.code) from error
 
 
-@task(auto_shortflags=False, help={"json": "print JSON instead of a table", "inventory": _INVENTORY})
-def status(context: Context, json: bool = False, inventory: str | None = None) -> None:
+@task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
+def status(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Show each task, the hosts' code and the run."""
-    with _cluster(context, inventory) as cluster:
+    with _cluster(context, inventory, ask_vault_pass) as cluster:
         verbs.show_status(cluster, verbs.Desk(), json)
 
 
@@ -146,29 +151,34 @@ def status(context: Context, json: bool = False, inventory: str | None = None) -
         "task": "show one task only, such as worker-1",
         "lines": "how many lines of each task (default: 20)",
         "follow": "go on with new lines until Ctrl-C",
-        "inventory": _INVENTORY,
+        **_WHERE,
     },
 )
 def logs(
-    context: Context, task: str | None = None, lines: str = "20", follow: bool = False, inventory: str | None = None
+    context: Context,
+    task: str | None = None,
+    lines: str = "20",
+    follow: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
 ) -> None:
     """Show the tasks' journals, each line with its task."""
     number = _whole("lines", lines)
-    with _cluster(context, inventory) as cluster, _leaving():
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         verbs.show_logs(cluster, verbs.Desk(), task, number, follow)
 
 
-@task(auto_shortflags=False, help={"json": "print JSON instead of a table", "inventory": _INVENTORY})
-def runs(context: Context, json: bool = False, inventory: str | None = None) -> None:
+@task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
+def runs(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Show every run on the shared path."""
-    with _cluster(context, inventory) as cluster:
+    with _cluster(context, inventory, ask_vault_pass) as cluster:
         verbs.show_runs(cluster, verbs.Desk(), json)
 
 
-@task(auto_shortflags=False, help={"json": "print JSON instead of a table", "inventory": _INVENTORY})
-def gpu_check(context: Context, json: bool = False, inventory: str | None = None) -> None:
+@task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
+def gpu_check(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Prove the GPUs: driver, number, and a product of matrices on each."""
-    with _cluster(context, inventory) as cluster, _leaving():
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         check_gpus(cluster, verbs.Desk(), json)
 
 
@@ -184,7 +194,7 @@ def gpu_check(context: Context, json: bool = False, inventory: str | None = None
         "seed": "with --random: the number that decides on the faults (default: one that is drawn, and printed)",
         "minutes": "with --random: for how long (default: 10)",
         "slack": "multiply the bounds by this, on machines that have other work besides (default: 1)",
-        "inventory": _INVENTORY,
+        **_WHERE,
     },
 )
 def drill(
@@ -197,6 +207,7 @@ def drill(
     minutes: str = "10",
     slack: str = "1",
     inventory: str | None = None,
+    ask_vault_pass: bool = False,
 ) -> None:
     """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
     if list:
@@ -206,7 +217,10 @@ def drill(
         raise Exit("--random chooses the drills itself: leave out --all and the names", 2)
     chosen, length = None if seed is None else _whole("seed", seed), _above_zero("minutes", minutes)
     factor = _above_zero("slack", slack)
-    with _cluster(context, inventory, check=True) as cluster, _leaving("left; the cluster was given back"):
+    with (
+        _cluster(context, inventory, ask_vault_pass, check=True) as cluster,
+        _leaving("left; the cluster was given back"),
+    ):
         if random:
             rehearsal.soak(cluster, verbs.Desk(), chosen, length, factor)
             return

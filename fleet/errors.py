@@ -54,3 +54,8 @@ class HostsUnreachable(FleetError):
         lines = [f"{host} is unreachable: {reason}" for host, reason in reasons.items()]
         super().__init__("\n".join([*lines, rest] if rest else lines))
         self.reasons = dict(reasons)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, which may quote a whole file."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

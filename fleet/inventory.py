@@ -12,11 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import OperatorMistake
+from fleet.errors import OperatorMistake, first_line
 from fleet.schema.check import loose_problems
 from fleet.schema.problems import Problem, tell
 from fleet.schema.reading import VAULT_MEND
 from fleet.schema.sources import directories, file_problems, range_problems, variable_files
+from fleet.vault import open_vaults
 from trainer.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,6 +77,7 @@ class Inventory:
     tasks: Sequence[Task]
     variables: Mapping[str, Mapping[str, Any]]
     tensorboard_url: str | None = None
+    vault_password: str | None = field(default=None, repr=False)  # as it was typed
 
     @property
     def chief(self) -> Task:
@@ -195,23 +197,32 @@ class Source:
     groups: Mapping[str, Sequence[str]]  # the names as Ansible tags them, with the places where they are written
     variables: Mapping[str, HostVariables]
     problems: Sequence[Problem] = ()  # files that can't be read, where the rest was
+    vault_password: str | None = field(default=None, repr=False)
 
 
 def load_inventory(
-    given: str | None = None, environment: Mapping[str, str] = os.environ, check: bool = False
+    given: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+    check: bool = False,
+    ask_vault_pass: bool = False,
 ) -> Inventory:
     """Read an inventory: the one given, else PSFLEET_INVENTORY's, else ansible.cfg's.
 
     Raises OperatorMistake when the path is missing or the groups describe no cluster; with `check`, with everything
-    that `fab validate` finds wrong.
+    that `fab validate` finds wrong. `ask_vault_pass` has the operator type the vault's password.
     """
-    source = read_source(given, environment, lenient=check)
+    source = read_source(given, environment, check, ask_vault_pass)
     if check and (problems := find_problems(source)):
         raise OperatorMistake(tell([_with_source(source.name, problem) for problem in problems]))
     return describe(source)
 
 
-def read_source(given: str | None = None, environment: Mapping[str, str] = os.environ, lenient: bool = False) -> Source:
+def read_source(
+    given: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+    lenient: bool = False,
+    ask_vault_pass: bool = False,
+) -> Source:
     """Read groups and variables. With `lenient` what can't be read is a problem among others, and the rest is read.
 
     Raises OperatorMistake when the path is missing, and without `lenient` for a file that can't be read.
@@ -249,7 +260,7 @@ def read_source(given: str | None = None, environment: Mapping[str, str] = os.en
 
     loader = Loader() if lenient else DataLoader()
     loader.set_basedir(str(ROOT))
-    _set_vault_secrets(loader)
+    password = open_vaults(loader, ask_vault_pass)
     try:
         try:
             manager = InventoryManager(loader=loader, sources=[source])
@@ -272,7 +283,7 @@ def read_source(given: str | None = None, environment: Mapping[str, str] = os.en
     groups = {group: [str(host) for host in hosts] for group, hosts in manager.get_groups_dict().items()}
     if lenient and not variables:
         variables = _variables_of_files(source, loader)
-    return Source(source, groups, variables, broken)
+    return Source(source, groups, variables, broken, password)
 
 
 def find_problems(source: Source) -> list[Problem]:
@@ -303,11 +314,6 @@ def list_notes(inventory: Inventory) -> list[str]:
     return preflight_notes(inventory.groups, inventory.variables)
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error, which may quote a whole file."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
 def describe(source: Source) -> Inventory:
     """Make tasks and hosts of what was read; raises OperatorMistake where the groups describe no cluster."""
     import ansible.constants as settings
@@ -334,7 +340,8 @@ def describe(source: Source) -> Inventory:
         name: _host(name, variables[name], settings.DEFAULT_REMOTE_USER, verify_host_keys)
         for name in dict.fromkeys(task.host for task in tasks)
     }
-    return Inventory(source.name, groups, hosts, tasks, variables, boards[0] if boards else None)
+    board = boards[0] if boards else None
+    return Inventory(source.name, groups, hosts, tasks, variables, board, source.vault_password)
 
 
 def _with_source(source: str, problem: Problem) -> str:
@@ -350,23 +357,6 @@ def _unreadable(file: str, error: Exception) -> Problem:
     secret = "vault" in str(error).lower()
     mend = f" {VAULT_MEND}" if secret else ""
     return Problem(f"can't be read: {first_line(error).rstrip('.')}.{mend}", file=file, line=line)
-
-
-def _set_vault_secrets(loader: Any) -> None:
-    """Open vaults as Ansible does: with the password files that its settings name."""
-    import ansible.constants as settings
-
-    if not (settings.DEFAULT_VAULT_PASSWORD_FILE or settings.DEFAULT_VAULT_IDENTITY_LIST):
-        return
-    from ansible.cli import CLI
-    from ansible.errors import AnsibleError
-
-    try:
-        loader.set_vault_secrets(
-            CLI.setup_vault_secrets(loader, settings.DEFAULT_VAULT_IDENTITY_LIST, auto_prompt=False)
-        )
-    except AnsibleError as error:
-        raise OperatorMistake(f"the vault's password can't be read: {first_line(error)}") from error
 
 
 def _variables_of_files(source: str, loader: Any) -> dict[str, HostVariables]:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.inventory import ROOT, Inventory
 from fleet.tables import render_duration
+from fleet.vault import lend
 
 # In one call, so that what preflight derives from the inventory is there for the others.
 STAGE = ("preflight.yml", "release.yml")  # beside what runs
@@ -137,21 +138,24 @@ def ship(
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "PYTHONUNBUFFERED": "1",
+        "ANSIBLE_ASK_VAULT_PASS": "0",  # fab has asked
     }
-    process = popen(
-        [_find_ansible(), *map(str, playbooks), *shipment.arguments],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        output = "".join(_follow(process, display))
-        code = process.wait()
-    finally:
-        _end(process)
+    with lend(shipment.inventory.vault_password) as (password, descriptors):
+        process = popen(
+            [_find_ansible(), *map(str, playbooks), *shipment.arguments, *password],
+            cwd=ROOT,
+            env=environment,
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            output = "".join(_follow(process, display))
+            code = process.wait()
+        finally:
+            _end(process)
     recaps = parse_recap(output)
     if code:
         raise _failure(code, output, recaps, shipment.inventory)

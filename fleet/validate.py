@@ -13,7 +13,11 @@ from fleet.verbs import Desk
 
 
 def validate(
-    desk: Desk, given: str | None = None, as_json: bool = False, environment: Mapping[str, str] = os.environ
+    desk: Desk,
+    given: str | None = None,
+    as_json: bool = False,
+    ask_vault_pass: bool = False,
+    environment: Mapping[str, str] = os.environ,
 ) -> None:
     """Say whether an inventory is right. With `as_json`, all problems; else the first ten.
 
@@ -21,7 +25,7 @@ def validate(
     """
     source, problems, notes, tasks = None, [], [], 0
     try:
-        read = read_source(given, environment, lenient=True)
+        read = read_source(given, environment, True, ask_vault_pass)
         source = read.name
         problems = find_problems(read)
         if not problems:

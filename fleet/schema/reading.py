@@ -18,7 +18,7 @@ from fleet.schema.problems import Problem, name_hosts, show
 # Anchors let a short file stand for more values than any memory holds.
 MAX_VALUES = 20_000
 MAX_DEPTH = 30
-VAULT_MEND = "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE"
+VAULT_MEND = "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE, or --ask-vault-pass"
 
 Place = tuple[str | None, int | None]
 NOWHERE: Place = (None, None)
