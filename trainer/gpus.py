@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer.reporting.logs import without_chatter
+from trainer.reporting.logs import load_tensorflow
 
 
 def find_missing(environment: Mapping[str, str]) -> str | None:
@@ -15,10 +15,7 @@ def find_missing(environment: Mapping[str, str]) -> str | None:
     wanted = environment.get("TRAINER_GPUS")
     if not wanted:
         return None
-    with without_chatter():
-        import tensorflow as tf
-
-    found = len(tf.config.list_physical_devices("GPU"))
+    found = len(load_tensorflow().config.list_physical_devices("GPU"))
     if found == int(wanted):
         return None
     return (

@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.5
 LOOKS_STOPPED = 8  # a child that SIGSTOP holds is killed after so many looks in a row
 LONGEST_START_SECONDS = 600.0
 # So much of processor time in a start asks systemd for so much more time; a start that hangs takes none.
-WORK_SECONDS, START_PATIENCE_SECONDS = 0.25, 120.0
+WORK_SECONDS, START_PATIENCE_SECONDS = 0.25, 45.0
 
 
 @dataclass

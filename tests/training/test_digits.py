@@ -60,6 +60,11 @@ print(json.dumps({tag: read.Scalars(tag)[-1].value for tag in read.Tags()["scala
     assert float(logged[0]) == pytest.approx(status["loss"], rel=1e-3)
 
 
+def test_tensorflow_reports_no_error_of_its_own(digits: Process) -> None:
+    """Neither that this machine has no GPU, nor anything else in the form of its native log."""
+    assert re.findall(r"^.*[|] [IWEF]\d{4} .*$", digits.output, re.MULTILINE) == []
+
+
 def test_no_process_is_left(digits: Process) -> None:
     pids = [int(pid) for pid in re.findall(r"started, pid (\d+)$", digits.output, re.MULTILINE)]
     assert len(pids) == 6

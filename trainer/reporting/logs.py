@@ -8,9 +8,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-# What TensorFlow prints at every import, whatever TF_CPP_MIN_LOG_LEVEL says.
+# What TensorFlow prints in every process, whatever TF_CPP_MIN_LOG_LEVEL says.
 CHATTER = ("absl::InitializeLog()", "oneDNN custom operations are on", "Could not find cuda drivers on your machine")
+# What it prints as an error where the machine has no GPU's driver, and so nothing to find.
+NO_DRIVER = "failed call to cuInit"
+DRIVER = Path("/dev/nvidiactl")
 
 
 def set_up_logging(journal: bool) -> None:
@@ -43,6 +48,7 @@ def expected_retracing(record: logging.LogRecord) -> bool:
 @contextlib.contextmanager
 def without_chatter() -> Iterator[None]:
     """Hold back what native code writes to standard error, and pass it on without TensorFlow's chatter."""
+    chatter = CHATTER if DRIVER.exists() else (*CHATTER, NO_DRIVER)
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile(mode="w+", errors="replace") as held:
@@ -55,5 +61,17 @@ def without_chatter() -> Iterator[None]:
             os.close(kept)
             held.seek(0)
             for line in held:
-                if not any(known in line for known in CHATTER):
+                if not any(known in line for known in chatter):
                     sys.stderr.write(line)
+
+
+def load_tensorflow() -> Any:
+    """Return TensorFlow, which has looked for this machine's devices: what it says of them is held back, as above.
+
+    Not for a process that forks: looking for devices initialises CUDA.
+    """
+    with without_chatter():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+    return tf

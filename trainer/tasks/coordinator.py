@@ -38,7 +38,7 @@ from trainer.failures import (
     is_stale,
 )
 from trainer.program import load_program, program_file
-from trainer.reporting.logs import without_chatter
+from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
 from trainer.reporting.status import numbers, read_status
@@ -84,8 +84,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
                 write_finished(directory, config, finished)
             if config.local_run_dir and not in_process:
                 notifier.watch(lambda: True)
-                with without_chatter():
-                    import tensorflow
+                load_tensorflow()
                 shut_down_servers(cluster.servers, COMING_SECONDS)
             return FINISHED
         # A coordinator that is refused must not say of the run what it is doing itself.
@@ -110,8 +109,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
                 time.sleep(pause)
         if config.strategy == "parameter_server" and not in_process:
             membership = Membership(config, cluster, directory, progress, phases)
-        with without_chatter():
-            import tensorflow  # noqa: F401
+        load_tensorflow()
         program = load_program(config.program)
         file = program_file(program)
         Training(config, cluster, program, directory, progress, phases, membership, lease).run()

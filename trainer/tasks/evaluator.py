@@ -12,7 +12,7 @@ from trainer.cluster.deadlines import Phases
 from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
 from trainer.program import build_model, load_program, program_file
-from trainer.reporting.logs import without_chatter
+from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.notify import Notifier
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
@@ -57,8 +57,7 @@ def run_evaluator(
                     return NEEDED
                 phases.enter(Phase.EVALUATING)
                 if evaluator is None:
-                    with without_chatter():
-                        import tensorflow  # noqa: F401
+                    load_tensorflow()
                     program = load_program(config.program)
                     evaluator = Evaluator(program, directory)
                 notifier.status(f"evaluating {config.run}: step {newest}")

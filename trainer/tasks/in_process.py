@@ -10,7 +10,7 @@ from typing import Any
 from trainer.cluster.spec import Cluster, free_addresses
 from trainer.config import STRATEGIES, Config, ConfigError
 from trainer.failures import FINISHED
-from trainer.reporting.logs import set_up_logging, without_chatter
+from trainer.reporting.logs import load_tensorflow, set_up_logging
 from trainer.reporting.notify import Notifier
 from trainer.runtime import prepare_tensorflow
 from trainer.tasks.coordinator import run_coordinator
@@ -59,8 +59,7 @@ def start_cluster(strategy: str, workers: int, servers: int) -> Cluster:
 
 def start_server(job: str, index: int) -> None:
     """Start one server on a free port."""
-    with without_chatter():
-        import tensorflow as tf
+    tf = load_tensorflow()
     [address] = free_addresses(1)
     options = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=THREADS)
     if job == "ps":

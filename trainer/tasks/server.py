@@ -19,7 +19,7 @@ from trainer.cluster.probe import answers, incarnation
 from trainer.cluster.spec import Cluster
 from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, is_stale
-from trainer.reporting.logs import without_chatter
+from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.notify import Notifier
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
@@ -43,8 +43,7 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
 
     It sets no signal handler, since `join` would never run one.
     """
-    with without_chatter():
-        import tensorflow as tf
+    tf = load_tensorflow()
     if cluster.job == "ps":
         tf.config.set_visible_devices([], "GPU")  # a ps computes nothing that a worker beside it could not use
     threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(THREADS, os.cpu_count() or 1))
