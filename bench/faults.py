@@ -69,6 +69,11 @@ class Steps:
         return len(self._numbers)
 
     @property
+    def trained(self) -> int:
+        """How many workers' datasets have given a second step, and so have ended the first."""
+        return sum(number > 1 for number in self._numbers.values())
+
+    @property
     def newest(self) -> float:
         """When a step was last seen to have begun."""
         return max(self._grown.values(), default=0.0)

@@ -14,7 +14,7 @@ A worker that is frozen or cut off stops nobody. It stays so for 10 s after it w
 
 dropped           until the coordinator says that it goes on without the worker
 others' pause     the longest time without a step of the other worker, seen every 0.1 s
-taken back        from its thaw, or from the end of the cut, until it trains again
+taken back        from its thaw, or from the end of the cut, until it has trained a step again
 
 The floor is what no recovery with a new process can be faster than: the import of TensorFlow alone, and how long a bare
 coordinator of TensorFlow's guide takes from there to its first step, on servers that wait for it.
@@ -131,10 +131,10 @@ class Recovery:
         self._training.until(lambda: self._event(fault, *NOTICED) is not None, f"an event after: {kind}")
         dropped = self._event(fault, *NOTICED) or 0.0
         self._training.until(lambda: time.time() > dropped + HELD_SECONDS, "the time that it stays so")
-        datasets = steps.datasets
+        trained = steps.trained
         heal()
         healed = time.time()
-        self._training.until(lambda: steps.datasets > datasets, f"a step of {task}")
+        self._training.until(lambda: steps.trained > trained, f"a step of {task}")
         return Silence(dropped - fault, pause_after(steps.points, fault, steps.newest), steps.newest - healed)
 
     def measure(self, kind: str) -> Marks:

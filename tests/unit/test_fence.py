@@ -1,13 +1,14 @@
-"""Which connections of this process are shut."""
+"""Which connections of this process end."""
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from trainer.cluster.fence import ends, shut
+from trainer.cluster.fence import ends, limit_waits, shut
 from trainer.cluster.heartbeat import MARK
 
 
@@ -75,3 +76,16 @@ def test_the_heartbeats_connections_bear_its_mark(listening: socket.socket) -> N
 def test_an_address_is_written_as_the_kernel_does() -> None:
     assert ends("127.0.0.1:80") == {"0100007F:0050", "0000000000000000FFFF00000100007F:0050"}
     assert ends("[::1]:80") == {"00000000000000000000000001000000:0050"}
+
+
+def test_what_is_not_acknowledged_ends_a_connection(listening: socket.socket) -> None:
+    """The other side reads nothing: it takes no more, as one that is frozen."""
+    with connect(listening) as one, connect(listening) as own, socket.socket(socket.AF_UNIX) as other:
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, MARK)
+        assert limit_waits(0.5) >= 1
+        assert limit_waits(0.5) == 0
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == MARK
+        assert other.fileno() >= 0
+        with pytest.raises(TimeoutError) as ended:
+            one.sendall(bytes(2**26))
+        assert ended.value.errno == errno.ETIMEDOUT  # and not its own timeout

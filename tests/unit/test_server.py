@@ -14,7 +14,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.release import MissedRelease
 from trainer.states import RunState
 from trainer.tasks import server
-from trainer.tasks.server import STALE, ending, follow
+from trainer.tasks.server import LOOKS, MARGIN_SECONDS, STALE, ending, follow, keep_limited
 
 TASK, ADDRESS = "ps-0", "localhost:1"
 
@@ -57,11 +57,11 @@ def test_a_stale_path_is_left_for_the_next_start_to_mount(
     ("seen", "looks"),
     [
         ([(None, ""), (75, ASKED)], 2),
-        ([(75, STALE), (None, ""), (75, STALE), (75, STALE)], 4),
-        ([(0, "finished"), (75, STALE), (0, "finished"), (0, "finished")], 4),
+        ([(75, STALE), (None, ""), *LOOKS * [(75, STALE)]], LOOKS + 2),
+        ([(0, "finished"), (75, STALE), *LOOKS * [(0, "finished")]], LOOKS + 2),
     ],
 )
-def test_what_the_path_alone_says_is_seen_twice(
+def test_what_the_path_alone_says_is_seen_several_times(
     config: Config, seen: list[tuple[int | None, str]], looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[tuple[int | None, str]] = []
@@ -82,3 +82,27 @@ def test_what_the_path_alone_says_is_seen_twice(
         follow(TASK, ADDRESS, notifier, lambda: config)  # type: ignore[arg-type]
     assert (left.value.code, len(said)) == (seen[-1][0], looks)
     assert mounts == ([True] if seen[-1][1] == STALE else [])
+
+
+def test_connections_may_wait_a_little_longer_than_a_member_may_be_silent(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are made later, and after settings that could not be read."""
+    settings = iter(
+        [config, OSError("hangs"), MissedRelease("an old one"), config.replace(heartbeat_timeout_seconds=60)]
+    )
+    limits: list[float] = []
+
+    def selected() -> Config:
+        read = next(settings, None)
+        if read is None:
+            raise SystemExit
+        if isinstance(read, Exception):
+            raise read
+        return read
+
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(server, "limit_waits", limits.append)
+    with pytest.raises(SystemExit):
+        keep_limited(selected)
+    assert limits == [config.heartbeat_timeout_seconds + MARGIN_SECONDS, 60 + MARGIN_SECONDS]

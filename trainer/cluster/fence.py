@@ -1,8 +1,9 @@
-"""Shut this process's connections to a member that is silent, so that TensorFlow gets an error instead of waiting.
+"""End this process's connections to a member that is silent, so that TensorFlow gets an error instead of waiting.
 
-TensorFlow waits for a member that froze or lost its network for as long as the connection stands. Shut again and
-again, also those that are being made, each of its calls fails at once with UNAVAILABLE. The heartbeat's own sockets are
-left alone, or nobody would hear that the member is back: they have a TCP_USER_TIMEOUT of their own.
+TensorFlow waits for a member that froze or lost its network for as long as the connection stands. The coordinator knows
+who is silent: shut again and again, also those that are being made, each call fails at once with UNAVAILABLE. The
+heartbeat's own sockets are left alone, or nobody would hear that the member is back: they have a TCP_USER_TIMEOUT of
+their own. Servers are told of nobody, and have the kernel end what is not acknowledged.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -75,19 +76,43 @@ def inodes(wanted: Collection[str]) -> set[str]:
 
 def shut_descriptor(descriptor: int, wanted: Collection[str]) -> bool:
     """Shut the socket, if it is one of these and not the heartbeat's; returns whether."""
-    try:
-        link = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
-        match = re.fullmatch(r"socket:\[(\d+)\]", link)
-        if match is None or match[1] not in wanted:
-            return False
-        copy = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        return False  # closed meanwhile
-    with copy:
-        if copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == MARK:
-            return False
-        try:
+    with contextlib.suppress(OSError), opened(descriptor, wanted) as copy:
+        if copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) != MARK:
             copy.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False
-    return True
+            return True
+    return False
+
+
+def limit_waits(seconds: float) -> int:
+    """Have this process's TCP connections end when nothing of what they send is acknowledged for so long.
+
+    Left alone, one that was cut off sends again ever more rarely, and stands for minutes after the network is back.
+    Those that have such a limit keep it. Returns how many have got one.
+    """
+    return sum(limit_descriptor(int(name), seconds) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def limit_descriptor(descriptor: int, seconds: float) -> bool:
+    with contextlib.suppress(OSError), opened(descriptor) as copy:
+        is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+        if is_tcp and not copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
+            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def opened(descriptor: int, wanted: Collection[str] | None = None) -> Iterator[socket.socket]:
+    """Give the socket at this descriptor; raises OSError when there is none, or none of those wanted (inodes)."""
+    link = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+    match = re.fullmatch(r"socket:\[(\d+)\]", link)
+    if match is None or (wanted is not None and match[1] not in wanted):
+        raise OSError(f"descriptor {descriptor} is {link}")
+    copy = os.dup(descriptor)
+    try:
+        found = socket.socket(fileno=copy)
+    except OSError:  # another one has the descriptor by now
+        os.close(copy)
+        raise
+    with found:
+        yield found

@@ -34,6 +34,8 @@ CHANNEL_OPTIONS = [
     # Left alone, a channel would look for a server that was away ever more rarely.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # Nor would it give up an attempt that was lost on the way, for 20 s.
+    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 600_000),  # without which there is no TCP_USER_TIMEOUT
     ("grpc.keepalive_timeout_ms", MARK),
 ]

@@ -7,6 +7,7 @@ directory, the coordinator sends it a command (trainer/cluster/commands.py).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from trainer.cluster.commands import ASKED, received
+from trainer.cluster.fence import limit_waits
 from trainer.cluster.probe import answers, incarnation
 from trainer.cluster.spec import Cluster
 from trainer.config import Config, ConfigError
@@ -31,11 +33,13 @@ SELF_CHECK_SECONDS = 10.0
 # A call that waits for a ps which froze or lost its network holds a thread, for as long as that lasts: with
 # TensorFlow's default, one a core, a server of few cores would soon have none left, not even to say that it lives.
 THREADS = 32
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 1.0
+# The coordinator shall be the first to find that a member is silent.
+MARGIN_SECONDS = 1.0
 STALE = "starting anew: the shared path's file handle is stale, and must be mounted anew"
 # What only the shared path says is seen so often in a row: a network file system may show the selection of the run
 # before once more, and calls the handle of a file stale that was just replaced.
-LOOKS = 2
+LOOKS = 3
 
 
 def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Config]) -> None:
@@ -59,6 +63,7 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
     own = f"localhost:{cluster.address.rpartition(':')[2]}"
     notifier.watch(partial(answers, own, SELF_CHECK_SECONDS))
     threading.Thread(target=follow, args=(cluster.task, own, notifier, selected), name="run", daemon=True).start()
+    threading.Thread(target=keep_limited, args=(selected,), name="connections", daemon=True).start()
     server.join()
 
 
@@ -74,6 +79,17 @@ def follow(task: str, address: str, notifier: Notifier, selected: Callable[[], C
             if why == STALE:
                 notifier.restart_unit()
             os._exit(code)
+        time.sleep(LOOK_SECONDS)
+
+
+def keep_limited(selected: Callable[[], Config]) -> None:
+    """Let no connection of this server stand for longer than a member may be silent.
+
+    A ps would go on sending to the process that a worker had before it was cut off, and its new one wait for it.
+    """
+    while True:
+        with contextlib.suppress(ConfigError, MissedRelease, OSError):
+            limit_waits(selected().heartbeat_timeout_seconds + MARGIN_SECONDS)
         time.sleep(LOOK_SECONDS)
 
 
