@@ -172,10 +172,9 @@ class KillWhileSaving(Kill):
     def strike(self, stage: Stage) -> str:
         ((host, mine),) = by_host(stage, self.hits(stage)).items()
         killed = " ".join(str(process.pid) for _, process in mine)
-        script = (
-            f"root sh -c {shlex.quote(f'{await_save(stage)} && kill -9 {killed}')} || exit 1\n"
-            f"sleep 0.2; ls {shlex.quote(stage.checkpoint_dir)}"
-        )
+        # At once, since the next coordinator is there in a moment, and removes what is left behind.
+        look = f"{await_save(stage)} && kill -9 {killed} && ls {shlex.quote(stage.checkpoint_dir)}"
+        script = f"root sh -c {shlex.quote(look)}"
         left = run_everywhere(stage, {host: script}, 90.0)[host].split()
         half = [name for name in left if "temp" in name]
         if not half:
