@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 INDEX_SETTINGS = ("index-url", "extra-index-url", "proxy", "trusted-host", "default-timeout", "timeout", "retries")
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 PLAIN = "/opt/plain-pip"
-PSFLEET = "/opt/trainer/current/env"
+RELEASES = "/opt/trainer/releases"
 
 
 def main() -> None:
@@ -74,9 +74,11 @@ def compare_environments(scratch: Path, first: str) -> None:
             "processor": processor_seconds() - before[1],
         }
         print(f"{name}: {seconds:.0f} s, {cost[name]['bytes'] / 1e6:,.0f} MB", file=sys.stderr, flush=True)
-    for name, path in {"psfleet": PSFLEET, "plain": PLAIN}.items():
+    # Fresh hosts have one release, which nothing has switched to.
+    psfleet = on_chief(f"ls -d {RELEASES}/*/env")["stdout"]
+    for name, path in {"psfleet": psfleet, "plain": PLAIN}.items():
         cost[name] |= look_at_environment(path)
-    release = on_chief("du --summarize --bytes /opt/trainer/releases")["stdout"].split()[0]
+    release = on_chief(f"du --summarize --bytes {RELEASES}")["stdout"].split()[0]
     print(environment_table(cost["psfleet"], cost["plain"], int(release)), flush=True)
 
 

@@ -9,20 +9,11 @@ from pathlib import Path
 import pytest
 
 import trainer.check
+from tests.unit.programs import PROGRAMS
 from trainer.__main__ import main
 from trainer.config import Config
 from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR
 from trainer.run.directory import RunDirectory
-
-PROGRAM = """
-class Good:
-    def build_model(self): ...
-    def train_dataset(self, context): ...
-    def eval_dataset(self, context): ...
-class NoEval:
-    def build_model(self): ...
-    def train_dataset(self, context): ...
-"""
 
 
 @pytest.fixture
@@ -30,7 +21,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A shared path, with a program that can be imported; TensorFlow is left out, the other modules need none."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trainer.check, "MODULES", ("trainer.supervisor",))
-    (tmp_path / "checked_program.py").write_text(PROGRAM)
+    (tmp_path / "checked_program.py").write_text(PROGRAMS)
     return tmp_path
 
 

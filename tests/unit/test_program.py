@@ -6,18 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.programs import PROGRAMS
 from trainer.failures import UserError
 from trainer.program import load_program, program_file
 
-GOOD = """
-class Good:
-    def build_model(self): ...
-    def train_dataset(self, context): ...
-    def eval_dataset(self, context): ...
-class NoEval:
-    def build_model(self): ...
-    def train_dataset(self, context): ...
-class Arguments(Good):
+GOOD = f"""{PROGRAMS}class Arguments(Good):
     def __init__(self, needed): ...
 ready = Good()
 """
