@@ -98,7 +98,7 @@ def play(*arguments: str, inventory: Path | None = None) -> Play:
         "_ANSIBLE_TEMPLAR_UNTRUSTED_TEMPLATE_BEHAVIOR": "error",
     }
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    start = done.stdout.find("{\n")
+    start = f"\n{done.stdout}".rfind("\n{\n")  # each playbook's report has those before it
     if start < 0:
         pytest.fail(f"{' '.join(command)} exited {done.returncode}:\n{done.stdout}\n{done.stderr}")
     output = json.loads(done.stdout[start:])
