@@ -11,7 +11,8 @@ CUDA_LOCK = $(if $(filter locks/cpu,$(LOCK)),locks/cuda,$(LOCK)-cuda)
 COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock"
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: help demo venv venv-tf packages lab site test lint unit training infra infra-slow test-vms dozen drills soak cloud test-driver lock \
+.PHONY: help demo venv venv-tf packages lab site test lint unit training infra infra-slow test-vms dozen drills soak \
+  cloud test-driver site-drills lock \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
 
 help:  ## list these targets
@@ -73,6 +74,9 @@ infra: venv lab  ## tests of the hosts, over SSH
 infra-slow: venv lab  ## tests of the hosts that tell little more than those of `make infra`
 	ansible-playbook site.yml
 	python -m pytest tests/infra -m slow
+
+site-drills: venv lab  ## hosts that are cut off in each phase of site.yml
+	python -m pytest -s tests/phases
 
 test-vms: export VAGRANT_DEFAULT_PROVIDER = libvirt
 test-vms: export PSFLEET_INVENTORY = inventory/vms

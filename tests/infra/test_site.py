@@ -9,7 +9,7 @@ import yaml
 
 from tests.hosts import ROOT
 
-from .conftest import play
+from .conftest import copy_inventory, play
 
 
 # The coordinator's host has every role that the others have.
@@ -18,6 +18,36 @@ def test_check_mode_on_converged_hosts_reports_no_change(limit):
     checked = play("site.yml", "--check", "--diff", "--limit", limit)
     assert checked.code == 0, checked.failed
     assert checked.changed == []
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        ("--tags", "trainer,tensorboard"),
+        ("--start-at-task", "trainer : Install the unit"),
+        pytest.param(("--tags", "release"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_part_of_the_playbook_runs_by_itself(lab, part):
+    ran = play("site.yml", *part)
+    assert (ran.code, ran.changed) == (0, []), ran.failed
+    assert all(ran.stats[host]["ok"] >= 4 for host in lab), ran.stats
+
+
+@pytest.mark.slow  # tests/unit/test_site_phases.py says it without a lab
+def test_a_host_that_is_in_no_group_of_ours_gets_nothing(tmp_path, lab):
+    copy = copy_inventory(
+        tmp_path / "lab",
+        yaml.safe_load((ROOT / "inventory/lab/group_vars/all.yml").read_text())["trainer_run"],
+        cluster_own_groups=["bastions"],
+    )
+    hosts = yaml.safe_load((copy / "hosts.yml").read_text())
+    # Nobody answers there: whoever asks fails.
+    hosts["bastions"] = {"hosts": {"bastion": {"ansible_host": "10.0.3.254"}}}
+    (copy / "hosts.yml").write_text(yaml.safe_dump(hosts, sort_keys=False))
+    ran = play("site.yml", inventory=copy)
+    assert (ran.code, ran.changed) == (0, []), ran.failed
+    assert set(ran.stats) - {"localhost"} == set(lab)
 
 
 @pytest.fixture

@@ -1,0 +1,125 @@
+"""After PLAY RECAP: which hosts are right, which are not and why, and a file of those to run again."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+
+from ansible import context  # type: ignore[attr-defined]  # our directory ansible/ is in the way
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
+from fleet.schema.problems import name_some  # noqa: E402
+from fleet.tables import render_table  # noqa: E402
+
+DOCUMENTATION = """
+name: lost_hosts
+type: aggregate
+short_description: Name the hosts that were lost on the way, and why
+description:
+  - A host that fails or can't be reached is left out from there on, and the others go on.
+  - This tells at the end in which phase and why, and keeps the hosts in a file for C(--limit @FILE).
+"""
+CONTROL_MACHINE = "localhost"
+MOST_TEXT = 300
+
+
+@dataclass(frozen=True)
+class Loss:
+    phase: str
+    why: str
+
+
+class CallbackModule(CallbackBase):
+    """Ansible's entry point."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "lost_hosts"
+
+    def v2_playbook_on_start(self, playbook: Any) -> None:
+        self.playbook = Path(playbook._file_name).resolve()
+        self.plays_left = len(playbook.get_plays())
+        self.play_seen: Any = None
+        self.phase = ""
+        self.began = False  # once a play is about hosts, and not about the control machine and the inventory
+        self.losses: dict[str, Loss] = {}
+        self.end: Loss | None = None  # what ended the run for every host
+
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        self.phase = play.get_name()
+        self.began = self.began or CONTROL_MACHINE not in str(play.hosts)
+        if play._uuid != self.play_seen:  # each batch of a play begins it again
+            self.plays_left -= 1
+            self.play_seen = play._uuid
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        if ignore_errors:
+            return
+        self._lose(result, "failed", told(result.result))
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        self._lose(result, "unreachable", told(result.result))
+
+    def _lose(self, result: Any, kind: str, message: str) -> None:
+        loss = Loss(self.phase, f"{kind} ({result.task.get_name().rpartition(' : ')[2]}): {message}")
+        self.losses[result.host.get_name()] = loss
+        if result.task.run_once or result.task.any_errors_fatal:
+            self.end = loss
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        if not self.began:
+            return
+        hosts = sorted(set(stats.processed) - {CONTROL_MACHINE})
+        lost: dict[str, Loss] = {}
+        for host in hosts:
+            found = stats.summarize(host)
+            if found["failures"] or found["unreachable"]:  # what was rescued is no loss
+                lost[host] = self.losses.get(host, Loss("", "see above"))
+        if lost and (self.end or self.plays_left):
+            # Ansible goes no further where a play has lost all of its hosts.
+            last = self.end.phase if self.end else self.phase
+            for host in hosts:
+                lost.setdefault(host, Loss(last, "held up: the run ended here for all, because of what is above"))
+        owed = self._keep(hosts, lost)
+        if not lost:
+            return
+        together: dict[Loss, list[str]] = {}
+        for host, loss in lost.items():
+            together.setdefault(loss, []).append(host)
+        rows = [(name_some(names), loss.phase, loss.why) for loss, names in together.items()]
+        self._display.display(f"\n{len(hosts) - len(lost)} of {len(hosts)} hosts are right; these are not:")
+        self._display.display(render_table(("HOST", "PHASE", "WHY"), rows))
+        if owed:
+            name = owed.relative_to(Path.cwd()) if owed.is_relative_to(Path.cwd()) else owed
+            self._display.display(f"when they are mended: ansible-playbook {self.playbook.name} --limit @{name}")
+
+    def _keep(self, hosts: list[str], lost: dict[str, Loss]) -> Path | None:
+        """Write the hosts that are owed a run: those of this one, and of earlier ones that took no part in it."""
+        # The parts in ansible/ are not run by themselves; `fab` runs them and names the hosts itself.
+        if self.playbook.parent != ROOT or context.CLIARGS.get("check"):
+            return None
+        file = self.playbook.with_suffix(".retry")
+        before = file.read_text().split() if file.exists() else []
+        owed = sorted({*lost, *(host for host in before if host not in hosts)})
+        if owed:
+            file.write_text("".join(f"{host}\n" for host in owed))
+            return file
+        file.unlink(missing_ok=True)
+        return None
+
+
+def told(result: Any) -> str:
+    """Say in one line what a module said, of a loop the first item that went wrong."""
+    items = [each for each in result.get("results") or () if each.get("failed") or each.get("unreachable")]
+    source = items[0] if items else result
+    said = source.get("msg")
+    if said in (None, "", "non-zero return code"):
+        said = source.get("stderr") or said or "it gave no message"
+    text = " ".join(str(said).removeprefix("Task failed: ").split())
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"

@@ -1,0 +1,131 @@
+"""A host that is lost costs itself: what Ansible goes on with, what stands at the end, and who is owed a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+HERE = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+GONE = {"ansible_host": "127.0.0.1", "ansible_port": 1}  # nothing listens there
+
+PLAYS = """
+- name: First phase
+  hosts: a:b:c:d
+  gather_facts: false
+  tasks:
+    - name: Fail on one
+      ansible.builtin.shell: "[ {{ inventory_hostname }} != c ] || { echo bad luck >&2; exit 3; }"
+    - name: Go on where it is mended
+      block:
+        - name: Fail, and be mended
+          ansible.builtin.assert: {that: inventory_hostname != 'b'}
+      rescue:
+        - name: Mend
+          ansible.builtin.debug: {msg: mended}
+- name: Second phase
+  hosts: a:b:c:d
+  gather_facts: false
+  tasks:
+    - name: Refuse for all
+      ansible.builtin.assert: {that: gate is not defined, fail_msg: the chief is lost}
+      run_once: true
+    - name: Say who is left
+      ansible.builtin.debug: {msg: "left: {{ ansible_play_hosts | join(' ') }}"}
+- name: Phase of one host
+  hosts: a
+  gather_facts: false
+  tasks:
+    - name: Fail where that is all
+      ansible.builtin.assert: {that: last is not defined, fail_msg: no luck}
+- name: Last phase
+  hosts: a:b
+  gather_facts: false
+  tasks:
+    - name: Reach the end
+      ansible.builtin.debug: {msg: the end}
+"""
+
+
+def play(directory: Path, *arguments: str) -> tuple[int, str, list[str]]:
+    (directory / "plays.yml").write_text(PLAYS)
+    (directory / "hosts.yml").write_text(
+        yaml.safe_dump({"all": {"hosts": {"a": HERE, "b": HERE, "c": HERE, "d": GONE}}})
+    )
+    command = ["ansible-playbook", "--inventory", directory / "hosts.yml", directory / "plays.yml", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    output, _, table = done.stdout.partition(" hosts are right; these are not:\n")
+    return done.returncode, output, table.splitlines()
+
+
+def test_a_host_that_is_lost_costs_itself(tmp_path: Path) -> None:
+    code, output, table = play(tmp_path)
+    assert code == 4
+    assert "left: a b" in output
+    assert "the end" in output
+    assert output.endswith("\n2 of 4")
+    assert table[0].split() == ["HOST", "PHASE", "WHY"]
+    assert {line.split()[0]: line for line in table[1:]}.keys() == {"c", "d"}
+    assert "First phase  failed (Fail on one): bad luck" in "\n".join(table)
+    assert "First phase  unreachable (Fail on one): " in "\n".join(table)
+
+
+@pytest.mark.parametrize(("what", "phase"), [("gate", "Second phase"), ("last", "Phase of one host")])
+def test_hosts_that_were_held_up_are_not_called_right(tmp_path: Path, what: str, phase: str) -> None:
+    code, output, table = play(tmp_path, "--extra-vars", json.dumps({what: True}))
+    assert code == 4
+    assert "the end" not in output
+    assert output.endswith("\n0 of 4")
+    assert f"a     {phase}" in "\n".join(table)
+    assert any(line.startswith("b ") and "held up" in line for line in table)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The callback, for a project in a directory of the test's own."""
+    place = ROOT / "ansible" / "callback_plugins" / "lost_hosts.py"
+    spec = importlib.util.spec_from_file_location("lost_hosts", place)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["lost_hosts"] = module
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path.resolve())
+    monkeypatch.setattr(module.context, "CLIARGS", {})
+    return module
+
+
+def end(plugin: Any, playbook: Path, hosts: str, failed: str = "") -> list[str] | None:
+    """Have a run of all phases end, and read who is owed another."""
+    callback = plugin.CallbackModule()
+    phase = SimpleNamespace(get_name=lambda: "a phase", hosts=["all"], _uuid="1")
+    callback.v2_playbook_on_start(SimpleNamespace(_file_name=str(playbook), get_plays=lambda: [phase]))
+    callback.v2_playbook_on_play_start(phase)
+    numbers = {host: {"failures": int(host in failed.split()), "unreachable": 0} for host in hosts.split()}
+    callback.v2_playbook_on_stats(SimpleNamespace(processed=numbers, summarize=numbers.get))
+    file = playbook.with_suffix(".retry")
+    return file.read_text().split() if file.exists() else None
+
+
+def test_who_is_owed_a_run_is_kept_until_it_was_made(plugin: Any, tmp_path: Path) -> None:
+    site = tmp_path / "site.yml"
+    assert end(plugin, site, "a b c") is None
+    assert end(plugin, site, "a b c", failed="b c") == ["b", "c"]
+    assert end(plugin, site, "a") == ["b", "c"]  # --limit a
+    assert end(plugin, site, "a b", failed="a") == ["a", "c"]
+    assert end(plugin, site, "a c") is None
+
+
+def test_check_mode_and_the_parts_leave_no_such_file(plugin: Any, tmp_path: Path) -> None:
+    (tmp_path / "ansible").mkdir()
+    assert end(plugin, tmp_path / "ansible" / "release.yml", "a b", failed="b") is None
+    plugin.context.CLIARGS["check"] = True
+    assert end(plugin, tmp_path / "site.yml", "a b", failed="b") is None
