@@ -1,7 +1,8 @@
 """Real trainer processes on the loopback interface, watched through what an operator sees: output and status.
 
-`Runs.start` starts what a user types. Single tasks and the tasks of `local` are forked from one process of the
-whole session that has imported TensorFlow (trainer/fork_server.py), which saves most of their time.
+`Runs.start` starts what a user types. Single tasks, the tasks of `local` and the scripts beside the tests are forked
+from one process of the whole session that has imported TensorFlow (trainer/fork_server.py), which saves most of their
+time.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -124,25 +123,30 @@ class Process:
 
 
 def last_json(output: str) -> Any:
-    """Return the last line that is JSON: what is complained of at the end may stand below it."""
-    for line in reversed(output.splitlines()):
+    """Return what the last line says that begins with an object or a list: TensorFlow may write behind and below it."""
+    for line in reversed([line for line in output.splitlines() if line.startswith(("{", "["))]):
         with contextlib.suppress(ValueError):
-            return json.loads(line)
+            return json.JSONDecoder().raw_decode(line)[0]
     raise AssertionError(f"no line is JSON:\n{output[-3000:]}")
 
 
-def run_check(script: str, *arguments: str, deadline: float = 2 * MINUTE, **variables: str) -> Any:
-    """Run one of the scripts beside the tests as a process of its own, and return the JSON of its last line."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(script)), *arguments],
-        cwd=PROGRAMS,
-        env=environment(**{"PYTHONPATH": f"{ROOT}:{PROGRAMS}", **variables}),
-        capture_output=True,
-        text=True,
-        timeout=deadline,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def run_check(
+    script: str, *arguments: str, deadline: float = 2 * MINUTE, forked: bool = True, **variables: str
+) -> dict[str, Any]:
+    """Run one of the scripts beside the tests to its end, and return the JSON object that it said last.
+
+    `forked` says that it need not import TensorFlow itself.
+    """
+    variables = {"PYTHONPATH": f"{ROOT}:{PROGRAMS}", **variables}
+    command = [str(Path(__file__).with_name(script)), *arguments]
+    process = Process(command, PROGRAMS, fork_server() if forked else None, **variables)
+    try:
+        assert process.wait(deadline) == 0, process.output[-3000:]
+    finally:
+        process.end()
+    said = last_json(process.output)
+    assert isinstance(said, dict), process.output[-3000:]
+    return said
 
 
 class Runs:
@@ -166,6 +170,12 @@ class Runs:
     def task(self, *arguments: str, directory: Path = PROGRAMS, **more: str) -> Process:
         """Start the process that a task's supervisor forks, with no supervisor: what ends stays ended."""
         process = Process(["-m", "trainer", *arguments, "--parent", PARENT], directory, fork_server(), **more)
+        self._started.append(process)
+        return process
+
+    def script(self, *arguments: str, **more: str) -> Process:
+        """Start a script that need not import TensorFlow itself."""
+        process = Process(list(arguments), PROGRAMS, fork_server(), **more)
         self._started.append(process)
         return process
 

@@ -117,8 +117,7 @@ def killed(runs: Runs) -> dict[str, Killed]:
 @pytest.fixture(scope="module")
 def in_step(runs: Runs) -> Process:
     options = ["--strategy", "multi_worker_mirrored", "--workers", "1", "--evaluation", "distributed"]
-    arguments = ["-m", "trainer", "local", "--program", "uneven:Slow", "--run", "evaluated-in-step", "--steps", "20"]
-    process = runs.start([*arguments, "--shared-dir", str(runs.shared), *options])
+    process = runs.local("uneven:Slow", "evaluated-in-step", 20, *options)
     assert process.wait() == 0, process.output
     return process
 
