@@ -15,6 +15,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -130,23 +132,30 @@ def last_json(output: str) -> Any:
     raise AssertionError(f"no line is JSON:\n{output[-3000:]}")
 
 
-def run_check(
-    script: str, *arguments: str, deadline: float = 2 * MINUTE, forked: bool = True, **variables: str
-) -> dict[str, Any]:
-    """Run one of the scripts beside the tests to its end, and return the JSON object that it said last.
+def run_check(script: str, *arguments: str, deadline: float = 2 * MINUTE, forked: bool = True, **variables: str) -> Any:
+    """Run one of the scripts beside the tests to its end, and return the JSON that it said last.
 
     `forked` says that it need not import TensorFlow itself.
     """
-    variables = {"PYTHONPATH": f"{ROOT}:{PROGRAMS}", **variables}
     command = [str(Path(__file__).with_name(script)), *arguments]
-    process = Process(command, PROGRAMS, fork_server() if forked else None, **variables)
-    try:
-        assert process.wait(deadline) == 0, process.output[-3000:]
-    finally:
-        process.end()
-    said = last_json(process.output)
-    assert isinstance(said, dict), process.output[-3000:]
-    return said
+    variables = {"PYTHONPATH": f"{ROOT}:{PROGRAMS}", **variables}
+    if forked:
+        process = Process(command, PROGRAMS, fork_server(), **variables)
+        try:
+            assert process.wait(deadline) == 0, process.output[-3000:]
+        finally:
+            process.end()
+        return last_json(process.output)
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=PROGRAMS,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=deadline,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 class Runs:
