@@ -1,10 +1,10 @@
 """Measure the control machine's own work for simulated hosts: the spec, the files, the preflight. Nothing uses SSH.
 
-Three things in turn for each number of hosts: psfleet's functions alone, in this process; the same through Ansible
-(ansible/preflight.yml, then the role's templates rendered for every host); and as many empty tasks, which is Ansible
-alone. Times are processor seconds of all processes, so that a busy machine does not count as a slow one. Linear means
-that a host costs the same in a large cluster as in a small one: the time of a host at the largest number of hosts,
-divided by that at the smallest.
+In turn for each number of hosts: psfleet's functions alone, in this process; the same through Ansible
+(ansible/preflight.yml, then the role's templates rendered for every host); this where no path is shared, with the
+choice of the wheels that each host gets; and as many empty tasks, which is Ansible alone. Times are processor seconds
+of all processes, so that a busy machine does not count as a slow one. Linear means that a host costs the same in a
+large cluster as in a small one: the time of a host at the largest number of hosts, divided by that at the smallest.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from config_texts import FILTERS
 from preflight import preflight_problems
 
 ROOT = Path(__file__).resolve().parent.parent
+RELEASE = ROOT / "roles" / "release" / "tasks" / "main.yml"
+WHEELS = "Put the wheels where they are installed from"
 TEMPLATE = ROOT / "roles" / "trainer" / "templates" / "task.env.j2"
 SITE = {
     "ansible_connection": "local",
@@ -64,6 +66,12 @@ def measure(number: int, rounds: int, *, with_ansible: bool) -> dict[str, float]
         over_ssh = inventory_of(groups)
         over_ssh["all"]["vars"] = {name: value for name, value in SITE.items() if name != "ansible_connection"}
         reached.write_text(yaml.safe_dump(over_ssh))
+        alone = Path(scratch) / "alone.yml"
+        without_path = inventory_of({job: hosts for job, hosts in groups.items() if job != "evaluator"})
+        without_path["all"]["vars"] = SITE | {"cluster_shared_dir": ""}
+        alone.write_text(yaml.safe_dump(without_path))
+        wheels = Path(scratch) / "wheels.yml"
+        wheels.write_text(yaml.safe_dump(wheels_play()))
         work: dict[str, Callable[[], None]] = {
             "psfleet's functions alone": lambda: render_all(groups, Path(scratch) / "files"),
         }
@@ -72,6 +80,9 @@ def measure(number: int, rounds: int, *, with_ansible: bool) -> dict[str, float]
                 "fab validate": lambda: run(["fab", "validate", "--inventory", str(reached)]),
                 "preflight and files through Ansible": lambda: play(
                     inventory, "ansible/preflight.yml", "bench/control.yml"
+                ),
+                "the same and the wheels, without a shared path": lambda: play(
+                    alone, "ansible/preflight.yml", "bench/control.yml", str(wheels)
                 ),
                 "as many empty tasks (Ansible alone)": lambda: play(inventory, "bench/control_empty.yml"),
             }
@@ -107,6 +118,29 @@ def groups_of(number: int) -> dict[str, dict[str, dict[str, Any]]]:
 def inventory_of(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Write the groups as Ansible's YAML inventory, with the site's variables."""
     return {"all": {"vars": SITE, "children": {job: {"hosts": dict(hosts)} for job, hosts in groups.items()}}}
+
+
+def wheels_play() -> list[dict[str, Any]]:
+    """Write a play of the role's task that chooses each host's wheels, with nothing that copies them."""
+    (task,) = (task for task in yaml.safe_load(RELEASE.read_text()) if task["name"] == WHEELS)
+    task["ansible.builtin.include_tasks"] = str(ROOT / "bench" / "control_wheels.yml")
+    return [
+        {
+            "name": "Choose each host's wheels",
+            "hosts": "all",
+            "gather_facts": False,
+            "vars": yaml.safe_load((RELEASE.parent.parent / "vars" / "main.yml").read_text())
+            | {"release_wheels_shared": False, "release_gpu_hosts": []},
+            "tasks": [
+                {
+                    "name": "Pretend to have asked each host for its Python",
+                    "ansible.builtin.set_fact": {"python_version": "3.11.2", "cacheable": True},
+                    "run_once": True,
+                },
+                task,
+            ],
+        }
+    ]
 
 
 # The work
