@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from jsonschema import Draft202012Validator, FormatChecker, ValidationError
-from jsonschema.validators import extend
 
 from fleet.schema.formats import FORMATS
+
+# Ansible imports this again in the process of each host's task, and jsonschema takes most of that time.
+if TYPE_CHECKING:
+    from jsonschema import FormatChecker, ValidationError
 
 FILE = Path(__file__).with_name("inventory.yml")
 # Two names that differ in no more than these characters are easily taken for one another.
@@ -145,7 +147,10 @@ def _is_integer(checker: object, value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+@cache
 def _format_checker() -> FormatChecker:
+    from jsonschema import FormatChecker
+
     checker = FormatChecker(formats=())
     for name, function in FORMATS.items():
 
@@ -158,13 +163,15 @@ def _format_checker() -> FormatChecker:
     return checker
 
 
-# JSON Schema's own integer is 3.0 as well.
-_Validator = extend(
-    Draft202012Validator, type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer)
-)
-_CHECKER = _format_checker()
+@cache
+def _validator_class() -> Any:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    # JSON Schema's own integer is 3.0 as well.
+    return extend(Draft202012Validator, type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer))
 
 
 @cache
 def _validator(name: str) -> Any:
-    return _Validator(definition().variables[name].schema, format_checker=_CHECKER)
+    return _validator_class()(definition().variables[name].schema, format_checker=_format_checker())

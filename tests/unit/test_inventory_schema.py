@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +144,10 @@ def test_every_variable_that_the_code_reads_is_in_the_schema() -> None:
     ours = {name for name in read if name.startswith(definition().prefixes)} - set(definition().groups)
     assert "cluster_uid" in definition().variables
     assert ours - set(definition().variables) == set()
+
+
+def test_filters_are_there_soon() -> None:
+    """Ansible imports all filters in the process of each host's task; jsonschema is for the control machine's check."""
+    program = "import sys, preflight; sys.exit('jsonschema' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'ansible' / 'filter_plugins'}"}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT).returncode == 0
