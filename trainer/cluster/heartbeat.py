@@ -86,11 +86,11 @@ class Heartbeat:
             self._members.update({task: change(self._members[task]) for task in tasks})
 
     def _beat(self) -> None:
-        last = time.monotonic()
-        while not self._end.wait(TICK_SECONDS):
+        last, pause = time.monotonic(), 0.0
+        while not self._end.wait(pause):
             now = time.monotonic()
-            self._missed += max(0.0, now - last - TICK_SECONDS - LATE_SECONDS)
-            last = now
+            self._missed += max(0.0, now - last - pause - LATE_SECONDS)
+            last, pause = now, TICK_SECONDS
             try:
                 for task in self._members:
                     self._look_at(task, now)
@@ -113,7 +113,7 @@ class Heartbeat:
         if asked_at is not None and now - asked_at > LOST_SECONDS:  # nobody says how it ended
             self._heard(task, asked_at, None)
         period = TICK_SECONDS if not here or now < self._hurry_until else PERIOD_SECONDS
-        if task not in self._asked and now - max(member.judged_at, self._opened[task]) >= period:
+        if task not in self._asked and now - member.judged_at >= period:
             self._ask(task, now)
 
     def _quiet(self, task: str, member: Member, now: float) -> float:
