@@ -109,7 +109,7 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
-    monkeypatch.setitem(sys.modules, "tensorflow", object())
+    monkeypatch.setattr(evaluator, "load_tensorflow", object)
     monkeypatch.setattr(evaluator, "load_program", lambda name: object())
     monkeypatch.setattr(evaluator, "Evaluator", Fake)
     monkeypatch.setattr(Fake, "asked", [], raising=False)
@@ -238,6 +238,6 @@ def test_goes_on_when_the_run_is_to_be_longer(config: Config, tmp_path: Path) ->
 def test_a_program_that_cannot_be_loaded_is_the_users_error(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow", object())
+    monkeypatch.setattr(evaluator, "load_tensorflow", object)
     write_checkpoint(RunDirectory(tmp_path, "a"), 10)
     assert run_evaluator(config.replace(program="nowhere_at_all:One"), Heard(), lambda: config) == 78
