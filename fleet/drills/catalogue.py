@@ -258,7 +258,7 @@ _DRILLS = (
         "a worker's host loses its power, and gets it back",
         PowerOff(one("worker")),
         10,
-        15,
+        30,  # whoever watches waits some seconds for SSH to a host that boots
         may_too=ANEW,
         settings=SOON,
         destructive=True,
