@@ -25,6 +25,15 @@ def name_of(host: Host) -> str:
     return host.backend.get_pytest_id().removeprefix("ansible://")
 
 
+def answer(host: Host, command: str) -> str:
+    """What a command prints as root, or nothing while the host can't be reached."""
+    try:
+        with host.sudo():
+            return host.run(command).stdout.strip()
+    except RuntimeError:
+        return ""
+
+
 def listed_inventory() -> dict[str, Any]:
     """The inventory as Ansible lists it: groups and hostvars."""
     listed = subprocess.run(["ansible-inventory", "--list"], cwd=ROOT, check=True, capture_output=True, text=True)

@@ -16,7 +16,7 @@ import testinfra
 import yaml
 from testinfra.host import Host
 
-from tests.hosts import ROOT, add_journals, listed_inventory, name_of, wait_until
+from tests.hosts import ROOT, add_journals, answer, listed_inventory, name_of, wait_until
 
 TRAINING_GROUPS = ("chief", "ps", "worker", "evaluator")
 LONG_RUN = "infra-long"
@@ -194,15 +194,6 @@ def wait_for_progress(lab: dict[str, Host], seconds: float = 180) -> None:
         seconds,
         f"a further step than {before['step']}",
     )
-
-
-def answer(host: Host, command: str) -> str:
-    """What a command prints, or nothing while the host can't be reached."""
-    try:
-        with host.sudo():
-            return host.run(command).stdout.strip()
-    except RuntimeError:
-        return ""
 
 
 def reboot(host: Host) -> None:

@@ -13,7 +13,7 @@ import pytest
 import testinfra
 from testinfra.host import Host
 
-from tests.hosts import ROOT, add_journals, listed_inventory, name_of, wait_until
+from tests.hosts import ROOT, add_journals, answer, listed_inventory, name_of, wait_until
 
 RUN = "vms"
 # From VMs just made right to a training under way, the reboot of all, and the server's return.
@@ -34,15 +34,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 def journal(host: Host) -> str:
     units = "--unit='trainer@*' --unit='*.mount' --unit='nfs-*' --unit=chrony"
     return answer(host, f"journalctl --no-pager --lines=30 {units}")
-
-
-def answer(host: Host, command: str) -> str:
-    """What a command prints as root, or nothing while the host can't be reached."""
-    try:
-        with host.sudo():
-            return host.run(command).stdout.strip()
-    except RuntimeError:
-        return ""
 
 
 def reboot(*hosts: Host, seconds: float = 1800) -> None:

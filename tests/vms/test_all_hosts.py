@@ -2,9 +2,7 @@
 
 import pytest
 
-from tests.hosts import hosts_of, name_of, wait_until
-
-from .conftest import answer
+from tests.hosts import answer, hosts_of, name_of, wait_until
 
 testinfra_hosts = ["ansible://all"]
 pytestmark = pytest.mark.usefixtures("_as_root")

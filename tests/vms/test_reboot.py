@@ -1,8 +1,8 @@
 """Reboots: of all machines at once, and of the server alone, with another disk behind its export."""
 
-from tests.hosts import wait_until
+from tests.hosts import answer, wait_until
 
-from .conftest import answer, reboot, status
+from .conftest import reboot, status
 
 
 def test_all_machines_reboot_at_once_and_the_training_resumes(training, vms, head, site):
