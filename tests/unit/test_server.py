@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +17,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.release import MissedRelease
 from trainer.states import RunState
 from trainer.tasks import server
-from trainer.tasks.server import LOOKS, MARGIN_SECONDS, STALE, ending, follow, keep_limited
+from trainer.tasks.server import LOOKS, MARGIN_SECONDS, STALE, LastRead, ending, follow, keep_limited
 
 TASK, ADDRESS = "ps-0", "localhost:1"
 
@@ -87,22 +90,66 @@ def test_what_the_path_alone_says_is_seen_several_times(
 def test_connections_may_wait_a_little_longer_than_a_member_may_be_silent(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that are made later, and after settings that could not be read."""
-    settings = iter(
-        [config, OSError("hangs"), MissedRelease("an old one"), config.replace(heartbeat_timeout_seconds=60)]
-    )
+    """Also those that are made later, and where the settings can't be read any more."""
+    longer = config.replace(heartbeat_timeout_seconds=60)
+    settings: Iterator[Config | Exception] = iter([config, OSError("broken"), MissedRelease("an old one"), longer])
     limits: list[float] = []
 
-    def selected() -> Config:
-        read = next(settings, None)
-        if read is None:
-            raise SystemExit
-        if isinstance(read, Exception):
-            raise read
-        return read
+    def read() -> Config:
+        found = next(settings)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
+    last = LastRead(read)
+
+    def limit(seconds: float) -> None:
+        limits.append(seconds)
+        if len(limits) == 4:
+            raise SystemExit
+        ending(TASK, ADDRESS, last)
+
+    ending(TASK, ADDRESS, last)
     monkeypatch.setattr(server, "LOOK_SECONDS", 0)
-    monkeypatch.setattr(server, "limit_waits", limits.append)
+    monkeypatch.setattr(server, "limit_waits", limit)
     with pytest.raises(SystemExit):
-        keep_limited(selected)
-    assert limits == [config.heartbeat_timeout_seconds + MARGIN_SECONDS, 60 + MARGIN_SECONDS]
+        keep_limited(last)
+    assert limits == [*3 * [config.heartbeat_timeout_seconds + MARGIN_SECONDS], 60 + MARGIN_SECONDS]
+
+
+def test_connections_are_kept_limited_while_the_path_hangs(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody but the thread that follows the run reads the shared path, once a look."""
+    hangs, released = threading.Event(), threading.Event()
+    reads: list[int] = []
+    limited_while_hanging = 0
+
+    def read() -> Config:
+        reads.append(1)
+        if len(reads) > 1:
+            hangs.set()
+            released.wait(60)
+            raise SystemExit
+        return config
+
+    def limit(seconds: float) -> None:
+        nonlocal limited_while_hanging
+        limited_while_hanging += hangs.is_set()
+        if limited_while_hanging == 3:
+            raise SystemExit
+
+    def follow_until_released() -> None:
+        with contextlib.suppress(SystemExit):
+            follow(TASK, ADDRESS, None, last)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "limit_waits", limit)
+    last = LastRead(read)
+    follower = threading.Thread(target=follow_until_released, daemon=True)
+    follower.start()
+    try:
+        with pytest.raises(SystemExit):
+            keep_limited(last)
+        assert len(reads) == 2
+    finally:
+        released.set()
+        follower.join(60)

@@ -7,7 +7,6 @@ directory, the coordinator sends it a command (trainer/cluster/commands.py).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -62,9 +61,22 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
     notifier.ready(f"{cluster.task} serves at {cluster.address}")
     own = f"localhost:{cluster.address.rpartition(':')[2]}"
     notifier.watch(partial(answers, own, SELF_CHECK_SECONDS))
-    threading.Thread(target=follow, args=(cluster.task, own, notifier, selected), name="run", daemon=True).start()
-    threading.Thread(target=keep_limited, args=(selected,), name="connections", daemon=True).start()
+    settings = LastRead(selected)
+    threading.Thread(target=follow, args=(cluster.task, own, notifier, settings), name="run", daemon=True).start()
+    threading.Thread(target=keep_limited, args=(settings,), name="connections", daemon=True).start()
     server.join()
+
+
+class LastRead:
+    """Reads the settings when it is called, and knows what was read last: reading hangs as long as the path does."""
+
+    def __init__(self, read: Callable[[], Config]) -> None:
+        self._read = read
+        self.config: Config | None = None
+
+    def __call__(self) -> Config:
+        self.config = self._read()
+        return self.config
 
 
 def follow(task: str, address: str, notifier: Notifier, selected: Callable[[], Config]) -> None:
@@ -82,14 +94,15 @@ def follow(task: str, address: str, notifier: Notifier, selected: Callable[[], C
         time.sleep(LOOK_SECONDS)
 
 
-def keep_limited(selected: Callable[[], Config]) -> None:
+def keep_limited(settings: LastRead) -> None:
     """Let no connection of this server stand for longer than a member may be silent.
 
-    A ps would go on sending to the process that a worker had before it was cut off, and its new one wait for it.
+    A ps would go on sending to the process that a worker had before it was cut off, and its new one wait for it. This
+    thread reads nothing itself: a shared path that hangs must not stop it.
     """
     while True:
-        with contextlib.suppress(ConfigError, MissedRelease, OSError):
-            limit_waits(selected().heartbeat_timeout_seconds + MARGIN_SECONDS)
+        if settings.config is not None:
+            limit_waits(settings.config.heartbeat_timeout_seconds + MARGIN_SECONDS)
         time.sleep(LOOK_SECONDS)
 
 
