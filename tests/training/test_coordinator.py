@@ -172,7 +172,9 @@ def test_an_empty_part_is_the_users_only_if_two_generations_in_a_row_end_so(
 
     def train_generation(*arguments: Any) -> None:
         training._runner = SimpleNamespace(is_recovering=recovering, close=lambda: None)
-        training._controller = SimpleNamespace(every_worker_has_trained=False, settle=lambda seconds: True)
+        training._controller = SimpleNamespace(
+            has_trained=False, every_worker_has_trained=False, settle=lambda seconds: True
+        )
         member.hurt = generations[len(lost)] is HURT
         raise generations[len(lost)]
 
@@ -184,6 +186,44 @@ def test_an_empty_part_is_the_users_only_if_two_generations_in_a_row_end_so(
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert len(lost) == taken - 1
+
+
+WELL, NOTHING, NO_MODEL = True, False, None
+
+
+@pytest.mark.parametrize(
+    "generations",
+    [
+        [NOTHING, NOTHING, NOTHING],
+        [NO_MODEL, NO_MODEL, NO_MODEL],
+        [WELL, WELL, WELL, WELL, NOTHING, NO_MODEL, WELL, NOTHING, NOTHING, NOTHING],
+    ],
+)
+def test_only_generations_that_trained_nothing_end_the_process(
+    config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, generations: list[bool | None]
+) -> None:
+    """None of them saves anything: a checkpoint may be due rarely, and ps be lost often."""
+    left = iter(generations)
+    member: Any = SimpleNamespace(
+        form=lambda: CLUSTER, generation_over=lambda message: None, lost_ps=lambda: ["ps-0"], began=0, hurt=True
+    )
+    progress = Progress(config, directory, Notifier())
+    training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
+
+    def train_generation(*arguments: Any) -> None:
+        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
+        if (trained := next(left)) is not NO_MODEL:
+            training._controller = SimpleNamespace(has_trained=trained, settle=lambda seconds: True)
+        raise LOST
+
+    monkeypatch.setattr(training, "_train_generation", train_generation)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(Infrastructure, match="ps-0 is gone"):
+            training.run()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert not list(left)
 
 
 def test_what_the_servers_do_not_free_takes_a_new_process(

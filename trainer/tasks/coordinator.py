@@ -56,7 +56,7 @@ FLUSH_SECONDS = 10.0
 SETTLE_SECONDS = 10.0
 FREED_SECONDS = 5.0
 HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
-GENERATIONS_IN_VAIN = 3  # generations without a new checkpoint, after which a new process may do better
+GENERATIONS_IN_VAIN = 3  # generations in a row that trained nothing, after which a new process may do better
 
 
 def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_process: bool = False) -> int:
@@ -200,7 +200,7 @@ class Training:
 
     def run(self) -> None:
         """Train generations until the run is finished; raises what another process must mend, and Stopped."""
-        membership, in_vain, best = self._membership, 0, self._directory.catalogue.newest() or 0
+        membership, in_vain = self._membership, 0
         if membership is None and self._cluster.servers:
             wait_for_members(self._config, self._cluster, self._directory, self._progress)
         while True:
@@ -218,8 +218,8 @@ class Training:
             except Exception as error:
                 if membership is None or not self._is_mendable_here(error):
                     raise
-                saved = self._directory.catalogue.newest() or 0
-                in_vain, best = (0, saved) if saved > best else (in_vain + 1, best)
+                # One that trained well shows that this process can: it is not its fault that nothing was saved.
+                in_vain = 0 if self._controller is not None and self._controller.has_trained else in_vain + 1
                 message = explain(error)
                 if isinstance(error, EmptyPart):
                     message = "a worker's data ended in the middle of a call, as a fault leaves it"

@@ -107,6 +107,11 @@ class Controller:
         self._evaluated = int((read_record(directory.evaluation) or {}).get("step", -1))
 
     @property
+    def has_trained(self) -> bool:
+        """Whether a call has ended."""
+        return bool(self._trained)
+
+    @property
     def every_worker_has_trained(self) -> bool:
         """Whether a call of each worker has ended."""
         return len(self._trained) >= self._workers
