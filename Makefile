@@ -47,11 +47,10 @@ lab: packages  ## five hosts with SSH (docs/lab.md)
 site: venv  ## make the hosts right: ansible-playbook site.yml
 	ansible-playbook site.yml
 
-test: packages  ## lint, unit, training, infra and dozen, in this order
+test: packages  ## lint, unit, then training beside infra, then dozen
 	$(MAKE) lint
 	$(MAKE) unit
-	$(MAKE) training
-	$(MAKE) infra
+	$(MAKE) --jobs=2 --output-sync=target training infra
 	python -m pytest tests/drills -m dozen
 
 lint: venv  ## ruff, mypy, yamllint, ansible-lint
