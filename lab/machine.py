@@ -31,6 +31,7 @@ PACKAGES = (
     "openssh-client",
     "python3-venv",
     "rsync",
+    "strace",
     "sudo",
     "vagrant",
     "vagrant-lxc",

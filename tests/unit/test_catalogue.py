@@ -189,6 +189,13 @@ def test_a_run_that_never_started_has_none(tmp_path: Path) -> None:
     assert Catalogue(tmp_path / "none").steps() == []
 
 
+def test_files_are_on_disk_before_the_manifest_says_so(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+    monkeypatch.setattr(module, "sync", lambda path: synced.append((path.name, catalogue.manifest(5).exists())))
+    write(catalogue, 5, shards=1)
+    assert synced == [("ckpt-5.data-00000-of-00001", False), ("ckpt-5.index", False), ("checkpoints", False)]
+
+
 def test_prune_keeps_the_newest_and_every_file_of_them(catalogue: Catalogue) -> None:
     for step in (1, 2, 3, 10, 11):
         write(catalogue, step)

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer import __version__
-from trainer.run.records import names_in, read_record, write_record, write_text
+from trainer.run.records import names_in, read_record, sync, write_record, write_text
 
 log = logging.getLogger(__name__)
 MANIFEST = re.compile(r"ckpt-(\d+)\.manifest\.json")
@@ -149,10 +149,17 @@ class Catalogue:
     def write_manifest(
         self, step: int, epoch: int, tensorflow: str, *, replacement: bool = False, final: bool = False
     ) -> None:
-        """Make the files that TensorFlow has written a checkpoint that counts, or a complete replacement of one."""
+        """Make the files that TensorFlow has written a checkpoint that counts, or a complete replacement of one.
+
+        They are on disk before the manifest says so: TensorFlow leaves them to the system, which takes its time.
+        """
         self._refresh()
         prefix = self.prefix(step, replacement=replacement)
-        endings = [name.partition(".")[2] for name in self._files(step, replacement=replacement)]
+        written = self._files(step, replacement=replacement)
+        for name in written:
+            sync(self.path / name)
+        sync(self.path)
+        endings = [name.partition(".")[2] for name in written]
         files = {f"ckpt-{step}.{ending}": Path(f"{prefix}.{ending}").stat().st_size for ending in endings}
         manifest = Manifest(
             step=step,
@@ -185,7 +192,9 @@ class Catalogue:
                 with contextlib.suppress(FileNotFoundError):  # it is there already
                     Path(f"{self.prefix(step, replacement=True)}.{name.partition('.')[2]}").replace(self.path / name)
             self._remove([name for name in self._files(step) if name not in manifest.files])
+            sync(self.path)
             self.manifest(step, replacement=True).replace(self.manifest(step))
+            sync(self.path)
 
     def remove(self, step: int, *, set_aside_too: bool = False) -> None:
         """Remove what there is of a checkpoint, the manifest first; `set_aside_too` also what was set aside."""

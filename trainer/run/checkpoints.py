@@ -26,6 +26,7 @@ from trainer.failures import Infrastructure, StalePath, UserError, first_line, i
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, LostLease, check_lease
+from trainer.run.records import make_directory
 from trainer.variables import bytes_of, variables_of
 
 log = logging.getLogger(__name__)
@@ -265,7 +266,7 @@ class Checkpoints:
         prefix = catalogue.prefix(step)
         try:
             check_lease(self._lease)
-            catalogue.path.mkdir(parents=True, exist_ok=True)
+            make_directory(catalogue.path)
             catalogue.finish_replacements()
             catalogue.check_room(first_bytes)
             if not replaces:

@@ -19,7 +19,7 @@ from typing import Any
 
 from trainer.failures import TRY_AGAIN, Infrastructure
 from trainer.run.directory import RunDirectory
-from trainer.run.records import read_record, write_record
+from trainer.run.records import make_directory, read_record, write_record
 
 log = logging.getLogger(__name__)
 RENEWALS = 4
@@ -104,7 +104,7 @@ class Lease:
     def _claim(self) -> bool:
         """Create this epoch's file; returns False when another process has this epoch or a later one."""
         path = self._directory.lease(self.epoch)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         try:
             path.open("x").close()
         except FileExistsError:

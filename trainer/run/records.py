@@ -1,8 +1,9 @@
-"""Small JSON files that other processes read while they are written."""
+"""Small JSON files that other processes read while they are written, and what outlasts a power failure."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import tempfile
@@ -16,8 +17,8 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step, through a temporary name beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Replace a file in one step, through a temporary name beside it; it is on disk when this returns."""
+    make_directory(path.parent)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -26,6 +27,7 @@ def write_text(path: Path, text: str) -> None:
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
         os.replace(name, path)  # noqa: PTH105
+        sync(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)  # noqa: PTH108
@@ -53,3 +55,32 @@ def names_in(directory: Path) -> list[str]:
         return os.listdir(directory)  # noqa: PTH208
     except FileNotFoundError:
         return []
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it that are missing; they are on disk when this returns."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a directory's names, are on disk; raises OSError when they can't be written."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # A file system that knows no such thing for directories says so.
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(path: Path) -> None:
+    """Wait until a directory is on disk, with all that lies in it."""
+    for directory, _, files in os.walk(path, topdown=False):
+        for name in files:
+            sync(Path(directory, name))
+        sync(Path(directory))

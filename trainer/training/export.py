@@ -14,12 +14,13 @@ import tensorflow as tf
 from trainer.program import build_model
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
+from trainer.run.records import sync, sync_tree
 
 log = logging.getLogger(__name__)
 
 
 def export_model(program: Any, directory: RunDirectory, step: int, element_spec: Any) -> str:
-    """Write the checkpoint's model to the run's export directory; returns that directory.
+    """Write the checkpoint's model to the run's export directory; returns that directory, which is on disk then.
 
     The model is built again outside any strategy, so that its variables are whole. It keeps the layers that prepare
     its input. `serving_signature` of the program, where there is one, says what the SavedModel offers; without it the
@@ -36,6 +37,7 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
             model.export(str(temporary))
     else:
         tf.saved_model.save(model, str(temporary), signatures=signature(model))
+    sync_tree(temporary)
     replace_directory(temporary, directory.export)
     log.info("exported the model of step %d to %s", step, directory.export)
     return str(directory.export)
@@ -56,4 +58,5 @@ def replace_directory(new: Path, target: Path) -> None:
     if target.exists():
         target.rename(old)
     new.rename(target)
+    sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
