@@ -11,7 +11,7 @@ CUDA_LOCK = $(if $(filter locks/cpu,$(LOCK)),locks/cuda,$(LOCK)-cuda)
 COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock"
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: help demo venv venv-tf packages lab site test lint unit training infra infra-slow test-vms dozen drills soak \
+.PHONY: help demo venv venv-tf packages lab site test lint unit training matrix infra infra-slow test-vms dozen drills soak \
   cloud test-driver site-drills lock \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
 
@@ -64,7 +64,10 @@ unit: venv  ## tests without TensorFlow and without a lab
 	python -m pytest tests/unit
 
 training: venv-tf  ## tests that train in local processes
-	python -m pytest tests/training
+	python -m pytest tests/training -m "not matrix"
+
+matrix: venv-tf  ## every optimizer, restored on other numbers of ps (docs/training.md)
+	python -m pytest tests/training/test_optimizers.py
 
 infra: venv lab  ## tests of the hosts, over SSH
 	ansible-playbook site.yml

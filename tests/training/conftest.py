@@ -9,6 +9,10 @@ import pytest
 from processes import DIGITS, MINUTE, Process, Runs, run_check
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "matrix: one of the many optimizers of `make matrix`")
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     runs = Runs(tmp_path_factory.mktemp("shared"))

@@ -23,6 +23,7 @@ from trainer.run.checkpoints import COORDINATOR
 from trainer.training.input import own_train_dataset, replica_element_spec, train_dataset_fn
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import CallMetrics, MetricStates
+from trainer.training.optimizers import refuse_state_of_shards, treat_as_whole
 from trainer.training.release_resources import Iterators
 from trainer.training.tf_internals import (
     Members,
@@ -109,6 +110,7 @@ class RemoteStepRunner:
         self._rate = LearningRate(self.model.optimizer)
         self._reports = Reports()
         train_step = trace_step(strategy, self.model, element, self._rate)
+        refuse_state_of_shards(self.model, type(self.model.optimizer).__name__)
         self._metrics = CallMetrics(self.model)
         unrolled = UNROLLED_STEPS if len(self.model.trainable_variables) <= UNROLLED_VARIABLES else 1
         self._call = trace_call(
@@ -285,6 +287,7 @@ def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
     """Build the program's model and the trainer's own step counter in the strategy's scope."""
     with strategy.scope():
         model = build_model(program)
+        treat_as_whole(model)
         once = tf.VariableAggregation.ONLY_FIRST_REPLICA
         return model, tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=once)
 

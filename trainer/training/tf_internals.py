@@ -246,6 +246,12 @@ def elements_of(iterator_spec: Any) -> tuple[list[tf.DType], list[tf.TensorShape
     return structure.get_flat_tensor_types(element), structure.get_flat_tensor_shapes(element)
 
 
+def whole_of(variable: Any) -> Any:
+    """Return the split variable that this one is a shard of, or None."""
+    container = getattr(variable, "_sharded_container", None)
+    return container() if container is not None else None
+
+
 def stop_cluster(coordinator: Any) -> None:
     """End the threads of a ClusterCoordinator; no call can follow."""
     coordinator._cluster.stop()

@@ -1,0 +1,64 @@
+"""What docs/training.md says of each optimizer: saved on 2 ps, it goes on with 1, 2 or 3 as if nothing had been.
+
+A few are tried in every run of the tests, the others by `make matrix`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ROOT, run_check
+
+pytestmark = pytest.mark.timeout(300)
+CHECK = "matrix_check.py"
+PAGE = ROOT / "docs" / "training.md"
+ROW = re.compile(
+    r"^\| `(?P<name>(?:legacy\.)?[A-Z][^`]*)` \| (?P<told>[^|]*) \| (?P<outcome>equal|refused)[^|]* \|$", re.M
+)
+SHARDS = {"2 ps": 2, "1 ps": 1, "3 ps": 3, "none": 1}
+QUICK = ("Adam, amsgrad, EMA", "SGD, clipnorm", "Adafactor", "legacy.Adam")
+
+
+def outcomes(page: Path) -> dict[str, str]:
+    """Return what the page says becomes of each case."""
+    found = {}
+    for row in ROW.finditer(page.read_text(encoding="utf-8")):
+        cases = [row["name"], *(f"{row['name']}, {told}" for told in row["told"].split("; ") if told.strip("- "))]
+        found.update(dict.fromkeys(cases, row["outcome"]))
+    return found
+
+
+OUTCOMES = outcomes(PAGE)
+
+
+def examine(case: str) -> None:
+    found: dict[str, Any] = run_check(CHECK, case, deadline=240)
+    table, *slots = [name for name in reversed(found["moved"]) if "table/embeddings" in name]
+    assert table == "table/embeddings:0"
+    assert slots or (case.startswith("legacy.SGD") and "momentum" not in case), "no slot was trained"
+    for layout, shards in SHARDS.items():
+        refused = OUTCOMES[case] == "refused" and shards > 1
+        if refused:
+            assert found[layout].startswith("refused: ")
+            assert "Set partitioner to none" in found[layout]
+        else:
+            assert found[layout] == {"where": shards, "restored": {}, "after": {}}, layout
+
+
+def test_the_page_has_every_case() -> None:
+    assert sorted(OUTCOMES) == sorted(run_check(CHECK, "--names"))
+    assert set(QUICK) <= OUTCOMES.keys()
+
+
+@pytest.mark.parametrize("case", QUICK)
+def test_an_optimizer_goes_on_with_another_number_of_ps(case: str) -> None:
+    examine(case)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("case", sorted(OUTCOMES.keys() - set(QUICK)))
+def test_every_other_optimizer_does_as_well(case: str) -> None:
+    examine(case)

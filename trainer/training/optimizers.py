@@ -1,0 +1,88 @@
+"""What tf_keras's optimizers lack where a table is split over the parameter servers; docs/training.md has the table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.failures import UserError
+from trainer.training.tf_internals import whole_of
+
+PART = re.compile(r"/part_\d+:0$")
+
+
+def treat_as_whole(model: Any) -> None:
+    """Have the model's optimizer clip and restore a split table as if it were whole; call it before the first trace."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if hasattr(optimizer, "get_slot"):
+        keep_slots(optimizer)
+    if getattr(optimizer, "clipnorm", None):
+        clip_whole(optimizer, "_aggregate_gradients" if hasattr(optimizer, "get_slot") else "aggregate_gradients")
+
+
+def keep_slots(optimizer: Any) -> None:
+    """Keep what a legacy optimizer returns as the slot of a split table: all its shards' slots as one.
+
+    It makes that anew at each call, and nothing else holds it. So a restore would forget what it has restored.
+    """
+    get_slot: Callable[[Any, str], Any] = optimizer.get_slot
+    kept: dict[tuple[int, str], Any] = {}
+
+    def get_kept_slot(variable: Any, name: str) -> Any:
+        slot = get_slot(variable, name)
+        return kept.setdefault((id(variable), name), slot) if hasattr(slot, "variables") else slot
+
+    optimizer.get_slot = get_kept_slot
+
+
+def clip_whole(optimizer: Any, aggregate: str) -> None:
+    """Have `clipnorm` mean a table's gradient: the optimizer would clip each shard's by the norm of that shard's.
+
+    `aggregate` is the method that adds up the replicas' gradients, after which they are clipped.
+    """
+    add_up: Callable[..., Any] = getattr(optimizer, aggregate)
+
+    def clipped(grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        return clip_by_whole_norms(list(add_up(grads_and_vars)), optimizer.clipnorm)
+
+    setattr(optimizer, aggregate, clipped)
+
+
+def clip_by_whole_norms(grads_and_vars: list[tuple[Any, Any]], most: float) -> list[tuple[Any, Any]]:
+    """Clip the gradients of each split table's shards to one norm together; the others stay as they are."""
+    squares: dict[int, list[Any]] = {}
+    for gradient, variable in grads_and_vars:
+        if gradient is not None and whole_of(variable) is not None:
+            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            squares.setdefault(id(whole_of(variable)), []).append(tf.reduce_sum(tf.square(values)))
+    scales = {key: most / tf.maximum(tf.sqrt(tf.add_n(parts)), most) for key, parts in squares.items()}
+    return [(scaled(gradient, scales.get(id(whole_of(variable)))), variable) for gradient, variable in grads_and_vars]
+
+
+def scaled(gradient: Any, scale: Any) -> Any:
+    if gradient is None or scale is None:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * scale, gradient.indices, gradient.dense_shape)
+    return gradient * scale
+
+
+def refuse_state_of_shards(checkpointed: Any, what: str) -> None:
+    """Raise UserError when a checkpoint of this would hold something of each shard that is no shard of a whole.
+
+    Restored on another number of ps, where there are other shards, it would have no place.
+    """
+    found = [
+        variable.name
+        for variable in tf.train.TrackableView(checkpointed).descendants()
+        if isinstance(variable, tf.Variable) and PART.search(variable.name) and whole_of(variable) is None
+    ]
+    if found:
+        raise UserError(
+            f"{what} keeps {found[0]!r} for one part of a table that is split over the ps: on another number of ps no "
+            "checkpoint could be restored. Set partitioner to none, so that tables stay whole, or take another "
+            "optimizer (docs/training.md lists those that work)"
+        )
