@@ -77,6 +77,7 @@ class SshHosts:
         self._config = config or Config()
         self._hosts = hosts
         self._connections: dict[str, Connection] = {}
+        self._opening = {name: threading.Lock() for name in hosts}
         self._threads = min(MOST_AT_ONCE, max(1, len(hosts)))
         self._pool = ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="ssh")
 
@@ -160,13 +161,14 @@ class SshHosts:
             return Answer(unreachable=self._reason(host, error))
 
     def _connect(self, host: Host) -> Connection:
-        connection = self._connections.get(host.name)
-        if connection is None:
-            connection = self._connections[host.name] = self._connection(host)
-        if not connection.is_connected:
-            _open(connection)
-            keep_alive(connection)
-        return connection
+        with self._opening[host.name]:  # two scripts may need one host at a time
+            connection = self._connections.get(host.name)
+            if connection is None:
+                connection = self._connections[host.name] = self._connection(host)
+            if not connection.is_connected:
+                _open(connection)
+                keep_alive(connection)
+            return connection
 
     def _connection(self, host: Host) -> Connection:
         connect_kwargs = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import Any
 
@@ -45,8 +46,11 @@ class Watch:
         self.begun = stage.desk.clock()
         self.samples: list[Sample] = [self.first]
         self.processes = dict(self.before)
-        self.away: Sequence[str] = ()  # hosts that can't be asked: waiting for them would hide the others
-        self._units_at = self.begun
+        self.away: Sequence[str] = ()  # hosts that can't be asked
+        hosts = list(stage.inventory.hosts)
+        self._pool = ThreadPoolExecutor(len(hosts), thread_name_prefix="units")
+        self._asked: dict[str, Future[dict[str, Process]]] = {}
+        self._units_at = dict.fromkeys(hosts, self.begun)
 
     @property
     def newest_checkpoint(self) -> int:
@@ -80,10 +84,27 @@ class Watch:
             self.samples.append(self._stage.look())
         except (HostsUnreachable, ClusterTrouble):
             return  # the coordinator's own host may be the one that is gone
-        if self._stage.desk.clock() - self._units_at >= UNITS_SECONDS:
-            self.processes |= self._stage.processes(away=self.away)
-            self._units_at = self._stage.desk.clock()
+        self._ask_units()
         self.processes[self._stage.chief.name] = self.last.coordinator
+
+    def _ask_units(self) -> None:
+        """Ask each host beside the steps: one that boots takes seconds to answer."""
+        desk, hosts = self._stage.desk, self._units_at
+        due = [
+            host
+            for host, at in hosts.items()
+            if host not in self._asked and host not in self.away and desk.clock() - at >= UNITS_SECONDS
+        ]
+        for host in due:
+            others = [other for other in hosts if other != host]
+            self._asked[host] = self._pool.submit(self._stage.processes, away=others)
+        wait([self._asked[host] for host in due], SAMPLE_SECONDS)
+        for host, asked in list(self._asked.items()):
+            if asked.done():
+                del self._asked[host]
+                hosts[host] = desk.clock()
+                if host not in self.away:
+                    self.processes |= asked.result()
 
     def restarted(self) -> list[str]:
         """The tasks that were started anew since before the fault."""

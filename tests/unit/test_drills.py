@@ -6,6 +6,7 @@ import io
 import json
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -31,7 +32,7 @@ from fleet.drills.stage import (
     read_sample,
     show_units,
 )
-from fleet.drills.watch import longest_pause, lowest_step, new_steps, steps_lost
+from fleet.drills.watch import Watch, longest_pause, lowest_step, new_steps, steps_lost
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.inventory import Host, Inventory, Task
 from fleet.ssh import Answer
@@ -432,6 +433,38 @@ def test_what_others_must_end_is_taken_back_only_after_the_recovery() -> None:
     stage = Simulated(8.0, 1000, ("ps-1",))
     recovers()(stage, replace(named("ps-frozen"), fault=Strike()))
     assert stage.healed >= stage.struck + stage.after
+
+
+class Boots(Simulated):
+    """One host answers only when it is `up`; the time goes on by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(8.0, 1000, ("ps-1", "worker-0"))
+        self.up = threading.Event()
+        self.up.set()
+
+    def processes(self, hosts: Any = None, away: Any = ()) -> dict[str, Process]:
+        if "store" not in away:
+            assert self.up.wait(30), "the watcher itself waits for the host that boots"
+        units = super().processes()
+        return {task.name: units[task.name] for task in TASKS if task.host not in away}
+
+    def look(self) -> Sample:
+        units = super().processes()
+        return Sample(self.now, self.now, units["chief-0"], "training", int(self.now * 10), "", {}, (900, 1000))
+
+
+def test_a_host_that_boots_holds_up_neither_the_steps_nor_the_other_hosts_units() -> None:
+    stage = Boots()
+    watch = Watch(stage)
+    watch.begin()
+    stage.up.clear()
+    stage.struck, stage.after, stage.anew = stage.now, 1.0, ("ps-1", "worker-1")
+    watch.until(lambda: False, 11.0)
+    assert longest_pause(watch.begun, watch.samples) < 1.0
+    assert watch.restarted() == ["worker-1"]
+    stage.up.set()
+    assert watch.until(lambda: watch.run_again(["ps-1", "worker-1"]), 5.0)
 
 
 class Leave(Strike):
