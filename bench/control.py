@@ -31,7 +31,6 @@ RELEASE = ROOT / "roles" / "release" / "tasks" / "main.yml"
 WHEELS = "Put the wheels where they are installed from"
 TEMPLATE = ROOT / "roles" / "trainer" / "templates" / "task.env.j2"
 SITE = {
-    "ansible_connection": "local",
     "cluster_shared_dir": "/srv/trainer",
     "cluster_uid": 6006,
     "trainer_run": {"program": "trainer.examples.digits:Digits"},
@@ -61,11 +60,6 @@ def measure(number: int, rounds: int, *, with_ansible: bool) -> dict[str, float]
     with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as scratch:
         inventory = Path(scratch) / "hosts.yml"
         inventory.write_text(yaml.safe_dump(inventory_of(groups)))
-        # fab reaches every host by SSH, or would.
-        reached = Path(scratch) / "reached.yml"
-        over_ssh = inventory_of(groups)
-        over_ssh["all"]["vars"] = {name: value for name, value in SITE.items() if name != "ansible_connection"}
-        reached.write_text(yaml.safe_dump(over_ssh))
         alone = Path(scratch) / "alone.yml"
         without_path = inventory_of({job: hosts for job, hosts in groups.items() if job != "evaluator"})
         without_path["all"]["vars"] = SITE | {"cluster_shared_dir": ""}
@@ -77,7 +71,7 @@ def measure(number: int, rounds: int, *, with_ansible: bool) -> dict[str, float]
         }
         if with_ansible:
             work |= {
-                "fab validate": lambda: run(["fab", "validate", "--inventory", str(reached)]),
+                "fab validate": lambda: run(["fab", "validate", "--inventory", str(inventory)]),
                 "preflight and files through Ansible": lambda: play(
                     inventory, "ansible/preflight.yml", "bench/control.yml"
                 ),
@@ -169,7 +163,7 @@ def render_all(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], directory:
 
 def play(inventory: Path, *playbooks: str) -> None:
     environment = {**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal", "ANSIBLE_DISPLAY_OK_HOSTS": "0"}
-    run(["ansible-playbook", "-i", str(inventory), *playbooks], environment)
+    run(["ansible-playbook", "--connection", "local", "-i", str(inventory), *playbooks], environment)
 
 
 def run(command: list[str], environment: Mapping[str, str] | None = None) -> None:

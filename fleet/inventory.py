@@ -14,9 +14,17 @@ from typing import Any
 
 from fleet.errors import OperatorMistake, first_line
 from fleet.schema.check import loose_problems
-from fleet.schema.problems import Problem, tell
+from fleet.schema.formats import ROUTE_OPTIONS, ssh_options
+from fleet.schema.problems import Problem, show, tell
 from fleet.schema.reading import VAULT_MEND
-from fleet.schema.sources import directories, file_problems, range_problems, variable_files
+from fleet.schema.sources import (
+    directories,
+    file_problems,
+    range_problems,
+    special_file_problems,
+    variable_files,
+)
+from fleet.schema.texts import text_problems
 from fleet.vault import open_vaults
 from trainer.config import Config
 
@@ -25,11 +33,6 @@ ROOT = Path(__file__).resolve().parent.parent
 # The tasks come from the filter that Ansible renders TF_CONFIG with, so both name the same ones.
 sys.path.insert(0, str(ROOT / "ansible" / "filter_plugins"))
 from cluster_spec import ClusterSpecError, cluster_spec, storage_of  # noqa: E402
-
-# OpenSSH options in ansible_ssh_common_args that say where or as whom to connect. Paramiko can't follow them from
-# there, and leaving them out would reach another host than Ansible does.
-_ROUTE_OPTIONS = {"hostkeyalias", "hostname", "identityfile", "port", "proxycommand", "proxyjump", "user"}
-_ROUTE_FLAGS = {"-J", "-i", "-l", "-p", "-F", "-W"}
 
 
 @dataclass(frozen=True)
@@ -239,7 +242,7 @@ def read_source(
     # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = True
     source = _source(given, environment, settings.DEFAULT_HOST_LIST)
-    if absurd := list(range_problems(source)):
+    if absurd := [*special_file_problems([source]), *range_problems(source)]:
         if lenient:
             return Source(source, {"all": []}, {}, absurd)
         raise OperatorMistake(tell(absurd))
@@ -264,11 +267,14 @@ def read_source(
     try:
         try:
             manager = InventoryManager(loader=loader, sources=[source])
+            # What is no YAML may be an INI file, as whoever read it found.
+            broken[:] = [each for each in broken if Path(str(each.file)).suffix in (".yml", ".yaml", ".json")]
         except AnsibleError as error:
             if not lenient:
                 raise
             if not broken:
-                broken.append(Problem(f"can't be read: {first_line(error)}", file=source))
+                mend = f"`ansible-inventory -i {shlex.quote(source)} --list` says what is wrong with it"
+                broken.append(Problem(f"can't be read: {first_line(error).rstrip('.')}. {mend}", file=source))
             settings.INVENTORY_ANY_UNPARSED_IS_FAILED = False
             manager = InventoryManager(loader=loader, sources=[source])
         variable_manager = VariableManager(loader=loader, inventory=manager)
@@ -297,6 +303,7 @@ def find_problems(source: Source) -> list[Problem]:
         return [*found, *loose_problems(tagged)] if source.problems else [*found, *inventory_problems({}, {})]
     return [
         *found,
+        *text_problems([source.name]),
         *file_problems([source.name], [str(group) for group in source.groups], source.variables),
         *inventory_problems(source.groups, tagged, ROOT),
     ]
@@ -382,6 +389,8 @@ def _load_ansible_plugins() -> None:
 
 
 def _source(given: str | None, environment: Mapping[str, str], default: Sequence[str]) -> str:
+    if given is not None and not given.strip():
+        raise OperatorMistake("--inventory is empty; expected the path of an inventory, such as inventory/lab")
     if given:
         name, origin = given, "--inventory"
     elif environment.get("PSFLEET_INVENTORY"):
@@ -390,8 +399,10 @@ def _source(given: str | None, environment: Mapping[str, str], default: Sequence
         name, origin = default[0], "the default in ansible.cfg"
     for base in (Path.cwd(), ROOT):
         path = base / Path(name).expanduser()
-        if path.exists():
+        if path.is_file() or path.is_dir():
             return str(path)
+        if path.exists():
+            raise OperatorMistake(f"{origin}: {path} is no regular file; expected the path of an inventory")
     known = sorted(f"inventory/{path.name}" for path in (ROOT / "inventory").glob("*") if path.is_dir())
     raise OperatorMistake(
         f"{origin}: there is no inventory {name!r}. This checkout has: {', '.join(known) or 'none in inventory/'}"
@@ -440,17 +451,17 @@ def _ssh_options(host: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """Read OpenSSH's `-o Name=value` from Ansible's variables."""
     options: dict[str, str] = {}
     for key in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
-        words = iter(shlex.split(variables.get(key) or ""))
-        for word in words:
-            if word[:2] in _ROUTE_FLAGS:
-                _refuse_route(host, key, word)
-            if not word.startswith("-o"):
-                continue
-            option = word[2:] or next(words, "")
-            name, _, value = option.replace("=", " ", 1).strip().partition(" ")
-            if name.lower() in _ROUTE_OPTIONS:
-                _refuse_route(host, key, option)
-            options.setdefault(name.lower(), value.strip())
+        given = variables.get(key) or ""
+        try:
+            said = ssh_options(given)
+        except (AttributeError, ValueError) as error:
+            raise OperatorMistake(
+                f"host '{host}' has {key}: {show(given)}; expected options of ssh in one text ({error})"
+            ) from error
+        for name in said:
+            if name in ROUTE_OPTIONS:
+                _refuse_route(host, key, f"{name} {said[name]}".strip())
+        options = said | options
     return options
 
 

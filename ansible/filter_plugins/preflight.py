@@ -27,9 +27,10 @@ from gpu_devices import gpu_problems  # noqa: E402
 from fleet.schema import check, formats  # noqa: E402
 from fleet.schema.control import control_file_problems  # noqa: E402
 from fleet.schema.definition import definition  # noqa: E402
-from fleet.schema.problems import Problem, name_some, tell  # noqa: E402
+from fleet.schema.problems import Problem, name_hosts, name_some, tell  # noqa: E402
 from fleet.schema.reading import Reading, read  # noqa: E402
-from fleet.schema.sources import file_problems  # noqa: E402
+from fleet.schema.sources import file_problems, special_file_problems  # noqa: E402
+from fleet.schema.texts import text_problems, unread_problems  # noqa: E402
 from trainer.config import STRATEGIES, Config  # noqa: E402
 
 Groups = Mapping[str, Sequence[str]]
@@ -51,7 +52,13 @@ def preflight_problems(
     the directory that the program, the locks and the keys are named from.
     """
     root = Path(project) if project else None
-    files = file_problems(list(map(str, sources)), list(map(str, groups)), groups.get("all", ()))
+    paths = list(map(str, sources))
+    files = [
+        *special_file_problems(paths),
+        *unread_problems(paths),
+        *text_problems(paths),
+        *file_problems(paths, list(map(str, groups)), groups.get("all", ())),
+    ]
     return [*control_problems(ansible_version), *map(str, files), *map(str, inventory_problems(groups, hostvars, root))]
 
 
@@ -92,6 +99,8 @@ def _cluster_problems(reading: Reading) -> Iterator[Problem]:
     if not storage["shared"]:
         yield from _unshared_problems(groups)
     yield from _address_problems(reading)
+    yield from _connection_problems(reading)
+    yield from _minimum_problems(reading)
     if too_many := _task_problem(reading):
         yield too_many
         return
@@ -319,6 +328,38 @@ def _address_problems(reading: Reading) -> Iterator[Problem]:
                 *reading.place(host, "ansible_host"),
             )
         doors.setdefault(door, host)
+
+
+def _connection_problems(reading: Reading) -> Iterator[Problem]:
+    """Refuse hosts that Ansible would not go to, but do everything of theirs on the control machine."""
+    hosts = check.our_hosts(reading.groups)
+    local = [host for host in hosts if reading.values[host].get("ansible_connection") == "local"]
+    if local and len(hosts) > 1:
+        yield Problem(
+            f"{name_hosts(local)}: ansible_connection is local, so that all would be done on the control machine; "
+            "expected ssh. Leave the line out",
+            tuple(local),
+            "ansible_connection",
+            "local",
+            *reading.place(local[0], "ansible_connection"),
+        )
+
+
+def _minimum_problems(reading: Reading) -> Iterator[Problem]:
+    """Refuse a minimum that all hosts together don't reach."""
+    chief = check.reference_host(reading.groups)
+    minimum = reading.values[chief].get("cluster_minimum") if chief else None
+    for job, least in minimum.items() if isinstance(minimum, dict) else ():
+        number = len(_tasks_of(reading.groups, reading.values, job))
+        if isinstance(least, int) and least > number:
+            yield Problem(
+                f"cluster_minimum: {job} is {least}, and the hosts have {number} of that job; expected {number} at "
+                "most, a part such as 0.8, or all",
+                (),
+                "cluster_minimum",
+                str(least),
+                *reading.place(str(chief), "cluster_minimum"),
+            )
 
 
 def _vacancy_problems(spec: Mapping[str, Any], groups: Groups, hostvars: HostVars) -> Iterator[Problem]:

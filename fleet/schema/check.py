@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from fleet.schema import formats
-from fleet.schema.definition import Variable, definition, meant_group, meant_variable
+from fleet.schema.definition import RUN_SETTINGS, Variable, definition, meant_group, meant_variable
 from fleet.schema.problems import Problem, name_hosts, name_some, show
 from fleet.schema.reading import Reading, read
 from trainer.config import Config, ConfigError, key_problem, unknown_key
@@ -94,8 +94,11 @@ def loose_problems(variables: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
 def _unknown(reading: Reading) -> Iterator[Problem]:
     known = definition().variables
     unknown: dict[str, list[str]] = {}
+    ours = set(our_hosts(reading.groups)) or set(reading.places)
     for host, names in reading.places.items():
         for name in names:
+            if name in RUN_SETTINGS and host not in ours:
+                continue
             if name not in known or known[name].scope == "derived":
                 unknown.setdefault(name, []).append(host)
     for name, hosts in unknown.items():
@@ -103,6 +106,8 @@ def _unknown(reading: Reading) -> Iterator[Problem]:
         if name in known:
             source = known[name].schema["from"]
             mend = f"psfleet sets it itself, from {source}: " + ("set that" if source in known else "leave it out")
+        elif name in RUN_SETTINGS:
+            mend = "it is a run setting: write it below trainer_run, or give a variable of your own another name"
         elif meant := meant_variable(name):
             mend = f"did you mean {meant}?"
         else:
@@ -126,7 +131,7 @@ def _wrong(reading: Reading, ours: set[str]) -> Iterator[Problem]:
             continue
         for name, value in list(values.items()):
             variable = definition().variables[name]
-            if variable.schema.get("type") == "object":
+            if name == "trainer_run":  # its keys are run_problems' to judge
                 reason = None if isinstance(value, dict) else ""
             else:
                 key = (name, type(value), value if not isinstance(value, (list, dict)) else _as_text(value))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import glob
+import os
 import re
 import subprocess
 import zipfile
@@ -24,7 +25,10 @@ from trainer.config import PROGRAM_NAME
 from trainer.program import REQUIRED
 
 _LOCKED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^]]*\])?\s*==", re.MULTILINE)
+_BRINGS_IN = re.compile(r"(-e|-r|-c|--editable|--requirement|--constraint)\b")
+_HASH = re.compile(r"sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128}")
 _KEY_SECONDS = 10
+MOST_FILES = 50_000  # more than any program has
 
 
 def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
@@ -74,14 +78,17 @@ def _lock_problems(lock: str, root: Path, names: set[str]) -> Iterator[str]:
         yield f"release_lock is {show(lock)}, and there is no file {path}-<python>.txt, such as -3.11.txt. {mend}"
     for file in files:
         try:
+            if not file.is_file():
+                raise ValueError("it is no regular file")
             text = file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             yield f"the lock {file} can't be read: {error}"
             continue
         names |= {re.sub("[-_.]+", "_", name[0]).lower() for name in _LOCKED.findall(text)}
+        if not any(True for _ in _requirements(text)):
+            yield f"the lock {file} is empty; expected lines of name==version with hashes. `make lock` writes them"
         for number, requirement in _requirements(text):
-            if "==" not in requirement or "--hash=" not in requirement:
-                what = "no version" if "==" not in requirement else "no hash"
+            if what := _requirement_problem(requirement):
                 yield (
                     f"{file}:{number}: {show(requirement[:60].strip())} has {what}; expected name==version with its "
                     "hashes, so that nothing else is ever installed. `make lock` writes them"
@@ -99,15 +106,29 @@ def _requirements(text: str) -> Iterator[tuple[int, str]]:
             number += 1
             whole = whole.rstrip()[:-1] + lines[number]
         number += 1
-        if whole.strip() and not whole.lstrip().startswith(("#", "-")):
+        # Options such as --index-url name no requirement; those that bring in others do.
+        if whole.strip() and (not whole.lstrip().startswith(("#", "-")) or _BRINGS_IN.match(whole.lstrip())):
             yield first + 1, whole
+
+
+def _requirement_problem(requirement: str) -> str | None:
+    """What a line of a lock lacks, so that pip would refuse it or install something else."""
+    if _BRINGS_IN.match(requirement.lstrip()):
+        return "its requirements in another place"
+    pin = requirement.partition(";")[0].partition("--hash")[0]
+    if "==" not in pin or "*" in pin:
+        return "no version"
+    hashes = re.findall(r"--hash=(\S*)", requirement)
+    if not hashes:
+        return "no hash"
+    return None if all(_HASH.fullmatch(each) for each in hashes) else "a hash that is none of sha256"
 
 
 def _program_problems(name: str, given: str, root: Path, locked: set[str]) -> Iterator[tuple[str, str]]:
     """What is wrong with the program and where it comes from: (variable, text)."""
     try:
         sources = dict(_sources(given, root))
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         yield (
             "release_program",
             (
@@ -137,7 +158,7 @@ def _program_problems(name: str, given: str, root: Path, locked: set[str]) -> It
     source = files[file]
     try:
         tree = ast.parse(source.read_bytes() if isinstance(source, Path) else source)
-    except (SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         yield "trainer_run", f"trainer_run: program is {show(name)}, and {file}:{line} is no Python: {error}"
         return
@@ -158,9 +179,17 @@ def _sources(given: str, root: Path) -> Iterator[tuple[str, Any]]:
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is neither a directory nor a wheel")
     base = path.parent if (path / "__init__.py").exists() else path
-    for file in path.rglob("*.py"):
-        if not any(part.startswith(".") or part == "__pycache__" for part in file.relative_to(path).parts):
-            yield file.relative_to(base).as_posix(), file
+    if path.resolve() == Path("/"):
+        raise ValueError(f"{path} is the whole machine")
+    number = 0
+    for directory, below, files in os.walk(path):
+        below[:] = [each for each in below if not each.startswith(".") and each != "__pycache__"]
+        number += len(files)
+        if number > MOST_FILES:
+            raise ValueError(f"{path} has more than {MOST_FILES:,} files")
+        for file in (Path(directory, each) for each in files if each.endswith(".py") and not each.startswith(".")):
+            if file.is_file():
+                yield file.relative_to(base).as_posix(), file
 
 
 def _object_problems(name: str, attribute: str, file: str, tree: ast.Module) -> Iterator[str]:
@@ -183,10 +212,24 @@ def _object_problems(name: str, attribute: str, file: str, tree: ast.Module) -> 
     if not isinstance(found, ast.ClassDef) or found.bases or found.keywords or found.decorator_list:
         return
     methods = dict(_bindings(found.body))
+    init = methods.get("__init__")
+    if isinstance(init, ast.FunctionDef) and not init.decorator_list and (needs := _needed(init)):
+        where = f"{file}:{init.lineno}"
+        text = f"trainer_run: program is {show(name)}, and its class in {where} can't be built without {needs}"
+        yield f"{text}; expected a class that is built without arguments. Give {needs} a default"
     missing = [each for each in REQUIRED if each not in methods]
     if missing and "__getattr__" not in methods:
         where = f"{file}:{found.lineno}"
         yield f"trainer_run: program is {show(name)}, and its class in {where} has no {', '.join(missing)}"
+
+
+def _needed(init: ast.FunctionDef) -> str:
+    """The first argument of a method, beside self, that has no default."""
+    positional = [*init.args.posonlyargs, *init.args.args]
+    required = positional[1 : len(positional) - len(init.args.defaults)]
+    named = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
+    required += [each for each, default in named if default is None]
+    return required[0].arg if required else ""
 
 
 def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:

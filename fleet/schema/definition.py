@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fleet.schema.formats import FORMATS
+from trainer.config import Config
 
 # Ansible imports this again in the process of each host's task, and jsonschema takes most of that time.
 if TYPE_CHECKING:
     from jsonschema import FormatChecker, ValidationError
 
 FILE = Path(__file__).with_name("inventory.yml")
+# Beside trainer_run instead of in it they would set nothing.
+RUN_SETTINGS = frozenset(Config.__dataclass_fields__)
 # Two names that differ in no more than these characters are easily taken for one another.
 _ALIKE = re.compile("[-_. ]")
 _CLOSE = 0.7
@@ -57,7 +61,8 @@ class Variable:
         """Say why a value is refused, perhaps in no words; None where it is right."""
         try:
             error = next(_validator(self.name).iter_errors(value), None)
-        except ValueError:  # its message has the value, and Python writes no number of more than 4300 digits
+        # A message has the value, and Python writes no number of more than 4300 digits; a key may be no text.
+        except (TypeError, ValueError):
             return ""
         return None if error is None else _reason(error)
 
@@ -76,7 +81,13 @@ class Definition:
 
     def is_ours(self, name: str) -> bool:
         """Whether psfleet has a say in a variable of this name: it is known, or nobody else may use it."""
-        return name in self.variables or name.startswith(self.prefixes) or very_close(name) is not None
+        return (
+            name in self.variables
+            or name in RUN_SETTINGS
+            or name.startswith(self.prefixes)
+            or name in _misspelt()
+            or very_close(name) is not None
+        )
 
 
 @cache
@@ -91,12 +102,16 @@ def definition() -> Definition:
     )
 
 
+@cache
+def _misspelt() -> Mapping[str, str]:
+    return {name: each.name for each in definition().variables.values() for name in each.schema.get("misspelt", ())}
+
+
 def meant_variable(name: str) -> str | None:
     """Which variable was probably meant by an unknown name."""
     known = definition().variables
-    for variable in known.values():
-        if name in variable.schema.get("misspelt", ()):
-            return variable.name
+    if name in _misspelt():
+        return _misspelt()[name]
     settable = [each for each, variable in known.items() if variable.scope != "derived"]
     return _closest(name, settable, _CLOSE)
 
@@ -113,7 +128,7 @@ def meant_group(name: str) -> str | None:
 @cache
 def very_close(name: str) -> str | None:
     """Which variable a name is, but for a character or its case, whatever its prefix."""
-    if not isinstance(name, str) or name.startswith("ansible_") or len(name) > 60:
+    if not isinstance(name, str) or len(name) > 60:
         return None
     names = [each for each in definition().variables if abs(len(each) - len(name)) <= 1]
     return _closest(name, names, _VERY_CLOSE) if name not in names else None
@@ -147,6 +162,10 @@ def _is_integer(checker: object, value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_number(checker: object, value: object) -> bool:
+    return _is_integer(checker, value) or (isinstance(value, float) and math.isfinite(value))
+
+
 @cache
 def _format_checker() -> FormatChecker:
     from jsonschema import FormatChecker
@@ -168,8 +187,9 @@ def _validator_class() -> Any:
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
-    # JSON Schema's own integer is 3.0 as well.
-    return extend(Draft202012Validator, type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer))
+    # JSON Schema's own integer is 3.0 as well, and its number what no comparison with a bound refuses: nan.
+    kinds = Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer).redefine("number", _is_number)
+    return extend(Draft202012Validator, type_checker=kinds)
 
 
 @cache

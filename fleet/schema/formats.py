@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 import string
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
@@ -21,8 +22,33 @@ _LOCAL_NAME = re.compile(
 
 # Directories of the system: what is in them is not the cluster's either.
 SYSTEM_TREES = (
-    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/lost+found", "/proc", "/run", "/sbin"),
-    *("/sys", "/usr", "/var/backups", "/var/cache", "/var/crash", "/var/lib", "/var/lock", "/var/log", "/var/mail"),
+    *(
+        "/bin",
+        "/boot",
+        "/dev",
+        "/efi",
+        "/etc",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/libx32",
+        "/lost+found",
+        "/proc",
+        "/run",
+        "/sbin",
+    ),
+    *(
+        "/snap",
+        "/sys",
+        "/usr",
+        "/var/backups",
+        "/var/cache",
+        "/var/crash",
+        "/var/lib",
+        "/var/lock",
+        "/var/log",
+        "/var/mail",
+    ),
     *("/var/run", "/var/spool", "/var/www"),
 )
 # They hold others' directories, and a directory of the cluster's own may lie in them.
@@ -30,6 +56,12 @@ SYSTEM_PLACES = ("/", "/media", "/mnt", "/opt", "/srv", "/var", "/var/local", "/
 # What the tasks' units hide from them (ProtectHome, PrivateTmp) or leave in memory.
 HIDDEN_TREES = ("/home", "/root", "/tmp", "/var/tmp")
 RELEASES = "/opt/trainer"
+# Options of OpenSSH that say where or as whom to connect. Paramiko can't follow them from Ansible's variables, and
+# leaving them out would reach another host than Ansible does.
+ROUTE_OPTIONS = (
+    *("hostkeyalias", "hostname", "identityfile", "port", "proxycommand", "proxyjump", "user"),
+    *("-J", "-i", "-l", "-p", "-F", "-W"),
+)
 OWN_TREE = "/var/lib/trainer"
 
 
@@ -204,7 +236,38 @@ def command_template(text: str) -> str:
     names = {name for _, name, spec, conversion in string.Formatter().parse(text) if name is not None}
     if names - {"host", "address"}:
         raise ValueError(f"it has {{{sorted(names - {'host', 'address'})[0]}}}")
+    _words(text)
     return text
+
+
+def ssh_arguments(text: str) -> str:
+    """Return arguments for ssh, none of which changes the way to the host: fab would not go the same way."""
+    for option in ssh_options(text):
+        if option in ROUTE_OPTIONS:
+            raise ValueError(f"{option} changes the way to the host: put it into ~/.ssh/config")
+    return text
+
+
+def ssh_options(text: str) -> dict[str, str]:
+    """Read OpenSSH's `-o Name=value` and its flags for a route: {name in lower case, or flag: value}."""
+    options: dict[str, str] = {}
+    words = iter(_words(text))
+    for word in words:
+        if word[:2] in ROUTE_OPTIONS:
+            options[word[:2]] = word[2:]
+        if not word.startswith("-o"):
+            continue
+        option = word[2:] or next(words, "")
+        name, _, value = option.replace("=", " ", 1).strip().partition(" ")
+        options.setdefault(name.lower(), value.strip())
+    return options
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError("a quotation mark in it has no other") from error
 
 
 FORMATS = {
@@ -214,5 +277,6 @@ FORMATS = {
     "network": network,
     "own-directory": own_directory,
     "port-text": port_text,
+    "ssh-arguments": ssh_arguments,
     "url": url,
 }

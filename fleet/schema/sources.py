@@ -1,4 +1,4 @@
-"""What is wrong with an inventory's files by their names, and with the ranges of hosts in them."""
+"""What is wrong with an inventory's files by their names and kinds, and with the ranges of hosts in them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from fleet.schema.problems import Problem, show
 
 # As Ansible's own plugin for these directories: what ends otherwise is never read.
 VARIABLE_SUFFIXES = ("", ".yml", ".yaml", ".json")
+# What people and editors keep beside, and mean to be left alone.
+ASIDE_SUFFIXES = (
+    *(".bak", ".backup", ".dist", ".disabled", ".example", ".md", ".off", ".old", ".orig", ".rej", ".retry", ".rst"),
+    *(".sample", ".save", ".swp"),
+)
 _RANGE = re.compile(r"\[([0-9]{1,40}):([0-9]{1,40})(?::([0-9]{1,40}))?\]")
 _MOST_BYTES = 5_000_000
 
@@ -27,6 +32,9 @@ def file_problems(sources: Sequence[str], groups: Collection[str], hosts: Collec
     """Refuse variables' files of a group or of a host that there is not."""
     known = definition().groups
     for directory in directories(sources):
+        yield from _directory_problems(directory)
+        yield from _suffix_problems(directory / "group_vars", [*groups, *known, *ANSIBLES_GROUPS])
+        yield from _suffix_problems(directory / "host_vars", hosts)
         for path in variable_files(directory / "group_vars"):
             if path.stem in groups or path.stem in known or path.stem in ANSIBLES_GROUPS:
                 continue
@@ -41,6 +49,43 @@ def file_problems(sources: Sequence[str], groups: Collection[str], hosts: Collec
             close = difflib.get_close_matches(path.stem, hosts, n=1)
             mend = f"Did you mean {close[0]}?" if close else "Name the file as the host, or take it away"
             yield Problem(f"there is no host {show(path.stem)}, so nobody gets these variables. {mend}", file=str(path))
+
+
+def _directory_problems(directory: Path) -> Iterator[Problem]:
+    """Refuse directories that were meant for variables, and that Ansible never looks into."""
+    for path in sorted(path for path in directory.iterdir() if "var" in path.name.lower()):
+        aside = re.match(r"(group|host)_vars([-._~]|$)", path.name)  # such as group_vars.old
+        if path.is_dir() and not aside:
+            close = difflib.get_close_matches(path.name.lower(), ("group_vars", "host_vars"), n=1, cutoff=0.8)
+            if close:
+                text = f"nobody gets the variables in {show(path.name)}; expected group_vars or host_vars"
+                yield Problem(f"{text}. Rename it to {close[0]}", file=str(path))
+
+
+def _suffix_problems(directory: Path, names: Collection[str]) -> Iterator[Problem]:
+    """Refuse a file that is named for a group or a host, and that Ansible does not read."""
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        suffix = path.suffix.lower()
+        named = path.stem in names and path.name not in names and not path.name.endswith("~")
+        if named and path.is_file() and suffix not in VARIABLE_SUFFIXES and suffix not in ASIDE_SUFFIXES:
+            text = (
+                f"Ansible reads no file that ends in {show(path.suffix)}, so {path.stem} gets none of these variables"
+            )
+            yield Problem(
+                f"{text}. Name it {path.stem}.yml, or {path.name}.bak where it is to be left out", file=str(path)
+            )
+
+
+def special_file_problems(sources: Sequence[str]) -> Iterator[Problem]:
+    """Refuse what is neither a file nor a directory: a link that leads nowhere, or a pipe that nobody ends."""
+    for directory in directories(sources):
+        beside = [directory / "group_vars", directory / "host_vars"]
+        inventory = [directory] if str(directory) in [str(Path(source)) for source in sources] else []
+        for parent in [*inventory, *beside]:
+            for path in sorted(parent.rglob("*") if parent in beside else parent.glob("*")):
+                if not path.name.startswith(".") and not path.is_file() and not path.is_dir():
+                    what = "a link that leads nowhere" if path.is_symlink() else "no regular file"
+                    yield Problem(f"this is {what}; expected a file or a directory. Take it away", file=str(path))
 
 
 def variable_files(directory: Path) -> list[Path]:

@@ -20,7 +20,9 @@ ADDRESSES: list[Any] = [
     "[fd00::1]", "fd00::1::2", "fd00::g", "::ffff:10.0.3.13", "admin@10.0.3.13", "w_1", "-w1", "w1-", "a..b",
     ".a", "a.",
     "$(id)", "`id`", "a;b", "a'b", 'a"b', "a\\b", "{{ ansible_default_ipv4.address }}", "{% raw %}", "ü.example.org",
-    "a" * 64, "a." * 130 + "a", "w\x00", 10.5, 1234, True, ["10.0.3.13"], {"a": 1}, None,
+    "a" * 64, "a." * 130 + "a", "w\x00",
+    "2130706433", "127.1", "\uff11\uff10.0.3.13", "n\u03bfde.example.org",
+    10.5, 1234, True, ["10.0.3.13"], {"a": 1}, None,
 ]  # fmt: skip
 NAMES = [
     "$(reboot)", "`id`", "a b", "a\nb", "a'b", 'a"b', "a;b", "a/b", "../../etc/x", "-rf", "{{ 7*7 }}",
@@ -35,7 +37,7 @@ PATHS: list[Any] = [
     "/tmp/x", "/var/tmp/x", "/opt", "/opt/trainer", "/opt/trainer/releases", "/srv", "/mnt", "/srv/../etc", "/srv/./x",
     "/srv//x", "/srv/x/", "//srv/x", "/srv/my share", "/srv/$(id)", "/srv/`id`", "/srv/a'b", '/srv/a"b', "/srv/a;b",
     "/srv/ä", "/srv/%i", "/srv/a\nb", "/srv/a:b", "/srv/a*", "~/x", "$HOME/x", "/srv/" + "a" * 300, "gs://bucket/x",
-    "{{ x }}", 7, True, None, ["/srv/x"], "/lost+found",
+    "{{ x }}", 7, True, None, ["/srv/x"], "/lost+found", "/snap/x", "/efi/x",
 ]  # fmt: skip
 NFS_PATHS = (
     "/etc",
@@ -94,7 +96,10 @@ UNKNOWN: list[tuple[str, Any]] = [
     ("storage_path", "/x"), ("storage_free_mb", 1), ("common_packges", []), ("common_uid", 7),
     ("nfs_server_path", "/etc"),
     ("nfs_option", "x"), ("tensorboard_prot", 7), ("evaluator_task", 1), ("drill_poweroff", "x"), ("Worker_tasks", 2),
-    ("psfleet_spec", {}), ("workertasks", 2),
+    ("psfleet_spec", {}), ("workertasks", 2), ("ansible_ssh_host", "10.0.3.99"), ("ansible_ssh_port", 99),
+    ("ansible_ssh_user", "x"), ("ansible_usr", "x"), ("ansible_prot", 99), ("ansible_hosts", "10.0.3.99"),
+    ("ansible_ssh_private_key", "x"), ("ansible_become_user", "nobody"), ("steps", 5), ("shared_dir", "/x"),
+    ("\u0441luster_uid", 7), ("worker_tasks\u200b", 2), ("worker_tasks ", 2), ("worker-tasks", 2),
 ]  # fmt: skip
 VALUES: list[tuple[str, Any]] = [
     ("release_program", 7), ("release_program", "-x"), ("release_lock", ""), ("release_lock", None),
@@ -115,6 +120,15 @@ VALUES: list[tuple[str, Any]] = [
     ("nfs_server_options", "rw,no_root_squash) *(rw"), ("nfs_server_threads", 10**6), ("nfs_client_options", "hard\nx"),
     ("nfs_client_port", 0), ("ansible_port", "ssh"), ("ansible_port", 10**30), ("ansible_port", 0),
     ("ansible_user", "a b"),
+    ("ansible_connection", "local"), ("ansible_connection", "docker"), ("ansible_become", False),
+    ("ansible_ssh_common_args", '-o "Foo'), ("ansible_ssh_common_args", ["-C"]),
+    ("ansible_ssh_common_args", "-J bastion"), ("ansible_ssh_extra_args", "-o ProxyCommand=id"),
+    ("ansible_timeout", "abc"), ("ansible_python_interpreter", "python3 -c"), ("ansible_python_interpreter", 3),
+    ("cluster_own_groups", ["*"]), ("cluster_minimum", {"worker": float("nan")}), ("cluster_minimum", {"worker": 9}),
+    ("cluster_minimum", {"workers": 1}), ("cluster_minimum", {5: 1}),
+    ("cluster_minimum", {"worker": 1.5}), ("cluster_minimum", {"ps": "80%"}),
+    ("cluster_minimum", {"chief": 0}), ("cluster_minimum", {"worker": True}), ("cluster_minimum", {"worker": -1}),
+    ("drill_power_off", 'off "{host}'),
     ("ansible_user", "-oProxyCommand=id"), ("ansible_ssh_private_key_file", "-x"), ("worker_index", "first"),
     ("worker_index", -1), ("worker_index", 10**30), ("cluster_own_groups", "bastion"), ("drills_destructive", "yes"),
     ("drill_power_off", "a\nb"), ("drill_power_off", "x {host.__class__}"), ("trainer_run", None), ("trainer_run", []),

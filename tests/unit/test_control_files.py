@@ -14,9 +14,8 @@ from fleet.schema.control import key_problem
 from tests.unit.hostile import inventory
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = (
-    "# by make lock\nnumpy==2.0 \\\n    --hash=sha256:00 \\\n    --hash=sha256:11\nmy-models[a]==1.0 --hash=sha256:22\n"
-)
+HASH = "--hash=sha256:" + 64 * "0"
+LOCK = f"# by make lock\nnumpy==2.0 \\\n    {HASH} \\\n    {HASH}\nmy-models[a]==1.0 {HASH}\n"
 METHODS = "".join(f"    def {name}(self, *args): ...\n" for name in ("build_model", "train_dataset", "eval_dataset"))
 MODULE = f"""import missing_library
 from elsewhere import Borrowed
@@ -29,8 +28,13 @@ class Bare:
 class Outer:
     class Inner:
 {METHODS.replace("    def", "        def")}
+class Needs:
+    def __init__(self, size, *, depth=2): ...
+class Offers:
+    def __init__(self, size=3, *, depth=2): ...
 made = Net()
-"""
+""".replace("Needs:\n", f"Needs:\n{METHODS}").replace("Offers:\n", f"Offers:\n{METHODS}")
+DEEP = "made = " + "-" * 200_000 + "1\n"
 
 
 @pytest.fixture
@@ -42,6 +46,7 @@ def project(tmp_path: Path) -> Path:
         "mine/nets/__init__.py": "",
         "mine/nets/resnet.py": MODULE,
         "mine/nets/broken.py": "class Net:\n  def\n",
+        "mine/nets/deep.py": DEEP,
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -54,12 +59,18 @@ def problems(project: Path, program: str = "trainer.examples.digits:Digits", **s
 
 
 @pytest.mark.parametrize(
-    "program", [f"nets.resnet:{name}" for name in ("Net", "Heir", "Outer.Inner", "made", "Borrowed")]
+    "program", [f"nets.resnet:{name}" for name in ("Net", "Heir", "Outer.Inner", "made", "Borrowed", "Offers")]
 )
 def test_a_program_is_found_without_its_libraries(project: Path, program: str) -> None:
     assert problems(project, program, release_program="mine") == []
     if "resnet" in program:  # one package by itself is named as its directory, too
         assert problems(project, program, release_program="mine/nets") == []
+
+
+def test_a_whole_machine_is_no_program(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.schema.control.MOST_FILES", 2)
+    assert "mine has more than 2 files" in "".join(problems(project, "nets.resnet:Net", release_program="mine"))
+    assert "is the whole machine" in "".join(problems(project, "nets.resnet:Net", release_program="/"))
 
 
 def test_a_program_is_found_in_a_wheel_and_in_a_lock(project: Path) -> None:
@@ -78,7 +89,9 @@ def test_a_program_is_found_in_a_wheel_and_in_a_lock(project: Path) -> None:
         ("nets.resnet:Nett", "nets/resnet.py has no Nett. Did you mean Net?"),
         ("nets.resnet:Outer.Iner", "has no Iner. Did you mean Inner?"),
         ("nets.resnet:Bare", "has no train_dataset, eval_dataset"),
+        ("nets.resnet:Needs", "can't be built without size; expected a class that is built without arguments"),
         ("nets.broken:Net", "nets/broken.py:2 is no Python"),
+        ("nets.deep:made", "nets/deep.py"),
         ("trainer.examples.digit:Digits", "the kit has no module trainer.examples.digit. Did you mean trainer.ex"),
         ("trainer.examples.digits:Digit", "trainer/examples/digits.py has no Digit. Did you mean Digits?"),
         ("os.path:join", "has no module os.path"),
@@ -107,7 +120,13 @@ def test_a_missing_file_is_refused(project: Path, site: dict[str, Any], said: st
     ("lock", "said"),
     [
         (LOCK + "loose==1.0\n", "cpu-3.11.txt:6: 'loose==1.0' has no hash"),
-        (LOCK + "loose>=1.0 --hash=sha256:00\n", "has no version"),
+        (LOCK + f"loose>=1.0 {HASH}\n", "has no version"),
+        (LOCK + f"loose==1.* {HASH}\n", "has no version"),
+        (LOCK + "short==1.0 --hash=sha256:abc\n", "has a hash that is none of sha256"),
+        (LOCK + "weak==1.0 --hash=md5:" + 32 * "0" + "\n", "has a hash that is none of sha256"),
+        (LOCK + "-r other.txt\n", "'-r other.txt' has its requirements in another place"),
+        (LOCK + "-e .\n", "has its requirements in another place"),
+        ("# nothing\n", "cpu-3.11.txt is empty"),
         ("git+https://example.org/x\n", "has no version"),
         ("\udcff", "can't be read"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from fleet.errors import OperatorMistake
 from fleet.inventory import find_problems, load_inventory, read_source
+from fleet.schema.texts import unread_problems
 from fleet.validate import validate
 from fleet.verbs import Desk
 
@@ -82,6 +84,22 @@ def test_json_has_all_problems_with_their_places(site: Path) -> None:
         ("hosts.yml", "chief: 7\n", "the inventory has no hosts"),
         ("hosts.yml", "- a\n- b\n", "can't be read"),
         ("hosts.yml", HOSTS + "all:\n  vars:\n    cluster_uid: " + "9" * 5000 + "\n", "hosts.yml"),
+        ("hosts.yml", HOSTS + "  var:\n    worker_tasks: 2\n", "yml:10: group 'worker' has the key 'var', which A"),
+        ("hosts.yml", HOSTS + "gpu:\n  childern:\n    worker:\n", "yml:11: group 'gpu' has the key 'childern'"),
+        ("hosts.yml", HOSTS + "all:\n  children:\n    gpu: {host: {train: }}\n", "'gpu' has the key 'host'"),
+        ("hosts.yml", HOSTS + "worker:\n  hosts:\n    t2:\n", "yml:10: 'worker' stands twice, in line 7 too"),
+        ("hosts.yml", HOSTS.replace("30}", "30, worker_port: 02400}"), "yml:9: worker_port: YAML reads 02400 as 1280"),
+        ("hosts.yml", HOSTS.replace("30}", "30, worker_port: 24:00}"), "worker_port: YAML reads 24:00 as 1440"),
+        ("group_vars/all.yml", SITE + "  steps: 0777\n", "all.yml:6: steps: YAML reads 0777 as 511"),
+        ("group_vars/all.yml", SITE + "cluster_uid: 7\n", "all.yml:6: 'cluster_uid' stands twice, in line 2 too"),
+        ("group_vars/all.yml", SITE + "  evaluation: exact\n", "all.yml:6: 'evaluation' stands twice"),
+        ("group_vars/all.yml", SITE + "steps: 5\n", "unknown variable 'steps' (hosts head, store, train): it is a run"),
+        ("group_vars/worker.yml", "vars:\n  worker_tasks: 2\n", "yml:1: worker_tasks stands below 'vars' and sets not"),
+        ("group_vars/worker.yml", "worker: {vars: {worker_tasks: 2}}\n", "worker_tasks stands below 'worker' and sets"),
+        ("group_vars/worker.txt", "worker_tasks: 2\n", "Ansible reads no file that ends in '.txt', so worker gets"),
+        ("host_vars/train.ini", "worker_tasks=2\n", "Ansible reads no file that ends in '.ini', so train gets"),
+        ("groups_vars/worker.yml", "worker_tasks: 2\n", "in 'groups_vars'; expected group_vars or host_vars"),
+        ("host-vars/train.yml", "worker_tasks: 2\n", "in 'host-vars'; expected group_vars or host_vars. Ren"),
         ("hosts.yml", HOSTS + "all:\n  vars:\n    a: &a [*a]\n    cluster_uid: 1\n", "can't be read"),
     ],
 )  # fmt: skip
@@ -147,6 +165,55 @@ def test_own_groups_and_variables_are_allowed_as_the_page_says(site: Path) -> No
     assert len(refused) == 2, refused
     (site / "group_vars" / "all.yml").write_text(SITE + 'cluster_own_groups: [bastion, "site_*"]\n')
     assert problems(site) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("group_vars/worker.yml.bak", "worker_tasks: x\n"),
+        ("group_vars/worker.yml~", "worker_tasks: x\n"),
+        ("group_vars/notes.txt", "what we thought\n"),
+        ("group_vars/worker/a.yml", "worker_tasks: 2\n"),
+        ("group_vars/worker.json", '{"worker_tasks": 2}'),
+        ("host_vars/train", "worker_tasks: 2\n"),
+        ("README.md", "none here\n"),
+        ("group_vars.old/worker.yml", "worker_tasks: x\n"),
+        ("group_vars/worker.yml", "my_mode: 0644\nmy_time: 12:30\nvars: {a: 1}\nworker_port: 0x960\n"),
+        ("group_vars/worker.yml", "base: &a {my: 1}\nother:\n  <<: *a\n  my: 2\n"),
+        ("more.yml", "worker:\n  hosts:\n    other: {ansible_host: 192.0.2.31}\n"),
+        ("more", "[worker]\nother ansible_host=192.0.2.31 worker_tasks=2\n"),
+    ],
+)  # fmt: skip
+def test_what_is_right_and_unusual_is_right(site: Path, file: str, text: str) -> None:
+    (site / file).parent.mkdir(parents=True, exist_ok=True)
+    (site / file).write_text(text)
+    assert problems(site) == []
+
+
+def test_a_playbook_does_not_go_on_with_half_of_the_hosts(site: Path) -> None:
+    """Ansible itself warns of the broken file alone."""
+    assert list(unread_problems([str(site)])) == []
+    (site / "more.yml").write_text("worker:\n  hosts: [\n")
+    (problem,) = unread_problems([str(site)])
+    assert f"{site}/more.yml:3: can't be read, so that its hosts would be missing" in str(problem)
+
+
+@pytest.mark.parametrize("place", ["group_vars/worker.yml", "host_vars/train.yml", "more.yml"])
+def test_what_is_no_file_is_refused_before_anybody_waits_for_it(site: Path, place: str) -> None:
+    (site / "host_vars").mkdir()
+    os.mkfifo(site / place)
+    (problem,) = problems(site)
+    assert f"{place}: this is no regular file" in problem
+    (site / place).unlink()
+    (site / place).symlink_to("nowhere")
+    (problem,) = problems(site)
+    assert f"{place}: this is a link that leads nowhere" in problem
+
+
+@pytest.mark.parametrize(("given", "said"), [("", "--inventory is empty"), ("/dev/zero", "is no regular file")])
+def test_what_can_be_no_inventory_is_refused(given: str, said: str) -> None:
+    with pytest.raises(OperatorMistake, match=said):
+        load_inventory(given)
 
 
 def test_a_missing_inventory_is_the_one_problem() -> None:

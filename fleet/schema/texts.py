@@ -1,0 +1,148 @@
+"""What an inventory's YAML says and Ansible passes over: keys that it skips, values that set nothing, and numbers that
+it reads as others."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+from fleet.schema.definition import definition
+from fleet.schema.problems import Problem, show
+from fleet.schema.sources import VARIABLE_SUFFIXES, directories, variable_files
+
+GROUP_KEYS = ("hosts", "children", "vars")
+_MOST_BYTES = 5_000_000
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_OTHER_NUMBER = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9][0-9_]*(:[0-9.]+)+")
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+def text_problems(sources: Sequence[str]) -> Iterator[Problem]:
+    """Look at the files of hosts, and at those of variables beside them. What is no YAML is for Ansible to refuse."""
+    for file in _hosts_files(sources):
+        root = _compose(file)
+        if root and not any(key == "plugin" for key, _, _ in _entries(root)):
+            yield from _group_problems(root, file)
+            yield from _number_and_key_problems(root, file)
+    for directory in directories(sources):
+        for entry in [*variable_files(directory / "group_vars"), *variable_files(directory / "host_vars")]:
+            for file in [entry] if entry.is_file() else sorted(entry.rglob("*")):
+                if root := _compose(file):
+                    yield from _nesting_problems(root, file)
+                    yield from _number_and_key_problems(root, file)
+
+
+def unread_problems(sources: Sequence[str]) -> Iterator[Problem]:
+    """Refuse files of hosts that are no YAML: a playbook warns of one, and goes on with the hosts of the others."""
+    for file in _hosts_files(sources):
+        if file.suffix in VARIABLE_SUFFIXES[1:] and file.is_file():
+            try:
+                yaml.compose(file.read_bytes(), Loader=_LOADER)
+            except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+                place = getattr(error, "problem_mark", None)
+                said = getattr(error, "problem", None) or str(error).partition("\n")[0]
+                text = f"can't be read, so that its hosts would be missing: {said}. Mend it, or take the file away"
+                yield Problem(text, file=str(file), line=place.line + 1 if place else None)
+
+
+def _hosts_files(sources: Sequence[str]) -> list[Path]:
+    paths = [Path(source) for source in sources if "," not in source]
+    return [file for path in paths for file in (sorted(path.glob("*")) if path.is_dir() else [path])]
+
+
+def _compose(file: Path) -> yaml.MappingNode | None:
+    try:
+        if not file.is_file() or file.suffix not in VARIABLE_SUFFIXES or file.stat().st_size > _MOST_BYTES:
+            return None
+        content = file.read_bytes()
+        if content.startswith((b"#!", b"$ANSIBLE_VAULT")):
+            return None
+        root = yaml.compose(content, Loader=_LOADER)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return None
+    return root if isinstance(root, yaml.MappingNode) else None
+
+
+def _entries(node: yaml.Node) -> list[tuple[str, int, yaml.Node]]:
+    """A mapping's keys, their lines and their values."""
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    return [
+        (key.value, key.start_mark.line + 1, value)
+        for key, value in node.value
+        if isinstance(key, yaml.ScalarNode) and key.value != "<<"
+    ]
+
+
+def _all_nodes(root: yaml.Node) -> list[yaml.Node]:
+    """A node and those below it, each once however many aliases it has, in the order of the file."""
+    found: dict[int, yaml.Node] = {}
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in found:
+            continue
+        found[id(node)] = node
+        if isinstance(node, yaml.MappingNode):
+            waiting += [part for pair in reversed(node.value) for part in reversed(pair)]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += reversed(node.value)
+    return list(found.values())
+
+
+def _group_problems(groups: yaml.Node, file: Path, depth: int = 0) -> Iterator[Problem]:
+    """Refuse what stands beside a group's hosts, children and vars: Ansible warns and leaves it out."""
+    for group, _, body in _entries(groups):
+        for key, line, value in _entries(body):
+            if key not in GROUP_KEYS:
+                close = difflib.get_close_matches(key, GROUP_KEYS, n=1)
+                mend = f"Did you mean {close[0]}?" if close else "Its variables stand below vars, its hosts below hosts"
+                text = f"group {show(group)} has the key {show(key)}, which Ansible leaves out; expected hosts, "
+                yield Problem(f"{text}children or vars. {mend}", file=str(file), line=line)
+            elif key == "children" and depth < 100:
+                yield from _group_problems(value, file, depth + 1)
+
+
+def _nesting_problems(root: yaml.Node, file: Path) -> Iterator[Problem]:
+    """Refuse variables that stand below a key of an inventory's file, where they set nothing."""
+    for key, line, value in _entries(root):
+        if key not in (*GROUP_KEYS, *definition().groups, "all") or not isinstance(value, yaml.MappingNode):
+            continue
+        inner = next((name for node in _all_nodes(value) for name, _, _ in _entries(node) if _is_ours(name)), None)
+        if inner is not None:
+            text = f"{inner} stands below {show(key)} and sets nothing; expected each variable at the left margin of "
+            yield Problem(f"{text}this file. Take {show(key)} away", (), inner, file=str(file), line=line)
+
+
+def _number_and_key_problems(root: yaml.Node, file: Path) -> Iterator[Problem]:
+    """Refuse keys that stand twice, and in psfleet's variables numbers that YAML takes for octal or for hours."""
+    others: dict[int, tuple[str, yaml.Node]] = {}
+    for node in _all_nodes(root):
+        seen: dict[str, int] = {}
+        for key, line, value in _entries(node):
+            if key in seen:
+                text = f"{show(key)} stands twice, in line {seen[key]} too, and only the last counts; expected it once"
+                yield Problem(text, file=str(file), line=line)
+            seen[key] = line
+            for part in _all_nodes(value) if _is_ours(key) else ():
+                if _is_other_number(part):
+                    others[id(part)] = (key, part)
+    for key, part in others.values():
+        number = show(yaml.safe_load(part.value))
+        text = f"{key}: YAML reads {part.value[:40]} as {number}; expected a number without zeros before it and without"
+        text = f"{text} colons. Write {number}, or what you meant"
+        yield Problem(text, (), key, part.value[:40], str(file), part.start_mark.line + 1)
+
+
+def _is_other_number(node: yaml.Node) -> bool:
+    return (
+        isinstance(node, yaml.ScalarNode) and _OTHER_NUMBER.fullmatch(node.value) is not None and node.tag in _NUMBERS
+    )
+
+
+def _is_ours(name: str) -> bool:
+    return len(name) <= 60 and definition().is_ours(name)
