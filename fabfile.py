@@ -26,6 +26,7 @@ _WHERE = {
 _START = {
     "run": "name of the run to train: a new one starts a new training, an old one goes on",
     "program": "what to train, package.module:Name",
+    "from_": "begin the new run from a checkpoint of another: RUN@STEP",
     "detach": "leave as soon as a step is trained, instead of following until the run is finished",
     "plan": "say what would be done, and do nothing",
     "allow_missing": "start without hosts that don't answer, where each job has its minimum (cluster_minimum)",
@@ -87,6 +88,7 @@ def start_cluster(
     context: Context,
     run: str | None = None,
     program: str | None = None,
+    from_: str | None = None,
     detach: bool = False,
     plan: bool = False,
     allow_missing: bool = False,
@@ -98,7 +100,15 @@ def start_cluster(
     seconds = _above_zero("timeout", timeout)
     with _cluster(context, inventory, ask_vault_pass, check=True) as cluster, _leaving(_LEFT):
         verbs.start_cluster(
-            cluster, verbs.Desk(), run, program, detach, seconds, plan_only=plan, allow_missing=allow_missing
+            cluster,
+            verbs.Desk(),
+            run,
+            program,
+            detach,
+            seconds,
+            plan_only=plan,
+            allow_missing=allow_missing,
+            source=from_,
         )
 
 
@@ -114,6 +124,7 @@ def restart_cluster(
     context: Context,
     run: str | None = None,
     program: str | None = None,
+    from_: str | None = None,
     detach: bool = False,
     plan: bool = False,
     allow_missing: bool = False,
@@ -125,7 +136,16 @@ def restart_cluster(
     seconds = _above_zero("timeout", timeout)
     with _cluster(context, inventory, ask_vault_pass, check=True) as cluster, _leaving(_LEFT):
         verbs.start_cluster(
-            cluster, verbs.Desk(), run, program, detach, seconds, True, plan_only=plan, allow_missing=allow_missing
+            cluster,
+            verbs.Desk(),
+            run,
+            program,
+            detach,
+            seconds,
+            True,
+            plan_only=plan,
+            allow_missing=allow_missing,
+            source=from_,
         )
 
 
@@ -173,6 +193,22 @@ def runs(context: Context, json: bool = False, inventory: str | None = None, ask
     """Show every run on the shared path."""
     with _cluster(context, inventory, ask_vault_pass) as cluster:
         verbs.show_runs(cluster, verbs.Desk(), json)
+
+
+@task(
+    auto_shortflags=False,
+    help={"run": "whose (default: the chosen run's)", "json": "print JSON instead of a table", **_WHERE},
+)
+def checkpoints(
+    context: Context,
+    run: str | None = None,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Show a run's checkpoints: what is known of each, and why it is kept."""
+    with _cluster(context, inventory, ask_vault_pass) as cluster:
+        verbs.show_checkpoints(cluster, verbs.Desk(), run, json)
 
 
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})

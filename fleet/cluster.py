@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
 from fleet.inventory import Inventory, Task
@@ -168,6 +168,28 @@ class Cluster:
             self.refuse_when_not_installed(self.observe([host]))
             raise ClusterTrouble(f"the trainer on {host} can't list the runs: {_last_line(answer)}")
         return runs
+
+    def list_checkpoints(self, run: str | None = None) -> list[dict[str, Any]]:
+        """Ask the trainer for a run's checkpoints, by default the chosen run's."""
+        return cast(list[dict[str, Any]], self._ask_trainer("checkpoints", ["--run", run] if run else [], list))
+
+    def begin(self, run: str, source: str, program: str | None) -> None:
+        """Have the trainer make a new run of a checkpoint, RUN@STEP."""
+        words = ["--run", run, "--from", source, *(["--program", program] if program else [])]
+        self._ask_trainer("begin", words, dict, f"{_REMOUNT}; ")
+
+    def _ask_trainer(self, verb: str, words: Sequence[str], kind: type, first: str = "") -> Any:
+        """Run one of the trainer's commands on the chief's host; what it calls an error is the operator's."""
+        host = self.inventory.chief.host
+        answer = self._ask(host, f"{first}{_TRAINER.format(verb=verb)} {shlex.join(words)}")
+        said = _load_json(answer.stdout)
+        if answer.code == 0 and isinstance(said, kind):
+            return said
+        last = _last_line(answer)
+        if last.startswith("error: "):
+            raise OperatorMistake(last.removeprefix("error: "))
+        self.refuse_when_not_installed(self.observe([host]))
+        raise ClusterTrouble(f"the trainer on {host} can't do `{verb}`: {last}")
 
     def read_journal(self, tasks: Sequence[Task], lines: int, show: Callable[[str, str], None]) -> None:
         """Hand over (task, line) of the last lines of each task's journal, in the order of time."""

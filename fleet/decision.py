@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fleet.cluster import Observation
 from fleet.errors import OperatorMistake
 from fleet.inventory import Inventory, Task
 from fleet.run import Run
 from fleet.units import Health, Unit, find_trouble
-from trainer.config import PROGRAM_NAME, RUN_NAME
+from trainer.config import PROGRAM_NAME, RUN_NAME, SOURCE
 
 # A server that systemd calls running has its port within this time.
 PORT_SECONDS = 30
@@ -56,6 +57,30 @@ def choose(
     coming = {"run": inventory_run, **given} if "run" not in wanted and inventory_run is not None else given
     new = any(now.get(key) is not None and now[key] != value for key, value in coming.items())
     return Choice(wanted, write=wanted != dict(selection), new=new)
+
+
+def check_source(source: str | None, run_name: str | None) -> None:
+    """Raise OperatorMistake for a checkpoint to begin from that names none, or names no new run to begin."""
+    if source is None:
+        return
+    found = SOURCE.fullmatch(source)
+    if found is None:
+        raise OperatorMistake(
+            f"--from {source!r} names no checkpoint; expected RUN@STEP, such as --from digits-1@2000: "
+            "`fab checkpoints --run digits-1` lists them"
+        )
+    if run_name is None or run_name == found["run"]:
+        raise OperatorMistake(f"--from {source} begins a new run: name it, with --run NAME")
+
+
+def program_of(source: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the program of the run that a new one begins from; raises OperatorMistake where there is no such run."""
+    name = source.partition("@")[0]
+    programs = {run.get("run"): run.get("program") for run in runs}
+    if programs.get(name) is None:
+        listed = ", ".join(str(run) for run in programs) or "none"
+        raise OperatorMistake(f"--from {source}: there is no run {name}; the runs are {listed}")
+    return str(programs[name])
 
 
 def is_finished(run: Run, inventory: Inventory) -> bool:

@@ -175,6 +175,21 @@ def render_summary(
     return "\n".join([f"run {run.run} finished", *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
 
 
+def render_checkpoints(found: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            each.get("step"),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["created"])),
+            f"{each.get('size', 0) / 2**20:.1f}",
+            None if each.get("loss") is None else render_number(each["loss"]),
+            render_metrics(each.get("evaluation") or {}) or None,
+            ", ".join(each.get("kept") or []) or None,
+        ]
+        for each in found
+    ]
+    return render_table(["STEP", "SAVED", "MIB", "TRAINING LOSS", "EVALUATION", "KEPT AS"], rows)
+
+
 def render_runs(runs: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for run in runs:

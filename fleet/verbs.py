@@ -64,15 +64,19 @@ def start_cluster(
     restart: bool = False,
     plan_only: bool = False,
     allow_missing: bool = False,
+    source: str | None = None,
 ) -> None:
     """Plan, ship beside what runs and prove it there; then stop, select, start, and watch.
 
     It watches until a step is trained (`detach`) or the run is finished. What fails before the proof changes nothing;
     what fails after it, before a step is trained, puts back what was there before.
 
+    With `source`, RUN@STEP, the run begins from that checkpoint of another.
+
     Raises a FleetError when the cluster doesn't get there.
     """
     inventory = cluster.inventory
+    decision.check_source(source, run_name)
     decision.choose(run_name, program, {}, None)  # a wrong name is said before any host is asked
     release = desk.build(inventory)
     before = cluster.observe(settings=True)
@@ -80,6 +84,8 @@ def start_cluster(
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
         _agree_on_missing(inventory, desk, before.unreachable, allow_missing)
     cluster.refuse_when_not_installed(before)
+    if source is not None and program is None:
+        program = decision.program_of(source, cluster.list_runs())
     choice = decision.choose(run_name, program, before.selection, before.run, inventory.run_name)
     if before.run and decision.is_finished(before.run, inventory) and not choice.new:
         desk.say(report.render_summary(inventory, before.run))
@@ -102,6 +108,8 @@ def start_cluster(
         _stop(cluster, desk, before, plan.stop)
         plan, shipped = _ship_to_those_there(desk, plan, SWITCH, allow_missing)
         changed = _compare(cluster, desk, plan, before, shipped)
+        if source is not None and run_name is not None:
+            cluster.begin(run_name, source, program)
         if choice.write:
             cluster.select(choice.selection)
         ready = _observe_all(cluster, desk, plan.hosts)
@@ -233,6 +241,18 @@ def show_runs(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
         desk.say(report.render_runs(runs))
     else:
         desk.say("no run yet: fab start-cluster")
+
+
+def show_checkpoints(cluster: Cluster, desk: Desk, run: str | None = None, as_json: bool = False) -> None:
+    """Show a run's checkpoints and why each is kept."""
+    decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
+    found = cluster.list_checkpoints(run)
+    if as_json:
+        desk.say(json.dumps(found, indent=1))
+    elif found:
+        desk.say(report.render_checkpoints(found))
+    else:
+        desk.say("no checkpoint yet")
 
 
 class _Watch:

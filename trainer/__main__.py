@@ -20,9 +20,11 @@ from trainer.cluster.spec import Cluster
 from trainer.config import Config, ConfigError, absolute_path
 from trainer.failures import TRY_AGAIN, USER_ERROR, explain
 from trainer.gpus import find_missing
+from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
 from trainer.reporting.logs import set_up_logging
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import describe, describe_all, read_all, read_status
+from trainer.run.branch import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.release import MissedRelease, refuse_missed_release
 from trainer.run.selection import apply_selection
@@ -48,6 +50,10 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
             return show_status(options, environment)
         if options.command == "runs":
             return show_runs(options, environment)
+        if options.command == "checkpoints":
+            return show_checkpoints(options, environment)
+        if options.command == "begin":
+            return begin(options, environment)
         if options.command == "check":
             from trainer.check import run_check
 
@@ -82,9 +88,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
         formatter_class=wide_help,
     )
     add_local_options(local)
-    for name, text in (("status", "say what a run is doing"), ("runs", "list the runs on the shared path")):
+    for name, text in (
+        ("status", "say what a run is doing"),
+        ("runs", "list the runs on the shared path"),
+        ("checkpoints", "list a run's checkpoints"),
+        ("begin", "make a new run that begins from a checkpoint of another"),
+    ):
         command = commands.add_parser(name, help=text)
         add_run_options(command)
+        if name == "begin":
+            command.add_argument("--from", required=True, dest="source", metavar="RUN@STEP", help="the checkpoint")
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("--shared-dir", help="the shared path, instead of the settings'")
     check = commands.add_parser("check", help="prove this release, beside whatever runs; it writes nothing")
@@ -240,6 +253,30 @@ def show_status(options: argparse.Namespace, environment: Mapping[str, str]) -> 
         config = read_config(options, environment)
         status = read_status(RunDirectory(config.shared_dir, config.run), config.program, config.steps)
     print(json.dumps(dataclasses.asdict(status)) if options.json else describe(status))
+    return 0
+
+
+def show_checkpoints(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    if options.shared_dir and hasattr(options, "run"):
+        directory = RunDirectory(absolute_path(options.shared_dir), options.run)
+    else:
+        config = read_config(options, environment)
+        directory = RunDirectory(config.shared_dir, config.run)
+    if not directory.path.is_dir():
+        raise ConfigError(f"there is no run {directory.run}: `runs` lists those that are there")
+    found = read_checkpoints(directory)
+    print(json.dumps(found) if options.json else describe_checkpoints(found))
+    return 0
+
+
+def begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    if not hasattr(options, "run"):
+        raise ConfigError("begin: name the new run with --run NAME")
+    shared_dir = options.shared_dir or read_config(options, environment).shared_dir
+    program = getattr(options, "program", None)
+    begun = begin_from(Path(absolute_path(shared_dir)), options.run, options.source, program)
+    said = {"run": options.run, "from": options.source, "begun": begun}
+    print(json.dumps(said) if options.json else f"run {options.run} begins from {options.source}")
     return 0
 
 

@@ -18,6 +18,7 @@ from typing import Any, get_args, get_type_hints
 MAX_SECONDS = 315_360_000  # ten years
 MAX_WHOLE = 10**15
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+SOURCE = re.compile(rf"(?P<run>{RUN_NAME.pattern})@(?P<step>\d{{1,15}})")
 PROGRAM_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -42,6 +43,7 @@ STRATEGIES = {
 }
 APIS = ("custom_loop", "fit")
 EVALUATIONS = ("sidecar", "inline", "distributed", "exact", "none")
+MODES = ("min", "max")
 SHARDINGS = ("program", "auto", "file", "data", "off")
 PARTITIONERS = ("min_size", "max_size", "fixed_shards", "none")
 # Keys that had another name once.
@@ -85,6 +87,10 @@ class Config:
     checkpoint_steps: int = 0
     checkpoint_seconds: float = 30.0
     checkpoints_kept: int = 5
+    checkpoints_kept_best: int = 0
+    checkpoints_best_metric: str = "loss"
+    checkpoints_best_mode: str = "min"
+    checkpoints_kept_hours: float = 0.0
     partitioner: str = "min_size"
     partitioner_min_bytes: int = 256 * 1024
     partitioner_max_bytes: int = 64 * 1024 * 1024
@@ -114,6 +120,11 @@ class Config:
             raise ConfigError(
                 "checkpoint_steps and checkpoint_seconds are both 0, so that a crash would lose the whole run: "
                 "set at least one of them"
+            )
+        if self.checkpoints_kept_best and self.evaluation == "none":
+            raise ConfigError(
+                f"checkpoints_kept_best is {self.checkpoints_kept_best}, but with evaluation none nobody knows which "
+                "checkpoints are the best: choose who evaluates, or set it to 0"
             )
         if self.local_run_dir and self.traits.in_step:
             raise ConfigError(
@@ -210,6 +221,10 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value >= 3,
         "must be at least 3, so that a damaged checkpoint has a predecessor",
     ),
+    "checkpoints_kept_best": (lambda value: value >= 0, "must be 0 (none but the newest) or more"),
+    "checkpoints_best_metric": (lambda value: value != "", "must name a metric of the evaluation, such as loss"),
+    "checkpoints_best_mode": (lambda value: value in MODES, f"must be one of {', '.join(MODES)}"),
+    "checkpoints_kept_hours": (lambda value: value >= 0, "must be 0 (none besides) or more"),
     "partitioner": (lambda value: value in PARTITIONERS, f"must be one of {', '.join(PARTITIONERS)}"),
     "partitioner_min_bytes": (lambda value: value >= 1, "must be at least 1"),
     "partitioner_max_bytes": (lambda value: value >= 1, "must be at least 1"),

@@ -15,6 +15,7 @@ from trainer.failures import UserError
 from trainer.run.checkpoints import Checkpoints, read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
+from trainer.run.retention import Retention
 from trainer.tasks import evaluator as module
 from trainer.tasks.evaluator import Evaluator
 
@@ -76,11 +77,11 @@ def test_one_that_is_pruned_under_its_hands_is_skipped(
     before: bool,
 ) -> None:
     def read(directory: RunDirectory, model: Any, step: int) -> None:
-        directory.catalogue.prune(1)
+        directory.catalogue.prune(Retention(1))
         read_model(directory, model, step)
 
     if before:
-        directory.catalogue.prune(1)
+        directory.catalogue.prune(Retention(1))
     else:
         monkeypatch.setattr(module, "read_model", read)
     with caplog.at_level(logging.WARNING):

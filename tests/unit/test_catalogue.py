@@ -14,7 +14,8 @@ import pytest
 from trainer import __version__
 from trainer.run import catalogue as module
 from trainer.run.catalogue import Catalogue
-from trainer.run.records import read_record
+from trainer.run.records import read_record, write_record
+from trainer.run.retention import Retention
 
 
 @pytest.fixture
@@ -61,6 +62,7 @@ def test_a_manifest_says_what_a_checkpoint_consists_of_and_who_wrote_it(catalogu
         "psfleet": "0.1.0",
         "tensorflow": "2.21.0",
         "final": False,
+        "loss": None,
     }
     assert catalogue.check(7) == ""
 
@@ -173,7 +175,7 @@ def test_an_older_epoch_with_a_higher_step_never_counts(catalogue: Catalogue) ->
     write(catalogue, 25, epoch=1)
     assert catalogue.newest() == 30
     assert catalogue.steps() == [10, 15, 30]
-    catalogue.prune(5)
+    catalogue.prune(Retention(5))
     assert {name.split(".")[0] for name in there(catalogue)} == {"ckpt-10", "ckpt-15", "ckpt-30"}
 
 
@@ -196,10 +198,47 @@ def test_files_are_on_disk_before_the_manifest_says_so(catalogue: Catalogue, mon
     assert synced == [("ckpt-5.data-00000-of-00001", False), ("ckpt-5.index", False), ("checkpoints", False)]
 
 
+def test_the_best_is_kept_with_its_evaluation_and_goes_with_it(catalogue: Catalogue) -> None:
+    rules = Retention(1, best=1)
+    for step, loss in ((10, 0.5), (20, 0.1), (30, 0.3), (40, 0.2)):
+        write(catalogue, step)
+        catalogue.write_evaluation(step, {"loss": loss})
+        catalogue.prune(rules)
+    assert catalogue.steps() == [20, 40]
+    assert [each.evaluation for each in catalogue.saved()] == [{"loss": 0.1}, {"loss": 0.2}]
+    assert {name for name in there(catalogue) if "evaluation" in name} == {
+        "ckpt-20.evaluation.json",
+        "ckpt-40.evaluation.json",
+    }
+
+
+def test_an_evaluation_of_what_is_gone_is_removed(catalogue: Catalogue) -> None:
+    write(catalogue, 20)
+    catalogue.write_evaluation(10, {"loss": 0.5})
+    catalogue.prune(Retention(3))
+    assert "ckpt-10.evaluation.json" not in there(catalogue)
+
+
+def test_a_damaged_evaluation_keeps_nothing_from_going_on(catalogue: Catalogue) -> None:
+    write(catalogue, 10)
+    (catalogue.path / "ckpt-10.evaluation.json").write_text("{")
+    catalogue.prune(Retention(1, best=1))
+    assert [(each.step, each.evaluation) for each in catalogue.saved()] == [(10, None)]
+
+
+def test_a_manifest_of_a_later_version_counts(catalogue: Catalogue) -> None:
+    write(catalogue, 10)
+    record = read_record(catalogue.manifest(10))
+    assert record is not None
+    write_record(catalogue.manifest(10), {**record, "colour": "green"})
+    assert catalogue.steps() == [10]
+    assert catalogue.check(10) == ""
+
+
 def test_prune_keeps_the_newest_and_every_file_of_them(catalogue: Catalogue) -> None:
     for step in (1, 2, 3, 10, 11):
         write(catalogue, step)
-    catalogue.prune(3)
+    catalogue.prune(Retention(3))
     assert catalogue.steps() == [3, 10, 11]
     assert {name.split(".")[0] for name in there(catalogue)} == {"ckpt-3", "ckpt-10", "ckpt-11"}
     assert [catalogue.check(step) for step in catalogue.steps()] == ["", "", ""]
@@ -288,7 +327,7 @@ def test_prune_does_not_keep_what_is_set_aside_instead_of_good_ones(catalogue: C
     for step in (100, 200, 300):
         catalogue.set_aside(step)
     write(catalogue, 4)
-    catalogue.prune(3)
+    catalogue.prune(Retention(3))
     assert catalogue.steps() == [2, 3, 4]
 
 
@@ -297,7 +336,7 @@ def test_prune_takes_along_what_was_set_aside_at_the_same_step(catalogue: Catalo
     catalogue.set_aside(1)
     for step in (1, 2, 3):
         write(catalogue, step)
-    catalogue.prune(2)
+    catalogue.prune(Retention(2))
     assert catalogue.set_aside_files() == []
 
 

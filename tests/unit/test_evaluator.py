@@ -14,6 +14,7 @@ from trainer.config import Config, ConfigError
 from trainer.reporting.notify import Notifier
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
+from trainer.run.retention import Retention
 from trainer.states import RunState
 from trainer.supervisor import NEEDED
 from trainer.tasks import evaluator
@@ -198,7 +199,7 @@ def test_one_that_is_behind_takes_the_newest_and_leaves_out_those_between(
         if len(fake.asked) == 1:
             for step in (2, 3, 4):
                 write_checkpoint(directory, step)
-            directory.catalogue.prune(3)
+            directory.catalogue.prune(Retention(3))
             return config
         return config.replace(run="b")
 

@@ -7,7 +7,7 @@ import pytest
 from fabric.main import make_program
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs"]
+VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs", "checkpoints"]
 
 
 def fab(*words: str) -> int:
@@ -68,6 +68,14 @@ def test_environment_names_the_inventory(silent_inventory: Path, monkeypatch: py
 
 def test_wrong_run_name_exits_2_before_a_host_is_asked(silent_inventory: Path) -> None:
     assert fab("start-cluster", "--run", "a/b", "--inventory", str(silent_inventory)) == 2
+
+
+@pytest.mark.parametrize("words", ["--from digits-1 --run digits-2", "--from digits-1@20"])
+def test_a_checkpoint_that_names_none_exits_2_before_a_host_is_asked(
+    words: str, silent_inventory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fab("start-cluster", *words.split(), "--inventory", str(silent_inventory)) == 2
+    assert "--from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

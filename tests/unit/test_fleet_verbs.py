@@ -54,6 +54,8 @@ class Pretence:
     tick: Callable[[Pretence], None] = lambda _: None
     done: list[str] = field(default_factory=list)
     runs: str = "[]"
+    checkpoints: Answer = field(default_factory=lambda: Answer("[]"))
+    begun: Answer = field(default_factory=lambda: Answer("{}"))
     settings: str = "5e77 -"
     running: dict[str, str] = field(default_factory=dict)  # by task name: the directory that its process runs in
     asked: list[list[str]] = field(default_factory=list)
@@ -93,6 +95,11 @@ class Pretence:
             return Answer(self._observe(host, "@directories" in script, "@settings" in script))
         if "/opt/trainer/before" in script:
             return self._before(host, script)
+        if "-m trainer checkpoints" in script:
+            return self.checkpoints
+        if found := re.search("-m trainer begin .*(--run.*)", script):
+            self.done.append(f"begin {found[1]}")
+            return self.begun
         if "release.json" in script:
             self.done.append("tell " + re.findall(r'"release": "(\w+)"', script)[0])
         elif "rm -f /srv/trainer/selection.json" in script:
@@ -339,6 +346,31 @@ def test_new_run_restarts_coordinator_and_evaluator(hosts: Pretence, desk: verbs
     assert shipped == [("release.yml", []), ("training.yml", stops)]
     assert hosts.done == [*stops, "select", "start chief-0", "start evaluator-0"]
     assert json.loads(hosts.selection) == {"run": "digits-2"}
+
+
+def test_new_run_begins_from_a_checkpoint_with_the_program_of_the_other(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.runs = json.dumps([status("finished", 30), {**status("stopped", 20), "run": "other", "program": "o:O"}])
+    train_new = train()
+    hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="new", source="other@20", detach=True)
+    assert hosts.done[:2] == ["begin --run new --from other@20 --program o:O", "select"]
+    assert json.loads(hosts.selection) == {"run": "new", "program": "o:O"}
+
+
+def test_a_run_that_is_not_there_is_refused_before_anything_is_done(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.runs = json.dumps([status("finished", 30)])
+    with pytest.raises(OperatorMistake, match="there is no run other; the runs are digits"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="new", source="other@20")
+    assert hosts.done == []
+
+
+def test_a_checkpoint_that_is_not_there_puts_back_what_was(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.runs = json.dumps([status("finished", 30)])
+    hosts.begun = Answer("", "error: --from digits@7: run digits has no checkpoint of step 7; it has 30", code=78)
+    with pytest.raises(OperatorMistake, match="has no checkpoint of step 7; it has 30"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="new", source="digits@7")
+    assert hosts.selection == ""
+    assert "put back" in printed(desk)
 
 
 def test_new_run_of_the_inventory_stops_the_old_one_once_it_is_proven(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -938,6 +970,22 @@ def test_runs_are_listed(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.runs = json.dumps([status("finished", 30)])
     verbs.show_runs(Cluster(hosts.inventory, hosts), desk)
     assert "digits" in printed(desk)
+
+
+def test_checkpoints_are_listed(hosts: Pretence, desk: verbs.Desk) -> None:
+    cluster = Cluster(hosts.inventory, hosts)
+    verbs.show_checkpoints(cluster, desk)
+    assert printed(desk) == "no checkpoint yet\n"
+    saved = {"step": 20, "created": 1.0, "size": 2**20, "loss": 0.5, "evaluation": {"accuracy": 0.75}, "kept": ["best"]}
+    hosts.checkpoints = Answer(json.dumps([saved, {**saved, "loss": None, "evaluation": None}]))
+    verbs.show_checkpoints(cluster, desk, "digits")
+    assert re.search(r"20 .* 1\.0 +0\.5 +accuracy 0\.75 +best", printed(desk))
+
+
+def test_checkpoints_of_a_run_that_is_not_there_are_the_operators_mistake(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.checkpoints = Answer("", "error: there is no run x", code=78)
+    with pytest.raises(OperatorMistake, match=r"^there is no run x$"):
+        verbs.show_checkpoints(Cluster(hosts.inventory, hosts), desk, "x")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", ".hidden", "a" * 150])

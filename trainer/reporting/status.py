@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ class Status:
     evaluation: dict[str, Any] | None = None
     checkpoint: str | None = None
     export: str | None = None
+    begun_from: str | None = None
     ledger: dict[str, Any] | None = None
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     updated: float | None = None
@@ -70,6 +73,8 @@ def read_status(directory: RunDirectory, program: str | None = None, steps: int 
         status = Status(**{key: value for key, value in record.items() if key in known})
         status.state = RunState.read(status.state)
     status.run_dir = str(directory.path)
+    with contextlib.suppress(ValueError):  # a coordinator says that it is damaged
+        status.begun_from = (read_record(directory.settings) or {}).get("from")
     evaluation = None
     try:
         evaluation = read_record(directory.evaluation)
@@ -89,7 +94,12 @@ def read_all(shared_dir: Path) -> list[Status]:
 
 def describe(status: Status) -> str:
     """Lay a status out for a terminal."""
-    rows = [("run", status.run), ("state", status.state), ("program", status.program)]
+    rows = [
+        ("run", status.run),
+        ("state", status.state),
+        ("program", status.program),
+        ("begun from", status.begun_from),
+    ]
     if status.message:
         rows.append(("message", status.message))
     if status.step is not None:
@@ -116,6 +126,11 @@ def describe_all(statuses: list[Status]) -> str:
         evaluation = numbers(status.evaluation["metrics"]) if status.evaluation else "-"
         step = "-" if status.step is None else f"{status.step}/{status.steps}"
         rows.append((status.run, status.state, step, evaluation, status.program or "-"))
+    return lay_out(rows)
+
+
+def lay_out(rows: Sequence[tuple[str, ...]]) -> str:
+    """Lay rows out as a table, the first as its head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

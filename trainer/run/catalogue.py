@@ -1,6 +1,6 @@
 """Which checkpoints of a run count: their manifests, and what is replaced, set aside and removed.
 
-    checkpoints/ckpt-<step>{.index,.data-*,.manifest.json}
+    checkpoints/ckpt-<step>{.index,.data-*,.manifest.json,.evaluation.json}
 
 A checkpoint holds the model with its optimizer, and the step. Its number is its step. It counts when it has a manifest,
 which is written last. One that turns out to be bad counts no more: its files are renamed to <name>.bad. One that
@@ -24,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer import __version__
-from trainer.run.records import names_in, read_record, sync, write_record, write_text
+from trainer.run.records import make_directory, names_in, read_record, sync, write_record, write_text
+from trainer.run.retention import Retention, Saved
 
 log = logging.getLogger(__name__)
 MANIFEST = re.compile(r"ckpt-(\d+)\.manifest\.json")
@@ -48,6 +49,8 @@ class Manifest:
     created: float
     final: bool = False
     """Whether the weights are what `fit` has made of them at the end of the training."""
+    loss: float | None = None
+    """The training loss as it was last shown by then, None where nobody knows it."""
 
     @classmethod
     def read(cls, path: Path) -> Manifest | None:
@@ -56,7 +59,8 @@ class Manifest:
         if record is None:
             return None
         try:
-            return cls(**record)
+            known = {field.name for field in dataclasses.fields(cls)}
+            return cls(**{key: value for key, value in record.items() if key in known})
         except TypeError as error:
             raise ValueError(f"{path} is no manifest: {error}") from error
 
@@ -147,7 +151,14 @@ class Catalogue:
             raise OSError(errno.ENOSPC, text)
 
     def write_manifest(
-        self, step: int, epoch: int, tensorflow: str, *, replacement: bool = False, final: bool = False
+        self,
+        step: int,
+        epoch: int,
+        tensorflow: str,
+        *,
+        replacement: bool = False,
+        final: bool = False,
+        loss: float | None = None,
     ) -> None:
         """Make the files that TensorFlow has written a checkpoint that counts, or a complete replacement of one.
 
@@ -170,6 +181,7 @@ class Catalogue:
             tensorflow=tensorflow,
             created=time.time(),
             final=final,
+            loss=loss,
         )
         write_record(self.manifest(step, replacement=replacement), dataclasses.asdict(manifest))
 
@@ -209,10 +221,54 @@ class Catalogue:
             else:
                 path.unlink(missing_ok=True)
 
-    def prune(self, kept: int) -> None:
-        """Remove the oldest checkpoints, with what was set aside at their steps, and all that never was one."""
-        for step in self.steps()[:-kept]:
-            self.remove(step, set_aside_too=True)
+    def adopt(self, other: Catalogue, step: int) -> None:
+        """Take a checkpoint of another run as one's own; the files are shared where the file system can do that.
+
+        Nobody writes to a checkpoint's files once it counts, and to remove one takes its name away.
+        """
+        manifest = Manifest.read(other.manifest(step))
+        if manifest is None:
+            raise FileNotFoundError(errno.ENOENT, "the checkpoint is gone", str(other.manifest(step)))
+        make_directory(self.path)
+        self.remove(step)
+        for name in manifest.files:
+            try:
+                os.link(other.path / name, self.path / name)
+            except OSError:
+                shutil.copyfile(other.path / name, self.path / name)
+        self.write_manifest(step, 0, manifest.tensorflow, loss=manifest.loss)
+
+    def saved(self) -> list[Saved]:
+        """Return what is known of each checkpoint that counts, oldest first."""
+        found = []
+        for step in self.steps():
+            manifest = Manifest.read(self.manifest(step))
+            if manifest is None:
+                continue  # it has gone meanwhile
+            size = sum(manifest.files.values())
+            found.append(Saved(step, manifest.created, size, manifest.loss, self.evaluation(step)))
+        return found
+
+    def evaluation(self, step: int) -> dict[str, float] | None:
+        """Return the metrics of a checkpoint's evaluation, or None."""
+        try:
+            return (read_record(self._evaluation(step)) or {}).get("metrics")
+        except ValueError as error:
+            log.warning("%s: going on as if nobody had evaluated it", error)
+            return None
+
+    def write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep what an evaluation of a checkpoint gave for as long as the checkpoint is kept."""
+        write_record(self._evaluation(step), {"step": step, "metrics": dict(metrics)})
+
+    def _evaluation(self, step: int) -> Path:
+        return Path(f"{self.prefix(step)}.evaluation.json")
+
+    def prune(self, rules: Retention) -> None:
+        """Remove what the rules keep not, with what was set aside at those steps, and all that never was one."""
+        for step, reasons in rules.reasons(self.saved()).items():
+            if not reasons:
+                self.remove(step, set_aside_too=True)
         self.remove_orphans()
 
     def remove_orphans(self) -> None:

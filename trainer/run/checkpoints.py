@@ -27,6 +27,7 @@ from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, LostLease, check_lease
 from trainer.run.records import make_directory
+from trainer.run.retention import Retention
 from trainer.variables import bytes_of, variables_of
 
 log = logging.getLogger(__name__)
@@ -74,10 +75,12 @@ class Checkpoints:
         lease: Lease | None = None,
         saved: Callable[[int, float, str | None], None] = lambda step, seconds, error: None,
         set_aside: Callable[[str], None] = lambda message: None,
+        loss: Callable[[], float | None] = lambda: None,
     ) -> None:
         """`saved` is told of each save that ends: its step, how long it took, and what went wrong.
 
-        It is called by the thread that writes. `set_aside` is told of each bad checkpoint that a restore finds.
+        It is called by the thread that writes. `set_aside` is told of each bad checkpoint that a restore finds. `loss`
+        says what the training loss is.
         """
         import tensorflow as tf
 
@@ -90,7 +93,8 @@ class Checkpoints:
         self._tell_set_aside = set_aside
         self._checkpoint = tf.train.Checkpoint(model=model, step=step)
         self._step = step
-        self._kept = config.checkpoints_kept
+        self._kept = Retention.of(config)
+        self._loss = loss
         self._limit = config.storage_timeout_seconds
         self._remote = "/job:ps/" in step.device
         io_device = COORDINATOR if config.local_run_dir and self._remote else None
@@ -219,8 +223,16 @@ class Checkpoints:
             snapshot = self._current_snapshot()
             # Calls in flight go on counting: the copies are of the step that is copied with them.
             step, write = snapshot.take(), snapshot.write
-        first_bytes = self._first_bytes()
-        save = partial(self._save, step, write, began, replaces=self.has(step), final=final, first_bytes=first_bytes)
+        save = partial(
+            self._save,
+            step,
+            write,
+            began,
+            replaces=self.has(step),
+            final=final,
+            first_bytes=self._first_bytes(),
+            loss=self._loss(),
+        )
         self._saving = Saving(step, began, in_thread("save", save) if self._remote else ended(save))
         return self._saving.end
 
@@ -257,6 +269,7 @@ class Checkpoints:
         replaces: bool,
         final: bool,
         first_bytes: int,
+        loss: float | None,
     ) -> int:
         """Write ckpt-<step> with its manifest, and tell how that ended; returns the step, raises SaveFailed.
 
@@ -274,7 +287,7 @@ class Checkpoints:
             write(catalogue.prefix(step, replacement=replaces))
             check_lease(self._lease)
             epoch = self._lease.epoch if self._lease else 0
-            catalogue.write_manifest(step, epoch, self._tf.__version__, replacement=replaces, final=final)
+            catalogue.write_manifest(step, epoch, self._tf.__version__, replacement=replaces, final=final, loss=loss)
             catalogue.finish_replacements()
         except Exception as error:
             why = first_line(error)
@@ -290,7 +303,7 @@ class Checkpoints:
         try:
             catalogue.prune(self._kept)
             catalogue.list_for_tensorflow()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             log.error("cannot remove old checkpoints: %s", error)
         return step
 

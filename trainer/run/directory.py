@@ -61,9 +61,8 @@ class RunDirectory:
 
     def claim(self, config: Config) -> None:
         """Remember the run's program, or raise UserError when the run belongs to another one."""
-        record = self.read_claim(config.program)
-        created = record["created"] if record is not None else time.time()
-        write_record(self.settings, {"program": config.program, "created": created, "settings": config.as_dict()})
+        record = self.read_claim(config.program) or {"created": time.time()}
+        write_record(self.settings, {**record, "program": config.program, "settings": config.as_dict()})
 
     def set_damaged_records_aside(self) -> None:
         """Rename the damaged records that a run can do without: only the lease's holder may."""

@@ -148,5 +148,5 @@ class Evaluator:
             log.warning("skipping step %d: %s", step, wrong)
             return False
         results = self._model.evaluate(self._dataset, verbose=0, return_dict=True)
-        self._results.publish(step, fetch_numbers(results), time.monotonic() - started, saved)
+        self._results.publish(step, fetch_numbers(results), time.monotonic() - started, saved, checkpointed=True)
         return True

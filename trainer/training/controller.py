@@ -85,6 +85,7 @@ class Controller:
             lease=lease,
             saved=self._saved,
             set_aside=lambda message: progress.events.write("checkpoint-set-aside", message=message),
+            loss=self._loss,
         )
         self.step = 0
         """The step that was read last; calls in flight may have gone on since."""
@@ -153,6 +154,10 @@ class Controller:
         log.info("attached to the variables on the ps, at step %d", int(self._runner.step.numpy()))
         self._checkpoints.skip_restore(newest)
         return True
+
+    def _loss(self) -> float | None:
+        """Return the training loss since it was last shown, None before the first call has ended."""
+        return fetch_numbers(self.outputs).get("loss") if self._outputs is not None else None
 
     @property
     def done(self) -> bool:
@@ -424,6 +429,9 @@ class Controller:
         (done,) = self._runner.agree([int(self._progress.leads and self._evaluated == self.step)])
         if done:
             return {}
+        kept = bool(self._config.checkpoints_kept_best)
+        if kept:
+            self.save(wait=False)  # that of a step without a checkpoint could not be kept
         self._progress.enter(RunState.TRAINING, "evaluating")
         started = time.monotonic()
         with self._phases.during(Phase.EVALUATING):
@@ -431,7 +439,7 @@ class Controller:
         self._evaluated = self.step
         if self._progress.leads:
             self._results = self._results or Results(self._directory, self._progress.post)
-            self._results.publish(self.step, metrics, time.monotonic() - started)
+            self._results.publish(self.step, metrics, time.monotonic() - started, checkpointed=kept)
             self._progress.events.write("evaluated", seconds=time.monotonic() - started, message=f"step {self.step}")
         self._progress.enter(RunState.TRAINING)
         # Evaluating is no training: the speed that is shown next leaves it out.

@@ -38,15 +38,29 @@ class Results:
     def __init__(self, directory: RunDirectory, post: Callable[[Callable[[], None]], object] = at_once) -> None:
         """`post` says on which thread they are written."""
         self._record = directory.evaluation
+        self._catalogue = directory.catalogue
         self._events = EventWriter(directory.eval_events)
         self._post = post
 
-    def publish(self, step: int, metrics: dict[str, float], seconds: float, saved: int | None = None) -> None:
-        """Publish the metrics of the model at a step, whose evaluation took so long; `saved`: its checkpoint's time."""
+    def publish(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        seconds: float,
+        saved: int | None = None,
+        *,
+        checkpointed: bool = False,
+    ) -> None:
+        """Publish the metrics of the model at a step, whose evaluation took so long.
+
+        `saved` is its checkpoint's time; `checkpointed` says that there is one of this step, or will be soon.
+        """
         now = time.time()
         self._post(partial(self._events.write, step, metrics, now))
         record = {"step": step, "metrics": metrics, "updated": now} | ({} if saved is None else {"saved": saved})
         self._post(partial(write_record, self._record, record))
+        if checkpointed:
+            self._post(partial(self._catalogue.write_evaluation, step, metrics))
         log.info("evaluated step %d in %.1f s: %s", step, seconds, numbers(metrics))
 
 

@@ -1,0 +1,144 @@
+"""A run that begins from a checkpoint of another, and the list of a run's checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer.__main__ import main
+from trainer.config import Config, ConfigError
+from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
+from trainer.run.branch import begin_from
+from trainer.run.directory import RunDirectory
+from trainer.run.records import read_record
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> RunDirectory:
+    """Return a run with checkpoints of steps 10, 20 and 30."""
+    directory = RunDirectory(tmp_path, "old")
+    directory.claim(Config(program="p:P", run="old", shared_dir=str(tmp_path), checkpoints_kept_best=1))
+    directory.checkpoints.mkdir()
+    for step in (10, 20, 30):
+        save(directory, step, loss=1 / step)
+    return directory
+
+
+def save(directory: RunDirectory, step: int, loss: float | None = None) -> None:
+    for ending in (".index", ".data-00000-of-00001"):
+        Path(directory.catalogue.prefix(step) + ending).write_text(f"{directory.run} {step}{ending}")
+    directory.catalogue.write_manifest(step, 3, "2.21.0", loss=loss)
+
+
+def test_a_new_run_has_the_checkpoint_and_the_program(old: RunDirectory, tmp_path: Path) -> None:
+    assert begin_from(tmp_path, "new", "old@20")
+    new = RunDirectory(tmp_path, "new")
+    assert new.catalogue.steps() == [20]
+    assert new.catalogue.check(20) == ""
+    assert (new.checkpoints / "ckpt-20.index").read_text() == "old 20.index"
+    record = read_record(new.settings)
+    assert record is not None
+    assert (record["program"], record["from"]) == ("p:P", "old@20")
+    assert old.catalogue.steps() == [10, 20, 30]
+
+
+def test_the_new_run_outlives_the_checkpoint_of_the_other(old: RunDirectory, tmp_path: Path) -> None:
+    begin_from(tmp_path, "new", "old@20")
+    old.catalogue.remove(20)
+    save(old, 20)
+    assert RunDirectory(tmp_path, "new").catalogue.check(20) == ""
+
+
+def test_where_files_can_not_be_shared_they_are_copied(
+    old: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    begin_from(tmp_path, "new", "old@30")
+    assert RunDirectory(tmp_path, "new").catalogue.check(30) == ""
+
+
+def test_a_coordinator_keeps_in_mind_where_the_run_began(old: RunDirectory, tmp_path: Path) -> None:
+    begin_from(tmp_path, "new", "old@20")
+    RunDirectory(tmp_path, "new").claim(Config(program="p:P", run="new", shared_dir=str(tmp_path)))
+    record = read_record(RunDirectory(tmp_path, "new").settings)
+    assert record is not None
+    assert record["from"] == "old@20"
+    assert record["settings"]["run"] == "new"
+
+
+def test_what_was_begun_is_not_begun_again(old: RunDirectory, tmp_path: Path) -> None:
+    begin_from(tmp_path, "new", "old@20")
+    new = RunDirectory(tmp_path, "new")
+    save(new, 40)
+    assert not begin_from(tmp_path, "new", "old@20")
+    assert new.catalogue.steps() == [20, 40]
+
+
+def test_a_begin_that_was_interrupted_is_finished(old: RunDirectory, tmp_path: Path) -> None:
+    new = RunDirectory(tmp_path, "new")
+    new.catalogue.adopt(old.catalogue, 20)
+    assert begin_from(tmp_path, "new", "old@20", "q:Q")
+    assert (read_record(new.settings) or {})["program"] == "q:Q"
+
+
+@pytest.mark.parametrize(
+    ("run", "source", "expected"),
+    [
+        ("new", "old", "expected RUN@STEP, such as digits-1@2000"),
+        ("new", "old@x", "expected RUN@STEP"),
+        ("new", "other@10", "there is no run other in .*; the runs are old"),
+        ("new", "old@15", "has no checkpoint of step 15; it has 10, 20, 30"),
+        ("old", "old@10", "run old is there already and did not begin from old@10"),
+    ],
+)
+def test_what_can_not_be_begun_is_refused(
+    old: RunDirectory, tmp_path: Path, run: str, source: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        begin_from(tmp_path, run, source)
+    assert not (tmp_path / "runs" / "new" / "run.json").exists()
+
+
+def test_a_bad_checkpoint_is_refused(old: RunDirectory, tmp_path: Path) -> None:
+    (old.checkpoints / "ckpt-20.index").write_text("something")
+    with pytest.raises(ConfigError, match=r"that checkpoint is bad, ckpt-20\.index has 9 bytes instead of"):
+        begin_from(tmp_path, "new", "old@20")
+
+
+def test_checkpoints_are_listed_with_why_they_are_kept(old: RunDirectory) -> None:
+    old.catalogue.write_evaluation(10, {"loss": 0.5, "accuracy": 0.75})
+    first, _, last = read_checkpoints(old)
+    assert time.time() - first.pop("created") < 60
+    evaluation = {"loss": 0.5, "accuracy": 0.75}
+    assert first == {"step": 10, "size": 38, "loss": 0.1, "evaluation": evaluation, "kept": ["newest", "best"]}
+    assert last["kept"] == ["newest", "sound"]
+    head, row, *_ = describe_checkpoints(read_checkpoints(old)).splitlines()
+    assert head.split("  ")[0] == "STEP"
+    assert row.split()[0] == "10"
+    assert row.endswith("0.1            loss 0.5, accuracy 0.75  newest, best")
+
+
+def test_a_run_whose_settings_are_damaged_is_listed_all_the_same(old: RunDirectory) -> None:
+    old.settings.write_text("{")
+    assert [(each["step"], each["kept"]) for each in read_checkpoints(old)] == [(10, []), (20, []), (30, [])]
+
+
+def test_the_commands(old: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = ["--shared-dir", str(tmp_path)]
+    assert main(["begin", "--run", "new", "--from", "old@20", *shared], {}) == 0
+    assert capsys.readouterr().out == "run new begins from old@20\n"
+    assert main(["checkpoints", "--run", "new", "--json", *shared], {}) == 0
+    assert [each["step"] for each in json.loads(capsys.readouterr().out)] == [20]
+    assert main(["status", "--run", "new", *shared], {}) == 0
+    assert "begun from  old@20\n" in capsys.readouterr().out
+    assert main(["checkpoints", "--run", "no-such", *shared], {}) == 78
+    assert "there is no run no-such" in capsys.readouterr().err
+    assert main(["begin", "--from", "old@20", *shared], {}) == 78
+    assert "name the new run with --run NAME" in capsys.readouterr().err

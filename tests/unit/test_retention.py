@@ -1,0 +1,69 @@
+"""Which checkpoints the rules keep, and why."""
+
+from __future__ import annotations
+
+import math
+
+from trainer.config import Config
+from trainer.run.retention import HOUR, Retention, Saved
+
+
+def saved(*steps: int, every: float = HOUR / 2, **more: object) -> list[Saved]:
+    """Return checkpoints of these steps, saved at equal intervals."""
+    return [Saved(step, 1000 + number * every, **more) for number, step in enumerate(steps)]  # type: ignore[arg-type]
+
+
+def kept(rules: Retention, found: list[Saved]) -> dict[int, list[str]]:
+    return {step: why for step, why in rules.reasons(found).items() if why}
+
+
+def test_the_newest_are_kept() -> None:
+    assert kept(Retention(3), saved(10, 20, 30, 40)) == {20: ["newest"], 30: ["newest"], 40: ["newest"]}
+    assert kept(Retention(3), saved(10)) == {10: ["newest"]}
+
+
+def test_the_best_by_a_metric_are_kept_besides() -> None:
+    found = [
+        Saved(10, 1, evaluation={"loss": 0.5, "accuracy": 0.7}),
+        Saved(20, 2, evaluation={"loss": 0.1, "accuracy": 0.9}),
+        Saved(30, 3, evaluation={"loss": 0.2, "accuracy": 0.95}),
+        Saved(40, 4, evaluation={"loss": math.nan, "accuracy": math.nan}),
+        Saved(50, 5),
+    ]
+    assert kept(Retention(1, best=1), found) == {20: ["best"], 50: ["newest"]}
+    assert kept(Retention(1, best=2, metric="accuracy", mode="max"), found) == {
+        20: ["best"],
+        30: ["best"],
+        50: ["newest"],
+    }
+    assert kept(Retention(1, best=2, metric="auc"), found) == {50: ["newest"]}
+
+
+def test_of_equally_good_ones_the_later_is_kept() -> None:
+    found = saved(10, 20, 30, evaluation={"loss": 0.5})
+    assert kept(Retention(1, best=1), found) == {30: ["newest", "best"]}
+
+
+def test_one_every_so_many_hours_is_kept_whenever_the_rules_are_asked() -> None:
+    rules, there = Retention(1, hours=2), []
+    for each in saved(*range(1, 14)):  # 6 hours
+        there = [one for one in [*there, each] if rules.reasons([*there, each])[one.step]]
+    assert [one.step for one in there] == [1, 5, 9, 13]
+
+
+def test_a_run_whose_loss_became_nan_keeps_two_from_before() -> None:
+    losses = [0.3, 0.2, 0.1, math.nan, math.inf, None, math.nan]
+    found = [Saved(10 * number, number, loss=loss) for number, loss in enumerate(losses)]
+    assert kept(Retention(3), found) == {10: ["sound"], 20: ["sound"], 40: ["newest"], 50: ["newest"], 60: ["newest"]}
+
+
+def test_rules_are_the_settings() -> None:
+    config = Config(
+        program="a:B",
+        checkpoints_kept=4,
+        checkpoints_kept_best=2,
+        checkpoints_best_metric="accuracy",
+        checkpoints_best_mode="max",
+        checkpoints_kept_hours=6,
+    )
+    assert Retention.of(config) == Retention(4, 2, "accuracy", "max", 6)

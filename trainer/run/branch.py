@@ -1,0 +1,43 @@
+"""A new run that begins from a checkpoint of another: step, weights and optimizer. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from trainer.config import SOURCE, ConfigError
+from trainer.run.directory import RunDirectory, run_directories
+from trainer.run.records import read_record, write_record
+
+
+def begin_from(shared_dir: Path, run: str, source: str, program: str | None = None) -> bool:
+    """Make the run `run` with the checkpoint that `source`, RUN@STEP, names; returns False when that was done before.
+
+    The new run keeps the program of the other, or gets `program`. The other stays as it is. Raises ConfigError.
+    """
+    found = SOURCE.fullmatch(source)
+    if found is None:
+        raise ConfigError(f"--from {source!r}: expected RUN@STEP, such as digits-1@2000; `checkpoints` lists them")
+    old, new, step = RunDirectory(shared_dir, found["run"]), RunDirectory(shared_dir, run), int(found["step"])
+    try:
+        there, record = read_record(new.settings), read_record(old.settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if there is not None and there.get("from") == source:
+        return False
+    if there is not None or [each for each in new.catalogue.steps() if each != step]:
+        raise ConfigError(f"run {run} is there already and did not begin from {source}: choose another --run NAME")
+    if record is None:
+        names = ", ".join(each.run for each in run_directories(shared_dir)) or "none"
+        raise ConfigError(f"--from {source}: there is no run {old.run} in {shared_dir}; the runs are {names}")
+    steps = old.catalogue.steps()
+    if step not in steps:
+        listed = ", ".join(map(str, steps)) or "none"
+        raise ConfigError(f"--from {source}: run {old.run} has no checkpoint of step {step}; it has {listed}")
+    if wrong := old.catalogue.check(step):
+        raise ConfigError(f"--from {source}: that checkpoint is bad, {wrong}: choose another one")
+    new.catalogue.adopt(old.catalogue, step)
+    # Last: a run without this record is begun anew.
+    began = {"program": program or record["program"], "created": time.time(), "from": source}
+    write_record(new.settings, began)
+    return True

@@ -1,0 +1,78 @@
+"""Which checkpoints of a run are kept, and why: a pure function of what is known of each. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from trainer.config import Config
+
+HOUR = 3600.0
+# The weights may have become NaN in the very step whose loss was still a number.
+SOUND = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What is known of a checkpoint that counts."""
+
+    step: int
+    created: float
+    """Seconds since 1970."""
+    size: int = 0
+    """Bytes."""
+    loss: float | None = None
+    """The training loss when it was saved, None where nobody knows it."""
+    evaluation: Mapping[str, float] | None = None
+    """The metrics of its evaluation, None without any."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """The rules; a checkpoint that none of them keeps is removed."""
+
+    newest: int
+    best: int = 0
+    metric: str = "loss"
+    mode: str = "min"
+    hours: float = 0.0
+
+    @classmethod
+    def of(cls, config: Config) -> Retention:
+        return cls(
+            config.checkpoints_kept,
+            config.checkpoints_kept_best,
+            config.checkpoints_best_metric,
+            config.checkpoints_best_mode,
+            config.checkpoints_kept_hours,
+        )
+
+    def reasons(self, saved: Sequence[Saved]) -> dict[int, list[str]]:
+        """Say why each checkpoint is kept, by its step; `saved` has the oldest first. No reason: it can go."""
+        reasons: dict[int, list[str]] = {each.step: [] for each in saved}
+        for each in saved[-self.newest :]:
+            reasons[each.step].append("newest")
+        for step in self._best(saved):
+            reasons[step].append("best")
+        for step in self._spaced(saved):
+            reasons[step].append("hours")
+        # Else a run whose loss became NaN would soon have no other checkpoints.
+        for each in [each for each in saved if each.loss is not None and math.isfinite(each.loss)][-SOUND:]:
+            reasons[each.step].append("sound")
+        return reasons
+
+    def _best(self, saved: Sequence[Saved]) -> list[int]:
+        """Return the steps with the best evaluations; of equal ones the later."""
+        sign = 1 if self.mode == "min" else -1
+        found = {each.step: (each.evaluation or {}).get(self.metric, math.nan) for each in saved}
+        ranked = sorted((sign * value, -step) for step, value in found.items() if math.isfinite(value))
+        return [-step for _, step in ranked[: self.best]]
+
+    def _spaced(self, saved: Sequence[Saved]) -> list[int]:
+        """Return the first step, and each that was saved so many hours after the one before of these."""
+        found: list[Saved] = []
+        for each in saved if self.hours else ():
+            if not found or each.created - found[-1].created >= self.hours * HOUR:
+                found.append(each)
+        return [each.step for each in found]
