@@ -91,6 +91,7 @@ class Config:
     checkpoints_best_metric: str = "loss"
     checkpoints_best_mode: str = "min"
     checkpoints_kept_hours: float = 0.0
+    initial_weights: str = ""
     partitioner: str = "min_size"
     partitioner_min_bytes: int = 256 * 1024
     partitioner_max_bytes: int = 64 * 1024 * 1024
@@ -225,6 +226,10 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "checkpoints_best_metric": (lambda value: value != "", "must name a metric of the evaluation, such as loss"),
     "checkpoints_best_mode": (lambda value: value in MODES, f"must be one of {', '.join(MODES)}"),
     "checkpoints_kept_hours": (lambda value: value >= 0, "must be 0 (none besides) or more"),
+    "initial_weights": (
+        lambda value: value == "" or SOURCE.fullmatch(value) is not None or Path(value).is_absolute(),
+        "must be empty, RUN@STEP, or an absolute path that the coordinator's host sees",
+    ),
     "partitioner": (lambda value: value in PARTITIONERS, f"must be one of {', '.join(PARTITIONERS)}"),
     "partitioner_min_bytes": (lambda value: value >= 1, "must be at least 1"),
     "partitioner_max_bytes": (lambda value: value >= 1, "must be at least 1"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -10,14 +11,18 @@ from trainer.runtime import prepare_tensorflow
 prepare_tensorflow()
 
 import beginnings  # noqa: E402
+import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from trainer.failures import UserError  # noqa: E402
 from trainer.reporting.checkpoints import read_checkpoints  # noqa: E402
+from trainer.reporting.events import read_events  # noqa: E402
 from trainer.run.branch import begin_from  # noqa: E402
 from trainer.run.directory import RunDirectory  # noqa: E402
 from trainer.testing import train  # noqa: E402
 
 SHARED = Path(tempfile.mkdtemp())
+SPLIT = {"partitioner_min_bytes": 256, "evaluation": "none", "steps_per_execution": 1}
 
 
 def run(program, name, steps, **settings):
@@ -45,5 +50,59 @@ def branch():
     return [directory.catalogue.steps(), float(value(directory, 12, "count"))]
 
 
-print(json.dumps({"kept": kept(), "branch": branch()}), flush=True)
+def table_of(directory, step):
+    return value(directory, step, "layer_with_weights-0/embeddings")
+
+
+def began_with(directory, table):
+    """Say whether the first checkpoint has the table, and what the run's event told."""
+    told = [event for event in read_events(directory.event_log, 100) if event["event"] == "initial-weights"]
+    return [directory.catalogue.steps()[0], bool(np.array_equal(table_of(directory, 0), table)), told[-1]["message"]]
+
+
+def weights():
+    source = run(beginnings.Table, "source", 5, **SPLIT)
+    table = table_of(source, 5)
+    whole = beginnings.Table().build_model()
+    tf.train.Checkpoint(model=whole).read(source.catalogue.prefix(5)).expect_partial()
+    files = {"h5": SHARED / "a.h5", "weights_h5": SHARED / "a.weights.h5", "keras": SHARED / "a.keras"}
+    whole.save_weights(str(files["h5"]), save_format="h5")
+    whole.save_weights(str(files["weights_h5"]))
+    whole.save(str(files["keras"]))
+    tf.keras.models.save_model(whole, str(SHARED / "saved"), save_format="tf")
+    sources = {**files, "saved_model": SHARED / "saved", "export": source.export, "run": "source@5"}
+    sources["checkpoint"] = source.catalogue.prefix(5)
+    said = {
+        kind: began_with(run(beginnings.Table, f"from-{kind}", 1, initial_weights=str(where), **SPLIT), table)
+        for kind, where in sources.items()
+    }
+    unnamed = run(beginnings.Table(named=False), "unnamed", 1, initial_weights="source@5", **SPLIT)
+    said["unnamed"] = began_with(unnamed, table)
+    other = run(beginnings.Table(score=2), "other", 1, initial_weights="source@5", **SPLIT)
+    said["other_head"] = began_with(other, table)
+    averaged = run(beginnings.Table(ema=True), "averaged", 1, initial_weights="source@5", **SPLIT)
+    reader = tf.train.load_checkpoint(averaged.catalogue.prefix(0))
+    averages = [
+        reader.get_tensor(key) for key, shape in reader.get_variable_to_shape_map().items() if shape == [64, 16]
+    ]
+    said["averages"] = [bool(np.array_equal(each, table)) for each in averages]
+    said["nothing_fits"] = refused(beginnings.Valley, "valley", initial_weights="source@5")
+    said["no_such_step"] = refused(beginnings.Table, "none", initial_weights="source@7")
+    said["no_such_file"] = refused(beginnings.Table, "none", initial_weights="/no/such.h5")
+    # Nothing is read again when the run goes on: what it began with may be gone.
+    shutil.rmtree(source.path)
+    went_on = run(beginnings.Table, "from-run", 3, initial_weights="source@5", **SPLIT)
+    said["went_on"] = went_on.catalogue.newest()
+    return said
+
+
+def refused(program, name, **settings):
+    try:
+        run(program, name, 1, **{**SPLIT, **settings})
+    except UserError as error:
+        return str(error)
+    return "not refused"
+
+
+print(json.dumps({"kept": kept(), "branch": branch(), "weights": weights()}), flush=True)
 os._exit(0)

@@ -30,3 +30,48 @@ def test_the_best_the_newest_and_two_from_before_the_nan_are_kept(found: dict[st
 
 def test_a_run_that_begins_from_a_checkpoint_goes_on_at_its_step(found: dict[str, Any]) -> None:
     assert found["branch"] == [[10, 12], 12.0]
+
+
+@pytest.mark.parametrize("kind", ["run", "checkpoint", "h5", "weights_h5", "keras", "saved_model", "export"])
+def test_initial_weights_are_read_from(kind: str, found: dict[str, Any]) -> None:
+    first, is_equal, told = found["weights"][kind]
+    assert (first, is_equal) == (0, True)
+    assert told.startswith("initial weights: 3 of 3 variables read from ")
+    assert ";" not in told
+
+
+def test_layers_without_names_are_found_by_their_place(found: dict[str, Any]) -> None:
+    _, is_equal, told = found["weights"]["unnamed"]
+    assert is_equal
+    assert told.endswith("; by their place: dense/kernel from score/kernel, dense/bias from score/bias")
+
+
+def test_what_does_not_fit_is_told_and_keeps_its_own_values(found: dict[str, Any]) -> None:
+    _, is_equal, told = found["weights"]["other_head"]
+    assert is_equal
+    assert "1 of 3 variables read from source@5" in told
+    assert "; not there: score/kernel (16, 2), score/bias (2,)" in told
+    assert "; not used: score/bias (1,), score/kernel (16, 1)" in told
+
+
+def test_averages_of_weights_begin_with_those_that_were_read(found: dict[str, Any]) -> None:
+    assert len(found["weights"]["averages"]) >= 2
+    assert sum(found["weights"]["averages"]) == 2  # the table and its average; a momentum is none
+
+
+def test_a_run_that_goes_on_reads_nothing_again(found: dict[str, Any]) -> None:
+    assert found["weights"]["went_on"] == 3
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("nothing_fits", "0 of 1 variables read from source@5; not there: count ()"),
+        ("no_such_step", "initial_weights: run source has no checkpoint of step 7; it has 5"),
+        ("no_such_file", "initial_weights: there is nothing to read at /no/such.h5: name a checkpoint as RUN@STEP"),
+    ],
+)
+def test_what_can_not_be_read_ends_the_run_before_its_first_step(
+    case: str, expected: str, found: dict[str, Any]
+) -> None:
+    assert expected in found["weights"][case]

@@ -8,6 +8,7 @@ import inspect
 import textwrap
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,9 +25,12 @@ from trainer.training.tf_internals import (
     PartialHandler,
     context_id,
     delete_executor,
+    full_names,
     is_recovering,
+    moving_averages,
     resource_names,
     stop_cluster,
+    whole_of,
     worker_type_spec,
 )
 
@@ -226,3 +230,21 @@ def test_a_variable_is_found_by_the_name_in_its_handle() -> None:
 def test_a_context_keeps_its_number() -> None:
     # test_handover.py closes contexts by the numbers that they have in a cluster.
     assert context_id() == context_id() != 0
+
+
+def test_a_shard_knows_its_whole() -> None:
+    shards = [tf.Variable([1.0]), tf.Variable([2.0])]
+    assert whole_of(shards[0]) is None
+    whole = tf.__internal__.distribute.ShardedVariable(shards)
+    assert [whole_of(shard) for shard in shards] == [whole, whole]
+
+
+def test_a_checkpoint_has_the_names_of_its_variables(tmp_path: Path) -> None:
+    prefix = tf.train.Checkpoint(one=tf.Variable(1.0, name="here")).write(str(tmp_path / "ckpt"))
+    assert full_names(tf.train.load_checkpoint(prefix)) == {"one/.ATTRIBUTES/VARIABLE_VALUE": "here"}
+
+
+def test_averages_are_in_the_order_of_the_weights() -> None:
+    optimizer = tf.keras.optimizers.SGD(use_ema=True)
+    optimizer.build([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
+    assert [average.numpy().tolist() for average in moving_averages(optimizer)] == [[1.0, 2.0], [3.0]]

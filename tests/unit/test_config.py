@@ -61,6 +61,7 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
         ("checkpoints_best_metric", "", "checkpoints_best_metric: must name a metric of the evaluation"),
         ("checkpoints_best_mode", "most", "checkpoints_best_mode: must be one of min, max, not 'most'"),
         ("checkpoints_kept_hours", -1, "checkpoints_kept_hours: must be 0 (none besides) or more, not -1"),
+        ("initial_weights", "weights.h5", "initial_weights: must be empty, RUN@STEP, or an absolute path"),
         ("run", "a/b", "run: is the name of a directory"),
         ("run", "..", "run: is the name of a directory"),
         ("run", "", "run: is the name of a directory"),

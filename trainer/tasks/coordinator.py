@@ -285,6 +285,7 @@ class Training:
         from trainer.training.evaluation import make_evaluation
         from trainer.training.fit import train_with_fit
         from trainer.training.handover import Handover
+        from trainer.training.initial_weights import read_initial_weights
         from trainer.training.loop import train_with_loop
         from trainer.training.placement import report_placement
         from trainer.training.step_runner import LocalStepRunner, RemoteStepRunner, StepRunner
@@ -308,6 +309,7 @@ class Training:
             runner = LocalStepRunner(config, program, strategy)
         self._runner = runner
         evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)
+        read_weights = partial(read_initial_weights, config, program, runner)
         controller = Controller(
             config,
             runner,
@@ -321,6 +323,7 @@ class Training:
             began=began,
             lease=self._lease,
             handover=self._handover,
+            read_initial_weights=read_weights if config.initial_weights else None,
         )
         self._controller = controller
         with self._phases.during(Phase.RESTORING):

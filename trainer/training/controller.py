@@ -52,11 +52,13 @@ class Controller:
         began: float = 0.0,
         lease: Lease | None = None,
         handover: Handover | None = None,
+        read_initial_weights: Callable[[], str] | None = None,
     ) -> None:
         """Take what trains, where it is recorded, and who is asked what is due.
 
         `members` knows of members that are gone or back. `began` (of time.monotonic) is when the time without training
         began that ends with the first call. `handover` has what an earlier coordinator left on the ps.
+        `read_initial_weights` gives a new run the weights that it begins with, and tells which.
         """
         self._config = config
         self._runner = runner
@@ -67,6 +69,7 @@ class Controller:
         self._phases = phases
         self._members = members
         self._handover = handover
+        self._read_initial_weights = read_initial_weights
         self._began = began
         self._in_step = config.strategy != "parameter_server"
         self._schedule: Schedule
@@ -128,6 +131,10 @@ class Controller:
             (agreed,) = runner.agree([-1 if saved is None else saved])
             if agreed >= 0 and saved is None:
                 checkpoints.read(agreed)
+        if not attached and agreed < 0 and self._read_initial_weights is not None:
+            self._progress.events.write("initial-weights", message=self._read_initial_weights())
+            checkpoints.prepare()
+            checkpoints.save_and_wait()  # from which a recovery takes them, wherever they came from
         self.step = int(runner.step.numpy())
         self._ended_epoch = self.step > 0 and self.step % self.epoch_steps == 0
         if self._evaluated != self.step:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.data.util import structure
 from tensorflow.python.distribute.coordinator import cluster_coordinator
@@ -29,6 +30,7 @@ POLL_SECONDS = 0.05
 WAIT_SECONDS = 1.0
 DEATHS = 3  # of workers in a row, which are a call's fault
 CONFIRM_SECONDS = 3.0  # until the heartbeat has heard that a process ended
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 RESOURCE_HANDLE = b"\x72"  # the tag of TensorProto.resource_handle_val, whose length and bytes the content is
 
 
@@ -250,6 +252,20 @@ def whole_of(variable: Any) -> Any:
     """Return the split variable that this one is a shard of, or None."""
     container = getattr(variable, "_sharded_container", None)
     return container() if container is not None else None
+
+
+def moving_averages(optimizer: Any) -> list[Any]:
+    """Return the averages that an optimizer with use_ema keeps, in the order of the weights that it trains."""
+    averages: list[Any] = optimizer._model_variables_moving_average
+    return averages
+
+
+def full_names(reader: Any) -> dict[str, str]:
+    """Return the variables' names by their keys in a checkpoint, as the program had them that saved it."""
+    if not reader.has_tensor(OBJECT_GRAPH):
+        return {}
+    graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(reader.get_tensor(OBJECT_GRAPH))
+    return {each.checkpoint_key: each.full_name for node in graph.nodes for each in node.attributes}
 
 
 def stop_cluster(coordinator: Any) -> None:

@@ -1,4 +1,4 @@
-"""A program whose state is easily told: it counts its steps in a weight."""
+"""Programs whose state is easily told: one that counts its steps in a weight, and one with a table that is split."""
 
 import numpy as np
 import tensorflow as tf
@@ -33,6 +33,29 @@ class Valley:
 
     def train_dataset(self, context):
         return tf.data.Dataset.from_tensors((tf.zeros([1, 1]), tf.fill([1, 1], float(BEST)))).repeat()
+
+    def eval_dataset(self, context):
+        return self.train_dataset(context).take(1)
+
+
+class Table:
+    """A table and a score, both without names of their own where `named` is false."""
+
+    def __init__(self, named=True, score=1, ema=False):
+        self._named, self._score, self._ema = named, score, ema
+
+    def build_model(self):
+        names = ("table", "score") if self._named else (None, None)
+        words = tf.keras.Input((4,), dtype=tf.int64)
+        vectors = tf.keras.layers.Embedding(64, 16, name=names[0])(words)
+        score = tf.keras.layers.Dense(self._score, name=names[1])(tf.reduce_mean(vectors, axis=1))
+        model = tf.keras.Model(words, score)
+        model.compile(optimizer=tf.keras.optimizers.SGD(0.1, use_ema=self._ema), loss="mse")
+        return model
+
+    def train_dataset(self, context):
+        words = np.random.default_rng(1).integers(64, size=(8, 4))
+        return tf.data.Dataset.from_tensors((words, words[:, : self._score].astype(np.float32))).repeat()
 
     def eval_dataset(self, context):
         return self.train_dataset(context).take(1)
