@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, until
 
+from trainer.reporting.events import read_events
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
 from trainer.states import RunState
@@ -24,10 +25,10 @@ SERVERS = ("ps-0", "ps-1", "worker-0")
 class Hosts:
     """A directory for each task, which every process knows by the same path, and systemd's part for the servers."""
 
-    def __init__(self, runs: Runs, path: Path, **settings: object) -> None:
+    def __init__(self, runs: Runs, path: Path, workers: int = 1, servers: int = 2, **settings: object) -> None:
         self._runs = runs
         self._path = path
-        self._jobs = local_cluster(workers=1, servers=2)
+        self._jobs = local_cluster(workers, servers)
         self._settings = path / "run.json"
         own = {"program": "ids:Ids", "run": RUN, "shared_dir": "/proc/self/cwd", "local_run_dir": True, "steps": STEPS}
         often = {"checkpoint_steps": 200, "steps_per_execution": 20, "checkpoints_kept": 30, "evaluation": "none"}
@@ -46,6 +47,10 @@ class Hosts:
         )
         self.processes.setdefault(task, []).append(process)
         return process
+
+    def ship(self, task: str, release: str) -> None:
+        """Have the directory that the task works in be that of a release."""
+        (self.disk(task) / "release.json").write_text(json.dumps({"id": release}))
 
     def disk(self, task: str) -> Path:
         return self._path / task
@@ -102,3 +107,27 @@ def test_servers_that_are_started_for_a_finished_run_end_with_it(runs: Runs, tmp
         hosts.start(task)
     assert [hosts.processes[task][0].wait(3 * MINUTE) for task in ("chief-0", *SERVERS)] == [0, 0, 0, 0]
     assert "the run is finished" in hosts.processes["ps-0"][0].output
+
+
+def test_a_server_of_another_release_is_left_out_until_it_runs_the_right_one(runs: Runs, tmp_path: Path) -> None:
+    """One host missed a release: it has the one before as it comes back."""
+    hosts = Hosts(
+        runs, tmp_path, workers=2, servers=1, steps=10**9, worker_wait_seconds=1, checkpoint_seconds=1, log_seconds=1
+    )
+    for task in ("chief-0", "ps-0", "worker-0", "worker-1"):
+        hosts.disk(task).mkdir()
+        hosts.ship(task, "old" if task == "worker-1" else "new")
+    servers = {task: hosts.start(task) for task in ("ps-0", "worker-0", "worker-1")}
+    chief = hosts.start("chief-0")
+    chief.search(r"worker-1 \(127\S+\): runs release old, and the coordinator new: left out\. .*--limit HOST")
+    chief.search("going on without worker-1")
+    chief.search("step [1-9]")
+    directory = RunDirectory(hosts.disk("chief-0"), RUN)
+    [event] = [found for found in read_events(directory.event_log) if found["event"] == "member-other-release"]
+    assert (event["task"], "runs release old" in event["message"]) == ("worker-1", True)
+    assert [servers[task].code for task in servers] == [None, None, None]
+
+    servers["worker-1"].end()
+    hosts.ship("worker-1", "new")
+    hosts.start("worker-1")
+    chief.search("all 3 other members are there")

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from trainer.cluster import member as rules
-from trainer.cluster.formation import can_do_without, form
-from trainer.cluster.member import Member, State
+from trainer.cluster.formation import can_do_without, describe_missing, form
+from trainer.cluster.member import Event, Member, State
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.failures import UserError
+from trainer.run.release import MEND
 
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1", "c:1"], "ps": ["d:1", "e:1"]}, "chief", 0)
 
@@ -34,6 +35,7 @@ AWAY, CLOSED, SILENT = State.AWAY, State.CLOSED, State.SILENT
         ({"worker-1": AWAY}, False, set(), 0.0, {}, True),
         ({"worker-1": SILENT, "worker-2": AWAY}, False, set(), 0.0, {}, True),
         ({"worker-1": State.GIVEN_UP}, False, set(), 0.0, {}, True),
+        ({"worker-1": State.OTHER_RELEASE}, False, set(), 0.0, {}, True),
         # One that closed a moment ago may be back in another.
         ({"worker-1": CLOSED}, False, set(), 1e6, {}, False),
         ({"worker-1": State.STARTING}, False, set(), 1e6, {}, False),
@@ -87,7 +89,7 @@ class Hears:
 
 
 def take(
-    hears: Hears, tell: Callable[[dict[str, str]], None] = lambda missing: None, **settings: Any
+    hears: Hears, tell: Callable[[dict[str, Member]], None] = lambda missing: None, **settings: Any
 ) -> dict[str, str]:
     return form(config(**settings), CLUSTER, hears, False, (), tell)  # type: ignore[arg-type]
 
@@ -103,7 +105,7 @@ def test_a_process_that_shall_start_anew_is_waited_for() -> None:
     hears.hears(ps_1="p1")
     told: list[list[str]] = []
 
-    def tell(missing: dict[str, str]) -> None:
+    def tell(missing: dict[str, Member]) -> None:
         told.append(sorted(missing))
         if len(told) == 3:
             hears.hears(ps_1="new")
@@ -122,5 +124,18 @@ def test_one_that_does_not_heed_that_is_used_as_it_is() -> None:
 
 
 def test_the_limit_of_waiting_names_who_is_missing() -> None:
-    with pytest.raises(UserError, match=r"member_wait_timeout_seconds\) for ps-0 \(d:1\), ps-1 \(e:1\)"):
+    with pytest.raises(
+        UserError, match=r"member_wait_timeout_seconds\), and no answer from ps-0 \(d:1\), ps-1 \(e:1\)\. "
+    ):
         take(Hears(worker_0="w0", worker_1="w1", worker_2="w2"), member_wait_timeout_seconds=0.2)
+
+
+def test_one_on_another_release_is_named_with_both_and_the_mend() -> None:
+    away = Member("worker-0", "a:1", State.AWAY)
+    other = Member("worker-1", "b:1").held_back(
+        Event.OTHER_RELEASE, 1.0, 1.0, "w1", "runs release old, and mine is new"
+    )
+    assert describe_missing({"worker-0": away}) == "no answer from worker-0 (a:1)"
+    assert describe_missing({"worker-0": away, "worker-1": other}) == (
+        f"no answer from worker-0 (a:1); worker-1 (b:1) runs release old, and mine is new: {MEND}"
+    )

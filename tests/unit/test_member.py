@@ -111,6 +111,33 @@ def test_a_worker_that_ends_again_and_again_is_given_up_for_longer_each_time() -
     assert (lasting.short_lives, lasting.state) == (0, State.CLOSED)
 
 
+def test_a_process_whose_release_is_not_known_yet_is_waited_for() -> None:
+    for member in (WORKER, WORKER.refused(1.0, 1.0).looked_at(1e3)):
+        asked = member.held_back(Event.UNPROVEN, 2e3, 2e3, "one")
+        assert (asked.state, asked.since, asked.is_here(), asked.is_expected) == (State.STARTING, 2e3, False, True)
+        still = asked.held_back(Event.UNPROVEN, 2e3 + 2 * rules.AWAY_SECONDS, 2e3, "one")
+        assert still.looked_at(still.since).is_expected
+        assert still.answered(3e3, 3e3, "one").state is State.SERVING
+
+
+def test_a_process_of_another_release_is_left_out_until_it_is_replaced() -> None:
+    unproven = trained().held_back(Event.UNPROVEN, 101.0, 101.0, "two")
+    assert (unproven.is_lost, unproven.ended) == (True, ("one", 0.0))
+    other = unproven.held_back(Event.OTHER_RELEASE, 102.0, 102.0, "two", "runs release a, and the coordinator b")
+    assert (other.state, other.is_here(), other.is_expected) == (State.OTHER_RELEASE, False, False)
+    assert other.why == "runs release a, and the coordinator b"
+    assert other.left_out().must_restart is None
+    assert other.looked_at(1e6).state is State.OTHER_RELEASE
+    back = other.refused(103.0, 103.0).held_back(Event.UNPROVEN, 104.0, 104.0, "three").answered(105.0, 105.0, "three")
+    assert back.taken(106.0).state is State.TRAINING
+
+
+def test_one_that_was_asked_to_start_anew_has_done_so_as_another_process_of_any_release() -> None:
+    silent = trained().unanswered(105.0, 5.0, TIMEOUT)
+    assert silent.held_back(Event.UNPROVEN, 106.0, 106.0, "one").must_restart == "one"
+    assert silent.held_back(Event.UNPROVEN, 106.0, 106.0, "two").must_restart is None
+
+
 def test_none_is_taken_in_while_one_more_is_gone() -> None:
     assert to_take_in({"a", "b", "c"}, {"a", "b"}, {"a", "c"}) == {"a"}
     assert to_take_in({"a", "b", "c"}, {"a"}, {"a", "c"}) == set()

@@ -14,7 +14,7 @@ import pytest
 from trainer.cluster import membership as module
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.heartbeat import Heartbeat
-from trainer.cluster.member import Member
+from trainer.cluster.member import Event, Member
 from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
@@ -238,3 +238,21 @@ def test_the_next_process_has_nobody_start_anew_and_waits_for_no_worker(watched:
 def test_members_past_using_are_asked_to_start_anew(watched: Watched) -> None:
     watched.membership.leave(past_using=True)
     assert watched.asked == HERE
+
+
+def test_one_on_another_release_is_told_once_a_process(watched: Watched) -> None:
+    trains(watched)
+
+    def runs_old(process: str) -> None:
+        now = time.monotonic()
+        watched.hear(lambda member: member.held_back(Event.OTHER_RELEASE, now, now, process, "runs old"), "worker-1")
+
+    runs_old("w2")
+    assert watched.looks() == [("member-other-release", "worker-1"), ("member-lost", "worker-1")]
+    runs_old("w2")
+    assert watched.looks() == []
+    assert watched.membership.workers_serving() == {"worker-0"}
+    runs_old("w3")
+    assert watched.looks() == [("member-other-release", "worker-1")]
+    watched.answers(worker_1="w4")
+    assert watched.looks() == [("member-back", "worker-1")]

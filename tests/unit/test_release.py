@@ -9,7 +9,7 @@ import pytest
 import trainer.__main__
 from trainer.__main__ import find_missed_release
 from trainer.config import Config
-from trainer.run.release import MissedRelease, refuse_missed_release
+from trainer.run.release import MissedRelease, own_release, refuse_missed_release
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def tell(config: Config, text: str) -> None:
 
 def test_a_host_that_missed_a_release_is_refused_with_the_mend(config: Config, link: Path) -> None:
     tell(config, '{"release": "new"}')
-    said = "has release old, and the cluster runs new: ship it with `fab start-cluster`"
+    said = "has release old, and the cluster runs new: `ansible-playbook site.yml --limit HOST` brings"
     with pytest.raises(MissedRelease, match=said):
         refuse_missed_release(config, link, link.resolve())
 
@@ -75,3 +75,10 @@ def test_a_record_that_is_late_is_waited_for(
         return config
 
     assert find_missed_release(selected) == missed
+
+
+@pytest.mark.parametrize(("text", "release"), [(None, None), ("{", None), ("{}", None), ('{"id": "abc"}', "abc")])
+def test_a_process_knows_the_release_that_it_works_in(text: str | None, release: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "release.json").write_text(text)
+    assert own_release(tmp_path) == release

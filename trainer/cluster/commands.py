@@ -1,4 +1,6 @@
-"""How a coordinator has servers end that share no path with it, and so can't see the run's state record.
+"""What a coordinator tells and asks servers that share no path with it.
+
+They can't see the run's state record, which has them end or start anew.
 
 TensorFlow brings them the command: each of its servers writes a file for whoever may use its port. A session of its own
 carries it, so that it needs no strategy and no cluster, and the file lies where temporary files do (systemd gives each
@@ -7,13 +9,15 @@ task a directory of its own). Its name is the incarnation of the process that it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from trainer.cluster.probe import incarnation
 from trainer.failures import FINISHED, TRY_AGAIN, first_line
@@ -43,20 +47,30 @@ def send(task: str, address: str, process: str, code: int, why: str) -> bool:
     """Tell a server's process to exit; returns whether that has arrived."""
     import tensorflow as tf
 
-    name = TaskId.parse(task)
-    server = f"/job:{name.job}/replica:0/task:{name.index}"
-    # Without the filter the server would first look for all the others.
-    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(1000 * DEADLINE_SECONDS), device_filters=[server])
     try:
-        with tf.Graph().as_default():
-            with tf.device(f"{server}/device:CPU:0"):
-                write = tf.io.write_file(str(command_path(process)), json.dumps({"code": code, "why": why}))
-            with tf.compat.v1.Session(f"grpc://{address}", config=config) as session:
-                session.run(write)
+        with session_on(task, address) as session:
+            session.run(tf.io.write_file(str(command_path(process)), json.dumps({"code": code, "why": why})))
     except tf.errors.OpError as error:
         log.warning("cannot send a command to %s (%s), trying again: %s", task, address, first_line(error))
         return False
     return True
+
+
+@contextlib.contextmanager
+def session_on(task: str, address: str) -> Iterator[Any]:
+    """Open a session whose operations run on that server alone; one that does not answer in time raises an OpError."""
+    import tensorflow as tf
+
+    name = TaskId.parse(task)
+    server = f"/job:{name.job}/replica:0/task:{name.index}"
+    # Without the filter the server would first look for all the others.
+    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(1000 * DEADLINE_SECONDS), device_filters=[server])
+    with (
+        tf.Graph().as_default(),
+        tf.compat.v1.Session(f"grpc://{address}", config=config) as session,
+        tf.device(f"{server}/device:CPU:0"),
+    ):
+        yield session
 
 
 def shut_down_servers(servers: Mapping[str, str], seconds: float = END_SECONDS) -> None:

@@ -13,6 +13,7 @@ from trainer.cluster.member import HERE, Member, State
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.failures import UserError
+from trainer.run.release import MEND
 
 if TYPE_CHECKING:
     from trainer.cluster.heartbeat import Heartbeat
@@ -31,12 +32,12 @@ def form(
     heartbeat: Heartbeat,
     first: bool,
     without: Collection[str],
-    tell: Callable[[dict[str, str]], None],
+    tell: Callable[[dict[str, Member]], None],
 ) -> dict[str, str]:
     """Wait for the members and return those to train on (task name to incarnation).
 
     `first` says that the run has never trained: workers are waited for. `without` are ps that the training goes on
-    without already. `tell` is called with the missing (task name to address), again and again.
+    without already. `tell` is called with the missing, again and again.
     Raises UserError when the user's limit to the waiting is over.
     """
     began = time.monotonic()
@@ -52,11 +53,11 @@ def form(
         missing = {task: member for task, member in members.items() if task not in here}
         if not missing or can_do_without(config, cluster, missing, first, without, waited):
             return here
-        addresses = {task: member.address for task, member in missing.items()}
-        tell(addresses)
+        tell(missing)
         if config.member_wait_timeout_seconds and waited > config.member_wait_timeout_seconds:
             raise UserError(
-                f"waited {waited:.0f} s (member_wait_timeout_seconds) for {names(addresses)}: start it, or take it out"
+                f"waited {waited:.0f} s (member_wait_timeout_seconds), and {describe_missing(missing)}. "
+                "Start what is missing, or take it out"
             )
         time.sleep(POLL_SECONDS)
 
@@ -79,6 +80,15 @@ def can_do_without(
     if first and workers and waited < config.worker_wait_seconds:
         return False
     return ps <= set(without) or waited >= config.ps_wait_seconds
+
+
+def describe_missing(missing: Mapping[str, Member]) -> str:
+    """Say why each of them is missing, and how to mend it where that is no fault of its host's."""
+    others = {task: member for task, member in missing.items() if member.state is State.OTHER_RELEASE}
+    quiet = {task: member.address for task, member in missing.items() if task not in others}
+    said = [f"no answer from {names(quiet)}"] if quiet else []
+    said += [f"{task} ({member.address}) {member.why}" for task, member in others.items()]
+    return "; ".join(said) + (f": {MEND}" if others else "")
 
 
 def names(members: Mapping[str, str]) -> str:

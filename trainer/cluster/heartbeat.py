@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from trainer.cluster.member import HERE, Member
+from trainer.cluster.member import HERE, Event, Member
 from trainer.cluster.probe import DEADLINE_SECONDS, METHOD, digest
 
 log = logging.getLogger(__name__)
@@ -44,9 +44,19 @@ CHANNEL_OPTIONS = [
 class Heartbeat:
     """Keeps the members' records by what they answer; a thread asks."""
 
-    def __init__(self, members: Mapping[str, Member], timeout_seconds: float) -> None:
-        """Take the records to begin with (by task), and after how many seconds without an answer one is silent."""
+    def __init__(
+        self,
+        members: Mapping[str, Member],
+        timeout_seconds: float,
+        other_release: Callable[[str, str, str], str | None] | None = None,
+    ) -> None:
+        """Take the records to begin with (by task), and after how many seconds without an answer one is silent.
+
+        `other_release` is asked of each process that answers (task, address, incarnation). It says what that runs
+        instead of the coordinator's release, nothing where it is the same, None while that is not known.
+        """
         self._members = dict(members)
+        self._other_release = other_release
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
         self._end = threading.Event()
@@ -146,13 +156,22 @@ class Heartbeat:
                 return
             if done is not None and error is None:
                 self._unheard[task] = (now, self._missed)
-                member = member.answered(now, asked_at, digest(done.result()))
+                member = self._answered(member, now, asked_at, digest(done.result()))
             elif error is not None and error.code() is grpc.StatusCode.UNAVAILABLE and is_refusal(error):
                 self._unheard.pop(task, None)
                 member = member.refused(now, asked_at)
             else:
                 member = member.unanswered(now, self._quiet(task, member, now), self._timeout, asked_at)
             self._members[task] = member
+
+    def _answered(self, member: Member, now: float, asked_at: float, incarnation: str) -> Member:
+        if self._other_release is not None:
+            other = self._other_release(member.task, member.address, incarnation)
+            if other is None:
+                return member.held_back(Event.UNPROVEN, now, asked_at, incarnation)
+            if other:
+                return member.held_back(Event.OTHER_RELEASE, now, asked_at, incarnation, other)
+        return member.answered(now, asked_at, incarnation)
 
 
 def is_refusal(error: Any) -> bool:

@@ -33,6 +33,7 @@ class State(enum.Enum):
     SILENT = "silent"  # it leaves questions unanswered
     AWAY = "away"  # closed or starting for so long that nobody waits for it
     GIVEN_UP = "given up"  # it ended again and again soon after it was taken in
+    OTHER_RELEASE = "on another release"  # its process runs other code than the coordinator
 
 
 class Event(enum.Enum):
@@ -41,6 +42,8 @@ class Event(enum.Enum):
     ANSWERED = "answers"
     REPLACED = "answers as another process"
     RESUMED = "answers again, and still takes part"
+    UNPROVEN = "answers, and its release is not known yet"
+    OTHER_RELEASE = "answers, and runs another release"
     REFUSED = "its port is closed"
     UNANSWERED = "does not answer for the heartbeat's time-out"
     LATE = "is not back in time"
@@ -55,11 +58,13 @@ S, E = State, Event
 HERE = {S.SERVING, S.TRAINING}
 # What an event makes of a state; a pair that is not listed changes nothing. docs/design.md shows it as a table.
 TRANSITIONS: dict[tuple[State, Event], State] = {
-    **{(state, E.ANSWERED): S.SERVING for state in (S.STARTING, S.CLOSED, S.SILENT, S.AWAY)},
-    **{(state, E.REPLACED): S.SERVING for state in (S.STARTING, S.TRAINING, S.CLOSED, S.SILENT, S.AWAY)},
+    **{(state, E.ANSWERED): S.SERVING for state in (S.STARTING, S.CLOSED, S.SILENT, S.AWAY, S.OTHER_RELEASE)},
+    **{(state, E.REPLACED): S.SERVING for state in set(S) - {S.SERVING, S.GIVEN_UP}},
+    **{(state, E.UNPROVEN): S.STARTING for state in set(S) - {S.STARTING, S.GIVEN_UP}},
+    **{(state, E.OTHER_RELEASE): S.OTHER_RELEASE for state in set(S) - {S.GIVEN_UP, S.OTHER_RELEASE}},
     **{(state, E.RESUMED): S.TRAINING for state in (S.STARTING, S.SERVING, S.CLOSED, S.SILENT, S.AWAY)},
-    **{(state, E.REFUSED): S.CLOSED for state in (S.STARTING, S.SERVING, S.TRAINING, S.SILENT)},
-    **{(state, E.UNANSWERED): S.SILENT for state in (S.STARTING, S.SERVING, S.TRAINING, S.CLOSED)},
+    **{(state, E.REFUSED): S.CLOSED for state in (S.STARTING, S.SERVING, S.TRAINING, S.SILENT, S.OTHER_RELEASE)},
+    **{(state, E.UNANSWERED): S.SILENT for state in (S.STARTING, S.SERVING, S.TRAINING, S.CLOSED, S.OTHER_RELEASE)},
     **{(state, E.LATE): S.AWAY for state in (S.STARTING, S.CLOSED)},
     (S.SERVING, E.TAKEN_IN): S.TRAINING,
     (S.TRAINING, E.RELEASED): S.SERVING,
@@ -156,6 +161,24 @@ class Member:
         event = E.RESUMED if resumed else E.REPLACED if replaced else E.ANSWERED
         return found.after(event, now, **heard)._given_up(self.short_lives, now)
 
+    def held_back(self, event: Event, now: float, asked_at: float, incarnation: str, why: str = "") -> Member:
+        """It has answered, as a process that can't be used: UNPROVEN as yet, or of OTHER_RELEASE."""
+        replaced = self.incarnation is not None and incarnation != self.incarnation
+        found = self._ended(now) if replaced else self
+        heard: dict[str, Any] = {
+            "incarnation": incarnation,
+            "answered_at": now,
+            "judged_at": asked_at,
+            "steady_since": None,
+            "quiet": 0.0,
+            "why": why or event.value,
+        }
+        if event is E.UNPROVEN:
+            heard["since"] = now  # it is about to be known
+        if self.must_restart not in (None, incarnation):
+            heard["must_restart"] = heard["asked_to"] = None
+        return found.after(event, now, **heard)._given_up(self.short_lives, now)
+
     def refused(self, now: float, asked_at: float) -> Member:
         """Its host has said that nothing listens there."""
         found = self._ended(now).after(E.REFUSED, now, judged_at=asked_at, steady_since=None, quiet=0.0)
@@ -183,6 +206,8 @@ class Member:
 
     def left_out(self) -> Member:
         """A generation begins without it: what it may still hold of an earlier one goes with its process."""
+        if self.state is S.OTHER_RELEASE:  # a new process of that release would help nobody
+            return self
         return dataclasses.replace(self, must_restart=self.incarnation, asked_to=None)
 
     def looked_at(self, now: float) -> Member:

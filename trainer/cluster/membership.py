@@ -19,14 +19,16 @@ from typing import Protocol
 from trainer.cluster.commands import Messenger, shut_down_servers
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.fence import Fence, shut
-from trainer.cluster.formation import form, names
+from trainer.cluster.formation import describe_missing, form, names
 from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.member import HERE, Member, State
+from trainer.cluster.releases import Releases
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.failures import TRY_AGAIN, UserError
 from trainer.reporting.progress import Progress
 from trainer.run.directory import RunDirectory
+from trainer.run.release import MEND
 from trainer.run.restart_budget import end_attempt
 from trainer.signals import on_sigterm, raise_stopped
 from trainer.states import Phase, RunState
@@ -64,8 +66,15 @@ class Membership:
     """Who trains, who is watched, and who is done without."""
 
     def __init__(
-        self, config: Config, cluster: Cluster, directory: RunDirectory, progress: Progress, phases: Phases
+        self,
+        config: Config,
+        cluster: Cluster,
+        directory: RunDirectory,
+        progress: Progress,
+        phases: Phases,
+        release: str | None = None,
     ) -> None:
+        """Begin to ask the members. `release` is the coordinator's own, where it comes from one."""
         self._phases = phases
         self.began = time.monotonic()
         """When the time without training began that the present generation ends."""
@@ -81,13 +90,14 @@ class Membership:
         self._first = not record["members"]
         self._without = set(record["without"])
         self._asked: dict[str, str] = dict(record["restart"])
-        self._named: dict[str, str] = {}
+        self._named = ""
         self._told = 0.0
         self._members: dict[str, str] = {}  # of this generation, as it began
         self._lost: dict[str, tuple[float, str]] = {}  # the processes that were told to have ended, and when
         self._absent: set[str] = set()  # told to be lost or silent, and not back
         self._reset: dict[str, str] = {}  # the processes whose connections were looked after when they had ended
         self._given_up: dict[str, float] = {}
+        self._other_release: dict[str, str | None] = {}  # the processes that were told to run another one
         self._watching = False
         self.handler: Handler | None = None
         """What takes workers in and out while this generation trains."""
@@ -98,6 +108,7 @@ class Membership:
                 for task, address in cluster.servers.items()
             },
             config.heartbeat_timeout_seconds,
+            Releases(release).other if release and config.local_run_dir else None,
         )
         self.heartbeat.on_beat = self.look
         self._fence = Fence(self._silent_addresses)
@@ -120,7 +131,7 @@ class Membership:
         # One that is away is asked too: should it thaw, it shall come back without what it holds and waits for.
         self.heartbeat.change(Member.left_out, *absent)
         self._members, self._absent = members, set()
-        self._first, self._without, self._named = False, set(absent), {}
+        self._first, self._without, self._named = False, set(absent), ""
         try:
             self._directory.set_members(members=members, without=sorted(absent))
         except OSError as error:  # only the next process would read it
@@ -209,6 +220,9 @@ class Membership:
         if late := self._phases.overdue():
             self._give_up("phase-overdue", late, [])
         for task, member in self.heartbeat.members().items():
+            if member.state is State.OTHER_RELEASE and self._other_release.get(task) != member.incarnation:
+                self._other_release[task] = member.incarnation
+                self._tell("member-other-release", task, f"{member.why}: left out. {MEND}")
             if self._watching and member.taken_in is not None:
                 if trouble := self._trouble(member, time.monotonic()):
                     event, message = trouble
@@ -294,16 +308,16 @@ class Membership:
         members = self.heartbeat.members() if self._watching and self.handler else {}
         return [m.address for m in members.values() if m.taken_in and not m.is_ps and m.state is State.SILENT]
 
-    def _name_missing(self, missing: dict[str, str]) -> None:
-        if missing == self._named and time.monotonic() - self._told < REMIND_SECONDS:
+    def _name_missing(self, missing: dict[str, Member]) -> None:
+        message = describe_missing(missing)
+        if message == self._named and time.monotonic() - self._told < REMIND_SECONDS:
             return
         for task in self._members.keys() & missing.keys():
             self._tell_lost(task, self._members[task])
-        message = f"no answer from {names(missing)}"
         log.info("waiting for members: %s", message)
         self._progress.enter(RunState.WAITING, message)
         self._progress.events.write("waiting", message=message)
-        self._named, self._told = dict(missing), time.monotonic()
+        self._named, self._told = message, time.monotonic()
 
     def _tell(self, event: str, task: str, message: str) -> None:
         address = self._cluster.servers[task]

@@ -1,6 +1,7 @@
-"""Which release the cluster runs: <shared>/release.json, written where the hosts are switched to it.
+"""Which release the cluster runs, and what becomes of a host that missed it: its tasks must not join.
 
-A host that was away meanwhile has an older one. Its tasks must not join with that.
+On a shared path <shared>/release.json says so, written where the hosts are switched. Where none is shared the
+coordinator asks each server (trainer/cluster/releases.py).
 """
 
 from __future__ import annotations
@@ -11,9 +12,20 @@ from trainer.config import Config
 from trainer.failures import Infrastructure
 from trainer.run.records import read_record
 
+RECORD = "release.json"  # on the shared path, and in the directory of each release
+MEND = "`ansible-playbook site.yml --limit HOST` brings one host to the checkout's release, `fab start-cluster` all"
+
 
 class MissedRelease(Infrastructure):
     """This host has another release than the cluster runs; the message says which, and what mends it."""
+
+
+def own_release(directory: Path) -> str | None:
+    """Return the release that lies in a directory, or None where none does."""
+    try:
+        return (read_record(directory / RECORD) or {}).get("id")
+    except (OSError, ValueError):
+        return None
 
 
 def refuse_missed_release(config: Config, link: Path | None, own: Path) -> None:
@@ -25,11 +37,8 @@ def refuse_missed_release(config: Config, link: Path | None, own: Path) -> None:
     if link is None or config.local_run_dir or link.resolve() != own.resolve():
         return
     try:
-        wanted = (read_record(Path(config.shared_dir) / "release.json") or {}).get("release")
+        wanted = (read_record(Path(config.shared_dir) / RECORD) or {}).get("release")
     except (OSError, ValueError):
         return
     if wanted is not None and wanted != own.resolve().name:
-        raise MissedRelease(
-            f"this host has release {own.resolve().name}, and the cluster runs {wanted}: ship it with "
-            "`fab start-cluster`, or with `ansible-playbook site.yml`"
-        )
+        raise MissedRelease(f"this host has release {own.resolve().name}, and the cluster runs {wanted}: {MEND}")

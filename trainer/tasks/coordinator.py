@@ -44,6 +44,7 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.status import numbers, read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, check_lease
+from trainer.run.release import own_release
 from trainer.run.restart_budget import begin_attempt, end_attempt
 from trainer.signals import StopRequest, on_sigterm, raise_stopped
 from trainer.states import Phase, RunState
@@ -108,7 +109,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
                 )
                 time.sleep(pause)
         if config.strategy == "parameter_server" and not in_process:
-            membership = Membership(config, cluster, directory, progress, phases)
+            membership = Membership(config, cluster, directory, progress, phases, own_release(Path.cwd()))
         load_tensorflow()
         program = load_program(config.program)
         file = program_file(program)
