@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -17,6 +18,7 @@ from typing import Protocol
 
 import paramiko
 from fabric import Config, Connection
+from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut, ThreadException
 from paramiko.ssh_exception import (
     AuthenticationException,
@@ -70,11 +72,20 @@ class Hosts(Protocol):
         """Hang up."""
 
 
+class _Remote(Remote):
+    """A script on a host, which Invoke's timer may end at the moment when the connection is lost."""
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError, EOFError, SSHException):
+            super().kill()
+
+
 class SshHosts:
     """Fabric connections, opened at the first use of a host and kept until `close`."""
 
     def __init__(self, hosts: Mapping[str, Host], config: Config | None = None) -> None:
         self._config = config or Config()
+        self._config.runners.remote = _Remote
         self._hosts = hosts
         self._connections: dict[str, Connection] = {}
         self._opening = {name: threading.Lock() for name in hosts}

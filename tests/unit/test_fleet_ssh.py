@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import re
 import socket
 import subprocess
@@ -66,10 +67,11 @@ class Session(paramiko.ServerInterface):
     def _execute(self, channel: paramiko.Channel, command: str, answered: threading.Event) -> None:
         done = subprocess.run(command, shell=True, capture_output=True, check=False)
         answered.wait(60)
-        channel.sendall(done.stdout)
-        channel.sendall_stderr(done.stderr)
-        channel.send_exit_status(done.returncode)
-        channel.close()
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # who asked may have left
+            channel.sendall(done.stdout)
+            channel.sendall_stderr(done.stderr)
+            channel.send_exit_status(done.returncode)
+            channel.close()
 
 
 @dataclass
@@ -198,6 +200,23 @@ def test_channel_that_the_timer_closed_is_no_lost_connection(server: Server, mon
     hosts = ssh(server.host(**ACCEPT))
     assert hosts.run({"here": "sleep 5"}, timeout=0.5)["here"].unreachable == "no answer within 0.5 s"
     hosts.close()
+
+
+def test_timer_that_finds_the_connection_lost_ends_in_silence(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    died: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    close = paramiko.Channel.close
+
+    def lost(channel: paramiko.Channel) -> None:
+        close(channel)
+        if isinstance(threading.current_thread(), threading.Timer):
+            raise EOFError
+
+    monkeypatch.setattr(paramiko.Channel, "close", lost)
+    hosts = ssh(server.host(**ACCEPT))
+    assert hosts.run({"here": "sleep 5"}, timeout=0.5)["here"].unreachable == "no answer within 0.5 s"
+    hosts.close()
+    assert died == []
 
 
 def test_host_that_is_late_costs_neither_the_round_nor_those_behind_it(
