@@ -154,10 +154,18 @@ class Cluster:
         )
         if not record:
             script = f"{_REMOUNT}; {AS_TRAINER} rm -f {shlex.quote(path)}"
-        host = self.inventory.chief.host
-        answer = self._ask(host, script)
-        if answer.code:
-            raise ClusterTrouble(f"{path} can't be written on {host}: {_last_line(answer)}")
+        chief = self.inventory.chief.host
+        others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
+        away: dict[str, str] = {}
+        for host in (chief, *others):  # any host that is there can write where they share the path
+            answer = self.hosts.run({host: script})[host]
+            if answer.unreachable:
+                away[host] = answer.unreachable
+            elif answer.code:
+                raise ClusterTrouble(f"{path} can't be written on {host}: {_last_line(answer)}")
+            else:
+                return
+        raise HostsUnreachable(away)
 
     def list_runs(self) -> list[dict[str, Any]]:
         """Ask the trainer for the runs below the shared path."""

@@ -514,14 +514,23 @@ def _put_back(cluster: Cluster, desk: Desk, plan: Plan, before: Observation) -> 
     if plan.choice.write:
         steps.insert(2, ("select what was selected before", lambda: cluster.select(before.selection)))
     failed = False
+    away: dict[str, str] = dict(seen.unreachable)
     for what, step in steps:
         try:
             step()
         except FleetError as error:
             failed = True
+            if isinstance(error, HostsUnreachable):
+                away.update(error.reasons)
             desk.say(f"could not {what}: {error}")
     if failed:
         desk.say("not everything was put back: see above, and fab status")
+        if gone := [host for host in plan.hosts if host in away]:
+            release = before.releases.get(gone[0]) or "none"
+            desk.say(
+                f"{', '.join(gone)} may have the new release, settings and units. When it is back, run `fab "
+                f"start-cluster` again; from the checkout of release {release}, to have what was there before"
+            )
     else:
         chosen = f"run {before.run.run}" if before.run else "no run"
         releases = ", ".join(sorted({release or "none" for release in before.releases.values()}))

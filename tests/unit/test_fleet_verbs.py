@@ -119,7 +119,7 @@ class Pretence:
 
     def _before(self, host: str, script: str) -> Answer:
         """What the hosts keep and put back is one state here, which the first of them asked brings."""
-        if host != self.inventory.chief.host:
+        if host != next(name for name in self.inventory.hosts if name not in self.unreachable):
             return Answer()
         if "mv /opt" in script:
             self.remembered = replace(self, units=dict(self.units), done=[])
@@ -1107,6 +1107,27 @@ def test_what_fails_after_the_switch_is_put_back(hosts: Pretence, desk: verbs.De
     after = hosts.done[hosts.done.index("put back") :]
     assert after[:3] == ["put back", "select", "tell abc123"]
     assert "put back: run digits, release abc123; started again: chief-0, ps-0" in printed(desk)
+
+
+def test_where_the_chiefs_host_dies_in_the_switch_the_others_are_put_back(hosts: Pretence, desk: verbs.Desk) -> None:
+    run_up(hosts)
+    desk.build = lambda _: "def456"
+
+    def switch() -> None:
+        hosts.release, hosts.selection = "def456", '{"run": "digits-2", "program": "p:P"}'
+        hosts.unreachable = {"head": "no answer from 192.0.2.10:22 in 10 s"}
+        raise HostsUnreachable(hosts.unreachable)
+
+    desk.ship = shipping(switch)
+    with pytest.raises(HostsUnreachable, match="chief"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2")
+    after = hosts.done[hosts.done.index("put back") :]
+    assert after[:3] == ["put back", "select", "tell abc123"]
+    assert json.loads(hosts.selection) == {"run": "digits", "program": "p:P"}
+    said = printed(desk)
+    assert "not everything was put back" in said
+    assert "head may have the new release, settings and units. When it is back, run `fab start-cluster` again" in said
+    assert "from the checkout of release abc123, to have what was there before" in said
 
 
 def test_a_first_run_that_fails_leaves_the_cluster_as_it_was(hosts: Pretence, desk: verbs.Desk) -> None:
