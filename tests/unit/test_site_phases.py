@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import yaml
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+PREFLIGHT = "localhost:chief:ps:worker:evaluator:tensorboard:nfs_server:gpu"
 
 
 def listed(inventory: Path, *arguments: str) -> str:
@@ -29,3 +33,24 @@ def test_tags_are_the_roles_names() -> None:
     tags = re.findall(r"TASK TAGS: \[(.*)\]", listed(ROOT / "inventory/lab", "--list-tags"))
     found = {tag for line in tags for tag in line.split(", ")} - {""}
     assert found == {role.name for role in (ROOT / "roles").iterdir()} | {"always"}
+
+
+def test_each_play_computes_the_same_spec() -> None:
+    """Without preflight's fact, which --start-at-task leaves out."""
+    plays = [play for path in (ROOT / "ansible").glob("*.yml") for play in yaml.safe_load(path.read_text())]
+    needing = [play for play in plays if isinstance(play, dict) and "psfleet_spec" in str(play.get("roles", play))]
+    given = [play["vars"]["psfleet_spec"] for play in needing if play["hosts"] != PREFLIGHT]
+    assert len(given) > 5
+    assert set(given) == {"{{ groups | cluster_spec(hostvars) }}"}
+
+
+def test_a_run_that_begins_at_the_proof_is_refused_with_the_task_to_begin_at(tmp_path: Path) -> None:
+    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"chief": {"hosts": {"here": here}}}))
+    arguments = ["--check", "--tags", "release", "--start-at-task", "Prove the release"]
+    command = ["ansible-playbook", "--inventory", tmp_path / "hosts.yml", ROOT / "site.yml", *arguments]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert said.returncode == 2, said.stdout
+    assert "Begin at its task: --start-at-task 'Build the release on the control machine'" in said.stdout
+    tasks = yaml.safe_load((ROOT / "roles/release/tasks/main.yml").read_text())
+    assert tasks[0]["name"] == "Build the release on the control machine"
