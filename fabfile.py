@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from fabric import task
 from invoke import Context, Exit
@@ -18,6 +19,7 @@ from fleet.gpu import check_gpus
 from fleet.inventory import load_inventory
 from fleet.ssh import SshHosts
 from fleet.validate import validate as check_inventory
+from trainer.parameters import parse_assignments
 
 _WHERE = {
     "inventory": "path of the inventory (else PSFLEET_INVENTORY, else ansible.cfg's)",
@@ -27,6 +29,7 @@ _START = {
     "run": "name of the run to train: a new one starts a new training, an old one goes on",
     "program": "what to train, package.module:Name",
     "from_": "begin the new run from a checkpoint of another: RUN@STEP",
+    "set": "a parameter of the program, as --set learning_rate=0.01 or --set layers='[64, 64]'; may be repeated",
     "detach": "leave as soon as a step is trained, instead of following until the run is finished",
     "plan": "say what would be done, and do nothing",
     "allow_missing": "start without hosts that don't answer, where each job has its minimum (cluster_minimum)",
@@ -80,15 +83,24 @@ def _above_zero(flag: str, text: str) -> float:
     return number
 
 
+def _read_parameters(texts: list[str] | None) -> dict[str, Any]:
+    """Return the program's parameters that `--set` gave."""
+    try:
+        return parse_assignments(texts or [])
+    except ValueError as error:
+        raise Exit(str(error), 2) from error
+
+
 _LEFT = "left; what was started goes on. Look: fab status. Stop it: fab stop-cluster"
 
 
-@task(auto_shortflags=False, help=_START)
+@task(auto_shortflags=False, iterable=["set"], help=_START)
 def start_cluster(
     context: Context,
     run: str | None = None,
     program: str | None = None,
     from_: str | None = None,
+    set: list[str] | None = None,
     detach: bool = False,
     plan: bool = False,
     allow_missing: bool = False,
@@ -109,6 +121,7 @@ def start_cluster(
             plan_only=plan,
             allow_missing=allow_missing,
             source=from_,
+            program_args=_read_parameters(set),
         )
 
 
@@ -119,12 +132,13 @@ def stop_cluster(context: Context, inventory: str | None = None, ask_vault_pass:
         verbs.stop_cluster(cluster, verbs.Desk())
 
 
-@task(auto_shortflags=False, help=_START)
+@task(auto_shortflags=False, iterable=["set"], help=_START)
 def restart_cluster(
     context: Context,
     run: str | None = None,
     program: str | None = None,
     from_: str | None = None,
+    set: list[str] | None = None,
     detach: bool = False,
     plan: bool = False,
     allow_missing: bool = False,
@@ -146,6 +160,7 @@ def restart_cluster(
             plan_only=plan,
             allow_missing=allow_missing,
             source=from_,
+            program_args=_read_parameters(set),
         )
 
 

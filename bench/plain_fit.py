@@ -30,7 +30,7 @@ class Points(tf.keras.callbacks.Callback):
 
 def main(program_name: str, epoch_steps: int, directory: str = "") -> None:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    program = load_program(program_name)
+    program = load_program(program_name, {})
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     with strategy.scope():
         model = program.build_model()

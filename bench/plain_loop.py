@@ -20,7 +20,7 @@ from trainer.program import load_program
 
 def main(program_name: str, epoch_steps: int, directory: str = "") -> None:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    program = load_program(program_name)
+    program = load_program(program_name, {})
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():

@@ -56,7 +56,8 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
 
     cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])
     config = Config(program="bench.saving:Table", run="saving", shared_dir=shared, checkpoints_kept=3)
-    runner = RemoteStepRunner(config, load_program(config.program), make_strategy(config, cluster), cluster.workers)
+    program = load_program(config.program, config.program_args)
+    runner = RemoteStepRunner(config, program, make_strategy(config, cluster), cluster.workers)
     written: list[float] = []
     checkpoints = Checkpoints(
         RunDirectory(shared, "saving"),

@@ -61,7 +61,7 @@ def measure(program: str) -> dict[str, float]:
                     return original(*args, **more)  # type: ignore[operator]
 
             patched.enter_context(patch.object(step_runner, part, timed))
-        runner = step_runner.RemoteStepRunner(Config(program=program), load_program(program), strategy, WORKERS)
+        runner = step_runner.RemoteStepRunner(Config(program=program), load_program(program, {}), strategy, WORKERS)
     trained: set[int] = set()
     while len(trained) < WORKERS:
         began = time.process_time()

@@ -138,11 +138,11 @@ class Cluster:
         if self.inventory.is_shared:
             self._write_shared("release.json", {"release": release})
 
-    def select(self, selection: Mapping[str, str]) -> None:
-        """Write the run and program chosen by the operator, read over run.json by every task; none removes the file."""
+    def select(self, selection: Mapping[str, Any]) -> None:
+        """Write what the operator chose, which every task lays over run.json; nothing removes the file."""
         self._write_shared("selection.json", selection)
 
-    def _write_shared(self, name: str, record: Mapping[str, str]) -> None:
+    def _write_shared(self, name: str, record: Mapping[str, Any]) -> None:
         path = f"{self.inventory.shared_dir}/{name}"
         # Flushed before it takes the old one's place: a power cut leaves the one or the other, never half a file.
         write = f"cat > {shlex.quote(path)}.new && sync {shlex.quote(path)}.new && mv {shlex.quote(path)}.new " + (
@@ -181,9 +181,10 @@ class Cluster:
         """Ask the trainer for a run's checkpoints, by default the chosen run's."""
         return cast(list[dict[str, Any]], self._ask_trainer("checkpoints", ["--run", run] if run else [], list))
 
-    def begin(self, run: str, source: str, program: str | None) -> None:
+    def begin(self, run: str, source: str, program: str | None, program_args: Mapping[str, Any]) -> None:
         """Have the trainer make a new run of a checkpoint, RUN@STEP."""
         words = ["--run", run, "--from", source, *(["--program", program] if program else [])]
+        words += [word for name, value in program_args.items() for word in ("--set", f"{name}={json.dumps(value)}")]
         self._ask_trainer("begin", words, dict, f"{_REMOUNT}; ")
 
     def _ask_trainer(self, verb: str, words: Sequence[str], kind: type, first: str = "") -> Any:

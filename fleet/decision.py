@@ -22,7 +22,7 @@ PORT_SECONDS = 30
 class Choice:
     """The run and program that the cluster shall train; `new` when the coordinator's present ones are others."""
 
-    selection: Mapping[str, str]
+    selection: Mapping[str, Any]
     write: bool
     new: bool
 
@@ -30,14 +30,16 @@ class Choice:
 def choose(
     run_name: str | None,
     program: str | None,
-    selection: Mapping[str, str],
+    selection: Mapping[str, Any],
     present: Run | None,
     inventory_run: str | None = None,
+    program_args: Mapping[str, Any] | None = None,
 ) -> Choice:
     """Lay what the operator gave over what was selected before.
 
     A run that is named without a program drops the program selected for another: the trainer takes the one that the
-    run remembers, and for a new run the inventory's. Where no run was ever selected, `inventory_run` counts.
+    run remembers, and for a new run the inventory's. So it is with the program's parameters, which a run keeps: another
+    value is refused where the release is proven. Where no run was ever selected, `inventory_run` counts.
 
     Raises OperatorMistake for a name that can't be a run's or a program's.
     """
@@ -51,11 +53,16 @@ def choose(
             f"--program {program!r} names no program; expected package.module:Name, such as "
             "--program trainer.examples.digits:Digits"
         )
-    given = {key: value for key, value in (("run", run_name), ("program", program)) if value is not None}
-    wanted = given if run_name is not None else {**selection, **given}
+    given: dict[str, Any] = {"run": run_name, "program": program}
+    given = {key: value for key, value in given.items() if value is not None}
+    wanted = dict(given) if run_name is not None else {**selection, **given}
+    if program_args:
+        wanted["program_args"] = {**wanted.get("program_args", {}), **program_args}
     now = {"run": present.run, "program": present.program} if present else dict(selection)
     coming = {"run": inventory_run, **given} if "run" not in wanted and inventory_run is not None else given
     new = any(now.get(key) is not None and now[key] != value for key, value in coming.items())
+    if present and program_args:
+        new = new or any(present.program_args.get(name) != value for name, value in program_args.items())
     return Choice(wanted, write=wanted != dict(selection), new=new)
 
 
@@ -73,14 +80,14 @@ def check_source(source: str | None, run_name: str | None) -> None:
         raise OperatorMistake(f"--from {source} begins a new run: name it, with --run NAME")
 
 
-def program_of(source: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the program of the run that a new one begins from; raises OperatorMistake where there is no such run."""
+def find_source(source: str, runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the run that a new one begins from; raises OperatorMistake where there is no such run."""
     name = source.partition("@")[0]
-    programs = {run.get("run"): run.get("program") for run in runs}
-    if programs.get(name) is None:
-        listed = ", ".join(str(run) for run in programs) or "none"
+    found = {str(run.get("run")): run for run in runs}
+    if name not in found or found[name].get("program") is None:
+        listed = ", ".join(found) or "none"
         raise OperatorMistake(f"--from {source}: there is no run {name}; the runs are {listed}")
-    return str(programs[name])
+    return found[name]
 
 
 def is_finished(run: Run, inventory: Inventory) -> bool:

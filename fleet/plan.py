@@ -9,6 +9,7 @@ from fleet.cluster import Observation
 from fleet.decision import Choice, pick_restarts
 from fleet.inventory import Inventory, Task
 from fleet.units import Health
+from trainer.parameters import describe_values
 
 MOST_NAMES = 8
 
@@ -66,7 +67,10 @@ def render_plan(plan: Plan) -> str:
     """One line for each thing that will be done, and one for what is left out."""
     lines = [f"  ship    {_describe_release(plan)}"]
     if plan.choice.write:
-        chosen = ", ".join(f"{key} {value}" for key, value in plan.choice.selection.items())
+        texts = {key: value for key, value in plan.choice.selection.items() if key != "program_args"}
+        chosen = ", ".join(f"{key} {value}" for key, value in texts.items())
+        if values := plan.choice.selection.get("program_args"):
+            chosen += f"{', ' if chosen else ''}with {describe_values(values)}"
         lines.append(f"  select  {chosen}")
     if plan.stop:
         lines.append(f"  stop    {_names(task.name for task in plan.stop)}")

@@ -60,7 +60,7 @@ class Shipment:
     inventory: Inventory
     playbooks: Sequence[str]
     release: str
-    selection: Mapping[str, str]
+    selection: Mapping[str, Any]
     without: Sequence[str] = ()
     """Hosts that are left out."""
     check: bool = False

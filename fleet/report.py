@@ -13,6 +13,7 @@ from fleet.inventory import Inventory, Task
 from fleet.run import Run
 from fleet.tables import render_duration, render_metrics, render_number, render_table
 from fleet.units import Health
+from trainer.parameters import describe_values
 from trainer.reporting.events import describe_event
 from trainer.reporting.goodput import describe_ledger
 
@@ -121,6 +122,8 @@ def render_run(run: Run | None) -> str:
     failed = run.state == "failed"
     if run.message and not failed:
         text += f" ({run.message})"
+    if run.program_args:
+        text += f", {describe_values(run.program_args)}"
     if run.step is not None:
         progress = render_progress(run if run.state == "training" else _without_pace(run))
         text += f", {progress}"
@@ -161,6 +164,8 @@ def render_summary(
         trained += f", {render_duration(seconds)} from start to end"
     host = inventory.chief.host
     rows = [["program", run.program or "?"], ["trained", trained]]
+    if run.program_args:
+        rows.insert(1, ["parameters", describe_values(run.program_args)])
     if run.ledger:
         rows.append(["time", describe_ledger(run.ledger)])
     if run.evaluation:
@@ -204,6 +209,7 @@ def render_runs(runs: Sequence[Mapping[str, Any]]) -> str:
                 f"{evaluated} (step {evaluation.get('step')})" if evaluated else None,
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(updated)) if updated else None,
                 run.get("program"),
+                describe_values(run.get("program_args") or {}),
             ]
         )
-    return render_table(["RUN", "STATE", "STEP", "EVALUATION", "UPDATED", "PROGRAM"], rows)
+    return render_table(["RUN", "STATE", "STEP", "EVALUATION", "UPDATED", "PROGRAM", "PARAMETERS"], rows)

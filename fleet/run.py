@@ -20,6 +20,7 @@ class Run:
     run: str
     run_dir: str = ""
     program: str | None = None
+    program_args: Mapping[str, Any] = field(default_factory=dict)
     state: str = "new"
     message: str = ""
     step: int | None = None

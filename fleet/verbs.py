@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Any, TextIO
 
 from fleet import decision, report
 from fleet.cluster import Cluster, Observation
@@ -65,6 +65,7 @@ def start_cluster(
     plan_only: bool = False,
     allow_missing: bool = False,
     source: str | None = None,
+    program_args: Mapping[str, Any] | None = None,
 ) -> None:
     """Plan, ship beside what runs and prove it there; then stop, select, start, and watch.
 
@@ -84,9 +85,12 @@ def start_cluster(
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
         _agree_on_missing(inventory, desk, before.unreachable, allow_missing)
     cluster.refuse_when_not_installed(before)
-    if source is not None and program is None:
-        program = decision.program_of(source, cluster.list_runs())
-    choice = decision.choose(run_name, program, before.selection, before.run, inventory.run_name)
+    if source is not None:
+        origin = decision.find_source(source, cluster.list_runs())
+        if program in (None, origin["program"]):
+            program, kept = origin["program"], origin.get("program_args", {})
+            program_args = {**kept, **(program_args or {})}
+    choice = decision.choose(run_name, program, before.selection, before.run, inventory.run_name, program_args)
     if before.run and decision.is_finished(before.run, inventory) and not choice.new:
         desk.say(report.render_summary(inventory, before.run))
         desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
@@ -109,7 +113,7 @@ def start_cluster(
         plan, shipped = _ship_to_those_there(desk, plan, SWITCH, allow_missing)
         changed = _compare(cluster, desk, plan, before, shipped)
         if source is not None and run_name is not None:
-            cluster.begin(run_name, source, program)
+            cluster.begin(run_name, source, program, program_args or {})
         if choice.write:
             cluster.select(choice.selection)
         ready = _observe_all(cluster, desk, plan.hosts)

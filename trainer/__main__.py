@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from trainer.cluster.spec import Cluster
-from trainer.config import Config, ConfigError, absolute_path
-from trainer.failures import TRY_AGAIN, USER_ERROR, explain
+from trainer.config import Config, ConfigError, absolute_path, read_assignments
+from trainer.failures import TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.gpus import find_missing
 from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
 from trainer.reporting.logs import set_up_logging
@@ -27,7 +27,7 @@ from trainer.reporting.status import describe, describe_all, read_all, read_stat
 from trainer.run.branch import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.release import MissedRelease, refuse_missed_release
-from trainer.run.selection import apply_selection
+from trainer.run.selection import apply_selection, read_selection
 from trainer.runtime import prepare_tensorflow
 from trainer.tasks.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
 from trainer.warm_start import die_with_parent, end
@@ -59,14 +59,14 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
 
             return run_check(options, environment)
         return run_task(options, environment)
-    except ConfigError as error:
+    except (ConfigError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     from trainer.check import add_check_options
-    from trainer.tasks.local import add_local_options
+    from trainer.tasks.local import add_local_options, add_set_option
 
     parser = argparse.ArgumentParser(
         prog="python -m trainer",
@@ -78,6 +78,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         epilog="Exit codes: 0 finished, 75 try again (infrastructure), 78 your error, 143 stopped after a checkpoint.",
     )
     add_run_options(parser)
+    add_set_option(parser)
     add_task_flags(parser)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog=parser.prog)
@@ -98,6 +99,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         add_run_options(command)
         if name == "begin":
             command.add_argument("--from", required=True, dest="source", metavar="RUN@STEP", help="the checkpoint")
+            add_set_option(command)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("--shared-dir", help="the shared path, instead of the settings'")
     check = commands.add_parser("check", help="prove this release, beside whatever runs; it writes nothing")
@@ -128,10 +130,10 @@ def read_config(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     config = Config.from_file(Path(path))
     if getattr(options, "shared_dir", None):
         config = config.replace(shared_dir=absolute_path(options.shared_dir))
-    if not hasattr(options, "run"):
-        config = apply_selection(config)
     chosen = {key: getattr(options, key) for key in ("run", "program") if hasattr(options, key)}
-    return config.replace(**chosen)
+    if hasattr(options, "program_args"):
+        chosen["program_args"] = read_assignments(options.program_args)
+    return apply_selection(config, chosen if "run" in chosen else {**read_selection(config), **chosen})
 
 
 def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -251,7 +253,7 @@ def show_status(options: argparse.Namespace, environment: Mapping[str, str]) -> 
             status = found[-1]
     else:
         config = read_config(options, environment)
-        status = read_status(RunDirectory(config.shared_dir, config.run), config.program, config.steps)
+        status = read_status(RunDirectory(config.shared_dir, config.run), config)
     print(json.dumps(dataclasses.asdict(status)) if options.json else describe(status))
     return 0
 
@@ -274,7 +276,8 @@ def begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         raise ConfigError("begin: name the new run with --run NAME")
     shared_dir = options.shared_dir or read_config(options, environment).shared_dir
     program = getattr(options, "program", None)
-    begun = begin_from(Path(absolute_path(shared_dir)), options.run, options.source, program)
+    given = read_assignments(getattr(options, "program_args", []))
+    begun = begin_from(Path(absolute_path(shared_dir)), options.run, options.source, program, given)
     said = {"run": options.run, "from": options.source, "begun": begun}
     print(json.dumps(said) if options.json else f"run {options.run} begins from {options.source}")
     return 0

@@ -48,12 +48,12 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
         if config and environment.get("TF_CONFIG"):
             Cluster.from_tf_config(environment["TF_CONFIG"]).check_strategy(config.strategy)
         if config and options.part == "run":
-            RunDirectory(config.shared_dir, config.run).read_claim(config.program)
+            RunDirectory(config.shared_dir, config.run).read_claim(config)
         prepare_tensorflow()
         for module in MODULES:
             importlib.import_module(module)
         if config:
-            load_program(config.program)
+            load_program(config.program, config.program_args)
     except (ConfigError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR

@@ -10,9 +10,12 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from trainer.parameters import parse_assignments, values_problem
 
 # More is a mistake of the hand; and what is added to them stays in TensorFlow's 64 bits.
 MAX_SECONDS = 315_360_000  # ten years
@@ -74,6 +77,7 @@ class Config:
     """What one run trains and how. Build it with `from_dict` or `from_file`, which check every value."""
 
     program: str
+    program_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     run: str = "default"
     shared_dir: str = "/srv/trainer"
     local_run_dir: bool = False
@@ -178,6 +182,14 @@ class Config:
         return dataclasses.asdict(self)
 
 
+def read_assignments(texts: Sequence[str]) -> dict[str, Any]:
+    """Read what `--set NAME=VALUE` said of program_args; raises ConfigError."""
+    try:
+        return parse_assignments(texts)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def url_problem(name: str, path: str) -> str | None:
     """Say why a directory, which the setting `name` names, can't be a URL; None where it is none."""
     return f"{name} is {path!r}: {NO_URL}" if URL.fullmatch(path) else None
@@ -190,7 +202,14 @@ def absolute_path(text: str) -> str:
     return str(Path(text).absolute())
 
 
+def kinds_of(hint: Any) -> tuple[type, ...]:
+    """Return the classes of which a value of this type is one."""
+    origin = get_origin(hint)
+    return get_args(hint) if origin is UnionType else (origin or hint,)
+
+
 TYPES: dict[str, Any] = get_type_hints(Config)
+KINDS = {key: kinds_of(hint) for key, hint in TYPES.items()}
 
 CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "program": (
@@ -256,13 +275,20 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seed": (lambda value: value is None or 0 <= value < 2**31, "must be null or between 0 and 2147483647"),
 }
 
-TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "null",
+    Mapping: "a mapping of names to values",
+}
 
 
 def key_problem(key: str, value: Any) -> str | None:
     """Say what is wrong with one setting by itself; None where it is right."""
     try:
-        check_type(key, value, TYPES[key])
+        check_type(key, value, KINDS[key])
     except ConfigError as error:
         return str(error)
     if isinstance(value, (int, float)):
@@ -271,15 +297,16 @@ def key_problem(key: str, value: Any) -> str | None:
         most = MAX_SECONDS if key.endswith("_seconds") else MAX_WHOLE
         if abs(value) > most:
             return f"{key}: must be at most {most:,}"
+    if key == "program_args" and (problem := values_problem(value)):
+        return f"{key}: {problem}"
     if key == "shared_dir" and (problem := url_problem(key, value)):
         return problem
     holds, expected = CHECKS.get(key, (None, ""))
     return None if holds is None or holds(value) else f"{key}: {expected}, not {value!r}"
 
 
-def check_type(key: str, value: Any, expected: Any) -> None:
+def check_type(key: str, value: Any, kinds: tuple[type, ...]) -> None:
     """Raise ConfigError unless the value has the type; a whole number will do where a number is expected."""
-    kinds = get_args(expected) or (expected,)
     accepted = (*kinds, int) if float in kinds else kinds
     if isinstance(value, accepted) and (bool in kinds or not isinstance(value, bool)):
         return

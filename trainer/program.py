@@ -5,16 +5,19 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.constructor import construct
 from trainer.failures import UserError, explain, is_the_programs
+from trainer.parameters import describe_values
 
 REQUIRED = ("build_model", "train_dataset", "eval_dataset")
 
 
-def load_program(name: str) -> Any:
-    """Import the module and build the object without arguments; raises UserError that says what is missing."""
+def load_program(name: str, arguments: Mapping[str, Any]) -> Any:
+    """Import the module and build the object with these arguments; raises UserError that says what is wrong."""
     module_name, _, attribute = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
@@ -37,11 +40,12 @@ def load_program(name: str) -> Any:
             raise UserError(f"program {name}: {module_name} has no {part!r}{hint}")
         found = getattr(found, part)
     try:
-        program = found() if isinstance(found, type) else found
+        program = construct(found, name, arguments)
     except (Exception, SystemExit) as error:
-        if not is_the_programs(error):
+        if isinstance(error, UserError) or not is_the_programs(error):
             raise
-        raise UserError(f"program {name}: building it without arguments failed: {explain(error)}") from error
+        said = describe_values(arguments) or "no arguments"
+        raise UserError(f"program {name}: building it with {said} failed: {explain(error)}") from error
     return check_program(program, name)
 
 

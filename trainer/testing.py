@@ -59,24 +59,31 @@ def train(
 
     `program` is an object, a class or a name (`package.module:Name`). `directory` is the shared path, by default one
     that is removed when Python ends; with the same `directory` and more steps, a run goes on from its checkpoint.
-    `settings` are run settings, `strategy="mirrored"` or `checkpoint_steps=10` (docs/run-settings.md). Errors of the
+    `settings` are run settings, `strategy="mirrored"`, `checkpoint_steps=10` or `program_args={"learning_rate": 0.1}`
+    (docs/run-settings.md). Errors of the
     program are raised as they are; ConfigError and UserError say what is wrong with the settings or the program.
     """
     prepare_tensorflow()
+    from trainer.constructor import construct
     from trainer.program import check_program, load_program
     from trainer.reporting.progress import Progress
     from trainer.reporting.status import read_status
+    from trainer.run.selection import apply_selection
     from trainer.tasks.coordinator import train as coordinate
     from trainer.tasks.evaluator import Evaluator
 
-    built = load_program(program) if isinstance(program, str) else program() if inspect.isclass(program) else program
-    name = program if isinstance(program, str) else f"{type(built).__module__}:{type(built).__name__}"
+    kind = program if inspect.isclass(program) else type(program)
+    name = program if isinstance(program, str) else f"{kind.__module__}:{kind.__name__}"
     if directory is None:
         _temporary.append(tempfile.TemporaryDirectory(prefix="psfleet-"))
         directory = _temporary[-1].name
     shared = Path(directory).absolute()
     config = Config.from_dict({"program": name, "run": "test", "shared_dir": str(shared), "steps": steps, **settings})
+    config = apply_selection(config, {key: getattr(config, key) for key in ("run", "program", "program_args")})
+    arguments = config.program_args
+    built = load_program(name, arguments) if isinstance(program, str) else construct(program, name, arguments)
     run = RunDirectory(config.shared_dir, config.run)
+    run.read_claim(config)
     if run.finished(config.steps) is None:
         check_program(built, name)
         run.claim(config)

@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,9 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
     # Where the one or the other was refused already, nothing more can be said.
     known = "release_program" in site or "release_program" not in reading.places[chief]
     if known and isinstance(name, str) and PROGRAM_NAME.fullmatch(name):
-        for variable, text in _program_problems(name, str(site.get("release_program", "")), root, locks):
+        given = run.get("program_args") if isinstance(run, dict) else None
+        names = [str(each) for each in given] if isinstance(given, Mapping) else []
+        for variable, text in _program_problems(name, names, str(site.get("release_program", "")), root, locks):
             place = reading.place(chief, variable) if variable == "release_program" else reading.parts.get("program")
             yield Problem(text, (chief,), variable, show(name), *(place or (None, None)))
     keys: dict[str, list[str]] = {}
@@ -124,7 +126,9 @@ def _requirement_problem(requirement: str) -> str | None:
     return None if all(_HASH.fullmatch(each) for each in hashes) else "a hash that is none of sha256"
 
 
-def _program_problems(name: str, given: str, root: Path, locked: set[str]) -> Iterator[tuple[str, str]]:
+def _program_problems(
+    name: str, arguments: Sequence[str], given: str, root: Path, locked: set[str]
+) -> Iterator[tuple[str, str]]:
     """What is wrong with the program and where it comes from: (variable, text)."""
     try:
         sources = dict(_sources(given, root))
@@ -162,7 +166,7 @@ def _program_problems(name: str, given: str, root: Path, locked: set[str]) -> It
         line = getattr(error, "lineno", None)
         yield "trainer_run", f"trainer_run: program is {show(name)}, and {file}:{line} is no Python: {error}"
         return
-    yield from (("trainer_run", text) for text in _object_problems(name, attribute, file, tree))
+    yield from (("trainer_run", text) for text in _object_problems(name, arguments, attribute, file, tree))
 
 
 def _sources(given: str, root: Path) -> Iterator[tuple[str, Any]]:
@@ -192,8 +196,8 @@ def _sources(given: str, root: Path) -> Iterator[tuple[str, Any]]:
                 yield file.relative_to(base).as_posix(), file
 
 
-def _object_problems(name: str, attribute: str, file: str, tree: ast.Module) -> Iterator[str]:
-    """Whether a module binds the object, and a class without bases the methods that a program needs."""
+def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: str, tree: ast.Module) -> Iterator[str]:
+    """Whether a module binds the object, and a class without bases has the methods and takes the arguments."""
     body: list[ast.stmt] = tree.body
     found: ast.stmt | None = None
     for part in attribute.split("."):
@@ -212,24 +216,28 @@ def _object_problems(name: str, attribute: str, file: str, tree: ast.Module) -> 
     if not isinstance(found, ast.ClassDef) or found.bases or found.keywords or found.decorator_list:
         return
     methods = dict(_bindings(found.body))
-    init = methods.get("__init__")
-    if isinstance(init, ast.FunctionDef) and not init.decorator_list and (needs := _needed(init)):
-        where = f"{file}:{init.lineno}"
-        text = f"trainer_run: program is {show(name)}, and its class in {where} can't be built without {needs}"
-        yield f"{text}; expected a class that is built without arguments. Give {needs} a default"
     missing = [each for each in REQUIRED if each not in methods]
     if missing and "__getattr__" not in methods:
         where = f"{file}:{found.lineno}"
         yield f"trainer_run: program is {show(name)}, and its class in {where} has no {', '.join(missing)}"
+    taken = _parameters_of(methods)
+    for argument in arguments if taken is not None else ():
+        if argument not in (taken or []):
+            takes = f"takes {', '.join(taken)}" if taken else "takes none"
+            yield f"trainer_run: program_args has {show(argument)}, and the constructor of {name} {takes}"
 
 
-def _needed(init: ast.FunctionDef) -> str:
-    """The first argument of a method, beside self, that has no default."""
-    positional = [*init.args.posonlyargs, *init.args.args]
-    required = positional[1 : len(positional) - len(init.args.defaults)]
-    named = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
-    required += [each for each, default in named if default is None]
-    return required[0].arg if required else ""
+def _parameters_of(methods: Mapping[str, ast.stmt]) -> list[str] | None:
+    """The names that a class without bases can be built with; None where the source does not tell."""
+    if "__new__" in methods:
+        return None
+    constructor = methods.get("__init__")
+    if constructor is None:
+        return []
+    if not isinstance(constructor, ast.FunctionDef) or constructor.decorator_list or constructor.args.kwarg:
+        return None
+    own = 0 if constructor.args.posonlyargs else 1  # `self`
+    return [each.arg for each in [*constructor.args.args[own:], *constructor.args.kwonlyargs]]
 
 
 def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:

@@ -23,7 +23,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 @pytest.fixture(scope="session")
 def digits(runs: Runs) -> Process:
     """The demo's training, once, to its end."""
-    process = runs.local(DIGITS, "digits", 3000, "--checkpoint-steps", "1000", "--checkpoints-kept", "3", "--seed", "1")
+    checkpoints = ["--checkpoint-steps", "1000", "--checkpoints-kept", "3", "--seed", "1"]
+    process = runs.local(DIGITS, "digits", 3000, *checkpoints, "--set", "learning_rate=0.002", "--set", "dropout=0.4")
     assert process.wait(4 * MINUTE) == 0, process.output
     return process
 

@@ -26,7 +26,8 @@ def shards_of(variable):
 def main(mode: str, shared: str, values_file: str) -> None:
     cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])
     config = Config(program="table:Table", run="restore", shared_dir=shared, partitioner_min_bytes=1024)
-    runner = RemoteStepRunner(config, load_program(config.program), make_strategy(config, cluster), cluster.workers)
+    program = load_program(config.program, config.program_args)
+    runner = RemoteStepRunner(config, program, make_strategy(config, cluster), cluster.workers)
     model = runner.model
     checkpoints = Checkpoints(RunDirectory(shared, "restore"), model, runner.step, config)
     if mode == "train":

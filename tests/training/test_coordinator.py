@@ -78,7 +78,7 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_path_that_hangs_keeps_no_coordinator_that_has_failed(
     config: Config, directory: RunDirectory, ends_with: Any
 ) -> None:
-    def load(name: str) -> Any:
+    def load(name: str, arguments: object) -> Any:
         for path in (directory.state, directory.attempts):
             path.unlink(missing_ok=True)
             os.mkfifo(path)  # whoever reads it waits for ever
@@ -95,7 +95,7 @@ BROKEN = "failed to copy memory: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC
 def test_a_broken_device_is_tried_again_within_the_budget_by_new_processes(
     config: Config, directory: RunDirectory, ends_with: Any
 ) -> None:
-    def load(name: str) -> Any:
+    def load(name: str, arguments: object) -> Any:
         raise tf.errors.InternalError(None, None, BROKEN)
 
     ends_with(load)

@@ -43,6 +43,42 @@ def test_last_line_says_what_was_trained_and_how_fast(digits: Process) -> None:
     )
 
 
+def test_its_parameters_reached_the_program_and_belong_to_the_run(digits: Process, runs: Runs) -> None:
+    given = {"learning_rate": 0.002, "dropout": 0.4}
+    assert runs.status("digits")["program_args"] == given
+    assert json.loads((runs.directory("digits") / "run.json").read_text())["program_args"] == given
+    found = in_fresh_process(
+        """
+import json, sys
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG, parse_session_start_info_plugin_data
+read = EventAccumulator(sys.argv[1] + "/events").Reload()
+written = read.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
+session = parse_session_start_info_plugin_data(written)
+shown = {name: value.number_value for name, value in session.hparams.items()}
+checkpoint = tf.train.load_checkpoint(tf.train.latest_checkpoint(sys.argv[1] + "/checkpoints"))
+[rate] = [key for key in checkpoint.get_variable_to_shape_map() if "learning_rate/.ATTRIBUTES" in key]
+print(json.dumps({"shown": shown, "rate": float(checkpoint.get_tensor(rate))}))
+""",
+        str(runs.directory("digits")),
+    )
+    assert found["shown"] == given
+    assert found["rate"] == pytest.approx(0.002)
+
+
+def test_a_run_that_goes_on_keeps_its_parameters(digits: Process, runs: Runs) -> None:
+    again = runs.local(DIGITS, "digits", 3000)
+    assert again.wait(MINUTE) == 0, again.output
+    assert "learning_rate=0.002, dropout=0.4" in again.output
+    other = runs.local(DIGITS, "digits", 3000, "--set", "learning_rate=0.1")
+    assert other.wait(MINUTE) == 78
+    assert "run digits began with learning_rate=0.002, dropout=0.4 and keeps that; it can't go on with " in other.output
+    wrong = runs.local(DIGITS, "wrong", 5, "--set", "rate=0.1")
+    assert wrong.wait(MINUTE) == 78
+    assert "its constructor has no parameter rate; it takes learning_rate, dropout" in wrong.output
+
+
 def test_log_tensorboard_and_status_show_the_same_numbers(digits: Process, runs: Runs) -> None:
     events = in_fresh_process(
         """

@@ -14,7 +14,8 @@ from trainer.config import Config, ConfigError
 from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
 from trainer.run.branch import begin_from
 from trainer.run.directory import RunDirectory
-from trainer.run.records import read_record
+from trainer.run.records import read_record, write_record
+from trainer.run.selection import apply_selection
 
 
 @pytest.fixture
@@ -44,6 +45,25 @@ def test_a_new_run_has_the_checkpoint_and_the_program(old: RunDirectory, tmp_pat
     assert record is not None
     assert (record["program"], record["from"]) == ("p:P", "old@20")
     assert old.catalogue.steps() == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("program", "given", "kept"),
+    [
+        (None, {}, {"rate": 0.1, "units": 8}),
+        ("p:P", {"rate": 0.2}, {"rate": 0.2, "units": 8}),
+        ("q:Q", {"rate": 0.2}, {"rate": 0.2}),
+    ],
+)
+def test_the_new_run_has_the_others_parameters_where_it_has_its_program(
+    old: RunDirectory, tmp_path: Path, program: str | None, given: dict[str, float], kept: dict[str, float]
+) -> None:
+    record = read_record(old.settings)
+    assert record is not None
+    write_record(old.settings, {**record, "program_args": {"rate": 0.1, "units": 8}})
+    begin_from(tmp_path, "new", "old@20", program, given)
+    settings = Config(program="p:P", shared_dir=str(tmp_path), program_args={"depth": 2})
+    assert apply_selection(settings, {"run": "new", "program_args": given}).program_args == kept
 
 
 def test_the_new_run_outlives_the_checkpoint_of_the_other(old: RunDirectory, tmp_path: Path) -> None:

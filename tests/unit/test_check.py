@@ -15,13 +15,18 @@ from trainer.config import Config
 from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR
 from trainer.run.directory import RunDirectory
 
+RATED = """
+class Rated(Good):
+    def __init__(self, rate: float = 1): ...
+"""
+
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A shared path, with a program that can be imported; TensorFlow is left out, the other modules need none."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trainer.check, "MODULES", ("trainer.supervisor",))
-    (tmp_path / "checked_program.py").write_text(PROGRAMS)
+    (tmp_path / "checked_program.py").write_text(f"{PROGRAMS}{RATED}")
     return tmp_path
 
 
@@ -39,6 +44,8 @@ def test_what_is_right_is_proven_and_nothing_is_written(
     assert check(shared, monkeypatch, "program") == FINISHED
     assert check(shared, monkeypatch, "run", "--selection", '{"run": "new"}') == FINISHED
     assert capsys.readouterr().out.endswith("program checked_program:Good, run new\n")
+    rated = '{"run": "new", "program": "checked_program:Rated", "program_args": {"rate": 2}}'
+    assert check(shared, monkeypatch, "run", "--selection", rated) == FINISHED
     assert sorted(path.name for path in shared.iterdir() if path.name != "__pycache__") == before
 
 
@@ -50,6 +57,9 @@ def test_what_is_right_is_proven_and_nothing_is_written(
         ({"program": "not_there:Good"}, {}, "there is no module 'not_there'"),
         ({}, {"steps": 0}, "steps: must be at least 1"),
         ({}, {"stepz": 1}, "did you mean 'steps'"),
+        ({"program_args": {"rate": 1}}, {}, "its constructor has no parameter rate; it takes none"),
+        ({"program": "checked_program:Rated", "program_args": {"rate": "a"}}, {}, 'rate: float, and rate is "a"'),
+        ({"run": "rated", "program_args": {"rate": 2}}, {}, "run rated began with rate=1 and keeps that; it can't go"),
         ({"run": "old"}, {}, ""),
         ({"run": "old", "program": "checked_program:Good"}, {}, "run old belongs to the program other:One"),
     ],
@@ -64,6 +74,8 @@ def test_what_is_wrong_is_the_users_error(
 ) -> None:
     old = Config(program="other:One", run="old", shared_dir=str(shared))
     RunDirectory(shared, "old").claim(old)
+    rated = old.replace(run="rated", program="checked_program:Rated", program_args={"rate": 1})
+    RunDirectory(shared, "rated").claim(rated)
     code = check(shared, monkeypatch, "run", "--selection", json.dumps(selection), **settings)
     # A run that is named without a program is proven with the program that it remembers, which is not here.
     assert code == USER_ERROR

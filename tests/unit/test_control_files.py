@@ -23,6 +23,12 @@ if True:
     class Net:
 {METHODS.replace("    def", "        def")}
 class Heir(Borrowed): pass
+class Taking:
+    def __init__(self, rate, *, layers=()): ...
+{METHODS}
+class Anything:
+    def __init__(self, **more): ...
+{METHODS}
 class Bare:
     def build_model(self): ...
 class Outer:
@@ -53,13 +59,18 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def problems(project: Path, program: str = "trainer.examples.digits:Digits", **site: Any) -> list[str]:
-    variables = {"all": {"trainer_run": {"program": program}} | site}
+def problems(
+    project: Path,
+    program: str = "trainer.examples.digits:Digits",
+    program_args: dict[str, Any] | None = None,
+    **site: Any,
+) -> list[str]:
+    variables = {"all": {"trainer_run": {"program": program, "program_args": program_args or {}}} | site}
     return list(map(str, inventory_problems(*inventory({}, variables), project)))
 
 
 @pytest.mark.parametrize(
-    "program", [f"nets.resnet:{name}" for name in ("Net", "Heir", "Outer.Inner", "made", "Borrowed", "Offers")]
+    "program", [f"nets.resnet:{name}" for name in ("Net", "Heir", "Outer.Inner", "made", "Borrowed", "Offers", "Needs")]
 )
 def test_a_program_is_found_without_its_libraries(project: Path, program: str) -> None:
     assert problems(project, program, release_program="mine") == []
@@ -89,7 +100,6 @@ def test_a_program_is_found_in_a_wheel_and_in_a_lock(project: Path) -> None:
         ("nets.resnet:Nett", "nets/resnet.py has no Nett. Did you mean Net?"),
         ("nets.resnet:Outer.Iner", "has no Iner. Did you mean Inner?"),
         ("nets.resnet:Bare", "has no train_dataset, eval_dataset"),
-        ("nets.resnet:Needs", "can't be built without size; expected a class that is built without arguments"),
         ("nets.broken:Net", "nets/broken.py:2 is no Python"),
         ("nets.deep:made", "nets/deep.py"),
         ("trainer.examples.digit:Digits", "the kit has no module trainer.examples.digit. Did you mean trainer.ex"),
@@ -100,6 +110,27 @@ def test_a_program_is_found_in_a_wheel_and_in_a_lock(project: Path) -> None:
 def test_a_misspelt_program_is_refused(project: Path, program: str, said: str) -> None:
     (problem,) = problems(project, program, release_program="mine")
     assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("program", "argument", "said"),
+    [
+        ("Net", "rate", "program_args has 'rate', and the constructor of nets.resnet:Net takes none"),
+        ("Taking", "rates", "program_args has 'rates', and the constructor of nets.resnet:Taking takes rate, layers"),
+        ("Taking", "self", "takes rate, layers"),
+        ("Taking", "rate", ""),
+        ("Taking", "layers", ""),
+        ("Anything", "rates", ""),
+        ("Heir", "rates", ""),
+        ("made", "rates", ""),
+    ],
+)
+def test_an_argument_that_the_constructor_does_not_take_is_refused(
+    project: Path, program: str, argument: str, said: str
+) -> None:
+    found = problems(project, f"nets.resnet:{program}", {argument: 1}, release_program="mine")
+    assert bool(found) == bool(said)
+    assert said in "".join(found)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     monkeypatch.setattr(evaluator, "load_tensorflow", object)
-    monkeypatch.setattr(evaluator, "load_program", lambda name: object())
+    monkeypatch.setattr(evaluator, "load_program", lambda name, arguments: object())
     monkeypatch.setattr(evaluator, "Evaluator", Fake)
     monkeypatch.setattr(Fake, "asked", [], raising=False)
     return Fake

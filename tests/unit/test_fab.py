@@ -78,6 +78,14 @@ def test_a_checkpoint_that_names_none_exits_2_before_a_host_is_asked(
     assert "--from" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["start-cluster", "restart-cluster"])
+def test_parameter_without_a_value_exits_2_before_a_host_is_asked(
+    verb: str, silent_inventory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fab(verb, "--set", "rate=1", "--set", "layers", "--inventory", str(silent_inventory)) == 2
+    assert capsys.readouterr().err.startswith("--set layers: expected NAME=VALUE")
+
+
 @pytest.mark.parametrize(
     "words",
     [

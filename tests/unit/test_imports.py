@@ -14,7 +14,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up. A room is a package of `trainer`; a module of the top is named where it stands.
 LEVELS = (
-    ("config", "failures", "program", "runtime", "signals", "states", "task_id", "transport_errors", "variables"),
+    (
+        "config",
+        "constructor",
+        "failures",
+        "parameters",
+        "program",
+        "runtime",
+        "signals",
+        "states",
+        "task_id",
+        "transport_errors",
+        "variables",
+    ),
     ("run",),
     ("reporting",),
     ("fork_server", "gpus", "supervisor", "warm_start"),  # what a process begins with

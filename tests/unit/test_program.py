@@ -29,8 +29,8 @@ def write(programs: Path, name: str, text: str = GOOD) -> str:
 
 def test_class_is_built_and_object_is_taken(programs: Path) -> None:
     name = write(programs, "good_program")
-    assert type(load_program(f"{name}:Good")).__name__ == "Good"
-    program = load_program(f"{name}:ready")
+    assert type(load_program(f"{name}:Good", {})).__name__ == "Good"
+    program = load_program(f"{name}:ready", {})
     assert program_file(program) == (programs / f"{name}.py").resolve()
 
 
@@ -39,19 +39,19 @@ def test_class_is_built_and_object_is_taken(programs: Path) -> None:
     [
         ("Goood", "has no 'Goood': did you mean 'Good'?"),
         ("NoEval", "has no method eval_dataset"),
-        ("Arguments", "building it without arguments failed: TypeError"),
+        ("Arguments", "its constructor needs needed: give it with --set needed=VALUE"),
     ],
 )
 def test_object_that_will_not_do(programs: Path, wanted: str, expected: str) -> None:
     name = write(programs, "bad_objects")
     with pytest.raises(UserError) as caught:
-        load_program(f"{name}:{wanted}")
+        load_program(f"{name}:{wanted}", {})
     assert expected in str(caught.value)
 
 
 def test_missing_module_says_where_it_was_looked_for(programs: Path) -> None:
     with pytest.raises(UserError) as caught:
-        load_program("not_there.at_all:Good")
+        load_program("not_there.at_all:Good", {})
     assert "there is no module 'not_there'" in str(caught.value)
     assert str(programs) in str(caught.value)
 
@@ -59,14 +59,14 @@ def test_missing_module_says_where_it_was_looked_for(programs: Path) -> None:
 def test_module_that_lacks_a_library_names_the_line(programs: Path) -> None:
     name = write(programs, "needs_library", "import sys\nimport no_such_library\n")
     with pytest.raises(UserError) as caught:
-        load_program(f"{name}:Good")
+        load_program(f"{name}:Good", {})
     assert f"{programs}/needs_library.py:2: ModuleNotFoundError: No module named 'no_such_library'" in str(caught.value)
 
 
 def test_module_that_fails_names_the_line(programs: Path) -> None:
     name = write(programs, "divides", "\n\n1 / 0\n")
     with pytest.raises(UserError) as caught:
-        load_program(f"{name}:Good")
+        load_program(f"{name}:Good", {})
     assert f"{programs}/divides.py:3: ZeroDivisionError: division by zero" in str(caught.value)
 
 
@@ -74,20 +74,20 @@ def test_module_that_fails_names_the_line(programs: Path) -> None:
 def test_module_or_class_that_says_exit_names_the_line(programs: Path, code: str) -> None:
     name = write(programs, "exits", f"import sys\nsys.exit({code})\n")
     with pytest.raises(UserError, match=r"exits.py:2: SystemExit: "):
-        load_program(f"{name}:Good")
+        load_program(f"{name}:Good", {})
     name = write(programs, "exits_later", f"import sys\nclass Good:\n    def __init__(self): sys.exit({code})\n")
     with pytest.raises(UserError, match=r"exits_later.py:3: SystemExit: "):
-        load_program(f"{name}:Good")
+        load_program(f"{name}:Good", {})
 
 
 def test_storage_that_fails_under_an_import_is_no_mistake_of_the_program(programs: Path) -> None:
     stale = "raise OSError(errno.ESTALE, 'Stale file handle', 'words.txt')"
     name = write(programs, "reads", f"import errno\n{stale}\n")
     with pytest.raises(OSError, match="Stale file handle"):
-        load_program(f"{name}:Good")
+        load_program(f"{name}:Good", {})
     name = write(programs, "reads_later", f"import errno\nclass Good:\n    def __init__(self):\n        {stale}\n")
     with pytest.raises(OSError, match="Stale file handle"):
-        load_program(f"{name}:Good")
+        load_program(f"{name}:Good", {})
     name = write(programs, "misses", "open('/no/such/words.txt')\n")
     with pytest.raises(UserError, match=r"misses.py:1: FileNotFoundError"):
-        load_program(f"{name}:Good")
+        load_program(f"{name}:Good", {})

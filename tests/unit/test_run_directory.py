@@ -12,7 +12,7 @@ import pytest
 from trainer.config import Config
 from trainer.failures import UserError
 from trainer.run.directory import RunDirectory, run_directories
-from trainer.run.records import read_record
+from trainer.run.records import read_record, write_record
 from trainer.states import RunState
 
 
@@ -82,6 +82,25 @@ def test_a_run_remembers_its_program(tmp_path: Path) -> None:
     RunDirectory(tmp_path, "r").claim(config.replace(steps=5))
     with pytest.raises(UserError, match=r"run r belongs to the program mine:One, not to mine:Two.*--run NAME"):
         RunDirectory(tmp_path, "r").claim(config.replace(program="mine:Two"))
+
+
+def test_a_run_keeps_its_parameters(tmp_path: Path) -> None:
+    config = Config(program="mine:One", run="r", shared_dir=str(tmp_path), program_args={"rate": 0.1, "units": 8})
+    RunDirectory(tmp_path, "r").claim(config)
+    RunDirectory(tmp_path, "r").claim(config.replace(steps=5))
+    began = "run r began with rate=0.1, units=8 and keeps that; it can't go on with "
+    for other, said in ({"rate": 0.2}, "rate=0.2"), ({"rate": 0.1, "more": None}, "more=null"):
+        with pytest.raises(UserError) as caught:
+            RunDirectory(tmp_path, "r").claim(config.replace(program_args=other))
+        assert f"{began}{said}: start another run with --run NAME" in str(caught.value)
+
+
+def test_a_run_of_an_earlier_version_began_without_parameters(tmp_path: Path) -> None:
+    config = Config(program="mine:One", run="r", shared_dir=str(tmp_path))
+    write_record(RunDirectory(tmp_path, "r").settings, {"program": "mine:One", "created": 1.0})
+    RunDirectory(tmp_path, "r").claim(config)
+    with pytest.raises(UserError, match="began with no parameters"):
+        RunDirectory(tmp_path, "r").claim(config.replace(program_args={"rate": 0.2}))
 
 
 def test_finished_until_more_steps_are_wanted(tmp_path: Path) -> None:

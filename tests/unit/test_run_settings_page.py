@@ -18,6 +18,7 @@ TYPE_NAMES = {
     "bool": "true or false",
     "int | str": 'whole number or `"auto"`',
 }
+TYPE_NAMES["collections.abc.Mapping[str, typing.Any]"] = "mapping"
 TYPE_NAMES["int | None"] = "whole number or `null`"
 
 
@@ -35,8 +36,11 @@ def test_page_states_the_types() -> None:
 
 
 def test_page_states_the_defaults() -> None:
-    expected = {
-        field.name: "required" if field.default is dataclasses.MISSING else f"`{json.dumps(field.default)}`"
-        for field in dataclasses.fields(Config)
-    }
+    defaults = Config(program="mine:One").as_dict()
+    required = {field.name for field in dataclasses.fields(Config) if is_required(field)}
+    expected = {key: "required" if key in required else f"`{json.dumps(value)}`" for key, value in defaults.items()}
     assert {key: row["default"].strip() for key, row in rows().items()} == expected
+
+
+def is_required(field: dataclasses.Field[object]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

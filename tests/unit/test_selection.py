@@ -37,6 +37,31 @@ def test_a_new_run_takes_the_settings_program_and_an_old_one_keeps_its_own(tmp_p
     assert apply_selection(config(tmp_path)).program == "mine:Two"
 
 
+def test_a_new_run_takes_the_settings_parameters_for_their_program_alone(tmp_path: Path) -> None:
+    settings = config(tmp_path).replace(program_args={"rate": 0.1, "units": 8})
+    select(tmp_path, {"run": "second", "program_args": {"rate": 0.2}})
+    assert apply_selection(settings).program_args == {"rate": 0.2, "units": 8}
+    select(tmp_path, {"run": "second", "program": "mine:Two", "program_args": {"rate": 0.2}})
+    assert apply_selection(settings).program_args == {"rate": 0.2}
+    select(tmp_path, {"program_args": {"units": 9}})
+    assert apply_selection(settings).program_args == {"rate": 0.1, "units": 9}
+
+
+def test_an_old_run_keeps_its_parameters_whatever_the_settings_say_by_now(tmp_path: Path) -> None:
+    began = config(tmp_path).replace(run="second", program_args={"rate": 0.1})
+    RunDirectory(tmp_path, "second").claim(began)
+    select(tmp_path, {"run": "second"})
+    settings = config(tmp_path).replace(program_args={"rate": 0.5, "units": 8})
+    assert apply_selection(settings).program_args == {"rate": 0.1}
+    assert apply_selection(config(tmp_path)).program_args == {"rate": 0.1}
+    # What is asked for beside it is not lost, so that whoever trains the run can refuse it.
+    select(tmp_path, {"run": "second", "program_args": {"units": 8}})
+    assert apply_selection(config(tmp_path)).program_args == {"rate": 0.1, "units": 8}
+    # Nor where the settings name the run themselves.
+    select(tmp_path, {})
+    assert apply_selection(settings.replace(run="second")).program_args == {"rate": 0.5, "units": 8}
+
+
 def test_a_damaged_record_of_the_selected_run_is_named_with_what_mends_it(tmp_path: Path) -> None:
     select(tmp_path, {"run": "second"})
     record = RunDirectory(tmp_path, "second").settings
@@ -54,6 +79,8 @@ def test_a_damaged_record_of_the_selected_run_is_named_with_what_mends_it(tmp_pa
         ({"run": "../up"}, "run: is the name of a directory"),
         ({"runs": "a"}, "did you mean 'run'"),
         ({"program": 3}, "program: expected a text, not 3"),
+        ({"program_args": [1]}, "program_args: expected a mapping of names to values, not [1]"),
+        ({"program_args": {"a-b": 1}}, "'a-b' can't name a parameter"),
         (["run"], "holds no JSON object"),
     ],
 )

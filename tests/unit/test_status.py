@@ -22,7 +22,7 @@ from trainer.states import RunState
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]
 PLACES = ["checkpoint", "export", "begun_from", "ledger", "events", "updated", "host", "pid"]
-KEYS = ["run", "run_dir", "program", "state", "phase", "message", *PROGRESS, *PLACES]
+KEYS = ["run", "run_dir", "program", "program_args", "state", "phase", "message", *PROGRESS, *PLACES]
 
 
 def trainer(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -100,6 +100,15 @@ def test_a_damaged_evaluation_hides_nothing_else(tmp_path: Path) -> None:
     assert "evaluation.json is not JSON" in status.message
 
 
+def test_parameters_are_shown_of_a_run_and_of_one_that_is_to_begin(tmp_path: Path) -> None:
+    given = {"rate": 0.1, "layers": [64, 64]}
+    write_status(tmp_path, "a", state="training", program_args=given)
+    assert "parameters  rate=0.1, layers=[64, 64]\n" in describe(read_status(RunDirectory(tmp_path, "a")))
+    assert describe_all(read_all(tmp_path)).endswith("  rate=0.1, layers=[64, 64]")
+    config = Config(program="mine:One", run="b", shared_dir=str(tmp_path), program_args=given)
+    assert read_status(RunDirectory(tmp_path, "b"), config).program_args == given
+
+
 def test_text_shows_what_is_known() -> None:
     status = Status(
         run="a", run_dir="/r/a", state="training", step=10, steps=40, steps_per_second=20.0, eta_seconds=1.5
@@ -108,7 +117,7 @@ def test_text_shows_what_is_known() -> None:
     assert "step        10 of 40" in text
     assert "20 steps/s" in text
     assert "checkpoint" not in text
-    assert describe_all([status]).splitlines()[1].split() == ["a", "training", "10/40", "-", "-"]
+    assert describe_all([status]).splitlines()[1].split() == ["a", "training", "10/40", "-", "-", "-"]
 
 
 @pytest.mark.parametrize("command", ["status", "runs"])

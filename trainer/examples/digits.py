@@ -21,6 +21,10 @@ def load(part: str) -> tuple[np.ndarray, np.ndarray]:
 class Digits:
     """A small convolutional network that reads a digit."""
 
+    def __init__(self, learning_rate: float = 1e-3, dropout: float = 0.5) -> None:
+        self.learning_rate = learning_rate
+        self.dropout = dropout
+
     def build_model(self) -> tf.keras.Model:
         model = tf.keras.Sequential(
             [
@@ -31,12 +35,12 @@ class Digits:
                 tf.keras.layers.MaxPooling2D(),
                 tf.keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
                 tf.keras.layers.Flatten(),
-                tf.keras.layers.Dropout(0.5),
+                tf.keras.layers.Dropout(self.dropout),
                 tf.keras.layers.Dense(10),
             ]
         )
         model.compile(
-            optimizer=tf.keras.optimizers.Adam(1e-3),
+            optimizer=tf.keras.optimizers.Adam(self.learning_rate),
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )

@@ -10,13 +10,14 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Config
 from trainer.failures import first_line
+from trainer.parameters import describe_value
 from trainer.reporting.events import EventLog
 from trainer.reporting.goodput import Ledger, describe_ledger
 from trainer.reporting.notify import Notifier
@@ -44,10 +45,22 @@ class EventWriter:
 
     def write(self, step: int, values: dict[str, float], at: float | None = None) -> None:
         """Write the values of a time (default: now); what can't be written is lost, with a warning."""
-        at = time.time() if at is None else at
         summary = self._tf.compat.v1.Summary()
         for name, value in values.items():
             summary.value.add(tag=name, simple_value=value)
+        self._write(step, summary, time.time() if at is None else at)
+
+    def write_parameters(self, values: Mapping[str, Any]) -> None:
+        """Write the program's parameters for TensorBoard's HParams; the directories below this one have the metrics."""
+        from tensorboard.plugins.hparams.summary import session_start_pb
+
+        if any(self._directory.glob("events.out.tfevents.*")):
+            return  # an earlier process of the run has
+        told = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        texts = {name: describe_value(value) for name, value in values.items() if name not in told}
+        self._write(0, session_start_pb(told | texts), time.time())
+
+    def _write(self, step: int, summary: Any, at: float) -> None:
         try:
             if self._file is None and time.monotonic() >= self._open_at:
                 self._file = self._open(at)
@@ -138,7 +151,7 @@ class Progress:
         self._unwritten: Status | None = None
         self._board: EventWriter | None = None
         self.events = EventLog(directory.event_log, self.post)
-        self._program, self._steps = config.program, config.steps
+        self._config = config
         self._read()
         if not waits:
             self.begin()
@@ -154,7 +167,9 @@ class Progress:
 
     def _read(self) -> None:
         self.status = read_status(self._directory)
-        self.status.program, self.status.steps = self._program, self._steps
+        config = self._config
+        self.status.program, self.status.steps = config.program, config.steps
+        self.status.program_args = dict(config.program_args)
         self.status.steps_per_second = self.status.eta_seconds = None
         self.ledger = Ledger(self.status.ledger)
 
@@ -199,6 +214,9 @@ class Progress:
             if self.leads:
                 if self._board is None:
                     self._board = EventWriter(self._directory.train_events)
+                    if status.program_args:
+                        parameters = EventWriter(self._directory.events)
+                        self.post(partial(parameters.write_parameters, status.program_args))
                 shown = {**values, "steps_per_second": steps_per_second}
                 self.post(partial(self._board.write, step, shown, time.time()))
                 log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers(values))

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.config import Config
+from trainer.parameters import describe_values
 from trainer.reporting.events import describe_event, read_events
 from trainer.reporting.goodput import describe_ledger
 from trainer.run.directory import RunDirectory, run_directories
@@ -25,6 +27,7 @@ class Status:
     run: str
     run_dir: str
     program: str | None = None
+    program_args: dict[str, Any] = dataclasses.field(default_factory=dict)
     state: RunState = RunState.NEW
     phase: str | None = None
     message: str = ""
@@ -60,9 +63,14 @@ class Status:
         return f"{line}: {self.message}" if self.message else line
 
 
-def read_status(directory: RunDirectory, program: str | None = None, steps: int | None = None) -> Status:
-    """Return a run's status with its newest evaluation and last events; of a run that was never started, a new one."""
-    status = Status(run=directory.run, run_dir=str(directory.path), program=program, steps=steps)
+def read_status(directory: RunDirectory, config: Config | None = None) -> Status:
+    """Return a run's status with its newest evaluation and last events.
+
+    Of a run that was never started it is a new one, which will train what `config` says.
+    """
+    status = Status(run=directory.run, run_dir=str(directory.path))
+    if config is not None:
+        status.program, status.program_args, status.steps = config.program, dict(config.program_args), config.steps
     # The next coordinator mends what is damaged; one record's damage must not hide the others, nor other runs.
     try:
         record = read_record(directory.status) or {}
@@ -98,6 +106,7 @@ def describe(status: Status) -> str:
         ("run", status.run),
         ("state", status.state),
         ("program", status.program),
+        ("parameters", describe_values(status.program_args)),
         ("begun from", status.begun_from),
     ]
     if status.message:
@@ -121,11 +130,12 @@ def describe(status: Status) -> str:
 
 def describe_all(statuses: list[Status]) -> str:
     """Lay all runs out as a table."""
-    rows = [("RUN", "STATE", "STEP", "EVALUATION", "PROGRAM")]
+    rows = [("RUN", "STATE", "STEP", "EVALUATION", "PROGRAM", "PARAMETERS")]
     for status in statuses:
         evaluation = numbers(status.evaluation["metrics"]) if status.evaluation else "-"
         step = "-" if status.step is None else f"{status.step}/{status.steps}"
-        rows.append((status.run, status.state, step, evaluation, status.program or "-"))
+        told = describe_values(status.program_args) or "-"
+        rows.append((status.run, status.state, step, evaluation, status.program or "-", told))
     return lay_out(rows)
 
 

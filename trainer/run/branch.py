@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainer.config import SOURCE, ConfigError
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import read_record, write_record
 
 
-def begin_from(shared_dir: Path, run: str, source: str, program: str | None = None) -> bool:
+def begin_from(
+    shared_dir: Path,
+    run: str,
+    source: str,
+    program: str | None = None,
+    program_args: Mapping[str, Any] | None = None,
+) -> bool:
     """Make the run `run` with the checkpoint that `source`, RUN@STEP, names; returns False when that was done before.
 
-    The new run keeps the program of the other, or gets `program`. The other stays as it is. Raises ConfigError.
+    The new run keeps the program of the other, or gets `program`. It keeps the other's parameters where it has its
+    program, and gets `program_args` over them. The other stays as it is. Raises ConfigError.
     """
     found = SOURCE.fullmatch(source)
     if found is None:
@@ -38,6 +47,7 @@ def begin_from(shared_dir: Path, run: str, source: str, program: str | None = No
         raise ConfigError(f"--from {source}: that checkpoint is bad, {wrong}: choose another one")
     new.catalogue.adopt(old.catalogue, step)
     # Last: a run without this record is begun anew.
-    began = {"program": program or record["program"], "created": time.time(), "from": source}
-    write_record(new.settings, began)
+    kept = record.get("program_args", {}) if program in (None, record["program"]) else {}
+    began = {"program": program or record["program"], "program_args": {**kept, **(program_args or {})}}
+    write_record(new.settings, {**began, "created": time.time(), "from": source})
     return True

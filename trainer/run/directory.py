@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.config import Config
 from trainer.failures import UserError
+from trainer.parameters import describe_values
 from trainer.run.catalogue import SET_ASIDE, Catalogue
 from trainer.run.records import names_in, read_record, write_record
 from trainer.states import RunState
@@ -38,31 +39,44 @@ class RunDirectory:
         self.attempts = self.path / "attempts.json"
         self.event_log = self.path / "events.jsonl"
         self.checkpoints = self.path / "checkpoints"
-        self.train_events = self.path / "events" / "train"
-        self.eval_events = self.path / "events" / "eval"
+        self.events = self.path / "events"
+        self.train_events = self.events / "train"
+        self.eval_events = self.events / "eval"
         self.export = self.path / "export"
         self.catalogue = Catalogue(self.checkpoints)
         self.failing_since: float | None = None
         """Since when (of time.monotonic) no checkpoint could be saved, over all the generations of this process."""
         self._changing = threading.Lock()
 
-    def read_claim(self, program: str) -> dict[str, Any] | None:
-        """Return what the run remembers of itself, None for a new one; raises UserError where it is another program's.
+    def read_claim(self, config: Config) -> dict[str, Any] | None:
+        """Return what the run remembers of itself, None for a new one.
 
-        Raises ValueError where the record is damaged.
+        Raises UserError where it began with another program or other parameters, ValueError where the record is
+        damaged.
         """
         record = read_record(self.settings)
-        if record is not None and record.get("program") != program:
+        if record is None:
+            return None
+        if record.get("program") != config.program:
             raise UserError(
-                f"run {self.run} belongs to the program {record.get('program')}, not to {program}: "
+                f"run {self.run} belongs to the program {record.get('program')}, not to {config.program}: "
                 "start the new program with another --run NAME"
+            )
+        began = record.get("program_args", {})
+        items = config.program_args.items()
+        other = {name: value for name, value in items if name not in began or began[name] != value}
+        if other:
+            raise UserError(
+                f"run {self.run} began with {describe_values(began) or 'no parameters'} and keeps that; it can't go on "
+                f"with {describe_values(other)}: start another run with --run NAME"
             )
         return record
 
     def claim(self, config: Config) -> None:
-        """Remember the run's program, or raise UserError when the run belongs to another one."""
-        record = self.read_claim(config.program) or {"created": time.time()}
-        write_record(self.settings, {**record, "program": config.program, "settings": config.as_dict()})
+        """Remember the run's program and its parameters, or raise UserError when the run began with others."""
+        record = self.read_claim(config) or {"created": time.time()}
+        began = {"program": config.program, "program_args": dict(config.program_args)}
+        write_record(self.settings, {**record, **began, "settings": config.as_dict()})
 
     def set_damaged_records_aside(self) -> None:
         """Rename the damaged records that a run can do without: only the lease's holder may."""

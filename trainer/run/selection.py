@@ -10,43 +10,56 @@ from trainer.config import Config, ConfigError, unknown_key
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 
-KEYS = ["run", "program"]
+KEYS = ["run", "program", "program_args"]
 
 
 def selection_path(config: Config) -> Path:
     return Path(config.shared_dir) / "selection.json"
 
 
-def apply_selection(config: Config, selection: Mapping[str, Any] | None = None) -> Config:
-    """Return the settings with the selected run and program; raises ConfigError, naming the file.
+def read_selection(config: Config) -> dict[str, Any]:
+    """Return what is selected on the shared path; raises ConfigError, naming the file."""
+    try:
+        return read_record(selection_path(config)) or {}
+    except ValueError as error:
+        raise ConfigError(f"{error}; choose a run again with start-cluster, or remove the file") from error
 
-    A run that is selected without a program keeps the program that it remembers; a new one takes the settings'.
+
+def apply_selection(config: Config, selection: Mapping[str, Any] | None = None) -> Config:
+    """Return the settings with the selected run, its program and its parameters; raises ConfigError, naming the file.
+
+    A run that is selected without a program keeps the program that it remembers; a new one takes the settings'. A run
+    keeps its parameters. A new one takes the settings', where they are for its program, and over them the selection's.
     `selection` counts instead of the file's, as one that is to be written.
     """
+    selection = read_selection(config) if selection is None else selection
     path = selection_path(config)
-    if selection is None:
-        try:
-            selection = read_record(path) or {}
-        except ValueError as error:
-            raise ConfigError(f"{error}; choose a run again with start-cluster, or remove the file") from error
     for key in selection:
         if key not in KEYS:
             raise ConfigError(f"{path}: {unknown_key(key, KEYS)}")
     try:
         chosen = config.replace(**selection)
+        record = remember(chosen, "program" in selection)
         if "run" in selection and "program" not in selection:
-            return chosen.replace(program=remembered_program(chosen) or chosen.program)
-        return chosen
+            chosen = chosen.replace(program=record.get("program", chosen.program))
+        given = dict(selection.get("program_args", {}))
+        if chosen.program == config.program and not ("run" in selection and record):
+            given = {**config.program_args, **given}
+        return chosen.replace(program_args={**record.get("program_args", {}), **given})
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def remembered_program(config: Config) -> str | None:
-    """Return the program that the run began with, None for a new run; raises ConfigError."""
+def remember(config: Config, program_is_known: bool) -> dict[str, Any]:
+    """Return what the run remembers of its beginning, nothing for a new run; raises ConfigError where it is damaged.
+
+    Where the program is known all the same, whoever trains the run says that.
+    """
     path = RunDirectory(config.shared_dir, config.run).settings
     try:
-        record = read_record(path) or {}
+        return read_record(path) or {}
     except ValueError as error:
+        if program_is_known:
+            return {}
         mend = f"remove the file, or put a good one there, and start run {config.run} again with its --program"
         raise ConfigError(f"{error}; {mend}") from error
-    return record.get("program")

@@ -111,7 +111,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         if config.strategy == "parameter_server" and not in_process:
             membership = Membership(config, cluster, directory, progress, phases, own_release(Path.cwd()))
         load_tensorflow()
-        program = load_program(config.program)
+        program = load_program(config.program, config.program_args)
         file = program_file(program)
         Training(config, cluster, program, directory, progress, phases, membership, lease).run()
         if membership is not None:
@@ -151,7 +151,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
 
 def write_finished(directory: RunDirectory, config: Config, step: int) -> None:
     """Say in the status that the run is finished, where the process that finished it could not any more."""
-    status = read_status(directory, config.program, config.steps)
+    status = read_status(directory, config)
     if status.state is not RunState.FINISHED:
         status.state, status.phase, status.message, status.step = RunState.FINISHED, None, "", step
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.cluster.deadlines import Phases
@@ -58,7 +58,7 @@ def run_evaluator(
                 phases.enter(Phase.EVALUATING)
                 if evaluator is None:
                     load_tensorflow()
-                    program = load_program(config.program)
+                    program = load_program(config.program, config.program_args)
                     evaluator = Evaluator(program, directory)
                 notifier.status(f"evaluating {config.run}: step {newest}")
                 done = evaluator.evaluate(newest, saved)
@@ -75,7 +75,7 @@ def run_evaluator(
                 log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
                 return FINISHED
             chosen = config_or_none(selected)
-            if chosen and (chosen.run, chosen.program) != (config.run, config.program):
+            if chosen and what_is_trained(chosen) != what_is_trained(config):
                 log.info("run %s is chosen instead of %s: starting anew", chosen.run, config.run)
                 return TRY_AGAIN
             time.sleep(config.evaluate_poll_seconds)
@@ -99,6 +99,10 @@ def last_evaluated(directory: RunDirectory) -> tuple[int, int | None]:
     except ValueError as error:
         log.warning("evaluating again what may have been evaluated: %s", error)
         return -1, None
+
+
+def what_is_trained(config: Config) -> tuple[str, str, Mapping[str, Any]]:
+    return config.run, config.program, config.program_args
 
 
 def config_or_none(selected: Callable[[], Config]) -> Config | None:

@@ -15,24 +15,26 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args
+from typing import Any
 
 from trainer.cluster.spec import Cluster, free_addresses
 from trainer.config import (
     APIS,
     EVALUATIONS,
+    KINDS,
     PARTITIONERS,
     SHARDINGS,
     STRATEGIES,
-    TYPES,
     Config,
     ConfigError,
     absolute_path,
+    read_assignments,
 )
 from trainer.failures import FINISHED, STOPPED, USER_ERROR
 from trainer.fork_server import PARENT, Forked, ForkServer, start_process
 from trainer.reporting.status import describe, read_status
 from trainer.run.directory import RunDirectory
+from trainer.run.selection import apply_selection
 
 RESTART_SECONDS, STEADY_SECONDS = 1.0, 5.0
 FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that somebody else has started
@@ -66,7 +68,10 @@ def add_local_options(parser: argparse.ArgumentParser) -> None:
         help="serve the workers and ps in the coordinator's own process, for a debugger; evaluate at the end",
     )
     settings = parser.add_argument_group("run settings", "docs/run-settings.md says what each of them means.")
+    add_set_option(settings)
     for field in dataclasses.fields(Config):
+        if field.name == "program_args":
+            continue
         default = "./psfleet-runs" if field.name == "shared_dir" else field.default
         required = default is dataclasses.MISSING
         one_of = f"{', '.join(CHOICES[field.name])}; " if field.name in CHOICES else ""
@@ -80,9 +85,20 @@ def add_local_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def add_set_option(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--set",
+        dest="program_args",
+        metavar="NAME=VALUE",
+        action="append",
+        default=argparse.SUPPRESS,
+        help="a parameter of the program's constructor, as learning_rate=0.01 or layers='[64, 64]'; may be repeated",
+    )
+
+
 def setting(key: str, text: str) -> Any:
     """Turn an option's text into the setting's type; Config checks the rest."""
-    kinds = get_args(TYPES[key]) or (TYPES[key],)
+    kinds = KINDS[key]
     if bool in kinds and text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -97,7 +113,11 @@ def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     keys = {field.name for field in dataclasses.fields(Config)}
     settings = {key: value for key, value in vars(options).items() if key in keys}
     settings["shared_dir"] = absolute_path(settings["shared_dir"])
+    settings["program_args"] = read_assignments(settings.get("program_args", []))
     config = Config.from_dict(settings)
+    config = apply_selection(config, {key: getattr(config, key) for key in ("run", "program", "program_args")})
+    with contextlib.suppress(ValueError):  # a damaged record is the coordinator's to judge
+        RunDirectory(config.shared_dir, config.run).read_claim(config)
     workers, servers = cluster_size(config.strategy, options.workers, options.ps)
     evaluator = config.evaluation == "sidecar" if options.evaluator is None else options.evaluator
     if options.in_process:
@@ -106,7 +126,7 @@ def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> in
         code = run_in_process(config, workers, servers, evaluator)
     else:
         code = run_supervised(config, local_cluster(workers, servers), evaluator, environment)
-    print(describe(read_status(RunDirectory(config.shared_dir, config.run), config.program, config.steps)))
+    print(describe(read_status(RunDirectory(config.shared_dir, config.run), config)))
     return code
 
 

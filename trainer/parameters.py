@@ -1,0 +1,72 @@
+"""The parameters of a user's program, as text and in settings.
+
+Their values are what JSON can say, so that settings, records and other machines tell the same.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LONGEST = 10_000  # characters of JSON: they travel on command lines, and stand in tables
+
+
+def parse_assignments(texts: Sequence[str]) -> dict[str, Any]:
+    """Read NAME=VALUE of a command line; raises ValueError. A value that is no JSON is a text."""
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set {text}: expected NAME=VALUE, as in --set learning_rate=0.01")
+        values[name] = parse_value(value)
+    if problem := values_problem(values):
+        raise ValueError(f"--set: {problem}")
+    return values
+
+
+def parse_value(text: str) -> Any:
+    """Return what a text says as JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def values_problem(values: Mapping[Any, Any]) -> str | None:
+    """Say what is wrong with parameters whatever program they are for; None where nothing is."""
+    for name, value in values.items():
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            return f"{name!r} can't name a parameter of a constructor: use letters, digits and underscore"
+        if not is_json(value):
+            return (
+                f"{name} is {value!r}: expected what JSON can say, which is a text, a finite number, true, false, "
+                "null, a list, or a mapping with texts as keys"
+            )
+    length = len(json.dumps(dict(values)))
+    if length > LONGEST:
+        return f"they are {length:,} characters long, and {LONGEST:,} is the most: name a file that the program reads"
+    return None
+
+
+def is_json(value: Any) -> bool:
+    """Return whether JSON brings the value back as it is."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, list):
+        return all(map(is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_json(each) for key, each in value.items())
+    return value is None or isinstance(value, (str, int))
+
+
+def describe_values(values: Mapping[str, Any]) -> str:
+    """Say parameters in one line, each as `--set` takes it."""
+    return ", ".join(f"{name}={describe_value(value)}" for name, value in values.items())
+
+
+def describe_value(value: Any) -> str:
+    plain = isinstance(value, str) and parse_value(value) == value
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)
