@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fabric import task
@@ -18,6 +19,7 @@ from fleet.errors import FleetError
 from fleet.gpu import check_gpus
 from fleet.inventory import load_inventory
 from fleet.ssh import SshHosts
+from fleet.sweep import read_sweep_file
 from fleet.validate import validate as check_inventory
 from trainer.parameters import parse_assignments
 
@@ -122,6 +124,44 @@ def start_cluster(
             allow_missing=allow_missing,
             source=from_,
             program_args=_read_parameters(set),
+        )
+
+
+@task(
+    auto_shortflags=False,
+    positional=[] if "--status" in sys.argv else ["file"],
+    help={
+        "file": "YAML: a grid or a list of the program's parameters (docs/sweeps.md); --file may be left out",
+        "status": "show how far it is, and start nothing",
+        "name": "with --status: which sweep, instead of the selected one",
+        "json": "with --status: print JSON instead of a table",
+        **{flag: _START[flag] for flag in ("detach", "plan", "allow_missing")},
+        **_WHERE,
+    },
+)
+def sweep(
+    context: Context,
+    file: str | None = None,
+    status: bool = False,
+    name: str | None = None,
+    json: bool = False,
+    detach: bool = False,
+    plan: bool = False,
+    allow_missing: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Train the points of a grid or a list one after the other, unattended; or show how far that is."""
+    if status:
+        with _cluster(context, inventory, ask_vault_pass) as cluster:
+            verbs.show_sweep(cluster, verbs.Desk(), name, json)
+        return
+    if not file:
+        raise Exit("name the sweep's file, as in fab sweep learning-rates.yml, or ask for the last one: --status", 2)
+    with _cluster(context, inventory, ask_vault_pass, check=True) as cluster, _leaving(_LEFT):
+        asked = read_sweep_file(Path(file))
+        verbs.start_cluster(
+            cluster, verbs.Desk(), detach=detach, plan_only=plan, allow_missing=allow_missing, sweep=asked
         )
 
 

@@ -200,6 +200,20 @@ class Cluster:
         self.refuse_when_not_installed(self.observe([host]))
         raise ClusterTrouble(f"the trainer on {host} can't do `{verb}`: {last}")
 
+    def read_sweep(self, name: str | None = None) -> dict[str, Any] | None:
+        """Ask the trainer for a sweep: the one of this name, the selected or the last one; None where there is none."""
+        host = self.inventory.chief.host
+        verb = f"sweep --name {shlex.quote(name)}" if name else "sweep"
+        answer = self._ask(host, _TRAINER.format(verb=verb))
+        sweep = _load_json(answer.stdout)
+        # A release of before there were sweeps has none.
+        if "there is no sweep" in answer.stderr or "invalid choice: 'sweep'" in answer.stderr:
+            return None
+        if answer.code or not isinstance(sweep, dict):
+            self.refuse_when_not_installed(self.observe([host]))
+            raise ClusterTrouble(f"the trainer on {host} can't tell the sweep: {_last_line(answer)}")
+        return sweep
+
     def read_journal(self, tasks: Sequence[Task], lines: int, show: Callable[[str, str], None]) -> None:
         """Hand over (task, line) of the last lines of each task's journal, in the order of time."""
         scripts = {

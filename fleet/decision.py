@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from fleet.cluster import Observation
 from fleet.errors import OperatorMistake
 from fleet.inventory import Inventory, Task
 from fleet.run import Run
+from fleet.sweep import is_same
 from fleet.units import Health, Unit, find_trouble
 from trainer.config import PROGRAM_NAME, RUN_NAME, SOURCE
 
@@ -53,13 +55,19 @@ def choose(
             f"--program {program!r} names no program; expected package.module:Name, such as "
             "--program trainer.examples.digits:Digits"
         )
+    if run_name is None and "sweep" in selection and (program or program_args):
+        raise OperatorMistake(
+            f"the sweep {selection['sweep']['name']} is selected, and its file has its program and parameters: name a "
+            "run of your own with --run NAME"
+        )
     given: dict[str, Any] = {"run": run_name, "program": program}
     given = {key: value for key, value in given.items() if value is not None}
     wanted = dict(given) if run_name is not None else {**selection, **given}
     if program_args:
         wanted["program_args"] = {**wanted.get("program_args", {}), **program_args}
     now = {"run": present.run, "program": present.program} if present else dict(selection)
-    coming = {"run": inventory_run, **given} if "run" not in wanted and inventory_run is not None else given
+    unselected = not {"run", "sweep"} & wanted.keys()
+    coming = {"run": inventory_run, **given} if unselected and inventory_run is not None else given
     new = any(now.get(key) is not None and now[key] != value for key, value in coming.items())
     if present and program_args:
         new = new or any(present.program_args.get(name) != value for name, value in program_args.items())
@@ -88,6 +96,29 @@ def find_source(source: str, runs: Sequence[Mapping[str, Any]]) -> Mapping[str, 
         listed = ", ".join(found) or "none"
         raise OperatorMistake(f"--from {source}: there is no run {name}; the runs are {listed}")
     return found[name]
+
+
+def refuse_templates(values: Mapping[str, Any]) -> None:
+    """Raise OperatorMistake where Ansible, which ships the choice, would read a value as a template."""
+    for mark in ("{{", "{%", "{#"):
+        if mark in json.dumps(values):
+            raise OperatorMistake(
+                f"a parameter has {mark}, which Ansible would read as a template: put the text into a file that the "
+                "program reads"
+            )
+
+
+def choose_sweep(
+    asked: Mapping[str, Any], selection: Mapping[str, Any], runs: bool, known: Mapping[str, Any] | None
+) -> Choice:
+    """Choose a sweep; one that runs is looked on at, any other is another attempt at what has not been finished.
+
+    `runs` says whether the coordinator does, `known` is what the chief's host knows of a sweep of this name.
+    """
+    if runs and is_same(asked, selection):
+        return Choice(selection, write=False, new=False)
+    attempt = (known["attempt"] if known else 0) + 1
+    return Choice({**asked, "sweep": {**asked["sweep"], "attempt": attempt}}, write=True, new=True)
 
 
 def is_finished(run: Run, inventory: Inventory) -> bool:

@@ -67,11 +67,13 @@ def render_plan(plan: Plan) -> str:
     """One line for each thing that will be done, and one for what is left out."""
     lines = [f"  ship    {_describe_release(plan)}"]
     if plan.choice.write:
-        texts = {key: value for key, value in plan.choice.selection.items() if key != "program_args"}
+        texts = {key: value for key, value in plan.choice.selection.items() if key in ("run", "program")}
         chosen = ", ".join(f"{key} {value}" for key, value in texts.items())
         if values := plan.choice.selection.get("program_args"):
             chosen += f"{', ' if chosen else ''}with {describe_values(values)}"
         lines.append(f"  select  {chosen}")
+        if sweep := plan.choice.selection.get("sweep"):
+            lines[-1] += f"{', ' if chosen else ''}sweep {sweep['name']} of {len(sweep['points'])} points"
     if plan.stop:
         lines.append(f"  stop    {_names(task.name for task in plan.stop)}")
     if going := [task for task in plan.tasks if task not in plan.start and task.host in plan.behind]:

@@ -17,8 +17,10 @@ from fleet.plan import Plan, make_plan, render_plan
 from fleet.quorum import chosen_minimum, find_shortages
 from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_release, ship
 from fleet.run import Run
+from fleet.sweep import is_same
 from fleet.tables import ProgressLine, put
 from fleet.units import Health
+from trainer.reporting.sweep import describe_sweep
 
 # How often the chief's host is asked for the run, and all hosts for their units.
 RUN_SECONDS = 1.0
@@ -66,11 +68,13 @@ def start_cluster(
     allow_missing: bool = False,
     source: str | None = None,
     program_args: Mapping[str, Any] | None = None,
+    sweep: Mapping[str, Any] | None = None,
 ) -> None:
     """Plan, ship beside what runs and prove it there; then stop, select, start, and watch.
 
     It watches until a step is trained (`detach`) or the run is finished. What fails before the proof changes nothing;
-    what fails after it, before a step is trained, puts back what was there before.
+    what fails after it, before a step is trained, puts back what was there before. `sweep` is the selection of a sweep.
+    Of that nothing is put back once its tasks are started: a point may fail.
 
     With `source`, RUN@STEP, the run begins from that checkpoint of another.
 
@@ -78,6 +82,7 @@ def start_cluster(
     """
     inventory = cluster.inventory
     decision.check_source(source, run_name)
+    decision.refuse_templates(sweep or program_args or {})
     decision.choose(run_name, program, {}, None)  # a wrong name is said before any host is asked
     release = desk.build(inventory)
     before = cluster.observe(settings=True)
@@ -90,8 +95,15 @@ def start_cluster(
         if program in (None, origin["program"]):
             program, kept = origin["program"], origin.get("program_args", {})
             program_args = {**kept, **(program_args or {})}
-    choice = decision.choose(run_name, program, before.selection, before.run, inventory.run_name, program_args)
-    if before.run and decision.is_finished(before.run, inventory) and not choice.new:
+    if sweep:
+        choice = _choose_sweep(cluster, before, sweep)
+    else:
+        choice = decision.choose(run_name, program, before.selection, before.run, inventory.run_name, program_args)
+    if "sweep" in choice.selection:
+        if not choice.new and (told := cluster.read_sweep()) and told["over"]:
+            desk.say(describe_sweep(told))
+            return
+    elif before.run and decision.is_finished(before.run, inventory) and not choice.new:
         desk.say(report.render_summary(inventory, before.run))
         desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
         return
@@ -129,6 +141,9 @@ def start_cluster(
         raise
     names = ", ".join(task.name for task in idle)
     desk.say(f"started {names}" if idle else "every task runs already")
+    if "sweep" in choice.selection:
+        _follow_sweep(cluster, desk, choice.selection["sweep"]["name"], detach)
+        return
     watch = _Watch(cluster, desk, ready.clocks[inventory.chief.host], begun, plan.hosts)
     try:
         try:
@@ -154,6 +169,65 @@ def start_cluster(
             f"the last step isn't evaluated {EVALUATION_SECONDS:.0f} s after the end",
             cluster.trouble({inventory.evaluator: "no evaluation of the last checkpoint"}),
         )
+
+
+def show_sweep(cluster: Cluster, desk: Desk, name: str | None = None, as_json: bool = False) -> None:
+    """Show how far a sweep is: the one of this name, the selected one, or the last."""
+    told = cluster.read_sweep(name)
+    if told is None:
+        raise OperatorMistake(f"there is no sweep{f' {name}' if name else ''} yet: fab sweep FILE")
+    desk.say(json.dumps(told, indent=1) if as_json else describe_sweep(told))
+
+
+def _choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]) -> decision.Choice:
+    chief = before.units.get(cluster.inventory.chief.name)
+    known = cluster.read_sweep(asked["sweep"]["name"]) if before.run else None
+    done = known and all(point["state"] == "finished" for point in known["points"])
+    same = known and [point["program_args"] for point in known["points"]] == [
+        {**asked.get("program_args", {}), **point} for point in asked["sweep"]["points"]
+    ]
+    if done and same and is_same(asked, before.selection):
+        return decision.Choice(before.selection, write=False, new=False)
+    return decision.choose_sweep(asked, before.selection, chief is not None and chief.up, known)
+
+
+def _follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> None:
+    """Say what becomes of each point, then show the table; raises where the coordinator is down before the end."""
+    if detach:
+        desk.say(f"sweep {name} goes on by itself. Look: fab sweep --status. Stop it: fab stop-cluster")
+        return
+    chief, evaluator = cluster.inventory.chief, cluster.inventory.evaluator
+    progress = ProgressLine(desk.out, clock=desk.clock)
+    told: set[str] | None = None
+    heard, deadline = desk.clock(), None
+    try:
+        while True:
+            desk.sleep(UNITS_SECONDS)
+            try:
+                seen = cluster.observe([chief.host])
+                sweep = None if seen.unreachable else cluster.read_sweep(name)
+            except HostsUnreachable as error:
+                seen, sweep = Observation(unreachable=dict(error.reasons)), None
+            if sweep is None:
+                if desk.clock() - heard > SILENCE_SECONDS:
+                    raise HostsUnreachable(seen.unreachable, "the sweep may go on unseen: fab sweep --status")
+                continue
+            heard = desk.clock()
+            ended = {point["run"]: point for point in sweep["points"] if point["state"] in ("finished", "failed")}
+            for run in [] if told is None else [run for run in ended if run not in told]:
+                progress.keep(f"{run}: {ended[run]['state']}")
+            told = set(ended)
+            if sweep["over"]:
+                deadline = deadline or desk.clock() + EVALUATION_SECONDS
+                if evaluator is None or sweep["evaluated"] or desk.clock() > deadline:
+                    break
+            elif seen.units[chief.name].health in (Health.STOPPED, Health.FAILED):
+                raise ClusterTrouble("", cluster.trouble({chief: f"is down, and sweep {name} is not over"}))
+            said = report.render_progress(seen.run) if seen.run else "waiting"
+            progress.show(f"{len(ended)} of {len(sweep['points'])} points have ended; {sweep['present']}: {said}")
+    finally:
+        progress.end()
+    desk.say(describe_sweep(sweep))
 
 
 def stop_cluster(cluster: Cluster, desk: Desk) -> None:

@@ -24,6 +24,7 @@ from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
 from trainer.reporting.logs import set_up_logging
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import describe, describe_all, read_all, read_status
+from trainer.reporting.sweep import describe_sweep, read_sweep
 from trainer.run.branch import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.release import MissedRelease, refuse_missed_release
@@ -54,6 +55,8 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
             return show_checkpoints(options, environment)
         if options.command == "begin":
             return begin(options, environment)
+        if options.command == "sweep":
+            return show_sweep(options, environment)
         if options.command == "check":
             from trainer.check import run_check
 
@@ -94,6 +97,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         ("runs", "list the runs on the shared path"),
         ("checkpoints", "list a run's checkpoints"),
         ("begin", "make a new run that begins from a checkpoint of another"),
+        ("sweep", "say how far a sweep is"),
     ):
         command = commands.add_parser(name, help=text)
         add_run_options(command)
@@ -102,6 +106,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
             add_set_option(command)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("--shared-dir", help="the shared path, instead of the settings'")
+        if name == "sweep":
+            command.add_argument("--name", help="the sweep, instead of the selected one, or else the last one")
     check = commands.add_parser("check", help="prove this release, beside whatever runs; it writes nothing")
     add_check_options(check)
     return parser.parse_args([with_hyphens(argument) for argument in argv])
@@ -122,8 +128,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--program", metavar="MODULE:NAME", default=unset, help="the program, likewise")
 
 
-def read_config(options: argparse.Namespace, environment: Mapping[str, str]) -> Config:
-    """Read the settings, then what the operator selected, then the command line; the last one counts."""
+def read_config(options: argparse.Namespace, environment: Mapping[str, str], evaluates: bool = False) -> Config:
+    """Read the settings, then what the operator selected, then the command line; the last one counts.
+
+    Of a sweep it is the present point, or for who `evaluates` the one that is to be evaluated.
+    """
     path = getattr(options, "settings", None) or environment.get("TRAINER_SETTINGS")
     if not path:
         raise ConfigError("no run settings: set TRAINER_SETTINGS to the path of run.json, or pass --settings FILE")
@@ -133,7 +142,7 @@ def read_config(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     chosen = {key: getattr(options, key) for key in ("run", "program") if hasattr(options, key)}
     if hasattr(options, "program_args"):
         chosen["program_args"] = read_assignments(options.program_args)
-    return apply_selection(config, chosen if "run" in chosen else {**read_selection(config), **chosen})
+    return apply_selection(config, chosen if "run" in chosen else {**read_selection(config), **chosen}, evaluates)
 
 
 def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -179,8 +188,10 @@ def become_task(
         return TRY_AGAIN
     link, own = environment.get("TRAINER_RELEASE"), Path.cwd()
 
+    evaluates = cluster.job == "evaluator"
+
     def selected() -> Config:
-        config = read_config(options, environment)
+        config = read_config(options, environment, evaluates)
         refuse_missed_release(config, Path(link) if link else None, own)
         return config
 
@@ -198,17 +209,17 @@ def become_task(
             log.error("%s cannot serve: %s", cluster.task, explain(error))
         return TRY_AGAIN
     try:
-        config = read_config(options, environment)
+        config = read_config(options, environment, evaluates)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
-    if cluster.job == "evaluator":
+    if evaluates:
         from trainer.tasks.evaluator import run_evaluator
 
-        return run_evaluator(config, notifier, lambda: read_config(options, environment), only_wait=only_wait)
-    from trainer.tasks.coordinator import run_coordinator
+        return run_evaluator(config, notifier, partial(read_config, options, environment, True), only_wait=only_wait)
+    from trainer.tasks.sweep import train_point
 
-    return run_coordinator(config, cluster, notifier)
+    return train_point(config, cluster, notifier)
 
 
 def find_missed_release(selected: Callable[[], Config]) -> str | None:
@@ -287,6 +298,12 @@ def show_runs(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     shared_dir = options.shared_dir or read_config(options, environment).shared_dir
     statuses = read_all(Path(absolute_path(shared_dir)))
     print(json.dumps([dataclasses.asdict(item) for item in statuses]) if options.json else describe_all(statuses))
+    return 0
+
+
+def show_sweep(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    told = read_sweep(read_config(options, environment), options.name)
+    print(json.dumps(told) if options.json else describe_sweep(told))
     return 0
 
 

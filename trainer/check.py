@@ -15,7 +15,8 @@ from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.program import load_program
 from trainer.run.directory import RunDirectory
-from trainer.run.selection import apply_selection
+from trainer.run.selection import apply_selection, read_selection, select_point
+from trainer.run.sweep import Sweep
 from trainer.runtime import prepare_tensorflow
 
 PARTS = ("release", "program", "run")
@@ -44,15 +45,16 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
 def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Check what `options.part` names and print what was proven; returns the exit code, 78 for the user's error."""
     try:
-        config = None if options.part == "release" else read_settings(options, environment)
-        if config and environment.get("TF_CONFIG"):
-            Cluster.from_tf_config(environment["TF_CONFIG"]).check_strategy(config.strategy)
-        if config and options.part == "run":
-            RunDirectory(config.shared_dir, config.run).read_claim(config)
+        configs = [] if options.part == "release" else read_settings(options, environment)
+        for config in configs:
+            if environment.get("TF_CONFIG"):
+                Cluster.from_tf_config(environment["TF_CONFIG"]).check_strategy(config.strategy)
+            if options.part == "run":
+                RunDirectory(config.shared_dir, config.run).read_claim(config)
         prepare_tensorflow()
         for module in MODULES:
             importlib.import_module(module)
-        if config:
+        for config in configs:
             load_program(config.program, config.program_args)
     except (ConfigError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -60,13 +62,17 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     except Exception as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return TRY_AGAIN
-    told = config and f", program {config.program}" + (f", run {config.run}" if options.part == "run" else "")
-    print(f"proven: release {Path.cwd().name}{told or ''}")
+    told = f", program {configs[0].program}" if configs else ""
+    runs = ", ".join(config.run for config in configs)
+    print(f"proven: release {Path.cwd().name}{told}" + (f", run {runs}" if options.part == "run" else ""))
     return FINISHED
 
 
-def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Config:
-    """Read the run settings, `-` from standard input; of a run, what is selected is laid over them."""
+def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -> list[Config]:
+    """Read the run settings, `-` from standard input; of a run, what is selected is laid over them.
+
+    A sweep has as many as it has points.
+    """
     path = getattr(options, "settings", None) or environment.get("TRAINER_SETTINGS")
     if not path:
         raise ConfigError("no run settings: pass --settings FILE, or --settings - for standard input")
@@ -75,9 +81,12 @@ def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -
     else:
         config = Config.from_file(Path(path))
     if options.part != "run":
-        return config
-    selection = None if options.selection is None else read_json(options.selection, "--selection")
-    return apply_selection(config, selection)
+        return [config]
+    selection = read_json(options.selection, "--selection") if options.selection else read_selection(config)
+    if "sweep" not in selection:
+        return [apply_selection(config, selection)]
+    points = Sweep.of(selection, config.shared_dir).points
+    return [apply_selection(config, select_point(selection, point)) for point in points]
 
 
 def read_json(text: str, what: str) -> Any:

@@ -56,6 +56,7 @@ class Pretence:
     runs: str = "[]"
     checkpoints: Answer = field(default_factory=lambda: Answer("[]"))
     begun: Answer = field(default_factory=lambda: Answer("{}"))
+    sweep: dict[str, Any] | None = None
     settings: str = "5e77 -"
     running: dict[str, str] = field(default_factory=dict)  # by task name: the directory that its process runs in
     asked: list[list[str]] = field(default_factory=list)
@@ -115,6 +116,8 @@ class Pretence:
             return Answer("\n".join(self._journal(task) for task in self._named(script)))
         elif "-m trainer runs" in script:
             return Answer(self.runs)
+        elif "-m trainer sweep" in script:
+            return Answer(json.dumps(self.sweep)) if self.sweep else Answer("", "error: there is no sweep in x", 78)
         return Answer()
 
     def _before(self, host: str, script: str) -> Answer:
@@ -1323,3 +1326,81 @@ def test_recap_is_read_from_ansibles_output() -> None:
         "worker-1                   : ok=0    changed=0    unreachable=1    failed=0    skipped=0    rescued=0\n"
     )
     assert parse_recap(output) == {"head": Recap(2, 0, 0), "worker-1": Recap(0, 1, 0)}
+
+
+SWEEP = {"sweep": {"name": "s", "points": [{"rate": 0.1}, {"rate": -1}]}}
+
+
+def swept(*states: str, over: bool = False, evaluated: bool = False, present: str | None = "s-1") -> dict[str, Any]:
+    """What the trainer says of the sweep."""
+    point = {"message": "why", "step": 5, "steps": 30, "evaluation": {}, "evaluated_step": None, "goodput": None}
+    points = [
+        {"run": f"s-{number}", "program_args": given, "state": state, **point}
+        for number, (given, state) in enumerate(zip([{"rate": 0.1}, {"rate": -1}], states, strict=True), start=1)
+    ]
+    return {"name": "s", "attempt": 1, "over": over, "evaluated": evaluated, "present": present, "points": points}
+
+
+def follow(*told: dict[str, Any], then: Callable[[Pretence], None] = lambda _: None) -> Callable[[Pretence], None]:
+    """Have the sweep say one thing after the other, once it is started."""
+    left = list(told)
+
+    def tick(hosts: Pretence) -> None:
+        if "start chief-0" in hosts.done:
+            hosts.sweep = left.pop(0) if left else hosts.sweep
+            if not left:
+                then(hosts)
+
+    return tick
+
+
+def test_sweep_is_selected_and_followed_past_a_failed_point_to_its_table(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.tick = follow(
+        swept("new", "new"),
+        swept("training", "new"),
+        swept("finished", "training", present="s-2"),
+        swept("finished", "failed", over=True, present=None),
+        swept("finished", "failed", over=True, evaluated=True, present=None),
+    )
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
+    assert json.loads(hosts.selection) == {"sweep": {**SWEEP["sweep"], "attempt": 1}}
+    said = printed(desk)
+    assert "  select  sweep s of 2 points\n" in said
+    assert re.search(r"s-1: finished\n(.*\n)*s-2: failed\n(.*\n)*sweep s: over, 1 failed\nPARAMETERS", said)
+    assert "put back" not in said
+    assert said.endswith("s-2 failed: why\n")
+
+
+def test_sweep_whose_coordinator_is_down_before_its_end_is_trouble(hosts: Pretence, desk: verbs.Desk) -> None:
+    def stop(hosts: Pretence) -> None:
+        hosts.set("chief-0", active="inactive", sub="dead")
+
+    hosts.tick = follow(swept("new", "new"), swept("training", "new"), then=stop)
+    with pytest.raises(ClusterTrouble, match=r"chief-0 on head.* is down, and sweep s is not over"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
+    assert json.loads(hosts.selection)["sweep"]["attempt"] == 1
+
+
+def test_sweep_that_is_finished_is_shown_and_one_with_a_failure_is_tried_again(
+    hosts: Pretence, desk: verbs.Desk
+) -> None:
+    hosts.selection = json.dumps({"sweep": {**SWEEP["sweep"], "attempt": 1}})
+    hosts.sweep = swept("finished", "finished", over=True, evaluated=True, present=None)
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
+    assert hosts.done == []
+    assert "sweep s: over\n" in printed(desk)
+    hosts.sweep = swept("finished", "failed", over=True, evaluated=True, present=None)
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP, detach=True)
+    assert json.loads(hosts.selection)["sweep"]["attempt"] == 2
+    assert "start chief-0" in hosts.done
+
+
+def test_status_of_a_sweep_is_a_table_or_json(hosts: Pretence, desk: verbs.Desk) -> None:
+    cluster = Cluster(hosts.inventory, hosts)
+    with pytest.raises(OperatorMistake, match="there is no sweep yet: fab sweep FILE"):
+        verbs.show_sweep(cluster, desk)
+    hosts.sweep = swept("finished", "training", present="s-2")
+    verbs.show_sweep(cluster, desk)
+    assert printed(desk).startswith("sweep s: 1 of 2 points have ended\nPARAMETERS")
+    verbs.show_sweep(cluster, desk, as_json=True)
+    assert json.loads(printed(desk)[printed(desk).index("{") :]) == hosts.sweep

@@ -9,8 +9,9 @@ from typing import Any
 from trainer.config import Config, ConfigError, unknown_key
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
+from trainer.run.sweep import Point, Sweep
 
-KEYS = ["run", "program", "program_args"]
+KEYS = ["run", "program", "program_args", "sweep"]
 
 
 def selection_path(config: Config) -> Path:
@@ -25,11 +26,25 @@ def read_selection(config: Config) -> dict[str, Any]:
         raise ConfigError(f"{error}; choose a run again with start-cluster, or remove the file") from error
 
 
-def apply_selection(config: Config, selection: Mapping[str, Any] | None = None) -> Config:
+def selected_sweep(config: Config) -> Sweep | None:
+    """Return the sweep that is selected and has the run, or None; raises ConfigError."""
+    selection = read_selection(config)
+    sweep = Sweep.of(selection, config.shared_dir) if "sweep" in selection else None
+    return sweep if sweep and config.run in [point.run for point in sweep.points] else None
+
+
+def select_point(selection: Mapping[str, Any], point: Point) -> dict[str, Any]:
+    """Return the selection of one point of a sweep, as if it were chosen by itself."""
+    program = {"program": selection["program"]} if "program" in selection else {}
+    return {"run": point.run, **program, "program_args": point.program_args}
+
+
+def apply_selection(config: Config, selection: Mapping[str, Any] | None = None, evaluates: bool = False) -> Config:
     """Return the settings with the selected run, its program and its parameters; raises ConfigError, naming the file.
 
     A run that is selected without a program keeps the program that it remembers; a new one takes the settings'. A run
     keeps its parameters. A new one takes the settings', where they are for its program, and over them the selection's.
+    Of a sweep it is the present point; for who `evaluates`, the first one with something left to evaluate.
     `selection` counts instead of the file's, as one that is to be written.
     """
     selection = read_selection(config) if selection is None else selection
@@ -38,6 +53,10 @@ def apply_selection(config: Config, selection: Mapping[str, Any] | None = None) 
         if key not in KEYS:
             raise ConfigError(f"{path}: {unknown_key(key, KEYS)}")
     try:
+        if "sweep" in selection:
+            sweep = Sweep.of(selection, config.shared_dir)
+            point = sweep.unevaluated() if evaluates else sweep.present()
+            selection = select_point(selection, point or sweep.points[-1])
         chosen = config.replace(**selection)
         record = remember(chosen, "program" in selection)
         if "run" in selection and "program" not in selection:

@@ -60,11 +60,13 @@ HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
 GENERATIONS_IN_VAIN = 3  # generations in a row that trained nothing, after which a new process may do better
 
 
-def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_process: bool = False) -> int:
+def run_coordinator(
+    config: Config, cluster: Cluster, notifier: Notifier, in_process: bool = False, keeps_servers: bool = False
+) -> int:
     """Train the run to its end; returns the exit code.
 
     Under multi_worker_mirrored the workers run this too; only the chief writes to the run directory. `in_process` says
-    that the servers live in this process, where nobody can lose them.
+    that the servers live in this process, where nobody can lose them, `keeps_servers` that another run needs them next.
     """
     cluster.check_strategy(config.strategy)
     leads = cluster.job == "chief"
@@ -83,7 +85,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
             notifier.ready(f"run {config.run} finished at step {finished}")
             if leads:
                 write_finished(directory, config, finished)
-            if config.local_run_dir and not in_process:
+            if config.local_run_dir and not in_process and not keeps_servers:
                 notifier.watch(lambda: True)
                 load_tensorflow()
                 shut_down_servers(cluster.servers, COMING_SECONDS)
@@ -114,7 +116,7 @@ def run_coordinator(config: Config, cluster: Cluster, notifier: Notifier, in_pro
         program = load_program(config.program, config.program_args)
         file = program_file(program)
         Training(config, cluster, program, directory, progress, phases, membership, lease).run()
-        if membership is not None:
+        if membership is not None and not keeps_servers:
             membership.shut_down_servers()
         return FINISHED
     except Stopped:

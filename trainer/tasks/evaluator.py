@@ -16,7 +16,9 @@ from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.notify import Notifier
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
-from trainer.run.records import read_record
+from trainer.run.records import read_record, write_record
+from trainer.run.selection import selected_sweep
+from trainer.run.sweep import Sweep
 from trainer.states import Phase
 from trainer.supervisor import NEEDED
 
@@ -71,7 +73,11 @@ def run_evaluator(
                 else:
                     time.sleep(config.evaluate_poll_seconds)
                 continue
-            if finished is not None:
+            sweep = sweep_or_none(config)
+            if sweep is not None and sweep.unevaluated() is None:
+                log.info("sweep %s is over, and all of it is evaluated", sweep.name)
+                return FINISHED
+            if finished is not None and sweep is None:
                 log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
                 return FINISHED
             chosen = config_or_none(selected)
@@ -88,7 +94,11 @@ def run_evaluator(
             return TRY_AGAIN
         message = str(error) if isinstance(error, UserError) else explain(error, file)
         log.error("evaluating %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
-        return USER_ERROR
+        if sweep_or_none(config) is None or (newest := directory.catalogue.newest()) is None:
+            return USER_ERROR
+        # The sweep's other points shall be evaluated all the same.
+        write_record(directory.evaluation, {"step": newest, "metrics": {}, "failed": message, "updated": time.time()})
+        return TRY_AGAIN
 
 
 def last_evaluated(directory: RunDirectory) -> tuple[int, int | None]:
@@ -99,6 +109,15 @@ def last_evaluated(directory: RunDirectory) -> tuple[int, int | None]:
     except ValueError as error:
         log.warning("evaluating again what may have been evaluated: %s", error)
         return -1, None
+
+
+def sweep_or_none(config: Config) -> Sweep | None:
+    """Return the selected sweep that has the run; what can't be read now is none."""
+    try:
+        return selected_sweep(config)
+    except ConfigError as error:
+        log.warning("the selection can't be read: %s", error)
+        return None
 
 
 def what_is_trained(config: Config) -> tuple[str, str, Mapping[str, Any]]:

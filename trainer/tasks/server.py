@@ -25,6 +25,7 @@ from trainer.reporting.notify import Notifier
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.release import MissedRelease
+from trainer.run.selection import selected_sweep
 
 log = logging.getLogger(__name__)
 # Longer than for the others' question: a machine that is busy beyond measure must not have its server killed as well.
@@ -117,13 +118,17 @@ def ending(task: str, address: str, selected: Callable[[], Config]) -> tuple[int
         directory = RunDirectory(config.shared_dir, config.run)
         asked = ((read_record(directory.state) or {}).get("restart") or {}).get(task)
         finished = directory.finished(config.steps)
+        sweep = selected_sweep(config)
+        over = sweep is not None and sweep.present() is None
     except MissedRelease as error:
         return TRY_AGAIN, str(error)
     except OSError as error:
         return (TRY_AGAIN, STALE) if is_stale(error) else (None, "")
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError):
         return None, ""
-    if finished is not None:
+    if over:
+        return FINISHED, f"the sweep of run {config.run} is over"
+    if finished is not None and sweep is None:
         return FINISHED, f"run {config.run} finished at step {finished}"
     if asked is not None and asked == incarnation(address):
         return TRY_AGAIN, ASKED

@@ -1,0 +1,100 @@
+"""A sweep: points that the cluster trains one after the other, each as a run of its own.
+
+The points stand in the selection (trainer/run/selection.py), what became of them in <shared>/sweeps/<name>.json. The
+coordinator writes that at each point's end, and every task reads there which point is the present one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import RUN_NAME, ConfigError
+from trainer.run.directory import RunDirectory
+from trainer.run.records import read_record, write_record
+from trainer.states import RunState
+
+ENDED = (RunState.FINISHED, RunState.FAILED)
+
+
+@dataclass(frozen=True)
+class Point:
+    run: str
+    program_args: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The points in their order, and how often they have been asked for: a new attempt tries again what failed."""
+
+    name: str
+    points: Sequence[Point]
+    attempt: int
+    shared_dir: Path
+
+    @classmethod
+    def of(cls, selection: Mapping[str, Any], shared_dir: str | Path) -> Sweep:
+        """Return the sweep of a selection that has one; raises ConfigError."""
+        told, common = selection["sweep"], selection.get("program_args", {})
+        try:
+            points = [Point(f"{told['name']}-{number}", {**common, **given}) for number, given in numbered(told)]
+            found = cls(str(told["name"]), points, int(told["attempt"]), Path(shared_dir))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"sweep: expected a name, an attempt and a list of points, not {told!r}") from error
+        if not points or not all(RUN_NAME.fullmatch(point.run) for point in points):
+            raise ConfigError(f"sweep: {found.name!r} has no points, or can't name their runs")
+        return found
+
+    @property
+    def record(self) -> Path:
+        return self.shared_dir / "sweeps" / f"{self.name}.json"
+
+    def ends(self) -> dict[str, dict[str, Any]]:
+        """Return by run what became of the points that have ended; a failure of an earlier attempt is none.
+
+        Raises ConfigError where the record is damaged.
+        """
+        return {run: end for run, end in self._read().items() if self._counts(end)}
+
+    def present(self) -> Point | None:
+        """Return the point to train now, or None when all have ended."""
+        ends = self.ends()
+        return next((point for point in self.points if point.run not in ends), None)
+
+    def unevaluated(self) -> Point | None:
+        """Return the first point of which something may be left to evaluate, or None when the sweep is over."""
+        ends = self.ends()
+        return next((point for point in self.points if point.run not in ends or self._owes(point)), None)
+
+    def end_point(self, run: str, state: RunState, message: str = "") -> None:
+        """Write down what became of a point: only its coordinator may, or a member that failed."""
+        end = {"state": state, "message": message, "attempt": self.attempt, "time": time.time()}
+        points = [{"run": point.run, "program_args": dict(point.program_args)} for point in self.points]
+        ends = {**self._read(), run: end}
+        write_record(self.record, {"name": self.name, "attempt": self.attempt, "points": points, "ends": ends})
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            ends: dict[str, dict[str, Any]] = (read_record(self.record) or {}).get("ends", {})
+        except ValueError as error:
+            raise ConfigError(f"{error}; remove the file: the runs that are finished are found again") from error
+        return ends
+
+    def _counts(self, end: Mapping[str, Any]) -> bool:
+        return end.get("state") == RunState.FINISHED or int(end.get("attempt", 0)) >= self.attempt
+
+    def _owes(self, point: Point) -> bool:
+        directory = RunDirectory(self.shared_dir, point.run)
+        newest = directory.catalogue.newest()
+        try:
+            evaluated = (read_record(directory.evaluation) or {}).get("step", -1)
+        except ValueError:
+            evaluated = -1
+        return newest is not None and evaluated < newest
+
+
+def numbered(told: Mapping[str, Any]) -> Sequence[tuple[int, Mapping[str, Any]]]:
+    return list(enumerate(told["points"], start=1))

@@ -1,0 +1,60 @@
+"""The coordinator in a sweep: each process trains one point, and the next process the next one."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
+from trainer.cluster.spec import Cluster
+from trainer.config import Config
+from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR
+from trainer.reporting.notify import Notifier
+from trainer.reporting.status import read_status
+from trainer.run.directory import RunDirectory
+from trainer.run.selection import selected_sweep
+from trainer.run.sweep import Sweep
+from trainer.states import RunState
+from trainer.tasks.coordinator import run_coordinator
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 1.0
+
+
+def train_point(config: Config, cluster: Cluster, notifier: Notifier) -> int:
+    """Train the run; returns the exit code, which in a sweep with points left asks for another process (75).
+
+    A point that fails is written down, and the next one begins.
+    """
+    sweep = selected_sweep(config)
+    if sweep is None:
+        return run_coordinator(config, cluster, notifier)
+    if sweep.present() is not None:
+        code = run_coordinator(config, cluster, notifier, keeps_servers=True)
+        if code not in (FINISHED, USER_ERROR):
+            return code
+        try:
+            end_point(sweep, config, cluster, code)
+        except OSError as error:
+            log.error("cannot write down what became of %s, trying again: %s", config.run, error)
+            return TRY_AGAIN
+    if (point := sweep.present()) is not None:
+        log.info("sweep %s goes on with %s", sweep.name, point.run)
+        return TRY_AGAIN
+    log.info("sweep %s is over", sweep.name)
+    notifier.ready(f"sweep {sweep.name} is over")
+    if config.local_run_dir:
+        notifier.watch(lambda: True)
+        shut_down_servers(cluster.servers, COMING_SECONDS)
+    return FINISHED
+
+
+def end_point(sweep: Sweep, config: Config, cluster: Cluster, code: int) -> None:
+    """Write down what became of the point; a member that has finished waits for the chief to do so."""
+    if code == USER_ERROR:
+        message = read_status(RunDirectory(config.shared_dir, config.run)).message
+        sweep.end_point(config.run, RunState.FAILED, message)
+    elif cluster.job == "chief":
+        sweep.end_point(config.run, RunState.FINISHED)
+    else:
+        time.sleep(POLL_SECONDS)
