@@ -225,12 +225,16 @@ class Present:
         self.alive = True
         self.was_asked = False
         self.back: list[str] = []
+        self.leaving: list[str] = []
 
     def lost_ps(self) -> list[str]:
         return []
 
     def returned(self) -> list[str]:
         return self.back
+
+    def leaving_ps(self) -> list[str]:
+        return self.leaving
 
     def workers_serving(self) -> bool:
         self.was_asked = True
@@ -342,6 +346,33 @@ def test_a_save_that_fails_puts_off_taking_in_who_has_returned(tmp_path: Path, f
     with pytest.raises(MembershipChanged, match="worker-1 answers again"):
         run.train(runner=Returning(), members=members)
     assert run.directory.catalogue.steps() == [20, 60, 80]
+
+
+def test_a_ps_that_leaves_is_let_go_of_after_a_save_at_once(tmp_path: Path, full: Event) -> None:
+    run, members = Run(tmp_path, steps_per_execution=5, checkpoint_steps=50), Present()
+    full.clear()
+
+    class Leaving(Counting):
+        def look(self) -> None:
+            members.leaving = ["ps-1"] if self.step.numpy() >= 30 else []
+
+    with pytest.raises(MembershipChanged, match="ps-1 leaves, and the checkpoint is saved"):
+        run.train(runner=Leaving(), members=members)
+    [saved] = run.directory.catalogue.steps()
+    assert 30 <= saved < 50
+
+
+def test_a_ps_stays_while_no_checkpoint_can_be_saved(tmp_path: Path, full: Event) -> None:
+    run, members = Run(tmp_path, steps_per_execution=5, checkpoint_steps=20), Present()
+
+    class Leaving(Counting):
+        def look(self) -> None:
+            members.leaving = ["ps-1"] if self.step.numpy() >= 10 else []
+            (full.clear if self.step.numpy() >= 50 else full.set)()
+
+    with pytest.raises(MembershipChanged, match="ps-1 leaves"):
+        run.train(runner=Leaving(), members=members)
+    assert min(run.directory.catalogue.steps()) >= 50
 
 
 def test_the_end_is_saved_when_the_storage_is_back(tmp_path: Path, full: Event) -> None:

@@ -22,6 +22,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, executor
 
 from trainer.training.tf_internals import (
+    CallBudget,
     PartialHandler,
     context_id,
     delete_executor,
@@ -201,6 +202,47 @@ def test_a_cluster_says_that_it_takes_in_a_worker(coordinator: Any) -> None:
     assert not is_recovering(coordinator)
     with coordinator._cluster.failure_handler._cluster_update_lock:
         assert is_recovering(coordinator)
+
+
+class Dying(Members):
+    """Three workers whose processes have ended whenever a call fails on them."""
+
+    def __init__(self, leaving: set[str]) -> None:
+        super().__init__()
+        self.leaving = leaving
+
+    def process(self, task: str) -> str:
+        return task
+
+    def has_ended(self, task: str, process: str | None) -> bool:
+        return True
+
+    def leaves(self, task: str) -> bool:
+        return task in self.leaving
+
+    def killed_by_call(self, tasks: list[str], steps: int) -> Exception:
+        return RuntimeError(" ".join(tasks))
+
+
+@pytest.mark.parametrize(("leaving", "ends"), [(set(), True), ({"worker-2"}, False)])
+def test_a_call_answers_for_no_worker_that_left_in_order(leaving: set[str], ends: bool) -> None:
+    put_back: list[Any] = []
+    failed: list[Exception] = []
+    workers = [SimpleNamespace(_on_closure_failure=lambda call, error: put_back.append(call)) for _ in Members.workers]
+    queue = SimpleNamespace(mark_failed=failed.append)
+    CallBudget(SimpleNamespace(closure_queue=queue, workers=workers), Dying(leaving))
+
+    class Call:
+        _args = ()
+
+        def maybe_call_with_output_remote_value(self, function: Any) -> None:
+            pass
+
+    call = Call()
+    for worker in workers:
+        worker._on_closure_failure(call, RuntimeError("gone"))
+    assert len(put_back) == (2 if ends else 3)
+    assert [str(error) for error in failed] == (["worker-0 worker-2 worker-3"] if ends else [])
 
 
 def test_a_stopped_cluster_has_no_threads() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainer.cluster import leaving
 from trainer.cluster import member as rules
 from trainer.cluster.formation import can_do_without, describe_missing, form
 from trainer.cluster.member import Event, Member, State
@@ -97,6 +99,14 @@ def take(
 def test_a_generation_begins_at_once_with_who_is_there() -> None:
     here = {"worker_0": "w0", "ps_0": "p0", "ps_1": "p1"}
     assert take(Hears(**here)) == {"worker-0": "w0", "ps-0": "p0", "ps-1": "p1"}
+
+
+def test_a_generation_begins_at_once_without_a_ps_that_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "LEAVING", tmp_path)
+    (tmp_path / "ps-1").touch()
+    (tmp_path / "worker-0").touch()  # which may train until it is stopped
+    here = {"worker_0": "w0", "ps_0": "p0", "ps_1": "p1"}
+    assert take(Hears(**here), ps_wait_seconds=1e6) == {"worker-0": "w0", "ps-0": "p0"}
 
 
 def test_a_process_that_shall_start_anew_is_waited_for() -> None:

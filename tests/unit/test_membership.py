@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from trainer.cluster import leaving
 from trainer.cluster import membership as module
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.heartbeat import Heartbeat
@@ -120,6 +121,45 @@ def test_a_worker_that_is_replaced_is_told_twice_and_then_used(watched: Watched)
     watched.membership.workers_taken_in({"worker-1"})
     watched.refuses("worker-1")
     assert watched.looks() == [("member-lost", "worker-1")]
+
+
+@pytest.fixture
+def leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Name a task as one that leaves in order."""
+    place = tmp_path / "leaving"
+    place.mkdir()
+    monkeypatch.setattr(leaving, "LEAVING", place)
+    return lambda task: (place / task).touch()
+
+
+def test_one_that_leaves_in_order_is_no_fault(watched: Watched, leaves: Callable[[str], None]) -> None:
+    leaves("worker-1")
+    assert watched.membership.leaves("worker-1")
+    assert not watched.membership.leaves("worker-0")
+    watched.refuses("worker-1")
+    assert watched.looks() == [("member-left", "worker-1")]
+    assert watched.progress.status.without == {"worker-1": "closed"}
+    watched.answers(worker_1="new")
+    assert watched.looks() == [("member-back", "worker-1")]
+    assert watched.progress.status.without == {"worker-1": "serving"}
+    watched.membership.workers_taken_in({"worker-1"})
+    assert watched.looks() == []
+    assert watched.progress.status.without == {}
+
+
+def test_a_ps_that_leaves_is_not_taken_in_again_while_it_still_answers(
+    watched: Watched, leaves: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert watched.membership.leaving_ps() == []
+    leaves("ps-0")
+    leaves("worker-0")
+    leaves("ps-7")  # of no such cluster
+    assert watched.membership.leaving_ps() == ["ps-0"]
+    watched.hear(lambda member: member.released(0.0), "ps-0")
+    monkeypatch.setattr(Member, "is_steady", lambda self, now: True)
+    assert watched.membership.returned() == []
+    (leaving.LEAVING / "ps-0").unlink()
+    assert watched.membership.returned() == ["ps-0"]
 
 
 def test_a_silent_worker_is_left_out_while_the_others_train(watched: Watched) -> None:

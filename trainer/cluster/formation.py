@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
+from trainer.cluster.leaving import leaving_ps
 from trainer.cluster.member import HERE, Member, State
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
@@ -37,7 +38,8 @@ def form(
     """Wait for the members and return those to train on (task name to incarnation).
 
     `first` says that the run has never trained: workers are waited for. `without` are ps that the training goes on
-    without already. `tell` is called with the missing, again and again.
+    without already. A ps that leaves is left out, though it may answer. `tell` is called with the missing, again and
+    again.
     Raises UserError when the user's limit to the waiting is over.
     """
     began = time.monotonic()
@@ -49,9 +51,10 @@ def form(
         if unheard and waited < HEAR_SECONDS:
             time.sleep(POLL_SECONDS)
             continue
-        here = {task: str(m.incarnation) for task, m in members.items() if m.is_here(since=began)}
+        leaving = leaving_ps()
+        here = {t: str(m.incarnation) for t, m in members.items() if m.is_here(since=began) and t not in leaving}
         missing = {task: member for task, member in members.items() if task not in here}
-        if not missing or can_do_without(config, cluster, missing, first, without, waited):
+        if not missing or can_do_without(config, cluster, missing, first, {*without, *leaving}, waited):
             return here
         tell(missing)
         if config.member_wait_timeout_seconds and waited > config.member_wait_timeout_seconds:

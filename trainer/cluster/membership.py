@@ -21,6 +21,7 @@ from trainer.cluster.deadlines import Phases
 from trainer.cluster.fence import Fence, shut
 from trainer.cluster.formation import describe_missing, form, names
 from trainer.cluster.heartbeat import Heartbeat
+from trainer.cluster.leaving import is_leaving, leaving_ps
 from trainer.cluster.member import HERE, Member, State
 from trainer.cluster.releases import Releases
 from trainer.cluster.spec import Cluster
@@ -172,6 +173,14 @@ class Membership:
         """Return the ps of this generation whose processes have ended: it can't go on."""
         return sorted(task for task, member in self.heartbeat.members().items() if member.is_ps and member.is_lost)
 
+    def leaving_ps(self) -> list[str]:
+        """Return the ps of this generation that leave in order."""
+        return sorted(task for task in leaving_ps() if task in self._members)
+
+    def leaves(self, task: str) -> bool:
+        """Return whether a member leaves in order, so that its end is no fault."""
+        return is_leaving(task)
+
     def workers_serving(self, since: float = 0.0) -> set[str]:
         """Return the workers of this generation that answered a question asked after `since` (of time.monotonic)."""
         members = self.heartbeat.members()
@@ -181,9 +190,10 @@ class Membership:
 
     def returned(self) -> list[str]:
         """Return the members that this generation goes on without and that are back."""
-        now = time.monotonic()
+        now, leaving = time.monotonic(), leaving_ps()
         members = self.heartbeat.members().items() if self._watching else ()
-        return sorted(task for task, member in members if member.taken_in is None and member.is_steady(now))
+        back = (task for task, member in members if member.taken_in is None and member.is_steady(now))
+        return sorted(task for task in back if task not in leaving)
 
     def worker_lost(self, task: str) -> None:
         """TensorFlow has lost a worker, and waits to take it in again."""
@@ -228,6 +238,9 @@ class Membership:
                     event, message = trouble
                     self._give_up(event, message, [task])
                 self._tell_change(member)
+        if self._watching:
+            members = self.heartbeat.members().items()
+            self._progress.without({task: m.state.value for task, m in members if m.state is not State.TRAINING})
         handler = self.handler
         if handler is not None and handler.updating_since is not None:
             seconds = time.monotonic() - handler.updating_since
@@ -285,6 +298,9 @@ class Membership:
         if task in self._absent:  # told to be silent
             return
         self._absent.add(task)
+        if is_leaving(task):
+            self._tell("member-left", task, "it leaves in order, and is to be back")
+            return
         self._tell("ps-lost" if TaskId.parse(task).job == "ps" else "member-lost", task, "its process has ended")
 
     def _ask_to_restart(self) -> None:
@@ -315,6 +331,7 @@ class Membership:
         for task in self._members.keys() & missing.keys():
             self._tell_lost(task, self._members[task])
         log.info("waiting for members: %s", message)
+        self._progress.without(dict.fromkeys(missing, "not here"))
         self._progress.enter(RunState.WAITING, message)
         self._progress.events.write("waiting", message=message)
         self._named, self._told = message, time.monotonic()

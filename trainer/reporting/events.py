@@ -1,7 +1,7 @@
 """What befell a run: events.jsonl in its directory, one JSON object a line.
 
-started, waiting, formed, attached, restored, training, member-lost, member-silent, member-back, member-given-up,
-member-other-release, ps-lost, recovering, lease-taken, phase-overdue, checkpoint-saved, save-failed,
+started, waiting, formed, attached, restored, training, member-lost, member-left, member-silent, member-back,
+member-given-up, member-other-release, ps-lost, recovering, lease-taken, phase-overdue, checkpoint-saved, save-failed,
 checkpoint-set-aside, evaluated, stopped, failed, finished
 """
 

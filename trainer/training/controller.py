@@ -302,6 +302,7 @@ class Controller:
         config, runner, schedule = self._config, self._runner, self._schedule
         self.looked = True
         lost = self._members.lost_ps() if self._members else []
+        leaving = self._leaving()
         if lost and not schedule.in_flight:
             raise MembershipChanged(f"{', '.join(lost)} has ended")  # which no step needed: TensorFlow has not said so
         # With calls in flight, what the last ones said: reading it would be one more thing that a ps may hang.
@@ -333,24 +334,26 @@ class Controller:
         ends = is_quiet and (stop or self.done)
         if save and not self._returned_members:
             self._returned_members = self._returned()
-        if stop or lost or self._returned_members:
+        if stop or lost or leaving or self._returned_members:
             schedule.close()
-        takes_in = is_quiet and not ends and bool(self._returned_members)
+        changes = is_quiet and not ends and bool(leaving or self._returned_members)
         if self.done and is_quiet and not stop:
             self.save_the_end()
-        elif ends or takes_in or (save and not self._returned_members):
+        elif ends or changes or (save and not self._returned_members):
             try:
-                self.save(wait=bool(ends or takes_in))
+                self.save(wait=bool(ends or changes))
             except Infrastructure as error:
                 if ends or isinstance(error, StalePath):
                     raise
-                log.warning("%s: training goes on, without %s", error, ", ".join(self._returned_members))
-                takes_in, self._returned_members = False, []
+                log.warning("%s: training goes on with the members that it has", error)
+                changes, self._returned_members = False, []
         if show or ends:
             self._show()
         if stop and is_quiet and not self.done:
             raise Stopped
-        if takes_in:
+        if changes and leaving:
+            raise MembershipChanged(f"{', '.join(leaving)} leaves, and the checkpoint is saved")
+        if changes:
             raise MembershipChanged(f"{', '.join(self._returned_members)} answers again")
 
     def save(self, *, again: bool = False, wait: bool = True, last: bool = False) -> None:
@@ -406,6 +409,12 @@ class Controller:
                     f"that is longer than storage_timeout_seconds, {self._config.storage_timeout_seconds:g}"
                 )
             self._phases.progressed()
+
+    def _leaving(self) -> list[str]:
+        """Return the ps that leave, and that can be let go of now: after a save, which must not fail."""
+        if self._members is None or self._runner.is_recovering or self._checkpoints.trouble() is not None:
+            return []
+        return self._members.leaving_ps()
 
     def _returned(self) -> list[str]:
         """Return the members that can be taken in now: not while TensorFlow takes in another, or saves fail."""

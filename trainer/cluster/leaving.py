@@ -1,0 +1,32 @@
+"""Which members leave in order, because somebody is about to take their hosts away for a while.
+
+Whoever does that (roles/trainer/tasks/leave.yml) names them on the coordinator's host before it stops them: a file for
+each task, in a directory that a boot empties. The coordinator lets go of a ps after a save, and takes the end of a
+worker for no fault. It is a local directory, so that looking at it never waits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.run.records import names_in
+from trainer.task_id import TaskId
+
+LEAVING = Path("/run/psfleet-leaving")
+
+
+def is_leaving(task: str) -> bool:
+    """Return whether a task is named as one that leaves."""
+    return (LEAVING / task).exists()
+
+
+def leaving_ps() -> set[str]:
+    """Return the parameter servers that are named as leaving."""
+    return {name for name in names_in(LEAVING) if is_ps(name)}
+
+
+def is_ps(name: str) -> bool:
+    try:
+        return TaskId.parse(name).job == "ps"
+    except ValueError:
+        return False
