@@ -16,6 +16,7 @@ from fleet.units import Health
 from trainer.parameters import describe_values
 from trainer.reporting.events import describe_event
 from trainer.reporting.goodput import describe_ledger
+from trainer.reporting.status import describe_absent
 
 NOTE_WIDTH = 60
 
@@ -127,6 +128,8 @@ def render_run(run: Run | None) -> str:
     if run.step is not None:
         progress = render_progress(run if run.state == "training" else _without_pace(run))
         text += f", {progress}"
+    if run.without and run.state in ("waiting", "training"):
+        text += f"\n  without {describe_absent(run.without)}"
     return f"{text}\n  {run.message}" if run.message and failed else text
 
 

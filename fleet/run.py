@@ -32,6 +32,7 @@ class Run:
     evaluation: Evaluation | None = None
     checkpoint: str | None = None
     export: str | None = None
+    without: Mapping[str, str] = field(default_factory=dict)  # members that take no part, and what they are
     ledger: Mapping[str, Any] | None = None  # where the time went (trainer/reporting/goodput.py)
     events: Sequence[Mapping[str, Any]] = ()  # the last ones, oldest first
     updated: float | None = None  # seconds since 1970 by the clock of the chief's host
@@ -47,6 +48,7 @@ def parse_run(values: Mapping[str, Any]) -> Run:
     evaluation = kept.get("evaluation")
     kept["evaluation"] = Evaluation(evaluation["step"], evaluation.get("metrics") or {}) if evaluation else None
     kept["metrics"] = kept.get("metrics") or {}
+    kept["without"] = kept.get("without") or {}
     kept["message"] = kept.get("message") or ""
     kept["events"] = kept.get("events") or []
     return Run(**kept)

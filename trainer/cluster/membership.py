@@ -331,7 +331,7 @@ class Membership:
         for task in self._members.keys() & missing.keys():
             self._tell_lost(task, self._members[task])
         log.info("waiting for members: %s", message)
-        self._progress.without(dict.fromkeys(missing, "not here"))
+        self._progress.without({task: member.state.value for task, member in missing.items()})
         self._progress.enter(RunState.WAITING, message)
         self._progress.events.write("waiting", message=message)
         self._named, self._told = message, time.monotonic()

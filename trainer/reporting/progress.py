@@ -171,6 +171,7 @@ class Progress:
         self.status.program, self.status.steps = config.program, config.steps
         self.status.program_args = dict(config.program_args)
         self.status.steps_per_second = self.status.eta_seconds = None
+        self.status.without = {}
         self.ledger = Ledger(self.status.ledger)
 
     def enter(self, state: RunState, message: str = "") -> None:
@@ -193,6 +194,13 @@ class Progress:
             self.ledger.enter(phase)
             self.status.phase = phase
             self._show()
+
+    def without(self, members: dict[str, str]) -> None:
+        """Say which members take no part, and what they are instead."""
+        with self._lock:
+            if members != self.status.without:
+                self.status.without = members
+                self._show()
 
     def checkpointed(self, checkpoint: str, step: int) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Status:
     checkpoint: str | None = None
     export: str | None = None
     begun_from: str | None = None
+    without: dict[str, str] = dataclasses.field(default_factory=dict)
     ledger: dict[str, Any] | None = None
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     updated: float | None = None
@@ -111,6 +112,8 @@ def describe(status: Status) -> str:
     ]
     if status.message:
         rows.append(("message", status.message))
+    if status.without and not status.state.ended:
+        rows.append(("without", describe_absent(status.without)))
     if status.step is not None:
         rows.append(("step", f"{status.step} of {status.steps}"))
     if status.steps_per_second is not None:
@@ -145,6 +148,11 @@ def lay_out(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def describe_absent(without: Mapping[str, str]) -> str:
+    """Name the members that take no part, each with what the coordinator knows of it."""
+    return ", ".join(f"{task} ({state})" for task, state in sorted(without.items()))
 
 
 def numbers(values: dict[str, float]) -> str:
