@@ -26,6 +26,7 @@ description:
   - This tells at the end in which phase and why, and keeps the hosts in a file for C(--limit @FILE).
 """
 CONTROL_MACHINE = "localhost"
+LEAVES_OUT = "lose_host"  # ansible/action_plugins, for one that was lost in a play that has to go on
 MOST_TEXT = 300
 
 
@@ -64,6 +65,8 @@ class CallbackModule(CallbackBase):
         self._lose(result, "failed", told(result.result))
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
+        if result.task.action == LEAVES_OUT and result.host.get_name() in self.losses:
+            return  # where it was lost was told then
         self._lose(result, "unreachable", told(result.result))
 
     def _lose(self, result: Any, kind: str, message: str) -> None:
@@ -84,8 +87,12 @@ class CallbackModule(CallbackBase):
         if lost and (self.end or self.plays_left):
             # Ansible goes no further where a play has lost all of its hosts.
             last = self.end.phase if self.end else self.phase
+            gone = [host for host, loss in lost.items() if loss.phase == last]
+            why = "because of what is above"
+            if gone and not self.end:
+                why = f"since this phase has no other host than {name_some(gone)}: mend that first"
             for host in hosts:
-                lost.setdefault(host, Loss(last, "held up: the run ended here for all, because of what is above"))
+                lost.setdefault(host, Loss(last, f"held up: the run ended here for all, {why}"))
         owed = self._keep(hosts, lost)
         if not lost:
             return

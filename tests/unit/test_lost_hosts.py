@@ -55,8 +55,8 @@ PLAYS = """
 """
 
 
-def play(directory: Path, *arguments: str) -> tuple[int, str, list[str]]:
-    (directory / "plays.yml").write_text(PLAYS)
+def play(directory: Path, *arguments: str, plays: str = PLAYS) -> tuple[int, str, list[str]]:
+    (directory / "plays.yml").write_text(plays)
     (directory / "hosts.yml").write_text(
         yaml.safe_dump({"all": {"hosts": {"a": HERE, "b": HERE, "c": HERE, "d": GONE}}})
     )
@@ -85,7 +85,50 @@ def test_hosts_that_were_held_up_are_not_called_right(tmp_path: Path, what: str,
     assert "the end" not in output
     assert output.endswith("\n0 of 4")
     assert f"a     {phase}" in "\n".join(table)
-    assert any(line.startswith("b ") and "held up" in line for line in table)
+    [held] = [line for line in table if line.startswith("b ")]
+    assert "held up: the run ended here for all" in held
+    assert ("no other host than a: mend that first" in held) is (what == "last")
+
+
+TURNS = """
+- name: Reboot in turn
+  hosts: a:b:c
+  gather_facts: false
+  serial: 1
+  vars: {broken: []}
+  tasks:
+    - name: Come back
+      block:
+        - name: Prove
+          ansible.builtin.assert:
+            that: inventory_hostname not in broken
+            fail_msg: "{{ inventory_hostname }} is broken: mend it"
+      rescue:
+        - name: Note that the host is lost
+          ansible.builtin.set_fact: {psfleet_lost: true}
+- name: Leave out
+  hosts: a:b:c
+  gather_facts: false
+  tasks:
+    - name: Leave the host out
+      lose_host:
+      when: psfleet_lost is defined
+- name: Last phase
+  hosts: a:b:c
+  gather_facts: false
+  tasks:
+    - name: Say who is left
+      ansible.builtin.debug: {msg: "left: {{ ansible_play_hosts | join(' ') }}"}
+"""
+
+
+def test_a_batch_that_is_lost_as_a_whole_is_named_where_it_was_lost_and_the_others_go_on(tmp_path: Path) -> None:
+    code, output, table = play(tmp_path, "--extra-vars", json.dumps({"broken": ["a"]}), plays=TURNS)
+    assert code == 4
+    assert "left: b c" in output
+    assert output.endswith("\n2 of 3")
+    assert [line.split("  ")[0] for line in table[1:]] == ["a"]
+    assert "Reboot in turn  failed (Prove): a is broken: mend it" in " ".join(table)
 
 
 @pytest.fixture
