@@ -27,6 +27,9 @@ AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 _REMOUNT = "if systemctl cat psfleet-remount >/dev/null 2>&1; then root systemctl start psfleet-remount; fi"
 _TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings /etc/trainer/run.json"
 
+# What a planned reboot has stopped, and whom the coordinator lets go of (roles/trainer/tasks/leave.yml). Who starts or
+# stops the tasks by hand has decided anew.
+_FORGET_DRAINED = "root rm -rf /opt/trainer/drained /run/psfleet-leaving"
 BEFORE = "/opt/trainer/before"
 _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
 REMEMBER = f"""set -e
@@ -103,7 +106,7 @@ class Cluster:
         """Enable and start units on all hosts at once, without waiting for them; one that runs is left alone."""
         self._systemctl(
             tasks,
-            "root systemctl reset-failed {units} 2>/dev/null; "
+            f"{_FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
             "root systemctl enable --quiet {units} && root systemctl start --no-block {units}",
         )
 
@@ -114,7 +117,9 @@ class Cluster:
     def disable(self, tasks: Sequence[Task]) -> None:
         """Keep units down at the host's next boot, and forget why they failed."""
         self._systemctl(
-            tasks, "root systemctl reset-failed {units} 2>/dev/null; root systemctl disable --quiet {units}"
+            tasks,
+            f"{_FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
+            "root systemctl disable --quiet {units}",
         )
 
     def remember(self, hosts: Iterable[str]) -> None:

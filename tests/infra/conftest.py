@@ -33,6 +33,7 @@ ORDER = [
     "test_all_hosts",
     "test_repair",
     "test_reboot",
+    "test_planned_reboot",
     "test_plan",
     "test_fab",
     "test_strategies",

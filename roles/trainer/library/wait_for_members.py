@@ -1,0 +1,112 @@
+#!/usr/bin/python
+"""Wait until the coordinator does without some tasks, or trains with them again."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: wait_for_members
+short_description: Wait until the coordinator goes on without some tasks, or trains with them
+description:
+  - Runs on the coordinator's host, and asks what the run's status says.
+  - Where the coordinator does not run, there is nothing to wait for.
+options:
+  coordinator:
+    description: The coordinator's task, such as C(chief-0).
+    type: str
+    required: true
+  tasks:
+    description: The tasks that leave or come back.
+    type: list
+    elements: str
+    required: true
+  state:
+    description: C(absent) when none of them takes part, C(present) when all do and steps are trained.
+    type: str
+    choices: [absent, present]
+    required: true
+  timeout:
+    description: For how many seconds at most.
+    type: int
+    required: true
+author:
+  - psfleet
+"""
+EXAMPLES = r"""
+- name: Wait until worker-1 trains again
+  wait_for_members:
+    coordinator: chief-0
+    tasks: [worker-1]
+    state: present
+    timeout: 900
+"""
+RETURN = r"""
+run:
+  description: What the run's status said last. Empty where the coordinator does not run.
+  type: dict
+  returned: always
+"""
+LOOK_SECONDS = 2.0
+STATUS = ["env/bin/python", "-m", "trainer", "status", "--json", "--settings", "/etc/trainer/run.json"]
+AS_TRAINER = ["setpriv", "--reuid=trainer", "--regid=trainer", "--init-groups", "--"]
+
+
+def has_happened(run: dict[str, Any], tasks: list[str], state: str, processes: Path = Path("/proc")) -> bool:
+    """Whether the tasks are absent, or present in a training; what a process said that is gone counts for nothing."""
+    without = run.get("without") or {}
+    if not run.get("pid") or not (processes / str(run["pid"])).exists():
+        return False
+    if state == "absent":
+        return all(task in without for task in tasks)
+    return run.get("state") == "training" and not any(task in without for task in tasks)
+
+
+def describe(run: dict[str, Any], tasks: list[str]) -> str:
+    """Say what the run does, and what it says of the tasks."""
+    without = run.get("without") or {}
+    members = ", ".join(f"{task} ({without[task]})" for task in tasks if task in without)
+    text = f"run {run.get('run')} is {run.get('state')}"
+    text += f": {run['message']}" if run.get("message") else ""
+    return f"{text}; without {members}" if members else text
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "coordinator": {"type": "str", "required": True},
+            "tasks": {"type": "list", "elements": "str", "required": True},
+            "state": {"type": "str", "choices": ["absent", "present"], "required": True},
+            "timeout": {"type": "int", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    tasks, state, timeout = (module.params[name] for name in ("tasks", "state", "timeout"))
+    unit = f"trainer@{module.params['coordinator']}.service"
+    begun = time.monotonic()
+    while True:
+        _code, active, _error = module.run_command(["systemctl", "show", "--property=ActiveState", "--value", unit])
+        if active.strip() in ("inactive", "failed", ""):
+            module.exit_json(changed=False, run={})
+        code, said, error = module.run_command([*AS_TRAINER, *STATUS], cwd="/opt/trainer/current")
+        run = json.loads(said) if code == 0 else {}
+        if run and has_happened(run, tasks, state):
+            module.exit_json(changed=False, run=run)
+        if time.monotonic() - begun > timeout:
+            seen = describe(run, tasks) if run else f"the run's status can't be read: {error.strip()}"
+            wanted = "goes on without" if state == "absent" else "trains with"
+            module.fail_json(
+                msg=f"the coordinator {module.params['coordinator']} was not seen in {timeout} s that it {wanted} "
+                f"{', '.join(tasks)} (trainer_return_seconds): {seen}",
+                run=run,
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

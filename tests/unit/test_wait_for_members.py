@@ -1,0 +1,47 @@
+"""When a planned reboot goes on: who is seen to be gone, and who to be back."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLACE = Path(__file__).parents[2] / "roles" / "trainer" / "library" / "wait_for_members.py"
+SPEC = importlib.util.spec_from_file_location("wait_for_members", PLACE)
+assert SPEC
+assert SPEC.loader
+module = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(module)
+
+TASKS = ["ps-1", "worker-1"]
+BOTH = {"ps-1": "closed", "worker-1": "away"}
+
+
+@pytest.mark.parametrize(
+    ("state", "run", "expected"),
+    [
+        ("absent", {"state": "training", "without": BOTH}, True),
+        ("absent", {"state": "waiting", "without": BOTH}, True),  # for the only ps there is
+        ("absent", {"state": "training", "without": {"ps-1": "closed"}}, False),
+        ("absent", {"state": "training"}, False),
+        ("present", {"state": "training", "without": {}}, True),
+        ("present", {"state": "training", "without": {"worker-0": "away"}}, True),
+        ("present", {"state": "training", "without": {"worker-1": "serving"}}, False),
+        ("present", {"state": "waiting", "without": {}}, False),
+    ],
+)
+def test_what_a_living_coordinator_says_counts(state: str, run: dict[str, Any], expected: bool, tmp_path: Path) -> None:
+    (tmp_path / "41").mkdir()
+    assert module.has_happened({**run, "pid": 41}, TASKS, state, tmp_path) is expected
+    for gone in (42, None):
+        assert not module.has_happened({**run, "pid": gone}, TASKS, state, tmp_path)
+
+
+def test_a_limit_says_what_was_seen_last() -> None:
+    run = {"run": "digits", "state": "waiting", "message": "no answer from ps-0 (a:1)", "without": BOTH}
+    assert module.describe(run, TASKS) == (
+        "run digits is waiting: no answer from ps-0 (a:1); without ps-1 (closed), worker-1 (away)"
+    )
+    assert module.describe({"run": "digits", "state": "training"}, TASKS) == "run digits is training"
