@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cluster import PUT_BACK, REMEMBER
+from fleet.cluster import PUT_BACK, REMEMBER, Cluster
+from fleet.inventory import Task
+from fleet.ssh import Answer
 
 UNITS = "etc/systemd/system"
 WANTS = f"{UNITS}/multi-user.target.wants"
@@ -84,3 +86,24 @@ def test_nothing_is_removed_where_nothing_was_kept(host: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         run(PUT_BACK, host)
     assert look(host) == before
+
+
+def test_who_starts_or_stops_by_hand_forgets_what_a_reboot_has_stopped(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    class Here:
+        def run(self, scripts: dict[str, str], timeout: float = 30) -> dict[str, Answer]:
+            for script in scripts.values():
+                script = script.replace("/opt", f"{tmp_path}/opt").replace("/run/", f"{tmp_path}/run/")
+                script = f'root() {{ "$@"; }}; systemctl() {{ echo "systemctl $*"; }}; {script}'
+                done.extend(subprocess.run(["sh", "-c", script], capture_output=True, text=True).stdout.splitlines())
+            return dict.fromkeys(scripts, Answer())
+
+    cluster = Cluster(None, Here())  # type: ignore[arg-type]
+    for act, said in ((cluster.start, "systemctl enable"), (cluster.disable, "systemctl disable")):
+        for name in ("opt/trainer/drained", "run/psfleet-leaving/ps-0"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("trainer@ps-0.service enabled\n")
+        act([Task("ps", 0, "store", "192.0.2.20", 2300, server=True)])
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+        assert any(line.startswith(said) for line in done), done
