@@ -1,0 +1,73 @@
+"""What a host keeps of the tasks that a planned reboot stops, and what it starts again: the roles' own scripts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROLE = Path(__file__).parents[2] / "roles" / "trainer" / "tasks"
+SYSTEMCTL = """#!/bin/sh
+echo "$*" >>"$CALLS"
+case $1 in
+  list-units) for unit in $UNITS; do echo "trainer@$unit.service loaded active running psfleet training task"; done ;;
+  is-enabled) [ "$2" != trainer@ps-0.service ] && echo enabled || { echo disabled; exit 1; } ;;
+esac
+"""
+
+
+class Host:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("opt/trainer", "run", "bin"):
+            (root / name).mkdir(parents=True)
+        (root / "bin/systemctl").write_text(SYSTEMCTL)
+        (root / "bin/systemctl").chmod(0o755)
+
+    def run(self, file: str, name: str, units: str = "") -> tuple[list[str], list[str]]:
+        """Run a task's script; return what it printed, and what it asked of systemd."""
+        tasks = yaml.safe_load((ROLE / file).read_text())
+        tasks += [task for block in tasks for task in block.get("block", [])]
+        [script] = [task["ansible.builtin.shell"] for task in tasks if task["name"] == name]
+        for place in ("/opt/trainer", "/run/"):
+            script = script.replace(place, f"{self.root}{place}")
+        calls = self.root / "calls"
+        calls.write_text("")
+        environment = {"PATH": f"{self.root}/bin:{os.environ['PATH']}", "CALLS": str(calls), "UNITS": units}
+        done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines(), calls.read_text().splitlines()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+KEEP, STOP = "Keep which tasks run", "Stop the tasks, and keep them down at the next boot"
+READ, START = "Read which tasks are to come back", "Start the tasks again"
+
+
+def test_what_ran_is_kept_stopped_and_started_again(host: Host) -> None:
+    assert host.run("leave.yml", KEEP, "chief-0 ps-0 worker-12")[0] == ["chief-0", "ps-0", "worker-12"]
+    _, asked = host.run("leave.yml", STOP)
+    assert asked[:2] == ["stop trainer@chief-*.service", "stop trainer@*.service"]
+    assert asked[2] == "disable --quiet trainer@chief-0.service trainer@ps-0.service trainer@worker-12.service"
+    # A run that was broken off here: the next one finds nothing that runs, and keeps what it must start.
+    assert host.run("leave.yml", KEEP, "worker-13")[0] == ["chief-0", "ps-0", "worker-12", "worker-13"]
+    assert host.run("take_back.yml", READ)[0] == ["chief-0", "ps-0", "worker-12", "worker-13"]
+    _, asked = host.run("take_back.yml", START)
+    assert asked == [
+        "enable --quiet trainer@chief-0.service trainer@worker-12.service trainer@worker-13.service",
+        "start --no-block trainer@chief-0.service trainer@ps-0.service trainer@worker-12.service "
+        "trainer@worker-13.service",
+    ]
+    assert host.run("take_back.yml", READ)[0] == []
+
+
+def test_a_host_on_which_nothing_runs_keeps_nothing(host: Host) -> None:
+    assert host.run("leave.yml", KEEP)[0] == []
+    assert host.run("take_back.yml", READ) == ([], [])
+    assert not (host.root / "opt/trainer/drained").exists()
