@@ -277,6 +277,8 @@ def show_status(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
         desk.say(report.render_tasks(rows))
         desk.say(report.render_release(observation))
         desk.say(report.render_run(observation.run))
+        if sweep := observation.selection.get("sweep"):
+            desk.say(f"a point of sweep {sweep['name']}, which has {len(sweep['points'])}: fab sweep --status")
         if account := report.render_account(observation.run):
             desk.say(account)
     wrong = [row for row in rows if row["trouble"] and row["state"] != "unreachable"]

@@ -1381,6 +1381,29 @@ def test_sweep_whose_coordinator_is_down_before_its_end_is_trouble(hosts: Preten
     assert json.loads(hosts.selection)["sweep"]["attempt"] == 1
 
 
+@pytest.mark.parametrize("seconds", [60, 600])
+def test_chief_that_is_away_for_a_while_does_not_end_the_looking_on(
+    hosts: Pretence, desk: verbs.Desk, seconds: float
+) -> None:
+    over = swept("finished", "finished", over=True, evaluated=True, present=None)
+    says = follow(swept("new", "new"), swept("training", "new"), over)
+
+    def tick(hosts: Pretence) -> None:
+        away = "start chief-0" in hosts.done and 1005 < hosts.now < 1005 + seconds
+        hosts.unreachable = {"head": "no answer"} if away else {}
+        if not away:
+            says(hosts)
+
+    hosts.tick = tick
+    watch = lambda: verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)  # noqa: E731
+    if seconds == 60:
+        watch()
+        assert "sweep s: over\n" in printed(desk)
+    else:
+        with pytest.raises(HostsUnreachable, match="the sweep may go on unseen: fab sweep --status"):
+            watch()
+
+
 def test_sweep_that_is_finished_is_shown_and_one_with_a_failure_is_tried_again(
     hosts: Pretence, desk: verbs.Desk
 ) -> None:
@@ -1404,3 +1427,11 @@ def test_status_of_a_sweep_is_a_table_or_json(hosts: Pretence, desk: verbs.Desk)
     assert printed(desk).startswith("sweep s: 1 of 2 points have ended\nPARAMETERS")
     verbs.show_sweep(cluster, desk, as_json=True)
     assert json.loads(printed(desk)[printed(desk).index("{") :]) == hosts.sweep
+
+
+def test_status_says_of_which_sweep_the_run_is_a_point(hosts: Pretence, desk: verbs.Desk) -> None:
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    assert "sweep" not in printed(desk)
+    hosts.selection = json.dumps({"sweep": {**SWEEP["sweep"], "attempt": 1}})
+    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    assert "a point of sweep s, which has 2: fab sweep --status\n" in printed(desk)

@@ -156,6 +156,20 @@ def test_a_coordinator_of_a_sweep_that_is_over_trains_nothing(config: Config, mo
     assert train_point(apply_selection(config), CHIEF, Notifier()) == FINISHED
 
 
+def test_servers_that_see_no_record_are_ended_with_the_sweep_alone(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[object] = []
+    monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **__: FINISHED)
+    monkeypatch.setattr(sweep, "shut_down_servers", lambda servers, seconds: ended.append(servers))
+    for run in ("s-1", "s-2", "s-3"):
+        assert ended == []
+        chosen = apply_selection(config).replace(local_run_dir=True)
+        assert chosen.run == run
+        train_point(chosen, CHIEF, Notifier())
+    assert ended == [CHIEF.servers]
+
+
 def test_a_coordinator_without_a_sweep_ends_as_it_does(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record(Path(config.shared_dir) / "selection.json", {"run": "s-1"})
     monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **more: USER_ERROR if not more else -1)
