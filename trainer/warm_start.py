@@ -35,7 +35,7 @@ def warm_up() -> None:
     ours = name not in os.environ
     os.environ.setdefault(name, value)
     prepare_tensorflow()
-    gc.disable()  # an import makes little garbage, and each collection would look at all that is there
+    gc.disable()  # an import makes next to no garbage, and each collection would look at all that is there
     with without_chatter():
         for room in ROOMS:
             for module in pkgutil.iter_modules(importlib.import_module(room).__path__, f"{room}."):
@@ -43,7 +43,6 @@ def warm_up() -> None:
         importlib.import_module("tensorflow").keras.Model  # noqa: B018 - which loads Keras
     if ours:
         del os.environ[name]  # a library with an OpenBLAS of its own, in the user's program, may use every core
-    gc.collect()
     gc.enable()
     gc.freeze()  # a collection in the child would write to every page that it shares with its parent
 

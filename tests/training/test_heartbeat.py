@@ -151,13 +151,48 @@ def test_what_this_process_missed_itself_is_no_members_silence(monkeypatch: pyte
             return next(left, True)
 
         passing, left = iter(pauses), iter([False] * len(pauses))
-        return SimpleNamespace(wait=wait)
+        return wait
 
     heartbeat._opened, heartbeat._channels = {"worker-0": now[0]}, {"worker-0": SimpleNamespace(close=lambda: None)}  # type: ignore[dict-item]
     heartbeat.change(lambda member: member.answered(now[0], now[0], "one"), "worker-0")
-    monkeypatch.setattr(heartbeat, "_end", rounds(1.5, 60.0, 0.2, 0.2))
+    monkeypatch.setattr(heartbeat, "_pause", rounds(1.5, 60.0, 0.2, 0.2))
     heartbeat._beat()
     assert member(heartbeat).state is not State.SILENT
-    monkeypatch.setattr(heartbeat, "_end", rounds(*[0.2] * 30))
+    monkeypatch.setattr(heartbeat, "_pause", rounds(*[0.2] * 30))
     heartbeat._beat()
     assert member(heartbeat).state is State.SILENT
+
+
+def test_who_waits_for_an_answer_has_everybody_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also whose last question is open: that answer would be of before."""
+    monkeypatch.setattr(module, "TICK_SECONDS", 3600.0)  # no round comes by itself
+    heartbeat, asked, rounds = beat("127.0.0.1:9"), threading.Semaphore(0), threading.Semaphore(0)
+    questions: list[float] = []
+
+    def ask(task: str, now: float) -> None:
+        heartbeat._asked[task] = now
+        questions.append(now)
+        asked.release()
+
+    def answer() -> None:
+        future: Any = SimpleNamespace(exception=lambda: None, cancelled=lambda: False, result=lambda: b"one")
+        heartbeat._heard("worker-0", questions[-1], future)
+
+    monkeypatch.setattr(heartbeat, "_ask", ask)
+    heartbeat.on_beat = rounds.release
+    heartbeat.start()
+    try:
+        assert asked.acquire(timeout=60)
+        assert rounds.acquire(timeout=60)
+        began = time.monotonic()
+        heartbeat.hurry(since=began)
+        assert rounds.acquire(timeout=60)
+        answer()
+        assert not member(heartbeat).is_here(since=began)
+        assert asked.acquire(timeout=60)
+        answer()
+        assert member(heartbeat).is_here(since=began)
+        heartbeat.hurry(since=began)  # which has been heard by now
+        assert not asked.acquire(timeout=0.2)
+    finally:
+        heartbeat.stop()

@@ -86,7 +86,7 @@ class Hears:
     def members(self) -> dict[str, Member]:
         return dict(self.records)
 
-    def hurry(self) -> None:
+    def hurry(self, since: float) -> None:
         pass
 
 

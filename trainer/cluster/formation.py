@@ -19,7 +19,7 @@ from trainer.run.release import MEND
 if TYPE_CHECKING:
     from trainer.cluster.heartbeat import Heartbeat
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.02
 HEAR_SECONDS = 3.0  # all have answered by then, or failed to
 
 
@@ -44,7 +44,7 @@ def form(
     """
     began = time.monotonic()
     while True:
-        heartbeat.hurry()
+        heartbeat.hurry(since=began)
         members, waited = heartbeat.members(), time.monotonic() - began
         # Only who was asked after the last generation was over: it may have ended because of one that has just died.
         unheard = [m for m in members.values() if m.judged_at < began and m.state in (*HERE, State.STARTING)]

@@ -59,7 +59,8 @@ class Heartbeat:
         self._other_release = other_release
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
-        self._end = threading.Event()
+        self._ended = False
+        self._news = threading.Event()  # the thread that asks has something to do before its next round
         self._calls: dict[str, Any] = {}
         self._channels: dict[str, grpc.Channel] = {}
         self._opened: dict[str, float] = {}
@@ -68,6 +69,7 @@ class Heartbeat:
         self._missed = 0.0  # seconds for which this process was kept from the processor
         self._unheard: dict[str, tuple[float, float]] = {}  # since when none was answered, and what was missed by then
         self._hurry_until = time.monotonic() + HURRY_SECONDS
+        self._wanted = 0.0  # somebody waits for answers to questions that were asked after that
         self.on_beat: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -77,13 +79,20 @@ class Heartbeat:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def stop(self) -> None:
-        self._end.set()
+        self._ended = True
+        self._news.set()
         for channel in list(self._channels.values()):
             channel.close()
 
-    def hurry(self) -> None:
-        """Ask more often for a while: somebody waits to hear of the members."""
+    def hurry(self, since: float = 0.0) -> None:
+        """Ask more often for a while: somebody waits to hear of the members.
+
+        Who was not asked after `since` (of time.monotonic) is asked now.
+        """
         self._hurry_until = time.monotonic() + HURRY_SECONDS
+        if since > self._wanted:
+            self._wanted = since
+            self._news.set()
 
     def members(self) -> dict[str, Member]:
         """Return the records by task."""
@@ -97,7 +106,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         last, pause = time.monotonic(), 0.0
-        while not self._end.wait(pause):
+        while not self._pause(pause):
             now = time.monotonic()
             self._missed += max(0.0, now - last - pause - LATE_SECONDS)
             last, pause = now, TICK_SECONDS
@@ -107,6 +116,12 @@ class Heartbeat:
                 self.on_beat()
             except Exception:
                 log.exception("the heartbeat's round failed")
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait for the next round, or until it is wanted now; returns whether none follows."""
+        self._news.wait(seconds)
+        self._news.clear()
+        return self._ended
 
     def _look_at(self, task: str, now: float) -> None:
         with self._lock:
@@ -123,7 +138,8 @@ class Heartbeat:
         if asked_at is not None and now - asked_at > LOST_SECONDS:  # nobody says how it ended
             self._heard(task, asked_at, None)
         period = TICK_SECONDS if not here or now < self._hurry_until else PERIOD_SECONDS
-        if task not in self._asked and now - member.judged_at >= period:
+        is_due = now - member.judged_at >= period or member.judged_at < self._wanted
+        if task not in self._asked and is_due:
             self._ask(task, now)
 
     def _quiet(self, task: str, member: Member, now: float) -> float:
@@ -163,6 +179,8 @@ class Heartbeat:
             else:
                 member = member.unanswered(now, self._quiet(task, member, now), self._timeout, asked_at)
             self._members[task] = member
+        if member.judged_at < self._wanted:  # what was asked meanwhile could not be asked of it
+            self._news.set()
 
     def _answered(self, member: Member, now: float, asked_at: float, incarnation: str) -> Member:
         if self._other_release is not None:

@@ -185,7 +185,7 @@ class Membership:
         """Return the workers of this generation that answered a question asked after `since` (of time.monotonic)."""
         members = self.heartbeat.members()
         if since:
-            self.heartbeat.hurry()
+            self.heartbeat.hurry(since)
         return {task for task in self.workers if members[task].is_here(since)}
 
     def returned(self) -> list[str]:

@@ -364,6 +364,7 @@ def trace_call(
         return train_call.get_concrete_function(*specs)
 
 
+@tf.autograph.experimental.do_not_convert
 def reduce_replicas(strategy: Any, outputs: Any) -> Any:
     """Average what train_step returns over this process's replicas, without a word to other members.
 
