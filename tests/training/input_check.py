@@ -23,8 +23,9 @@ from trainer.failures import UserError
 from trainer.training.input import own_train_dataset, train_dataset_fn, worker_train_dataset
 from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement
+from trainer.training.release_resources import Iterators
 from trainer.training.step_runner import RemoteStepRunner, fetch_numbers, one_step, trace_call
-from trainer.training.tf_internals import worker_type_spec
+from trainer.training.tf_internals import stop_cluster, worker_threads, worker_type_spec
 from trainer.variables import variables_of
 
 WORDS = ["a", "b", "c"]
@@ -393,15 +394,20 @@ def check() -> dict[str, Any]:
     }
     replicas = two_replicas(resolver)
     strategy = tf.distribute.ParameterServerStrategy(resolver)
-    checked = {
-        **own,
-        "placement": placements,
-        "two_replicas": replicas,
-        "refused": refused(strategy),
-        "tables": tables(strategy),
-        "metrics": metrics(strategy),
-        "set_by_train_step": set_by_train_step(strategy),
-    }
+    with worker_threads() as threads:
+        checked = {
+            **own,
+            "placement": placements,
+            "two_replicas": replicas,
+            "refused": refused(strategy),
+            "tables": tables(strategy),
+            "metrics": metrics(strategy),
+            "set_by_train_step": set_by_train_step(strategy),
+        }
+    # A strategy for other members frees the devices on which the refused program's iterators are being made.
+    stop_cluster(tf.distribute.coordinator.ClusterCoordinator(strategy))
+    assert threads
+    assert Iterators([], [], [], threads).are_unused(60)
     # With one worker the order of the steps is known.
     strategy = tf.distribute.ParameterServerStrategy(resolve(workers[:1], servers))
     return {

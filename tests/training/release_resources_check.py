@@ -80,7 +80,7 @@ if "by its handle" in sys.argv:
     said["freed"] = freed(1.0)
 else:
     del runner
-    said["freed"] = training._let_go()
+    said["freed"] = not training._let_go()
     cluster = Cluster({**cluster.jobs, "worker": cluster.jobs["worker"][:1]}, cluster.job, cluster.index)
     runner = RemoteStepRunner(config, Quick(), make_strategy(config, cluster), 1)
     runner.call(2)

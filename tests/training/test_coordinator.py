@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -245,6 +246,50 @@ def test_what_the_servers_do_not_free_takes_a_new_process(
             training.run()
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_next_generation_waits_for_the_threads_of_the_one_before(
+    config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """They are still at work on a worker, where they make its iterator for example."""
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lambda message: None, began=0, hurt=False)
+    progress = Progress(config, directory, Notifier())
+    training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
+    closed, released, seen = threading.Event(), threading.Event(), list[bool]()
+
+    def work() -> None:
+        closed.wait(60)
+        released.wait(0.5 if ends else 60)
+
+    def close() -> freeing.Iterators:
+        closed.set()
+        return freeing.Iterators([], [], [], [thread])
+
+    thread = threading.Thread(target=work, daemon=True)
+
+    def train_generation(*arguments: Any) -> None:
+        if thread.ident is not None:
+            seen.append(thread.is_alive())
+            raise UserError("the next generation")
+        thread.start()
+        training._runner = SimpleNamespace(is_recovering=False, close=close)
+        raise MembershipChanged("worker-1 answers again")
+
+    monkeypatch.setattr(training, "_train_generation", train_generation)
+    monkeypatch.setattr(coordinator, "THREADS_SECONDS", 60.0 if ends else 0.1)
+    monkeypatch.setattr(freeing, "freed", lambda seconds: True)
+    monkeypatch.setattr(freeing, "release_iterators", lambda iterators: None)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(UserError if ends else Infrastructure) as ended:
+            training.run()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        released.set()
+        thread.join(60)
+    assert seen == ([False] if ends else [])
+    assert ends or str(ended.value) == "worker-1 answers again; and a worker does not end what it was given"
 
 
 def test_a_file_that_an_installed_program_misses_is_the_users_error_at_once(

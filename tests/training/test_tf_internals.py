@@ -32,6 +32,7 @@ from trainer.training.tf_internals import (
     resource_names,
     stop_cluster,
     whole_of,
+    worker_threads,
     worker_type_spec,
 )
 
@@ -250,7 +251,9 @@ def test_a_stopped_cluster_has_no_threads() -> None:
         return [thread.name for thread in set(threading.enumerate()) - before if "Worker" in thread.name]
 
     before = set(threading.enumerate())
-    stopped = tf.distribute.coordinator.ClusterCoordinator(testing.in_process_cluster(workers=1, ps=1))
+    with worker_threads() as begun:
+        stopped = tf.distribute.coordinator.ClusterCoordinator(testing.in_process_cluster(workers=2, ps=1))
+    assert len(begun) == 2
     assert threads()
     stop_cluster(stopped)
     end = time.monotonic() + 60

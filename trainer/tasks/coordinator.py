@@ -55,7 +55,7 @@ REMIND_SECONDS = 30.0
 END_SECONDS = 600.0
 FLUSH_SECONDS = 10.0
 SETTLE_SECONDS = 10.0
-FREED_SECONDS = 5.0
+FREED_SECONDS = THREADS_SECONDS = 5.0
 HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
 GENERATIONS_IN_VAIN = 3  # generations in a row that trained nothing, after which a new process may do better
 
@@ -236,8 +236,8 @@ class Training:
                 if self._handover is not None and not membership.lost_ps():
                     self._set_aside()
                 membership.generation_over(message)
-            if not self._let_go():
-                raise Infrastructure(f"{message}; and the servers do not free what this generation left there")
+            if why := self._let_go():
+                raise Infrastructure(f"{message}; and {why}")
 
     def _is_mendable_here(self, error: Exception) -> bool:
         """Return whether the next generation can train in this process."""
@@ -265,20 +265,22 @@ class Training:
         except errors.OpError as error:
             log.warning("cannot keep the variables: %s", first_line(error))
 
-    def _let_go(self) -> bool:
-        """Free what lies on the servers, where the next generation makes it anew; returns whether that is done."""
+    def _let_go(self) -> str:
+        """Free what lies on the servers, where the next generation makes it anew; returns why that can't be done."""
         from trainer.training.release_resources import freed, release_iterators
 
         iterators = self._runner.close()
+        if iterators is not None and not iterators.are_unused(THREADS_SECONDS):
+            return "a worker does not end what it was given"
         if self._handover is not None:
             self._handover.release()
         self._runner = self._controller = self._handover = None
         gc.collect()
         if not freed(FREED_SECONDS):
-            return False
+            return "the servers do not free what this generation left there"
         if iterators is not None:
             release_iterators(iterators)
-        return True
+        return ""
 
     def _train_generation(self, cluster: Cluster, began: float) -> None:
         """Make the strategy and the model, restore, train, and finish the run."""

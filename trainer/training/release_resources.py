@@ -23,15 +23,29 @@ KEPT: list[Any] = []
 
 @dataclasses.dataclass
 class Iterators:
-    """The iterators of a generation: a handle on each worker, and types and shapes of the tensors that they give."""
+    """The iterators of a generation: a handle on each worker, and types and shapes of the tensors that they give.
+
+    `users` are the threads that make and use them, one for each worker.
+    """
 
     handles: list[Any]
     types: list[tf.DType]
     shapes: list[tf.TensorShape]
+    users: list[threading.Thread] = dataclasses.field(default_factory=list)
 
     @property
     def elements(self) -> list[tuple[tf.DType, tf.TensorShape]]:
         return list(zip(self.types, self.shapes, strict=True))
+
+    def are_unused(self, seconds: float) -> bool:
+        """Return whether the threads, which were told to, have ended in so many seconds.
+
+        A strategy for other members frees the devices that such a thread uses: the process dies of SIGSEGV.
+        """
+        deadline = time.monotonic() + seconds
+        for thread in self.users:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self.users)
 
 
 def release_iterators(iterators: Iterators) -> None:

@@ -32,6 +32,7 @@ from trainer.training.tf_internals import (
     iterator_handles,
     make_coordinator,
     stop_cluster,
+    worker_threads,
     worker_type_spec,
 )
 
@@ -101,7 +102,8 @@ class RemoteStepRunner:
         self, config: Config, program: Any, strategy: Any, workers: int, members: Members | None = None
     ) -> None:
         self._workers = workers
-        self._coordinator = make_coordinator(strategy, members)
+        with worker_threads() as self._threads:
+            self._coordinator = make_coordinator(strategy, members)
         self.model, self.step = make_model(program, strategy)
         self._dataset = self._coordinator.create_per_worker_dataset(train_dataset_fn(program, workers, strategy))
         self._iterator = iter(self._dataset)
@@ -166,7 +168,7 @@ class RemoteStepRunner:
     def close(self) -> Iterators:
         stop_cluster(self._coordinator)
         self._calls.clear()
-        iterators = Iterators(iterator_handles(self._iterator), *self._elements)
+        iterators = Iterators(iterator_handles(self._iterator), *self._elements, self._threads)
         del self._iterator, self._dataset, self._reports
         return iterators
 

@@ -27,8 +27,9 @@ from trainer.cluster.member import to_take_in
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
-WAIT_SECONDS = 1.0
+WAIT_SECONDS = 0.1
 DEATHS = 3  # of workers in a row, which are a call's fault
+WORKER_THREAD = "WorkerClosureProcessingLoop-"
 CONFIRM_SECONDS = 3.0  # until the heartbeat has heard that a process ended
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 RESOURCE_HANDLE = b"\x72"  # the tag of TensorProto.resource_handle_val, whose length and bytes the content is
@@ -275,6 +276,15 @@ def full_names(reader: Any) -> dict[str, str]:
 def stop_cluster(coordinator: Any) -> None:
     """End the threads of a ClusterCoordinator; no call can follow."""
     coordinator._cluster.stop()
+
+
+@contextlib.contextmanager
+def worker_threads() -> Iterator[list[threading.Thread]]:
+    """Give a list, which has at the end the threads of workers that a ClusterCoordinator has begun meanwhile."""
+    before, found = set(threading.enumerate()), list[threading.Thread]()
+    yield found
+    begun = set(threading.enumerate()) - before
+    found.extend(thread for thread in begun if thread.name.startswith(WORKER_THREAD))
 
 
 def is_recovering(coordinator: Any) -> bool:
