@@ -2,8 +2,8 @@
 
 The iterator's thread waits in the open of a pipe that nobody writes to. Prints how many steps were trained, whether
 all was let go of, how many steps the next turn trained on the same worker, and whether that thread waits still. With
-`other members` that turn has a worker less. With `by its handle` the iterator is let go of as TensorFlow does it, and
-there is no next turn.
+`other members` that turn has a worker less. With `ragged` or `sparse` elements that turn only makes its strategy. With
+`by its handle` the iterator is let go of as TensorFlow does it, and there is no next turn.
 """
 
 import json
@@ -43,7 +43,32 @@ class Waiting:
             value = tf.fill([1], tf.cast(tf.strings.length(content), tf.float32))
             return value, value
 
-        return tf.data.Dataset.range(WAITS + 1).map(read).batch(1).prefetch(WAITS)
+        return self.converted(tf.data.Dataset.range(WAITS + 1).map(read).batch(1)).prefetch(WAITS)
+
+    def converted(self, batches):
+        return batches
+
+
+class Dense(tf.keras.Sequential):
+    """Makes dense batches of ragged and sparse ones."""
+
+    def train_step(self, data):
+        x, y = data
+        x = x.to_tensor() if isinstance(x, tf.RaggedTensor) else tf.sparse.to_dense(x)
+        return super().train_step((tf.reshape(x, [-1, 1]), y))
+
+
+class WaitingForVariants(Waiting):
+    """The same with elements that TensorFlow hands on as variants."""
+
+    def build_model(self):
+        model = Dense([tf.keras.layers.Dense(1, input_shape=(1,))])
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    def converted(self, batches):
+        convert = tf.RaggedTensor.from_tensor if "ragged" in sys.argv else tf.sparse.from_dense
+        return batches.map(lambda x, y: (convert(x), y))
 
 
 class Quick(Waiting):
@@ -65,7 +90,9 @@ config = Config(program="release_resources_check:Waiting", strategy="parameter_s
 cluster = start_cluster("parameter_server", 1 + ("other members" in sys.argv), 1)
 none: Any = None
 training = Training(config, cluster, none, none, none, none)
-training._runner = runner = RemoteStepRunner(config, Waiting(), make_strategy(config, cluster), cluster.workers)
+variants = {"ragged", "sparse"} & set(sys.argv)
+program = WaitingForVariants() if variants else Waiting()
+training._runner = runner = RemoteStepRunner(config, program, make_strategy(config, cluster), cluster.workers)
 runner.call(3)
 runner.call(1)
 runner.join()
@@ -82,10 +109,13 @@ else:
     del runner
     said["freed"] = not training._let_go()
     cluster = Cluster({**cluster.jobs, "worker": cluster.jobs["worker"][:1]}, cluster.job, cluster.index)
-    runner = RemoteStepRunner(config, Quick(), make_strategy(config, cluster), 1)
-    runner.call(2)
-    runner.join()
-    said |= {"next steps": int(runner.step.numpy()), "still waits": waits()}
+    strategy = make_strategy(config, cluster)
+    if not variants:
+        runner = RemoteStepRunner(config, Quick(), strategy, 1)
+        runner.call(2)
+        runner.join()
+        said["next steps"] = int(runner.step.numpy())
+    said["still waits"] = waits()
 print(json.dumps(said))
 sys.stdout.flush()
 os._exit(0)
