@@ -100,6 +100,7 @@ class Config:
     partitioner_min_bytes: int = 256 * 1024
     partitioner_max_bytes: int = 64 * 1024 * 1024
     partitioner_shards: int = 2
+    lazy_adam: bool = False
     heartbeat_timeout_seconds: float = 5.0
     elastic: bool = True
     ps_wait_seconds: float = 30.0
@@ -140,6 +141,11 @@ class Config:
             raise ConfigError(
                 f"input_sharding: {self.input_sharding!r} does nothing under {self.strategy}: TensorFlow ignores "
                 "the options of a worker's dataset: leave it out, and shard by the context in train_dataset"
+            )
+        if self.lazy_adam and not self.traits.remote:
+            raise ConfigError(
+                f"lazy_adam: it is for tables on parameter servers, and strategy {self.strategy} has none: "
+                "leave it out, or choose parameter_server"
             )
 
     @classmethod

@@ -38,7 +38,8 @@ def examine(case: str) -> None:
     found: dict[str, Any] = run_check(CHECK, case, deadline=240)
     table, *slots = [name for name in reversed(found["moved"]) if "table/embeddings" in name]
     assert table == "table/embeddings:0"
-    assert slots or (case.startswith("legacy.SGD") and "momentum" not in case), "no slot was trained"
+    # Without momentum psfleet's update writes none, and the legacy one has none.
+    assert slots or ("SGD" in case and "momentum" not in case), "no slot was trained"
     for layout, shards in SHARDS.items():
         refused = OUTCOMES[case] == "refused" and shards > 1
         if refused:

@@ -25,6 +25,7 @@ from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import CallMetrics, MetricStates
 from trainer.training.optimizers import refuse_state_of_shards, treat_as_whole
 from trainer.training.release_resources import Iterators
+from trainer.training.row_updates import update_by_rows
 from trainer.training.tf_internals import (
     Members,
     elements_of,
@@ -105,6 +106,7 @@ class RemoteStepRunner:
         with worker_threads() as self._threads:
             self._coordinator = make_coordinator(strategy, members)
         self.model, self.step = make_model(program, strategy)
+        update_by_rows(self.model, lazy_adam=config.lazy_adam)
         self._dataset = self._coordinator.create_per_worker_dataset(train_dataset_fn(program, workers, strategy))
         self._iterator = iter(self._dataset)
         element = worker_type_spec(self._iterator)

@@ -1,0 +1,275 @@
+"""Optimizers that change only the rows of a gradient do what tf_keras's own do, and lazy Adam what it is said to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import testing
+from trainer.config import Config, ConfigError
+from trainer.failures import UserError
+from trainer.training.row_updates import update_by_rows
+
+# isort: split
+import tensorflow as tf
+
+pytestmark = pytest.mark.timeout(300)
+ROWS, WIDTH = 64, 8
+START = np.random.default_rng(1).normal(size=(ROWS, WIDTH)).astype(np.float32)
+# Row 3 twice in one batch, most rows in none.
+SOME_ROWS = [[3, 3, 40], [63, 3, 0]]
+ALL_ROWS = [[*range(ROWS), 3, 3, 40]]
+Make = Callable[[], Any]
+keras = tf.keras.optimizers
+
+
+class Model(tf.Module):
+    """A table whose gradient names rows, and a bias whose gradient doesn't."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__()
+        self.optimizer = optimizer
+        self.table = tf.Variable(START, name="table")
+        self.bias = tf.Variable(START[0])
+
+    def train(self, batches: list[list[int]], steps: int) -> list[np.ndarray]:
+        """Train in this process; returns the table and the bias."""
+        for step in range(steps):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((tf.gather(self.table, batches[step % len(batches)]) * self.bias - 1) ** 2)
+            self.optimizer.minimize(loss, [self.table, self.bias], tape)
+        return [self.table.numpy(), self.bias.numpy()]
+
+
+def is_by_rows(optimizer: Any) -> bool:
+    """Return whether the update for rows is one of row_updates: Keras's own is a method."""
+    return getattr(vars(optimizer).get("update_step"), "__qualname__", "").startswith("replace_update")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.SGD(0.1),
+        lambda: keras.SGD(0.1, nesterov=True),
+        lambda: keras.SGD(keras.schedules.ExponentialDecay(0.1, 2, 0.5)),
+        lambda: keras.SGD(0.1, clipnorm=0.1),
+        lambda: keras.SGD(0.1, clipvalue=0.1),
+        lambda: keras.SGD(0.1, global_clipnorm=0.1),
+    ],
+)
+def test_sgd_by_rows_is_keras_own(make: Make) -> None:
+    plain, by_rows = Model(make()), Model(make())
+    update_by_rows(by_rows)
+    assert is_by_rows(by_rows.optimizer)
+    for ours, expected in zip(by_rows.train(SOME_ROWS, 6), plain.train(SOME_ROWS, 6), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    assert not np.array_equal(by_rows.table, START)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.Adagrad(0.1),
+        lambda: keras.Adagrad(0.1, initial_accumulator_value=1.0, epsilon=1e-6),
+        lambda: keras.Adagrad(keras.schedules.ExponentialDecay(0.1, 2, 0.5)),
+        lambda: keras.Adagrad(0.1, clipnorm=0.1),
+    ],
+)
+def test_adagrad_by_rows_is_keras_own_to_the_last_digits(make: Make) -> None:
+    plain, by_rows = Model(make()), Model(make())
+    update_by_rows(by_rows)
+    assert is_by_rows(by_rows.optimizer)
+    for ours, expected in zip(by_rows.train(SOME_ROWS, 40), plain.train(SOME_ROWS, 40), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+    for ours, expected in zip(by_rows.optimizer._accumulators, plain.optimizer._accumulators, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+    assert not np.array_equal(by_rows.table, START)
+
+
+@pytest.mark.parametrize("epsilon", [1e-7, 2e-7])
+def test_adagrads_two_ways_to_divide_are_equal_but_for_rounding(epsilon: float) -> None:
+    """For any accumulator that a row may come to have, relative to the size of the update."""
+    start = 0.1
+    for added in [0.0, *np.logspace(-12, 12, 40)]:
+        plain, by_rows = (keras.Adagrad(1.0, epsilon=epsilon) for _ in range(2))
+        holder = Model(by_rows)
+        update_by_rows(holder)
+        moved = []
+        for optimizer in (plain, by_rows):
+            table = tf.Variable(np.zeros((1, 1)))  # float64, so that rounding hides nothing
+            optimizer.build([table])
+            optimizer._accumulators[0].assign([[start + added - 1.0]])
+            optimizer.apply_gradients([(tf.IndexedSlices(np.ones((1, 1)), [0], [1, 1]), table)])
+            moved.append(table.numpy().item())
+        assert moved[1] == pytest.approx(moved[0], rel=3e-7)
+
+
+def test_sgd_by_rows_touches_no_slot() -> None:
+    """Else it would go over the whole table: a dense write is what made it slow."""
+    model = Model(keras.SGD(0.1))
+    update_by_rows(model)
+    model.train(SOME_ROWS, 2)
+    assert not np.any(model.optimizer.momentums[0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.SGD(0.1, momentum=0.9),
+        lambda: keras.SGD(0.1, weight_decay=0.1),
+        lambda: keras.SGD(0.1, use_ema=True),
+        lambda: keras.Adagrad(0.1, weight_decay=0.1),
+        lambda: keras.Adagrad(0.1, initial_accumulator_value=0.01),
+        lambda: keras.Adam(0.1),
+        lambda: keras.Ftrl(0.1),
+        lambda: keras.legacy.SGD(0.1),
+        lambda: type("Own", (keras.SGD,), {})(0.1),
+    ],
+)
+def test_what_would_differ_is_left_to_keras(make: Make) -> None:
+    model = Model(make())
+    update_by_rows(model)
+    assert not is_by_rows(model.optimizer)
+
+
+@pytest.mark.parametrize(("make", "warned"), [(lambda: keras.Adam(0.1), 1), (lambda: keras.SGD(0.1), 0)])
+def test_an_optimizer_that_computes_on_a_whole_large_table_says_so_once(
+    make: Make, warned: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.row_updates.LARGE_BYTES", ROWS * WIDTH * 4)
+    model = Model(make())
+    update_by_rows(model)
+    model.train(SOME_ROWS, 3)
+    said = [record.getMessage() for record in caplog.records if "large-tables.md" in record.getMessage()]
+    assert len(said) == warned
+    assert all("Adam computes on all rows of table at each step, of which a shard is 2 KiB" in line for line in said)
+
+
+def test_every_optimizer_of_a_model_is_found() -> None:
+    model = Model(keras.SGD(0.1))
+    model.second = keras.Adagrad(0.1)
+    model.scaled = tf.keras.mixed_precision.LossScaleOptimizer(keras.SGD(0.1))
+    update_by_rows(model)
+    assert all(map(is_by_rows, (model.optimizer, model.second, model.scaled.inner_optimizer)))
+
+
+@pytest.mark.parametrize("adaptive_epsilon", [False, True])
+def test_lazy_adam_is_adam_when_each_step_names_all_rows(adaptive_epsilon: bool) -> None:
+    plain, lazy = (Model(keras.Adam(0.1, adaptive_epsilon=adaptive_epsilon)) for _ in range(2))
+    update_by_rows(lazy, lazy_adam=True)
+    for ours, expected in zip(lazy.train(ALL_ROWS, 6), plain.train(ALL_ROWS, 6), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+def test_lazy_adam_leaves_rows_that_no_step_names() -> None:
+    """A row's moments decay when it is named, by the steps that it was named in; the correction is of all steps."""
+    plain, lazy = Model(keras.Adam(0.1)), Model(keras.Adam(0.1))
+    update_by_rows(lazy, lazy_adam=True)
+    for model in (plain, lazy):
+        model.train([[1], [2]], 2)
+        model.train([[1]], 1)
+    adam = lazy.optimizer
+    before, m, v = (value.numpy()[2].copy() for value in (lazy.table, adam._momentums[0], adam._velocities[0]))
+    lazy.train([[1]], 3)
+    for value, kept in ((lazy.table, before), (adam._momentums[0], m), (adam._velocities[0], v)):
+        np.testing.assert_array_equal(value.numpy()[2], kept)
+    changed = np.flatnonzero(np.any(lazy.table.numpy() != START, axis=1))
+    assert changed.tolist() == [1, 2]
+    # Keras's own moves row 2 on, by what it remembers.
+    before = plain.table.numpy()[2].copy()
+    plain.train([[1]], 3)
+    assert not np.array_equal(plain.table.numpy()[2], before)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: keras.SGD(0.1), r"must be tf.keras.optimizers.Adam itself, not SGD: compile with Adam"),
+        (lambda: keras.AdamW(0.1), r"must be tf.keras.optimizers.Adam itself, not AdamW"),
+        (lambda: keras.Adam(0.1, amsgrad=True), "has amsgrad, which changes every row at each step: leave amsgrad out"),
+        (lambda: keras.Adam(0.1, weight_decay=0.1), "has weight_decay, which changes every row"),
+        (lambda: keras.Adam(0.1, use_ema=True), "has use_ema, which changes every row"),
+    ],
+)
+def test_lazy_adam_is_refused_where_it_can_not_be(make: Make, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        update_by_rows(Model(make()), lazy_adam=True)
+
+
+def test_lazy_adam_is_refused_under_other_strategies() -> None:
+    with pytest.raises(ConfigError, match=r"lazy_adam: .*strategy mirrored.*leave it out"):
+        Config(program="a:B", strategy="mirrored", lazy_adam=True)
+
+
+class Program:
+    """The same as Model, for a cluster: the table is split over the ps."""
+
+    def __init__(self, make: Make, batches: list[list[int]]) -> None:
+        self.make, self.batches = make, batches
+
+    def build_model(self) -> Any:
+        model = Rows()
+        model.compile(self.make())
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        return tf.data.Dataset.from_tensors(self.batches[0])
+
+    eval_dataset = train_dataset
+
+
+class Rows(tf.keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        start = {"table": START, "bias": START[0]}
+        make = lambda name: lambda shape, dtype=None, **_: tf.constant(start[name])  # noqa: E731
+        self.table = self.add_weight(name="table", shape=START.shape, initializer=make("table"))
+        self.bias = self.add_weight(name="bias", shape=[WIDTH], initializer=make("bias"))
+
+    def call(self, ids: Any) -> Any:
+        return tf.nn.embedding_lookup(self.table, ids) * self.bias
+
+    def train_step(self, ids: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((self(ids) - 1) ** 2)
+        self.optimizer.minimize(loss, self.trainable_variables, tape)
+        return {"loss": loss}
+
+
+def saved(result: testing.Result) -> dict[str, np.ndarray]:
+    """Return what the checkpoint of the last step has of the model, and its optimizer."""
+    reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / f"ckpt-{result.step}"))
+    names = [name for name in reader.get_variable_to_shape_map() if name.endswith("VARIABLE_VALUE")]
+    return {name: reader.get_tensor(name) for name in names if "save_counter" not in name}
+
+
+@pytest.mark.parametrize(
+    ("make", "batches", "settings"),
+    [
+        (lambda: keras.SGD(0.01), SOME_ROWS, {}),
+        (lambda: keras.Adagrad(0.1), SOME_ROWS, {}),
+        (lambda: keras.Adam(0.01), ALL_ROWS, {"lazy_adam": True}),
+    ],
+    ids=["sgd", "adagrad", "lazy-adam"],
+)
+def test_tables_of_two_shards_train_as_whole_ones_do_alone(
+    tmp_path: Path, make: Make, batches: list[list[int]], settings: dict[str, Any]
+) -> None:
+    """With `fit` in one go, and with the custom loop on two ps, then from the checkpoint on one."""
+    common = {"workers": 1, "evaluation": "none", "partitioner_min_bytes": 256, **settings}
+    program = Program(make, batches)
+    fit = saved(testing.train(program, steps=12, ps=2, directory=tmp_path / "fit", api="fit", **common))
+    testing.train(program, steps=6, ps=2, directory=tmp_path / "loop", **common)
+    loop = saved(testing.train(program, steps=12, ps=1, directory=tmp_path / "loop", **common))
+    table, bias = Model(make()).train(batches[:1], 12)
+    assert not np.array_equal(table, START)
+    for values in (fit, loop):
+        np.testing.assert_allclose(values["model/table/.ATTRIBUTES/VARIABLE_VALUE"], table, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(values["model/bias/.ATTRIBUTES/VARIABLE_VALUE"], bias, rtol=1e-5, atol=1e-6)
+    assert fit.keys() == loop.keys()
+    for name, value in fit.items():
+        np.testing.assert_allclose(loop[name], value, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -1,0 +1,165 @@
+"""Updates that touch only the rows of a table which a step has looked up.
+
+Where a gradient names rows (`tf.IndexedSlices`), tf_keras's `SGD` and `Adam` still compute on the whole variable. The
+updates made here take the place of an optimizer's `update_step`; its variables, and so its checkpoints, stay as they
+are. docs/large-tables.md says which optimizer gets which.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.failures import UserError
+from trainer.training.placement import name_of, size
+from trainer.variables import bytes_of
+
+log = logging.getLogger(__name__)
+MOST_EPSILON = 2e-6  # of Adagrad's first accumulator
+LARGE_BYTES = 64 * 1024 * 1024  # of a shard; to compute on less takes no time that anybody feels
+Update = Callable[[Any, Any, Any], None]
+
+
+def update_by_rows(model: Any, *, lazy_adam: bool = False) -> None:
+    """Have the model's optimizers change only the rows that a gradient names, where that comes to the same.
+
+    With `lazy_adam` Adam does so as well, which is another algorithm: moments of other rows don't decay, and other rows
+    don't move. Call it before the step is traced. Raises UserError when `lazy_adam` finds no Adam that can.
+    """
+    optimizers = list(optimizers_of(model))
+    updates = {tf.keras.optimizers.SGD: sgd, tf.keras.optimizers.Adagrad: adagrad}
+    if lazy_adam:
+        updates[tf.keras.optimizers.Adam] = adam
+        check_lazy_adam(optimizers)
+    for optimizer in optimizers:
+        # An exact type: a class of the program's own may have another update.
+        update = updates.get(type(optimizer))
+        if type(optimizer) is tf.keras.optimizers.Adagrad and not has_small_epsilon(optimizer):
+            continue  # Keras's own changes only the rows, too
+        if update and not touches_all_rows(optimizer):
+            replace_update(optimizer, update)
+        elif type(optimizer).__module__.startswith("tf_keras."):
+            warn_of_large_tables(optimizer)
+
+
+def optimizers_of(model: Any) -> Iterator[Any]:
+    """Yield the optimizers that the model holds, with the one inside a LossScaleOptimizer (mixed precision)."""
+    for found in tf.train.TrackableView(model).descendants():
+        if isinstance(found, tf.keras.optimizers.Optimizer):
+            yield getattr(found, "inner_optimizer", found)
+
+
+def touches_all_rows(optimizer: Any) -> str:
+    """Say which argument makes an optimizer change rows that a gradient doesn't name; nothing if none does."""
+    arguments = {
+        "momentum": getattr(optimizer, "momentum", 0) != 0,
+        "amsgrad": getattr(optimizer, "amsgrad", False),
+        "weight_decay": optimizer.weight_decay is not None,
+        "use_ema": optimizer.use_ema,
+    }
+    return next((name for name, given in arguments.items() if given), "")
+
+
+def has_small_epsilon(adagrad: Any) -> bool:
+    return bool(adagrad.epsilon <= MOST_EPSILON * adagrad.initial_accumulator_value)
+
+
+def check_lazy_adam(optimizers: list[Any]) -> None:
+    """Raise UserError unless there is an Adam, and each could be a lazy one."""
+    adams = [optimizer for optimizer in optimizers if type(optimizer) is tf.keras.optimizers.Adam]
+    if not adams:
+        found = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
+        raise UserError(
+            f"lazy_adam: the model's optimizer must be tf.keras.optimizers.Adam itself, not {found}: "
+            "compile with Adam, or leave lazy_adam out"
+        )
+    for optimizer in adams:
+        if argument := touches_all_rows(optimizer):
+            raise UserError(
+                f"lazy_adam: the Adam {optimizer.name!r} has {argument}, which changes every row at each step: "
+                f"leave {argument} out, or lazy_adam"
+            )
+
+
+def replace_update(optimizer: Any, update: Update) -> None:
+    """Put another update in place of the optimizer's own, past TensorFlow's tracking of attributes."""
+    plain = optimizer.update_step
+
+    def update_step(gradient: Any, variable: Any) -> None:
+        if isinstance(gradient, tf.IndexedSlices):
+            update(optimizer, gradient, variable)
+        else:
+            plain(gradient, variable)
+
+    object.__setattr__(optimizer, "update_step", update_step)
+    # XLA would compile it anew at each step: the number of rows is another one.
+    object.__setattr__(optimizer, "jit_compile", False)
+
+
+def warn_of_large_tables(optimizer: Any) -> None:
+    """Have an optimizer that computes on whole tables say so of large ones, once each, when its step is traced."""
+    plain, warned = optimizer.update_step, set()
+
+    def update_step(gradient: Any, variable: Any) -> None:
+        name = name_of(variable)
+        if isinstance(gradient, tf.IndexedSlices) and bytes_of(variable) >= LARGE_BYTES and name not in warned:
+            warned.add(name)
+            log.warning(
+                "%s computes on all rows of %s at each step, of which a shard is %s: docs/large-tables.md says which "
+                "optimizers change only the rows that are looked up",
+                type(optimizer).__name__,
+                name,
+                size(bytes_of(variable)),
+            )
+        plain(gradient, variable)
+
+    object.__setattr__(optimizer, "update_step", update_step)
+
+
+def sgd(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
+    """Do what SGD without momentum does; its momentum, which it would only write, stays zero."""
+    rate = tf.cast(optimizer.learning_rate, variable.dtype)
+    variable.scatter_add(tf.IndexedSlices(-gradient.values * rate, gradient.indices))
+
+
+def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
+    """Do what Adagrad does, in one operation where the rows lie.
+
+    Keras divides by sqrt(a + epsilon), the operation by sqrt(a) + shift. The two are equal for an accumulator a that
+    nothing was added to, and within 3e-7 of each other above: accumulators only grow.
+    """
+    accumulator = optimizer._accumulators[optimizer._index_dict[optimizer._var_key(variable)]]
+    start = optimizer.initial_accumulator_value
+    shift = math.sqrt(start + optimizer.epsilon) - math.sqrt(start)
+    tf.raw_ops.ResourceSparseApplyAdagradV2(
+        var=variable.handle,
+        accum=accumulator.handle,
+        lr=tf.cast(optimizer.learning_rate, variable.dtype),
+        epsilon=tf.cast(shift, variable.dtype),
+        grad=gradient.values,
+        indices=gradient.indices,
+    )
+
+
+def adam(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
+    """Do what Adam does to the rows of the gradient, and nothing to the others.
+
+    Moments are changed by what is added to them, so that two workers with the same row both count.
+    """
+    dtype, rows = variable.dtype, gradient.indices
+    number = optimizer._index_dict[optimizer._var_key(variable)]
+    momentum, velocity = optimizer._momentums[number], optimizer._velocities[number]
+    beta_1, beta_2, step = optimizer.beta_1, optimizer.beta_2, tf.cast(optimizer.iterations + 1, dtype)
+    correction = tf.sqrt(1 - tf.pow(tf.cast(beta_2, dtype), step))
+    rate = tf.cast(optimizer.learning_rate, dtype) * correction / (1 - tf.pow(tf.cast(beta_1, dtype), step))
+    epsilon = optimizer.epsilon * correction if optimizer.adaptive_epsilon else optimizer.epsilon
+    m, v = momentum.sparse_read(rows), velocity.sparse_read(rows)
+    more_m, more_v = (gradient.values - m) * (1 - beta_1), (tf.square(gradient.values) - v) * (1 - beta_2)
+    momentum.scatter_add(tf.IndexedSlices(more_m, rows))
+    velocity.scatter_add(tf.IndexedSlices(more_v, rows))
+    moved = (m + more_m) * rate / (tf.sqrt(v + more_v) + epsilon)
+    variable.scatter_sub(tf.IndexedSlices(moved, rows))
