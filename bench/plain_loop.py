@@ -21,7 +21,10 @@ from trainer.program import load_program
 def main(program_name: str, epoch_steps: int, directory: str = "") -> None:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     program = load_program(program_name, {})
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
+        min_shard_bytes=256 << 10, max_shards=resolver.cluster_spec().num_tasks("ps")
+    )
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         model = program.build_model()

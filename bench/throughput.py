@@ -45,17 +45,20 @@ class Bench:
         self.directory = directory
         self._runs = itertools.count()
 
-    def cluster(self, workers: int) -> LocalCluster:
+    def cluster(self, workers: int, servers: int = 1) -> LocalCluster:
         directory = self.directory / f"cluster-{next(self._runs)}"
         directory.mkdir()
-        return LocalCluster(workers=workers, servers=1, directory=directory)
+        return LocalCluster(workers=workers, servers=servers, directory=directory)
 
-    def psfleet(self, cluster: LocalCluster, program: str, api: str) -> float:
-        """Return the speed of psfleet's own coordinator (steps/s), read from the status that it publishes."""
+    def psfleet(self, cluster: LocalCluster, program: str, api: str, **more: bool) -> float:
+        """Return the speed of psfleet's own coordinator (steps/s), read from the status that it publishes.
+
+        `more` are run settings that are not left at their defaults.
+        """
         run = f"run-{next(self._runs)}"
         settings = self.directory / f"{run}.json"
         wanted = {"program": program, "run": run, "api": api, "steps": 10**9, "shared_dir": str(self.directory)}
-        settings.write_text(json.dumps(wanted), encoding="utf-8")
+        settings.write_text(json.dumps(wanted | more), encoding="utf-8")
         status = self.directory / "runs" / run / "status.json"
         points: list[Point] = []
 
