@@ -190,6 +190,7 @@ def test_lazy_adam_leaves_rows_that_no_step_names() -> None:
     [
         (lambda: keras.SGD(0.1), r"must be tf.keras.optimizers.Adam itself, not SGD: compile with Adam"),
         (lambda: keras.AdamW(0.1), r"must be tf.keras.optimizers.Adam itself, not AdamW"),
+        (lambda: keras.legacy.Adam(0.1), r"must be tf.keras.optimizers.Adam itself, not legacy.Adam: compile with"),
         (lambda: keras.Adam(0.1, amsgrad=True), "has amsgrad, which changes every row at each step: leave amsgrad out"),
         (lambda: keras.Adam(0.1, weight_decay=0.1), "has weight_decay, which changes every row"),
         (lambda: keras.Adam(0.1, use_ema=True), "has use_ema, which changes every row"),

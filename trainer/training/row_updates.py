@@ -34,7 +34,7 @@ def update_by_rows(model: Any, *, lazy_adam: bool = False) -> None:
     updates = {tf.keras.optimizers.SGD: sgd, tf.keras.optimizers.Adagrad: adagrad}
     if lazy_adam:
         updates[tf.keras.optimizers.Adam] = adam
-        check_lazy_adam(optimizers)
+        check_lazy_adam(model, optimizers)
     for optimizer in optimizers:
         # An exact type: a class of the program's own may have another update.
         update = updates.get(type(optimizer))
@@ -68,13 +68,13 @@ def has_small_epsilon(adagrad: Any) -> bool:
     return bool(adagrad.epsilon <= MOST_EPSILON * adagrad.initial_accumulator_value)
 
 
-def check_lazy_adam(optimizers: list[Any]) -> None:
+def check_lazy_adam(model: Any, optimizers: list[Any]) -> None:
     """Raise UserError unless there is an Adam, and each could be a lazy one."""
     adams = [optimizer for optimizer in optimizers if type(optimizer) is tf.keras.optimizers.Adam]
     if not adams:
-        found = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
+        names = [type(optimizer).__name__ for optimizer in optimizers] or [f"legacy.{type(model.optimizer).__name__}"]
         raise UserError(
-            f"lazy_adam: the model's optimizer must be tf.keras.optimizers.Adam itself, not {found}: "
+            f"lazy_adam: the model's optimizer must be tf.keras.optimizers.Adam itself, not {', '.join(names)}: "
             "compile with Adam, or leave lazy_adam out"
         )
     for optimizer in adams:
