@@ -16,7 +16,7 @@ from fleet.errors import OperatorMistake, first_line
 from fleet.schema.check import loose_problems
 from fleet.schema.formats import ROUTE_OPTIONS, ssh_options
 from fleet.schema.problems import Problem, show, tell
-from fleet.schema.reading import VAULT_MEND
+from fleet.schema.reading import VAULT_MEND, plain
 from fleet.schema.sources import (
     directories,
     file_problems,
@@ -150,7 +150,7 @@ class HostVariables(Mapping[str, Any]):
 
         try:
             return _plain(self.render(key))
-        except AnsibleError as error:
+        except (AnsibleError, ValueError) as error:
             raise OperatorMistake(
                 f"host '{self._host}': variable '{key}' can't be rendered: {first_line(error)}"
             ) from error
@@ -160,6 +160,8 @@ class HostVariables(Mapping[str, Any]):
         value = self._raw[key]
         if value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "{" not in value):
             return value  # most are, and a template takes a while
+        if not isinstance(value, str):
+            plain(value)  # a template would go through all that a few anchors stand for
         if self._templar is None:
             from ansible.template import Templar
 

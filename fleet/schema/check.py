@@ -70,6 +70,8 @@ def host_problems(reading: Reading) -> Iterator[Problem]:
     for host in our_hosts(reading.groups):
         try:
             formats.host_name(host)
+            if host in definition().groups and host not in reading.groups.get(host, ()):
+                raise ValueError("Ansible would take it into the plays of the group of this name")
         except ValueError as error:
             yield Problem(
                 f"host {show(host)} can't have this name: {error}. Rename it in the inventory (of a cloud: the "

@@ -33,6 +33,8 @@ def file_problems(sources: Sequence[str], groups: Collection[str], hosts: Collec
     known = definition().groups
     for directory in directories(sources):
         yield from _directory_problems(directory)
+        yield from _second_problems(directory / "group_vars")
+        yield from _second_problems(directory / "host_vars")
         yield from _suffix_problems(directory / "group_vars", [*groups, *known, *ANSIBLES_GROUPS])
         yield from _suffix_problems(directory / "host_vars", hosts)
         for path in variable_files(directory / "group_vars"):
@@ -60,6 +62,21 @@ def _directory_problems(directory: Path) -> Iterator[Problem]:
             if close:
                 text = f"nobody gets the variables in {show(path.name)}; expected group_vars or host_vars"
                 yield Problem(f"{text}. Rename it to {close[0]}", file=str(path))
+
+
+def _second_problems(directory: Path) -> Iterator[Problem]:
+    """Refuse a second file of one name: Ansible reads the first that it finds, a directory before any file."""
+    first: dict[str, Path] = {}
+    for path in sorted(variable_files(directory), key=lambda path: VARIABLE_SUFFIXES.index(_suffix(path))):
+        name = path.name.removesuffix(_suffix(path))
+        if name in first:
+            text = f"Ansible reads {first[name].name} and not {path.name}; expected one of them"
+            yield Problem(f"{text}. Put all into the one, or into files in a directory {name}/", file=str(path))
+        first.setdefault(name, path)
+
+
+def _suffix(path: Path) -> str:
+    return path.suffix if path.suffix in VARIABLE_SUFFIXES and path.is_file() else ""
 
 
 def _suffix_problems(directory: Path, names: Collection[str]) -> Iterator[Problem]:

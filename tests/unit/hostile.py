@@ -28,7 +28,7 @@ NAMES = [
     "$(reboot)", "`id`", "a b", "a\nb", "a'b", 'a"b', "a;b", "a/b", "../../etc/x", "-rf", "{{ 7*7 }}",
     "a" * 65, "ü", "",
     ".hidden", "a|b", "a&b", "a>b", "a*", "a\\b", "~root", "all", "ungrouped", "localhost", "fd00::1", "a$b",
-    "a#b", "a%i",
+    "a#b", "a%i", "chief", "gpu",
 ]  # fmt: skip
 PATHS: list[Any] = [
     "data", "./data", "", "/", "/etc", "/etc/trainer", "/usr", "/usr/local/x", "/var", "/var/lib", "/var/lib/dpkg",
@@ -118,6 +118,7 @@ VALUES: list[tuple[str, Any]] = [
     ("trainer_start_seconds", 0),
     ("trainer_stop_seconds", float("inf")), ("trainer_watchdog_seconds", "30"), ("trainer_watchdog_seconds", 10**30),
     ("nfs_server_options", "rw,no_root_squash) *(rw"), ("nfs_server_threads", 10**6), ("nfs_client_options", "hard\nx"),
+    ("nfs_client_options", "a" * 3000),
     ("nfs_client_port", 0), ("ansible_port", "ssh"), ("ansible_port", 10**30), ("ansible_port", 0),
     ("ansible_user", "a b"),
     ("ansible_connection", "local"), ("ansible_connection", "docker"), ("ansible_become", False),

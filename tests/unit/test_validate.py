@@ -34,6 +34,12 @@ trainer_run:
 """
 
 
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
+)
+LAUGHS += "common_packages: *a8\n"
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     (tmp_path / "hosts.yml").write_text(HOSTS)
@@ -98,6 +104,9 @@ def test_json_has_all_problems_with_their_places(site: Path) -> None:
         ("group_vars/worker.yml", "worker: {vars: {worker_tasks: 2}}\n", "worker_tasks stands below 'worker' and sets"),
         ("group_vars/worker.txt", "worker_tasks: 2\n", "Ansible reads no file that ends in '.txt', so worker gets"),
         ("host_vars/train.ini", "worker_tasks=2\n", "Ansible reads no file that ends in '.ini', so train gets"),
+        ("group_vars/worker.yml", LAUGHS, "common_packages can't be read: it has more than 20000 values"),
+        ("group_vars/all.yaml", "cluster_uid: 7007\n", "Ansible reads all.yml and not all.yaml; expected one of them"),
+        ("group_vars/all/more.yml", "release_keep: 3\n", "Ansible reads all and not all.yml; expected one of them"),
         ("groups_vars/worker.yml", "worker_tasks: 2\n", "in 'groups_vars'; expected group_vars or host_vars"),
         ("host-vars/train.yml", "worker_tasks: 2\n", "in 'host-vars'; expected group_vars or host_vars. Ren"),
         ("hosts.yml", HOSTS + "all:\n  vars:\n    a: &a [*a]\n    cluster_uid: 1\n", "can't be read"),
