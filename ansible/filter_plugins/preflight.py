@@ -293,7 +293,8 @@ def _address_problems(reading: Reading) -> Iterator[Problem]:
             if not {"cluster_address", "ansible_host"} & set(places):
                 yield Problem(
                     f"host {host!r} has no address. Give it one that every other host can reach: ansible_host: "
-                    "192.0.2.10 (and cluster_address: 10.0.0.10 where the hosts know one another by another address)",
+                    "192.0.2.10 (and cluster_address: 10.0.0.10 where the hosts know one another by another address). "
+                    "Where names are addresses: ansible_host: '{{ inventory_hostname }}', in group_vars/all.yml",
                     (host,),
                 )
             continue

@@ -210,12 +210,20 @@ def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: 
             yield f"trainer_run: program is {show(name)}, and {file} has no {part}. {mend}"
             return
         found = bound[part]
+        if (what := _no_object(found)) is not None:
+            right = f"expected a class or an object with {', '.join(REQUIRED)}"
+            yield f"trainer_run: program is {show(name)}, and {part} in {file}:{found.lineno} is {what}; {right}"
         if not isinstance(found, ast.ClassDef):
             return
         body = found.body
     if not isinstance(found, ast.ClassDef) or found.bases or found.keywords or found.decorator_list:
         return
     methods = dict(_bindings(found.body))
+    for method in REQUIRED:
+        made, given = methods.get(method), ("self",) if method == "build_model" else ("self", "context")
+        if isinstance(made, ast.FunctionDef) and not made.decorator_list and not _takes(made, len(given)):
+            right = f"{method}({', '.join(given)})"
+            yield f"trainer_run: program is {show(name)}; expected {right} in {file}:{made.lineno}"
     missing = [each for each in REQUIRED if each not in methods]
     if missing and "__getattr__" not in methods:
         where = f"{file}:{found.lineno}"
@@ -238,6 +246,24 @@ def _parameters_of(methods: Mapping[str, ast.stmt]) -> list[str] | None:
         return None
     own = 0 if constructor.args.posonlyargs else 1  # `self`
     return [each.arg for each in [*constructor.args.args[own:], *constructor.args.kwonlyargs]]
+
+
+def _no_object(found: ast.stmt) -> str | None:
+    """What a statement binds that has no methods of a program's; None where only running it would tell."""
+    if isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)) and not found.decorator_list:
+        return "a function"
+    if isinstance(found, (ast.Assign, ast.AnnAssign)) and isinstance(
+        found.value, (ast.Constant, ast.List, ast.Dict, ast.Tuple, ast.Set, ast.Lambda)
+    ):
+        return "a plain value"
+    return None
+
+
+def _takes(method: ast.FunctionDef, number: int) -> bool:
+    """Whether a method can be called with so many arguments, self with them, none of them by name."""
+    positional = len(method.args.posonlyargs) + len(method.args.args)
+    least = positional - len(method.args.defaults)
+    return least <= number and (number <= positional or method.args.vararg is not None)
 
 
 def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:

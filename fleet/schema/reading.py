@@ -18,6 +18,7 @@ from fleet.schema.problems import Problem, name_hosts, show
 # Anchors let a short file stand for more values than any memory holds.
 MAX_VALUES = 20_000
 MAX_DEPTH = 30
+TOO_LARGE = "it has more than"
 VAULT_MEND = "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE, or --ask-vault-pass"
 
 Place = tuple[str | None, int | None]
@@ -68,6 +69,8 @@ def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str
         file, line = reading.place(hosts[0], name)
         shut = "vault" in said.lower() or "decrypt" in said.lower()
         mend = VAULT_MEND if shut else "Give it a value that needs nothing of the host"
+        if said.startswith(TOO_LARGE):
+            mend = "Look for anchors (&, *) that multiply it"
         text = f"{name_hosts(hosts)}: {name} can't be read: {said}. {mend}"
         reading.problems.append(Problem(text, tuple(hosts), name, None, file, line))
     return reading
@@ -93,7 +96,7 @@ def plain(value: Any) -> Any:
 def _plain(value: Any, room: list[int], depth: int) -> Any:
     room[0] -= 1
     if room[0] < 0 or depth > MAX_DEPTH:
-        raise ValueError(f"it has more than {MAX_VALUES} values, or more than {MAX_DEPTH} levels")
+        raise ValueError(f"{TOO_LARGE} {MAX_VALUES} values, or more than {MAX_DEPTH} levels")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Undefined):  # what Ansible hands on instead of raising

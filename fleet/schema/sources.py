@@ -95,11 +95,10 @@ def _suffix_problems(directory: Path, names: Collection[str]) -> Iterator[Proble
 
 def special_file_problems(sources: Sequence[str]) -> Iterator[Problem]:
     """Refuse what is neither a file nor a directory: a link that leads nowhere, or a pipe that nobody ends."""
+    whole = [Path(source) for source in sources]
     for directory in directories(sources):
-        beside = [directory / "group_vars", directory / "host_vars"]
-        inventory = [directory] if str(directory) in [str(Path(source)) for source in sources] else []
-        for parent in [*inventory, *beside]:
-            for path in sorted(parent.rglob("*") if parent in beside else parent.glob("*")):
+        for parent in [directory] if directory in whole else [directory / "group_vars", directory / "host_vars"]:
+            for path in sorted(parent.rglob("*")):
                 if not path.name.startswith(".") and not path.is_file() and not path.is_dir():
                     what = "a link that leads nowhere" if path.is_symlink() else "no regular file"
                     yield Problem(f"this is {what}; expected a file or a directory. Take it away", file=str(path))

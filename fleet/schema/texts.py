@@ -128,6 +128,10 @@ def _number_and_key_problems(root: yaml.Node, file: Path) -> Iterator[Problem]:
                 text = f"{show(key)} stands twice, in line {seen[key]} too, and only the last counts; expected it once"
                 yield Problem(text, file=str(file), line=line)
             seen[key] = line
+            known = definition().variables.get(key)
+            if known is not None and known.scope == "line":
+                text = f"{key} counts on the command line alone: Ansible asks for it before it reads an inventory"
+                yield Problem(f"{text}. Leave it out here, and say -e {key}=...", (), key, None, str(file), line)
             for part in _all_nodes(value) if _is_ours(key) else ():
                 if _is_other_number(part):
                     others[id(part)] = (key, part)

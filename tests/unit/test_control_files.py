@@ -38,6 +38,11 @@ class Needs:
     def __init__(self, size, *, depth=2): ...
 class Offers:
     def __init__(self, size=3, *, depth=2): ...
+class Short:
+    def build_model(self): ...
+    def train_dataset(self): ...
+    def eval_dataset(self, context, *, size=1): ...
+number: int = 5
 made = Net()
 """.replace("Needs:\n", f"Needs:\n{METHODS}").replace("Offers:\n", f"Offers:\n{METHODS}")
 DEEP = "made = " + "-" * 200_000 + "1\n"
@@ -100,6 +105,9 @@ def test_a_program_is_found_in_a_wheel_and_in_a_lock(project: Path) -> None:
         ("nets.resnet:Nett", "nets/resnet.py has no Nett. Did you mean Net?"),
         ("nets.resnet:Outer.Iner", "has no Iner. Did you mean Inner?"),
         ("nets.resnet:Bare", "has no train_dataset, eval_dataset"),
+        ("nets.resnet:Outer.Inner.build_model", "is a function; expected a class or an object with build_"),
+        ("nets.resnet:number", "is a plain value; expected a class"),
+        ("nets.resnet:Short", "expected train_dataset(self, context) in nets/resnet.py:"),
         ("nets.broken:Net", "nets/broken.py:2 is no Python"),
         ("nets.deep:made", "nets/deep.py"),
         ("trainer.examples.digit:Digits", "the kit has no module trainer.examples.digit. Did you mean trainer.ex"),

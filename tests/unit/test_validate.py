@@ -107,6 +107,8 @@ def test_json_has_all_problems_with_their_places(site: Path) -> None:
         ("group_vars/worker.yml", LAUGHS, "common_packages can't be read: it has more than 20000 values"),
         ("group_vars/all.yaml", "cluster_uid: 7007\n", "Ansible reads all.yml and not all.yaml; expected one of them"),
         ("group_vars/all/more.yml", "release_keep: 3\n", "Ansible reads all and not all.yml; expected one of them"),
+        ("group_vars/gpu.yml", "gpu_batch: 1\n", "gpu_batch counts on the command line alone"),
+        ("hosts.yml", HOSTS.replace("192.0.2.30}", "192.0.2.30, gpu_batch: 1}"), "hosts.yml:9: gpu_batch counts on"),
         ("groups_vars/worker.yml", "worker_tasks: 2\n", "in 'groups_vars'; expected group_vars or host_vars"),
         ("host-vars/train.yml", "worker_tasks: 2\n", "in 'host-vars'; expected group_vars or host_vars. Ren"),
         ("hosts.yml", HOSTS + "all:\n  vars:\n    a: &a [*a]\n    cluster_uid: 1\n", "can't be read"),
