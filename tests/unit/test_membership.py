@@ -147,6 +147,15 @@ def test_one_that_leaves_in_order_is_no_fault(watched: Watched, leaves: Callable
     assert watched.progress.status.without == {}
 
 
+def test_nobody_leaves_where_the_names_can_t_be_read(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "LEAVING", tmp_path / "file")
+    (tmp_path / "file").touch()
+    assert watched.membership.leaving_ps() == []
+    assert not watched.membership.leaves("worker-1")
+
+
 def test_a_ps_that_leaves_is_not_taken_in_again_while_it_still_answers(
     watched: Watched, leaves: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

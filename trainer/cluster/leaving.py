@@ -17,12 +17,20 @@ LEAVING = Path("/run/psfleet-leaving")
 
 def is_leaving(task: str) -> bool:
     """Return whether a task is named as one that leaves."""
-    return (LEAVING / task).exists()
+    return task in names()
 
 
 def leaving_ps() -> set[str]:
     """Return the parameter servers that are named as leaving."""
-    return {name for name in names_in(LEAVING) if is_ps(name)}
+    return {name for name in names() if is_ps(name)}
+
+
+def names() -> list[str]:
+    """Return who is named; nobody where the directory can't be read, since that must end no training."""
+    try:
+        return names_in(LEAVING)
+    except OSError:
+        return []
 
 
 def is_ps(name: str) -> bool:
