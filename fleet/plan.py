@@ -24,6 +24,8 @@ class Plan:
     start: Sequence[Task]
     """Those that don't run, or will be stopped."""
     missing: Mapping[str, str]  # by host that is left out: why
+    untried: bool
+    """Whether no run has trained a step with this choice of run and program."""
 
     @property
     def hosts(self) -> list[str]:
@@ -60,7 +62,8 @@ def make_plan(
     stop = running if restart else pick_restarts(inventory, before.units, choice.new)
     start = [task for task in present if task in stop or not before.units[task.name].up]
     behind = {host: found for host, found in before.releases.items() if found != release}
-    return Plan(inventory, release, choice, behind, stop, start, dict(before.unreachable))
+    untried = choice.write or before.run is None or not before.run.step
+    return Plan(inventory, release, choice, behind, stop, start, dict(before.unreachable), untried)
 
 
 def render_plan(plan: Plan) -> str:

@@ -33,7 +33,8 @@ LOOK_SECONDS = 1.0
 # Bits of ansible-playbook's exit code.
 _HOSTS_FAILED = 2
 _HOSTS_UNREACHABLE = 4
-# The task of roles/release that fails on what the operator alone can mend.
+# Tasks of roles/release: what goes on without a proof, and what the operator alone can mend.
+_UNPROVEN = "Say what is not proven"
 _OPERATORS = "Refuse a program, a run or settings that are wrong"
 
 _RECAP = re.compile(
@@ -41,6 +42,7 @@ _RECAP = re.compile(
     re.MULTILINE,
 )
 _TASK = re.compile(r"^(?:TASK|RUNNING HANDLER) \[(?:\S+ : )?(?P<name>.*)\] \**$")
+_MESSAGE = re.compile(r'^ +"msg": (".*")$')
 _RESULT = re.compile(r"^(?P<kind>changed|fatal|failed): \[(?P<host>[^\]\s]+)")
 
 
@@ -61,6 +63,8 @@ class Shipment:
     playbooks: Sequence[str]
     release: str
     selection: Mapping[str, Any]
+    untried: bool = False
+    """Whether no run has trained with this choice: the model's building is proven also where the release is current."""
     without: Sequence[str] = ()
     """Hosts that are left out."""
     check: bool = False
@@ -69,7 +73,8 @@ class Shipment:
     @property
     def arguments(self) -> list[str]:
         """What ansible-playbook gets after the playbooks."""
-        told = {"fab_shipment": {"release": self.release, "selection": dict(self.selection)}}
+        shipment = {"release": self.release, "selection": dict(self.selection), "untried": self.untried}
+        told = {"fab_shipment": shipment}
         arguments = ["--inventory", self.inventory.source, "--extra-vars", json.dumps(told)]
         if self.without:
             arguments += ["--limit", ":".join(["all", *(f"!{host}" for host in self.without)])]
@@ -214,6 +219,8 @@ def _follow(process: subprocess.Popen[str], display: Display) -> Iterator[str]:
         heard = time.monotonic()
         if header := _TASK.match(line):
             task, begun = header["name"], heard
+        elif task == _UNPROVEN and (told := _MESSAGE.match(line)):
+            display.keep(json.loads(told[1]))
         elif (result := _RESULT.match(line)) and result["kind"] != "failed":
             if result["kind"] == "fatal":
                 display.keep(f"{result['host']}: {task}: " + ("unreachable" if "UNREACHABLE" in line else "failed"))

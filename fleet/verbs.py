@@ -530,7 +530,13 @@ def _observe_all(cluster: Cluster, desk: Desk, hosts: Sequence[str], settings: b
 def _ship(desk: Desk, plan: Plan, playbooks: Sequence[str], check: bool = False) -> Shipped:
     """Run playbooks on the hosts that take part, and show meanwhile what they do."""
     shipment = Shipment(
-        plan.inventory, playbooks, plan.release, plan.choice.selection, without=list(plan.missing), check=check
+        plan.inventory,
+        playbooks,
+        plan.release,
+        plan.choice.selection,
+        untried=plan.untried,
+        without=list(plan.missing),
+        check=check,
     )
     progress = ProgressLine(desk.out, clock=desk.clock)
     try:

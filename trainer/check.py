@@ -18,6 +18,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection, read_selection, select_point
 from trainer.run.sweep import Sweep
 from trainer.runtime import prepare_tensorflow
+from trainer.tasks.build_proof import PROVEN, build, go_first, watch_build
 
 PARTS = ("release", "program", "run")
 # What a task imports before it does anything.
@@ -40,22 +41,34 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--selection", metavar="JSON", help="what is to be selected, such as {}, instead of selection.json"
     )
+    parser.add_argument(
+        "--build",
+        action="store_true",
+        help="also build the program's model, without a GPU, in a process that is given up when it takes too long or "
+        "too much memory",
+    )
+    parser.add_argument("--build-here", action="store_true", help=argparse.SUPPRESS)
 
 
 def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Check what `options.part` names and print what was proven; returns the exit code, 78 for the user's error."""
+    if options.build and options.part != "release":
+        return watch_build(building_command(options))
+    cluster = None
     try:
         configs = [] if options.part == "release" else read_settings(options, environment)
         for config in configs:
             if environment.get("TF_CONFIG"):
-                Cluster.from_tf_config(environment["TF_CONFIG"]).check_strategy(config.strategy)
+                cluster = Cluster.from_tf_config(environment["TF_CONFIG"])
+                cluster.check_strategy(config.strategy)
             if options.part == "run":
                 RunDirectory(config.shared_dir, config.run).read_claim(config)
         prepare_tensorflow()
+        if options.build_here:
+            go_first()
         for module in MODULES:
             importlib.import_module(module)
-        for config in configs:
-            load_program(config.program, config.program_args)
+        programs = [load_program(config.program, config.program_args) for config in configs]
     except (ConfigError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
@@ -64,8 +77,22 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
         return TRY_AGAIN
     told = f", program {configs[0].program}" if configs else ""
     runs = ", ".join(config.run for config in configs)
-    print(f"proven: release {Path.cwd().name}{told}" + (f", run {runs}" if options.part == "run" else ""))
-    return FINISHED
+    told += f", run {runs}" if options.part == "run" else ""
+    print(f"{PROVEN}release {Path.cwd().name}{told}", flush=True)
+    built = FINISHED
+    if options.build_here:
+        for config, program in zip(configs, programs, strict=True):
+            built = built or build(config, program, cluster)
+    return built
+
+
+def building_command(options: argparse.Namespace) -> list[str]:
+    """Return the command of the process that also builds the model."""
+    command = [sys.executable, "-m", "trainer", "check", options.part, "--build-here"]
+    for name in ("settings", "selection"):
+        if getattr(options, name, None) is not None:
+            command += [f"--{name}", getattr(options, name)]
+    return command
 
 
 def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -> list[Config]:

@@ -26,6 +26,7 @@ def state(lab):
     [
         pytest.param("slow:Slower", "slow has no 'Slower': did you mean 'Slow'?", marks=pytest.mark.slow),
         ("slow:NoEvaluation", "program slow:NoEvaluation has no method eval_dataset"),
+        ("slow:Unbuildable", 'slow.py", line 32, in build_model'),
     ],
 )
 def test_a_wrong_program_is_refused_beside_the_training(lab, long_run, program, said):
@@ -43,7 +44,7 @@ def another_release(tmp_path_factory):
     """The inventory with another release, which lacks the program of the training that runs."""
     programs = tmp_path_factory.mktemp("programs")
     shutil.copy(ROOT / "tests/infra/programs/slow.py", programs / "slower.py")
-    run = {"program": "slower:Unbuildable", "run": LONG_RUN, "steps": 1_000_000, "checkpoint_seconds": 5}
+    run = {"program": "slower:Untrainable", "run": LONG_RUN, "steps": 1_000_000, "checkpoint_seconds": 5}
     return copy_inventory(tmp_path_factory.mktemp("another") / "lab", run, str(programs))
 
 
@@ -73,7 +74,7 @@ def test_a_run_that_fails_after_the_switch_is_put_back(lab, long_run, another_re
     failed = fab("start-cluster", "--run", "infra-wrong", inventory=another_release)
     told = failed.stdout + failed.stderr
     assert failed.returncode == 1, told
-    assert "no such column" in told
+    assert "no such file" in told
     assert f"put back: run {LONG_RUN}" in failed.stdout
     wait_for_progress(lab)
     assert state(lab)[0] == files

@@ -1113,6 +1113,24 @@ def test_what_fails_before_the_switch_changes_nothing(hosts: Pretence, desk: ver
     assert "nothing was stopped, switched or selected: what ran goes on\n" in printed(desk)
 
 
+@pytest.mark.parametrize(("step", "run", "untried"), [(12, None, False), (0, None, True), (12, "digits-2", True)])
+def test_the_model_is_built_where_no_run_has_trained_with_the_choice(
+    hosts: Pretence, desk: verbs.Desk, step: int, run: str | None, untried: bool
+) -> None:
+    run_up(hosts)
+    hosts.run_status = status("training", step, 999.0)
+    shipped: list[bool] = []
+
+    def ship(shipment: Shipment, _display: Display) -> Shipped:
+        shipped.append(shipment.untried)
+        raise ClusterTrouble("enough is known")
+
+    desk.ship = ship
+    with pytest.raises(ClusterTrouble, match="enough is known"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run)
+    assert shipped == [untried]
+
+
 @pytest.mark.parametrize("when", ["switch", "interrupt", "first step"])
 def test_what_fails_after_the_switch_is_put_back(hosts: Pretence, desk: verbs.Desk, when: str) -> None:
     run_up(hosts)
@@ -1242,6 +1260,10 @@ OUTPUT = """
 TASK [release : Unpack the code] ***********************************************
 ok: [head]
 changed: [store]
+TASK [release : Say what is not proven] ****************************************
+ok: [head] => {
+    "msg": "host 'head': not proven: build_model"
+}
 TASK [release : Refuse a program, a run or settings that are wrong] ************
 fatal: [head]: FAILED! => {"msg": "no such program"}
 
@@ -1261,10 +1283,14 @@ def test_a_shipment_is_one_call_that_names_release_and_choice() -> None:
     (command,) = commands
     assert [word.rpartition("/")[2] for word in command[1:3]] == ["preflight.yml", "release.yml"]
     assert command[3:5] == ["--inventory", "inventory/pretended"]
-    assert json.loads(command[6]) == {"fab_shipment": {"release": "abc123", "selection": {"run": "a"}}}
+    assert json.loads(command[6]) == {
+        "fab_shipment": {"release": "abc123", "selection": {"run": "a"}, "untried": False}
+    }
     assert command[7:] == ["--limit", "all:!far"]
     assert "shipping: Unpack the code" in shown.shown
-    assert shown.kept == ["store: Unpack the code", f"head: {OUTPUT.splitlines()[4][16:-14]}: failed"]
+    refusal = "Refuse a program, a run or settings that are wrong"
+    unproven = "host 'head': not proven: build_model"
+    assert shown.kept == ["store: Unpack the code", unproven, f"head: {refusal}: failed"]
 
 
 @pytest.mark.parametrize(

@@ -158,10 +158,11 @@ def test_a_task_without_gpus_of_its_own_asks_tensorflow_nothing():
     assert find_missing({"CUDA_VISIBLE_DEVICES": "-1"}) is None
 
 
-def test_the_proof_has_the_rights_of_a_task():
+@pytest.mark.parametrize("role", ["gpu", "release"])
+def test_the_proofs_have_the_rights_of_a_task(role):
     unit = (ROOT / "roles/trainer/templates/trainer@.service.j2").read_text()
     allowed = unit.partition("# What a task may touch")[2].partition("\n\n")[0].splitlines()[1:]
-    proof = yaml.safe_load((ROOT / "roles/gpu/vars/main.yml").read_text())["__gpu_sandbox"]
+    proof = yaml.safe_load((ROOT / f"roles/{role}/vars/main.yml").read_text())[f"__{role}_sandbox"]
     assert proof == [line for line in allowed if not line.startswith("ReadWritePaths=")]
     assert "NoNewPrivileges=yes" in proof
 

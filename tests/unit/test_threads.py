@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# `python -m trainer local` reads its tasks' output with threads; it is no coordinator.
-ELSEWHERE = {ROOT / "trainer/tasks/local.py"}
+# What reads another process's output with threads; it is no coordinator.
+ELSEWHERE = {ROOT / "trainer/tasks/local.py", ROOT / "trainer/tasks/build_proof.py"}
 
 
 def started() -> Iterator[str]:

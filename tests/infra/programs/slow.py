@@ -26,7 +26,14 @@ class NoEvaluation:
 
 
 class Unbuildable(Slow):
-    """Has every method, and fails in the coordinator."""
+    """Has every method, and fails in the proof, which builds its model."""
 
     def build_model(self):
         raise ValueError("no such column")
+
+
+class Untrainable(Slow):
+    """Can be built, and fails in the coordinator."""
+
+    def train_dataset(self, context):
+        raise ValueError("no such file")

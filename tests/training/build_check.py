@@ -1,0 +1,70 @@
+"""Build each program's model as the proof of a release does, and say as JSON what it exits with and says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.sharded_variable import ShardedVariable
+
+from trainer.config import Config
+from trainer.tasks.build_proof import build
+
+
+class Good:
+    """Looks words up, as a program does, and has a table that is split over the ps."""
+
+    def build_model(self) -> Any:
+        words = tf.keras.Input((1,), dtype=tf.string)
+        found = tf.keras.layers.StringLookup(vocabulary=["a", "b"])(words)
+        table = tf.keras.layers.Embedding(1000, 128)
+        model = tf.keras.Model(words, tf.keras.layers.Dense(1)(table(found)))
+        self.sharded = isinstance(table.embeddings, ShardedVariable)
+        self.strategy = type(tf.distribute.get_strategy()).__name__
+        model.compile("sgd", "mse")
+        return model
+
+
+class Fails(Good):
+    def build_model(self) -> Any:
+        return self.columns()["no such column"]
+
+    def columns(self) -> dict[str, Any]:
+        return {}
+
+
+class NotCompiled(Good):
+    def build_model(self) -> Any:
+        return tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+
+
+class Enormous(Good):
+    def build_model(self) -> Any:
+        tf.zeros([2**28, 2**28])
+
+
+class Leaves(Good):
+    def build_model(self) -> Any:
+        sys.exit("no data directory")
+
+
+def main() -> None:
+    found = {}
+    for strategy in ("parameter_server", "multi_worker_mirrored", "mirrored", "one_device"):
+        for program in (Good, Fails, NotCompiled, Enormous, Leaves) if strategy == "parameter_server" else (Good,):
+            config = Config(program=f"build_check:{program.__name__}", strategy=strategy)
+            out, err = io.StringIO(), io.StringIO()
+            built = program()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = build(config, built, None)
+            more = [getattr(built, name, None) for name in ("strategy", "sharded")]
+            found[f"{strategy} {program.__name__}"] = [code, out.getvalue(), err.getvalue(), *more]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

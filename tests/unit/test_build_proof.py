@@ -1,0 +1,59 @@
+"""A build that is watched: what it may take, and what becomes of it when it takes more."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR
+from trainer.tasks import build_proof
+from trainer.tasks.build_proof import UNPROVEN, free_memory, watch_build
+
+SAYS = "import os, signal, sys, time; print('loading', flush=True); print('proven: release a', flush=True); "
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_proof, "LOOK_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("program", "free", "code", "said"),
+    [
+        ("print('its model is built')", 0.5, FINISHED, "its model is built\n"),
+        ("sys.exit(78)", 0.5, USER_ERROR, ""),
+        ("sys.exit(75)", 0.5, TRY_AGAIN, ""),
+        ("time.sleep(600)", 0.5, FINISHED, f"{UNPROVEN}build_model: it took more than 1 s\n"),
+        ("time.sleep(600)", 0.01, FINISHED, "it would leave less than 10% of this machine's memory free\n"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 0.5, FINISHED, "the kernel ended it, for its memory\n"),
+        # What it has started ends with it, and holds up nobody.
+        ("os.fork() or time.sleep(600)", 0.5, FINISHED, "proven: release a\n"),
+        # What it prints is read all along: a full pipe would hold it up.
+        ("[print('x' * 99) for _ in range(5000)]; sys.exit(78)", 0.5, USER_ERROR, ""),
+    ],
+)
+def test_only_an_error_of_the_programs_refuses_it(
+    program: str, free: float, code: int, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert watch_build([sys.executable, "-c", SAYS + program], 1.0, lambda: free) == code
+    out = capfd.readouterr().out
+    assert "proven: release a\n" in out
+    assert out.endswith(said)
+
+
+def test_a_crash_is_the_programs_where_all_else_is_proven(capfd: pytest.CaptureFixture[str]) -> None:
+    crash = "import os, signal, time; time.sleep(0.1); os.kill(os.getpid(), signal.SIGABRT)"
+    assert watch_build([sys.executable, "-c", SAYS + crash]) == USER_ERROR
+    assert "ended with SIGABRT. If only the cluster can build it, say release_build_proof" in capfd.readouterr().err
+    assert watch_build([sys.executable, "-c", crash]) == TRY_AGAIN
+    assert "release_build_proof" not in capfd.readouterr().err
+
+
+def test_the_limits_do_not_count_before_the_rest_is_proven() -> None:
+    slow = "import sys, time; time.sleep(0.5); sys.exit(78)"
+    assert watch_build([sys.executable, "-c", slow], 0.1, lambda: 0.0) == USER_ERROR
+
+
+def test_the_memory_that_is_free_is_a_part() -> None:
+    assert 0 < free_memory() < 1

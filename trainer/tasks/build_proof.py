@@ -1,0 +1,144 @@
+"""Prove that a program's model can be built, beside a training that runs: in a process of its own, which is watched.
+
+It builds as the coordinator does, in a strategy's scope, with servers of its own in the same process. A model may be
+made for far more memory or time than a proof has. So only an error of the program's refuses it; a build that does not
+fit is given up, and said to be unproven.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.cluster.spec import Cluster
+from trainer.config import Config
+from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs, is_user_file
+from trainer.program import program_file
+
+# A mistake shows at once, or when the model compiles; a start must not wait for what a large model takes.
+BUILD_SECONDS = 300.0
+# So much of the machine's memory is left alone, for what runs there and for the cache of its files.
+FREE = 0.1
+LOOK_SECONDS = 0.1
+# TensorFlow splits variables over two ps as it does over many.
+MOST_PS = 2
+PROVEN = "proven: "
+UNPROVEN = "not proven: "
+SWITCH = "If only the cluster can build it, say release_build_proof: false in the inventory"
+
+
+def watch_build(command: Sequence[str], seconds: float = BUILD_SECONDS, free: Callable[[], float] | None = None) -> int:
+    """Run a check that goes on to build the model once it has said what else is proven; returns its exit code.
+
+    `free` tells which part of the machine's memory is free. A build that takes too much of it, or more than `seconds`,
+    is ended; what was proven before counts.
+    """
+    free = free or free_memory
+    proven: list[float] = []  # since when
+    given_up = ""
+
+    def pass_on() -> None:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if line.startswith(PROVEN) and not proven:
+                proven.append(time.monotonic())
+
+    # A session of its own: what the program has started ends with it.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+    ) as process:
+        reader = threading.Thread(target=pass_on, name="build", daemon=True)
+        reader.start()
+        try:
+            while process.poll() is None and not given_up:
+                time.sleep(LOOK_SECONDS)
+                if proven and free() < FREE:
+                    given_up = f"it would leave less than {FREE:.0%} of this machine's memory free"
+                elif proven and time.monotonic() - proven[0] > seconds:
+                    given_up = f"it took more than {seconds:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        reader.join()
+    if code == -signal.SIGKILL and proven:
+        print(f"{UNPROVEN}build_model: {given_up or 'the kernel ended it, for its memory'}")
+        return FINISHED
+    if code < 0:
+        say_error(
+            f"the process of the proof ended with {signal.Signals(-code).name}. {SWITCH if proven else ''}".strip()
+        )
+        return USER_ERROR if proven else TRY_AGAIN
+    return code
+
+
+def free_memory() -> float:
+    """Return which part of the machine's memory is free or can be freed."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    available, total = (int(fields[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
+    return available / total
+
+
+def go_first() -> None:
+    """Have the kernel end this process before any other, when the machine's memory is short."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def build(config: Config, program: Any, cluster: Cluster | None) -> int:
+    """Build the model as a coordinator would, and say what is wrong; returns the exit code."""
+    from trainer.reporting.logs import load_tensorflow
+    from trainer.tasks.in_process import start_cluster
+
+    tf = load_tensorflow()
+    from trainer.training.step_runner import make_model
+    from trainer.training.strategies import make_strategy
+
+    os.environ.pop("TF_CONFIG", None)  # the servers are in this process
+    if config.traits.in_step:
+        config = config.replace(strategy="mirrored")  # which makes variables alike, without the other members
+    servers = len(cluster.jobs.get("ps", ())) if cluster else MOST_PS
+    try:
+        strategy = make_strategy(config, start_cluster(config.strategy, 1, min(servers, MOST_PS)))
+    except Exception as error:  # no fault of the program's
+        print(f"{UNPROVEN}build_model: there is no strategy to build it in: {explain(error)}")
+        return FINISHED
+    if config.seed is not None:
+        tf.keras.utils.set_random_seed(config.seed)
+    try:
+        make_model(program, strategy)
+    except (MemoryError, tf.errors.ResourceExhaustedError) as error:
+        print(f"{UNPROVEN}build_model: it needs more memory than there is: {explain(error)}")
+    except UserError as error:
+        say_error(f"program {config.program}: {error}")
+        return USER_ERROR
+    except (Exception, SystemExit) as error:
+        mine = is_the_programs(error)
+        file = program_file(program)
+        say_error(f"program {config.program}: build_model failed: {explain(error, file)}", *own_lines(error, file))
+        if mine:
+            say_error(SWITCH)
+        return USER_ERROR if mine else TRY_AGAIN
+    else:
+        print("its model is built")
+    return FINISHED
+
+
+def own_lines(error: BaseException, file: Path | None) -> list[str]:
+    """Return the part of the traceback that is the user's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(Path(frame.filename), file)]
+    return "".join(traceback.format_list(frames)).splitlines()
+
+
+def say_error(*lines: str) -> None:
+    for line in lines:
+        print(f"error: {line}", file=sys.stderr)
