@@ -16,7 +16,7 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import tensorflow as tf
 
-from trainer.examples import fashion_mnist, heroes, recommender, sync_digits
+from trainer.examples import clicks, fashion_mnist, heroes, recommender, sync_digits
 
 pytestmark = pytest.mark.timeout(300)
 # Adam keeps two numbers for each one of the model.
@@ -113,6 +113,14 @@ def test_exported_recommender_takes_a_shops_ids(recommender_run: Process, runs: 
     [scores] = serve(runs, "recommender")(**inputs).values()
     accuracy = np.mean((np.squeeze(scores) > 0) == liked)
     assert accuracy == pytest.approx(evaluated(runs, "recommender")["accuracy"], abs=1e-3)
+
+
+def test_clicks_are_learnt_with_one_table_for_hashed_ids(runs: Runs) -> None:
+    trained(runs, "clicks:Clicks", "clicks", 400, "--lazy-adam", "true")
+    _, clicked = clicks.load("test")
+    base_rate = max(clicked.mean(), 1 - clicked.mean())
+    assert evaluated(runs, "clicks")["accuracy"] >= base_rate + 0.2
+    check_shared_out(bytes_per_server(runs, "clicks"), clicks.Clicks().rows * clicks.EMBEDDING * 4)
 
 
 def test_digits_are_learnt_in_step(runs: Runs) -> None:
