@@ -284,7 +284,7 @@ def read_source(
             str(host.name): HostVariables(
                 str(host.name), variable_manager.get_vars(host=host, include_hostvars=False), loader
             )
-            for host in manager.get_hosts()
+            for host in manager.hosts.values()  # get_hosts() takes a host that is called all for the pattern
         }
     except AnsibleError as error:
         raise OperatorMistake(f"{source} can't be read: {error}") from error

@@ -84,6 +84,7 @@ def test_json_has_all_problems_with_their_places(site: Path) -> None:
         ("hosts.yml", HOSTS.replace("train:", "t[1:2000][1:2000]:"), "stands for 4000000 hosts"),
         ("hosts.yml", HOSTS.replace("192.0.2.30}", "192.0.2.30, ansible_port: ssh}"), "has ansible_port: 'ssh'; e"),
         ("hosts.yml", HOSTS.replace("192.0.2.30", "'{{ ip }}'"), "ansible_host can't be read: 'ip' is undefined"),
+        ("hosts.yml", HOSTS.replace("train:", "all:"), "can't have this name: Ansible has a group of this name"),
         ("hosts.yml", "", "the inventory has no hosts"),
         ("hosts.yml", "[", "hosts.yml"),
         ("hosts.yml", "\t\x00", "hosts.yml"),
