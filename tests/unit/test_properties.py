@@ -283,4 +283,5 @@ def test_no_command_takes_a_text_as_it_is(path: Path) -> None:
         if "argv:" in block:
             continue
         for expression in (each.strip() for each in EXPRESSION.findall(block)):
-            assert expression.endswith("| quote") or expression == "__common_family.list", f"{path}: {expression}"
+            quoted = expression.endswith(("| quote", "| map('quote') | join(' ')"))
+            assert quoted or expression == "__common_family.list", f"{path}: {expression}"
