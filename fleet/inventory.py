@@ -275,7 +275,8 @@ def read_source(
             if not lenient:
                 raise
             if not broken:
-                mend = f"`ansible-inventory -i {shlex.quote(source)} --list` says what is wrong with it"
+                command = f"ansible-inventory -i {shlex.quote(source)} --list"
+                mend = f"`{command}` says more; what is no inventory belongs elsewhere"
                 broken.append(Problem(f"can't be read: {first_line(error).rstrip('.')}. {mend}", file=source))
             settings.INVENTORY_ANY_UNPARSED_IS_FAILED = False
             manager = InventoryManager(loader=loader, sources=[source])
