@@ -66,6 +66,9 @@ def evaluated(directory: RunDirectory) -> int | None:
 def test_a_good_one_is_evaluated(directory: RunDirectory, evaluator: Evaluator) -> None:
     assert evaluator.evaluate(20)
     assert evaluated(directory) == 20
+    record = read_record(directory.evaluation)
+    assert record is not None
+    assert [each.evaluation for each in directory.catalogue.saved()] == [None, record["metrics"]]
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -162,3 +162,18 @@ def test_the_commands(old: RunDirectory, tmp_path: Path, capsys: pytest.CaptureF
     assert "there is no run no-such" in capsys.readouterr().err
     assert main(["begin", "--from", "old@20", *shared], {}) == 78
     assert "name the new run with --run NAME" in capsys.readouterr().err
+
+
+def test_the_commands_as_fab_types_them(old: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = tmp_path / "run.json"
+    settings.write_text(json.dumps(Config(program="p:P", run="old", shared_dir=str(tmp_path)).as_dict()))
+    on_hosts = ["--json", "--settings", str(settings)]
+    assert main(["begin", *on_hosts, "--run", "new", "--from", "old@20", "--program", "q:Q"], {}) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": "new", "from": "old@20", "begun": True}
+    assert (read_record(RunDirectory(tmp_path, "new").settings) or {})["program"] == "q:Q"
+    assert main(["checkpoints", *on_hosts, "--run", "new"], {}) == 0
+    assert [each["step"] for each in json.loads(capsys.readouterr().out)] == [20]
+    assert main(["checkpoints", *on_hosts], {}) == 0  # the chosen run's
+    assert [each["step"] for each in json.loads(capsys.readouterr().out)] == [10, 20, 30]
+    assert main(["begin", *on_hosts, "--run", "newer", "--from", "old@21"], {}) == 78
+    assert capsys.readouterr().err.startswith("error: --from old@21: run old has no checkpoint of step 21")
