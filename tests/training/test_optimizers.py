@@ -19,7 +19,7 @@ ROW = re.compile(
     r"^\| `(?P<name>(?:legacy\.)?[A-Z][^`]*)` \| (?P<told>[^|]*) \| (?P<outcome>equal|refused)[^|]* \|$", re.M
 )
 SHARDS = {"2 ps": 2, "1 ps": 1, "3 ps": 3, "none": 1}
-QUICK = ("Adam, amsgrad, EMA", "SGD, clipnorm", "Adafactor", "legacy.Adam")
+QUICK = ("Nadam, EMA", "SGD, clipnorm", "Adafactor", "legacy.Adam")
 
 
 def outcomes(page: Path) -> dict[str, str]:

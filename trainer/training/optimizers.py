@@ -11,6 +11,7 @@ import tensorflow as tf
 from trainer.failures import UserError
 from trainer.training.tf_internals import whole_of
 
+CHILDREN = "_coalesced_children"
 PART = re.compile(r"/part_\d+:0$")
 
 
@@ -68,6 +69,21 @@ def scaled(gradient: Any, scale: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * scale, gradient.indices, gradient.dense_shape)
     return gradient * scale
+
+
+def forget_children(model: Any) -> None:
+    """Have a checkpoint ask the optimizers anew what they hold; call it when they hold all of it.
+
+    One that was asked before its first step has kept the answer, in which what that step makes is missing.
+    """
+    found = {id(model.optimizer): model.optimizer}
+    for value in tf.train.TrackableView(model).descendants():
+        for optimizer in (value, getattr(value, "inner_optimizer", None)):
+            if isinstance(optimizer, tf.keras.optimizers.Optimizer):
+                found[id(optimizer)] = optimizer
+    for optimizer in found.values():
+        if hasattr(optimizer, CHILDREN):
+            delattr(optimizer, CHILDREN)
 
 
 def refuse_state_of_shards(checkpointed: Any, what: str) -> None:

@@ -23,7 +23,7 @@ from trainer.run.checkpoints import COORDINATOR
 from trainer.training.input import own_train_dataset, replica_element_spec, train_dataset_fn
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import CallMetrics, MetricStates
-from trainer.training.optimizers import refuse_state_of_shards, treat_as_whole
+from trainer.training.optimizers import forget_children, refuse_state_of_shards, treat_as_whole
 from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import update_by_rows
 from trainer.training.tf_internals import (
@@ -114,6 +114,7 @@ class RemoteStepRunner:
         self._rate = LearningRate(self.model.optimizer)
         self._reports = Reports()
         train_step = trace_step(strategy, self.model, element, self._rate)
+        forget_children(self.model)
         refuse_state_of_shards(self.model, type(self.model.optimizer).__name__)
         self._metrics = CallMetrics(self.model)
         unrolled = UNROLLED_STEPS if len(self.model.trainable_variables) <= UNROLLED_VARIABLES else 1
