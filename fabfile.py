@@ -266,6 +266,22 @@ def checkpoints(
         verbs.show_checkpoints(cluster, verbs.Desk(), run, json)
 
 
+@task(
+    auto_shortflags=False,
+    help={"run": "whose (default: the chosen run's)", "json": "print JSON instead of a line", **_WHERE},
+)
+def export(
+    context: Context,
+    run: str | None = None,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Export a run's newest checkpoint as a SavedModel, where its end did not."""
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        verbs.export_run(cluster, verbs.Desk(), run, json)
+
+
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
 def gpu_check(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Prove the GPUs: driver, number, and a product of matrices on each."""

@@ -18,6 +18,7 @@ from fleet.units import PROPERTIES, USER_ERROR, Health, Unit, parse_units
 CURRENT = "/opt/trainer/current"
 # The coordinator saves a checkpoint before it ends; its unit's TimeoutStopSec bounds that, not this.
 STOP_SECONDS = 900
+EXPORT_SECONDS = 1800
 JOURNAL_LINES = 15
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")
@@ -192,10 +193,17 @@ class Cluster:
         words += [word for name, value in program_args.items() for word in ("--set", f"{name}={json.dumps(value)}")]
         self._ask_trainer("begin", words, dict, f"{_REMOUNT}; ")
 
-    def _ask_trainer(self, verb: str, words: Sequence[str], kind: type, first: str = "") -> Any:
+    def export_run(self, run: str | None) -> dict[str, Any]:
+        """Have the trainer export the newest checkpoint of a run that has ended; returns step and place."""
+        words = ["--run", run] if run else []
+        return cast(dict[str, Any], self._ask_trainer("export", words, dict, f"{_REMOUNT}; ", EXPORT_SECONDS))
+
+    def _ask_trainer(
+        self, verb: str, words: Sequence[str], kind: type, first: str = "", seconds: float = ANSWER_SECONDS
+    ) -> Any:
         """Run one of the trainer's commands on the chief's host; what it calls an error is the operator's."""
         host = self.inventory.chief.host
-        answer = self._ask(host, f"{first}{_TRAINER.format(verb=verb)} {shlex.join(words)}")
+        answer = self._ask(host, f"{first}{_TRAINER.format(verb=verb)} {shlex.join(words)}", seconds)
         said = _load_json(answer.stdout)
         if answer.code == 0 and isinstance(said, kind):
             return said
@@ -351,8 +359,8 @@ class Cluster:
         }
         _refuse_bad_answers(self.hosts.run(scripts, timeout), "systemctl failed")
 
-    def _ask(self, host: str, script: str) -> Answer:
-        answer = self.hosts.run({host: script})[host]
+    def _ask(self, host: str, script: str, seconds: float = ANSWER_SECONDS) -> Answer:
+        answer = self.hosts.run({host: script}, seconds)[host]
         if answer.unreachable:
             raise HostsUnreachable({host: answer.unreachable})
         return answer

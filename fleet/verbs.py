@@ -335,6 +335,14 @@ def show_checkpoints(cluster: Cluster, desk: Desk, run: str | None = None, as_js
         desk.say("no checkpoint yet")
 
 
+def export_run(cluster: Cluster, desk: Desk, run: str | None = None, as_json: bool = False) -> None:
+    """Export the newest checkpoint of a run that has ended."""
+    decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
+    found = cluster.export_run(run)
+    place = f"{cluster.inventory.chief.host}:{found['export']}"
+    desk.say(json.dumps(found) if as_json else f"exported step {found['step']} of {found['run']} to {place}")
+
+
 class _Watch:
     """Look at a started cluster until it is where the operator wants it."""
 

@@ -57,6 +57,10 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
             return begin(options, environment)
         if options.command == "sweep":
             return show_sweep(options, environment)
+        if options.command == "export":
+            from trainer.export_run import run_export
+
+            return run_export(options, read_config(options, environment))
         if options.command == "check":
             from trainer.check import run_check
 
@@ -98,6 +102,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         ("checkpoints", "list a run's checkpoints"),
         ("begin", "make a new run that begins from a checkpoint of another"),
         ("sweep", "say how far a sweep is"),
+        ("export", "export the newest checkpoint of a run that has ended as a SavedModel"),
     ):
         command = commands.add_parser(name, help=text)
         add_run_options(command)

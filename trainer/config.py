@@ -87,6 +87,7 @@ class Config:
     steps_per_execution: int | str = "auto"
     epoch_steps: int = 0
     evaluation: str = "sidecar"
+    export: bool = True
     input_sharding: str = "program"
     checkpoint_steps: int = 0
     checkpoint_seconds: float = 30.0

@@ -18,6 +18,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops.testing import sleep
 
+from trainer.config import Config
+from trainer.run.directory import RunDirectory
+from trainer.run.selection import apply_selection
+
 log = logging.getLogger(__name__)
 PACE = ".psfleet-drill"  # on the shared path: the seconds that a step lasts
 ROWS, WIDTH = 8192, 16  # 512 KiB, and as much for each of Adam's slots: half of it on each of two ps
@@ -62,8 +66,8 @@ class Drill:
         return tf.data.Dataset.from_tensors((rows, tf.ones([BATCH, 1])))
 
     def callbacks(self) -> list[tf.keras.callbacks.Callback]:
-        """With `api: fit`."""
-        return [CompareWithCheckpoint()]
+        """With `api: fit` alone: comparing takes time that the drills of the custom loop do not allow for."""
+        return [CompareWithCheckpoint()] if settings().api == "fit" else []
 
 
 class Large(Drill):
@@ -130,13 +134,14 @@ class CompareWithCheckpoint(tf.keras.callbacks.Callback):
         log.info("all %d tensors are those of %s", len(variables), prefix)
 
 
+def settings() -> Config:
+    """The settings of the run that this process trains."""
+    return apply_selection(Config.from_file(Path(os.environ["TRAINER_SETTINGS"])))
+
+
 def newest_checkpoint() -> str | None:
     """The newest checkpoint of the run that this process trains."""
-    from trainer.config import Config
-    from trainer.run.directory import RunDirectory
-    from trainer.run.selection import apply_selection
-
-    config = apply_selection(Config.from_file(Path(os.environ["TRAINER_SETTINGS"])))
+    config = settings()
     directory = RunDirectory(config.shared_dir, config.run)
     step = directory.catalogue.newest()
     return None if step is None else directory.catalogue.prefix(step)

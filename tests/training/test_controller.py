@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Timer
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ class Run:
             members=members,
         )
         controller.restore()
-        train_with_loop(controller)
+        train_with_loop(SimpleNamespace(optimizer=None), controller)
 
 
 def test_each_epoch_is_evaluated_once(tmp_path: Path) -> None:

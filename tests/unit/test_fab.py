@@ -7,7 +7,7 @@ import pytest
 from fabric.main import make_program
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs", "checkpoints"]
+VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs", "export", "checkpoints"]
 
 
 def fab(*words: str) -> int:

@@ -57,6 +57,7 @@ class Pretence:
     checkpoints: Answer = field(default_factory=lambda: Answer("[]"))
     begun: Answer = field(default_factory=lambda: Answer("{}"))
     sweep: dict[str, Any] | None = None
+    exported: Answer = field(default_factory=Answer)
     settings: str = "5e77 -"
     running: dict[str, str] = field(default_factory=dict)  # by task name: the directory that its process runs in
     asked: list[list[str]] = field(default_factory=list)
@@ -96,6 +97,9 @@ class Pretence:
             return Answer(self._observe(host, "@directories" in script, "@settings" in script))
         if "/opt/trainer/before" in script:
             return self._before(host, script)
+        if "-m trainer export" in script:
+            self.done.append(script.rpartition(" -m ")[2])
+            return self.exported
         if "-m trainer checkpoints" in script:
             return self.checkpoints
         if found := re.search("-m trainer begin .*(--run.*)", script):
@@ -1004,6 +1008,21 @@ def test_checkpoints_of_a_run_that_is_not_there_are_the_operators_mistake(hosts:
     hosts.checkpoints = Answer("", "error: there is no run x", code=78)
     with pytest.raises(OperatorMistake, match=r"^there is no run x$"):
         verbs.show_checkpoints(Cluster(hosts.inventory, hosts), desk, "x")
+
+
+def test_a_run_is_exported_on_the_chiefs_host(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.exported = Answer(json.dumps({"run": "old", "step": 30, "export": "/srv/trainer/runs/old/export"}))
+    verbs.export_run(Cluster(hosts.inventory, hosts), desk, "old")
+    assert printed(desk) == "exported step 30 of old to head:/srv/trainer/runs/old/export\n"
+    assert hosts.done == ["trainer export --json --settings /etc/trainer/run.json --run old"]
+
+
+def test_why_a_run_is_not_exported_is_said(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.exported = Answer("", "error: run old is training", code=78)
+    with pytest.raises(OperatorMistake, match=r"^run old is training$"):
+        verbs.export_run(Cluster(hosts.inventory, hosts), desk, "old")
+    with pytest.raises(OperatorMistake, match="--run"):
+        verbs.export_run(Cluster(hosts.inventory, hosts), desk, "a b")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", ".hidden", "a" * 150])

@@ -18,6 +18,7 @@ LEVELS = (
         "config",
         "constructor",
         "failures",
+        "memory_limit",
         "parameters",
         "program",
         "runtime",
@@ -33,7 +34,7 @@ LEVELS = (
     ("cluster",),
     ("training",),
     ("tasks",),
-    ("__main__", "check", "drill", "examples", "gpu_check", "testing"),  # what users start and name
+    ("__main__", "check", "drill", "examples", "export_run", "gpu_check", "testing"),  # what users start and name
 )
 LEVEL_OF = {name: number for number, names in enumerate(LEVELS) for name in names}
 

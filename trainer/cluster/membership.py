@@ -148,7 +148,7 @@ class Membership:
 
     def generation_over(self, message: str) -> None:
         """Say that the next generation begins; nobody is watched until it has its members."""
-        self._release()
+        self.release()
         self.began = time.monotonic()
         log.warning("forming the cluster anew in this process: %s", message)
         self._progress.enter(RunState.WAITING, message)
@@ -157,7 +157,7 @@ class Membership:
     def shut_down_servers(self) -> None:
         """End the servers that don't see the state record: the run is finished."""
         if self._messenger is not None:
-            self._release()
+            self.release()
             shut_down_servers(self._cluster.servers)
 
     def leave(self, past_using: bool = False) -> None:
@@ -341,7 +341,7 @@ class Membership:
         log.warning("%s (%s): %s", task, address, message)
         self._progress.events.write(event, task=task, host=address, message=message)
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Watch nobody, and let go of this generation's members."""
         self._watching, self.handler = False, None
         now = time.monotonic()

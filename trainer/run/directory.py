@@ -1,7 +1,9 @@
 """The directory of one run: its paths, and the records that outlive its processes.
 
-<shared>/runs/<run>/run.json state.json status.json evaluation.json attempts.json events.jsonl lease-<epoch>.json
-                    checkpoints/ (trainer/run/catalogue.py) events/{train,eval} export/
+<shared>/runs/<run>/run.json state.json status.json evaluation.json export.json attempts.json events.jsonl
+                    lease-<epoch>.json
+                    checkpoints/ (trainer/run/catalogue.py) callbacks/ (trainer/run/memory.py)
+                    events/{train,eval} export/
 """
 
 from __future__ import annotations
@@ -38,11 +40,13 @@ class RunDirectory:
         self.evaluation = self.path / "evaluation.json"
         self.attempts = self.path / "attempts.json"
         self.event_log = self.path / "events.jsonl"
+        self.callbacks = self.path / "callbacks"
         self.checkpoints = self.path / "checkpoints"
         self.events = self.path / "events"
         self.train_events = self.events / "train"
         self.eval_events = self.events / "eval"
         self.export = self.path / "export"
+        self.export_record = self.path / "export.json"
         self.catalogue = Catalogue(self.checkpoints)
         self.failing_since: float | None = None
         """Since when (of time.monotonic) no checkpoint could be saved, over all the generations of this process."""
@@ -80,7 +84,7 @@ class RunDirectory:
 
     def set_damaged_records_aside(self) -> None:
         """Rename the damaged records that a run can do without: only the lease's holder may."""
-        for path in (self.state, self.status, self.evaluation, self.attempts):
+        for path in (self.state, self.status, self.evaluation, self.export_record, self.attempts):
             try:
                 read_record(path)
             except ValueError as error:

@@ -37,6 +37,7 @@ from trainer.failures import (
     is_infrastructure,
     is_stale,
 )
+from trainer.memory_limit import check_room
 from trainer.program import load_program, program_file
 from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.notify import Notifier
@@ -44,10 +45,13 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.status import numbers, read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, check_lease
+from trainer.run.memory import Memory
+from trainer.run.records import read_record
 from trainer.run.release import own_release
 from trainer.run.restart_budget import begin_attempt, end_attempt
 from trainer.signals import StopRequest, on_sigterm, raise_stopped
 from trainer.states import Phase, RunState
+from trainer.variables import bytes_of, flatten
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
@@ -85,6 +89,7 @@ def run_coordinator(
             notifier.ready(f"run {config.run} finished at step {finished}")
             if leads:
                 write_finished(directory, config, finished)
+                finish_export(directory, config, finished, notifier)
             if config.local_run_dir and not in_process and not keeps_servers:
                 notifier.watch(lambda: True)
                 load_tensorflow()
@@ -162,6 +167,27 @@ def write_finished(directory: RunDirectory, config: Config, step: int) -> None:
             log.warning("cannot write down that the run is finished: %s", error)
 
 
+def finish_export(directory: RunDirectory, config: Config, step: int, notifier: Notifier) -> None:
+    """Export the model where the process that finished the run could not any more; raises Infrastructure."""
+    try:
+        due = (read_record(directory.export_record) or {"ended": True})["ended"] is False
+    except ValueError as error:
+        log.warning("%s: no export is made", error)
+        return
+    if not due:
+        return
+    phases = Phases({Phase.SAVING: config.saving_timeout_seconds})
+    phases.enter(Phase.SAVING)
+    notifier.watch(phases.in_time)
+    load_tensorflow()
+    from trainer.training.export import export_what_is_due, not_exported
+
+    wrong = export_what_is_due(lambda: load_program(config.program, config.program_args), directory, step)
+    status = read_status(directory, config)
+    status.export, status.message = None if wrong else str(directory.export), not_exported(config.run, wrong)
+    status.write(directory)
+
+
 def enter(progress: Progress | None, state: RunState, message: str) -> None:
     if progress is not None:
         progress.enter(state, message)
@@ -194,6 +220,7 @@ class Training:
         self._membership = membership
         self._lease = lease
         self._phases = phases
+        self._memory = Memory(directory, progress.post, progress.leads)
         self._stopping = StopRequest()
         self._began = time.monotonic()
         self._runner: Any = None
@@ -286,12 +313,11 @@ class Training:
         """Make the strategy and the model, restore, train, and finish the run."""
         import tensorflow as tf
 
+        from trainer.training.callbacks import callbacks_of
         from trainer.training.controller import Controller
         from trainer.training.evaluation import make_evaluation
-        from trainer.training.fit import train_with_fit
         from trainer.training.handover import Handover
         from trainer.training.initial_weights import read_initial_weights
-        from trainer.training.loop import train_with_loop
         from trainer.training.placement import report_placement
         from trainer.training.step_runner import LocalStepRunner, RemoteStepRunner, StepRunner
         from trainer.training.strategies import make_strategy
@@ -310,9 +336,14 @@ class Training:
                 self._handover = Handover(config.run, config.program, len(cluster.jobs["ps"]), addresses, check)
             runner: StepRunner = RemoteStepRunner(config, program, strategy, cluster.workers, self._membership)
             report_placement(config, runner.model, len(cluster.jobs["ps"]))
+            if config.export and progress.leads:
+                whole = sum(bytes_of(variable) for variable in flatten(runner.model.variables))
+                check_room(whole, "the export at the end", "set export: false, and export it on a larger host")
         else:
             runner = LocalStepRunner(config, program, strategy)
         self._runner = runner
+        with strategy.scope():
+            callbacks = callbacks_of(config, program, runner.model, leads=progress.leads)
         evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)
         read_weights = partial(read_initial_weights, config, program, runner)
         controller = Controller(
@@ -329,6 +360,7 @@ class Training:
             lease=self._lease,
             handover=self._handover,
             read_initial_weights=read_weights if config.initial_weights else None,
+            tells_epochs=config.api == "fit" or bool(callbacks),
         )
         self._controller = controller
         with self._phases.during(Phase.RESTORING):
@@ -344,14 +376,9 @@ class Training:
         self._phases.enter(Phase.TRAINING)
         ended = ""
         try:
-            if config.api == "fit":
-                if not train_with_fit(config, program, runner, controller):
-                    controller.save_the_end()
-                    ended = ", where a callback ended it"
-            else:
-                if hasattr(program, "callbacks"):
-                    log.info("the custom loop calls no callbacks: the program's are for api: fit")
-                train_with_loop(controller)
+            if not self._train(callbacks):
+                controller.save_the_end()
+                ended = ", where a callback ended it"
         except Stopped:
             if progress.leads:
                 directory.set_state(RunState.STOPPED, controller.step)
@@ -365,26 +392,68 @@ class Training:
             wait_for_the_end(directory, config, controller.step, self._stopping)
             progress.enter(RunState.FINISHED)
 
+    def _train(self, callbacks: list[Any]) -> bool:
+        """Train with the API of the settings; returns False when a callback ended the training before its last step."""
+        from trainer.training.epochs import Epochs, averages
+        from trainer.training.fit import train_with_fit
+        from trainer.training.loop import train_in_epochs, train_with_loop
+
+        config, controller, model = self._config, self._controller, self._runner.model
+        with_fit = config.api == "fit"
+        # At the end averages are taken for weights, and callbacks may put back the best ones.
+        has_end = bool(callbacks) or averages(model)
+        epochs = Epochs(config, callbacks, self._runner, controller, self._memory) if with_fit or callbacks else None
+        is_over = controller.done if epochs is None else epochs.are_over
+        if is_over and (not has_end or controller.final):
+            return bool(controller.done)
+        if is_over:
+            log.warning("the end of the training at step %d was cut off: it is made up for", controller.step)
+        if epochs is None:
+            train_with_loop(model, controller)
+        elif with_fit:
+            train_with_fit(model, epochs, controller)
+        else:
+            train_in_epochs(model, epochs)
+        if has_end:
+            controller.save_the_end(again=True)
+        return bool(controller.done)
+
     def _finish(self, steps: int, seconds: float, ended: str) -> None:
-        """Export the model and say that the run is finished."""
-        from trainer.training.export import export_model
+        """Say that the run is finished, and export the model: whatever becomes of that, the run stays finished."""
+        from trainer.training.export import export_what_is_due, make_export_due, not_exported
 
         config, directory, progress, controller = self._config, self._directory, self._progress, self._controller
         check_lease(self._lease)
-        progress.enter(RunState.TRAINING, "exporting the model")
-        export = export_model(self._program, directory, controller.step, self._runner.element_spec)
-        progress.exported(export)
+        in_step, error, element_spec = config.traits.in_step, "", self._runner.element_spec
+        progress.enter(RunState.TRAINING, "exporting the model" if config.export else "")
+
+        def export() -> str:
+            return export_what_is_due(lambda: self._program, directory, controller.step, element_spec)
+
+        if config.export:
+            make_export_due(directory, controller.step)
+            if in_step:  # the others leave when the run is finished, and may not leave the chief alone before its end
+                error = export()
         check_lease(self._lease)
+        if self._membership is not None:
+            self._membership.release()  # servers end with the run
         directory.set_state(RunState.FINISHED, controller.step, asked=config.steps)
-        progress.enter(RunState.FINISHED, ended.lstrip(", "))
-        if config.strategy == "multi_worker_mirrored":
+        if config.export and not in_step:
+            error = export()
+        if config.export and not error:
+            progress.exported(str(directory.export))
+        progress.enter(
+            RunState.FINISHED, ". ".join(filter(None, (ended.lstrip(", "), not_exported(config.run, error))))
+        )
+        if in_step:
             # The others look for this; one that still looks when the chief is gone would report its loss as an error.
             time.sleep(2 * POLL_SECONDS)
         log.info(
             "run %s finished: %s trained to step %d%s; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "
             "%s; checkpoint %s; model %s",
             config.run, config.program, controller.step, ended, steps, seconds, steps / seconds,
-            time.monotonic() - self._began, numbers(controller.values), progress.status.checkpoint, export,
+            time.monotonic() - self._began, numbers(controller.values), progress.status.checkpoint,
+            directory.export if config.export and not error else "not exported",
         )  # fmt: skip
 
 

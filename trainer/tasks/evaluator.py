@@ -11,6 +11,7 @@ from typing import Any
 from trainer.cluster.deadlines import Phases
 from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
+from trainer.memory_limit import check_room
 from trainer.program import build_model, load_program, program_file
 from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.notify import Notifier
@@ -138,10 +139,13 @@ class Evaluator:
 
     def __init__(self, program: Any, directory: RunDirectory) -> None:
         from trainer.training.evaluation import Results
-        from trainer.training.export import ensure_built
+        from trainer.training.export import bytes_of_checkpoint, ensure_built
         from trainer.training.input import eval_dataset
 
         self._directory = directory
+        if (newest := directory.catalogue.newest()) is not None:
+            mend = "take evaluation: distributed, which leaves tables on the ps, or a larger host for the evaluator"
+            check_room(bytes_of_checkpoint(directory, newest), "evaluation: sidecar", mend)
         self._model = build_model(program)
         self._dataset = eval_dataset(program)
         ensure_built(self._model, self._dataset.element_spec)

@@ -53,12 +53,14 @@ class Controller:
         lease: Lease | None = None,
         handover: Handover | None = None,
         read_initial_weights: Callable[[], str] | None = None,
+        tells_epochs: bool = False,
     ) -> None:
         """Take what trains, where it is recorded, and who is asked what is due.
 
         `members` knows of members that are gone or back. `began` (of time.monotonic) is when the time without training
         began that ends with the first call. `handover` has what an earlier coordinator left on the ps.
-        `read_initial_weights` gives a new run the weights that it begins with, and tells which.
+        `read_initial_weights` gives a new run the weights that it begins with, and tells which. `tells_epochs` says
+        that somebody hears of each epoch's end, and calls `end_epoch` then.
         """
         self._config = config
         self._runner = runner
@@ -70,6 +72,7 @@ class Controller:
         self._members = members
         self._handover = handover
         self._read_initial_weights = read_initial_weights
+        self._tells_epochs = tells_epochs
         self._began = began
         self._in_step = config.strategy != "parameter_server"
         self._schedule: Schedule
@@ -97,6 +100,8 @@ class Controller:
         self._counted = 0  # the highest step that a call has told
         self._from = 0  # the step where the present stretch of calls began
         self._ended_epoch = False
+        self._told = False  # whether those who hear of the epoch's end have heard of this one
+        self._save_after = False  # a save that waits for that
         self._asked_at: float | None = None
         self._advanced = False
         self._idle_at: float | None = None
@@ -108,6 +113,7 @@ class Controller:
         self._outputs: Any = None  # of train_step, in the call that ended last
         self.values: dict[str, float] = {}
         self._results: Results | None = None
+        self._measured: tuple[int, dict[str, float]] = (-1, {})  # the last evaluation by this process, and its step
         self._evaluated = int((read_record(directory.evaluation) or {}).get("step", -1))
 
     @property
@@ -175,6 +181,10 @@ class Controller:
         """What train_step returned in the call that ended last, with metrics over all calls since they were reset."""
         return self._runner.over_all_calls(self._outputs)
 
+    def last_output(self, name: str, default: Any) -> Any:
+        """Return one output of the call that ended last, by itself."""
+        return self._outputs.get(name, default) if isinstance(self._outputs, dict) else default
+
     @property
     def final(self) -> bool:
         """Return whether the checkpoint of this step is what `fit` has made of it at the end of the training."""
@@ -225,6 +235,17 @@ class Controller:
         self._schedule.given(steps)
         return call
 
+    def end_epoch(self) -> None:
+        """Do what is due at an epoch's end, now that those who hear of it have; raises as `next_call` does."""
+        self._told = True
+        try:
+            if self._save_after:
+                self._save_after = False
+                self.save(wait=False)
+            self._look()
+        finally:
+            self._told = False
+
     def drain(self) -> None:
         """Wait until no call is in flight; those that were not given yet are given by later `next_call`s."""
         self._schedule.close()
@@ -237,7 +258,7 @@ class Controller:
         """Have calls given up to the next step that must be met exactly; nothing is in flight."""
         config, self._from, self._ended_epoch = self._config, self.step, False
         ends = [config.steps]
-        if self._in_step or self._evaluate is not None or config.api == "fit":
+        if self._in_step or self._evaluate is not None or self._tells_epochs:
             ends.append((self.step // self.epoch_steps + 1) * self.epoch_steps)
         if self._in_step and config.checkpoint_steps:
             ends.append((self.step // config.checkpoint_steps + 1) * config.checkpoint_steps)
@@ -331,6 +352,14 @@ class Controller:
         is_quiet = not schedule.in_flight
         # A call that ran twice, because its worker died, takes the step beyond where the calls were to end.
         self._ended_epoch = is_quiet and self.step // self.epoch_steps > self._from // self.epoch_steps
+        if self._tells_epochs and self._ended_epoch and not self.done and not self._told:
+            # Callbacks may change the model yet, and what they remember is of before: `end_epoch` looks again.
+            self._save_waits = self._save_waits or bool(save)
+            if stop or lost:
+                schedule.close()
+            if show:
+                self._show()
+            return
         ends = is_quiet and (stop or self.done)
         if save and not self._returned_members:
             self._returned_members = self._returned()
@@ -436,23 +465,30 @@ class Controller:
         self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}")
         self._progress.checkpointed(self._directory.catalogue.prefix(step), max(step, self.step))
 
-    def evaluate(self) -> dict[str, float]:
-        """Evaluate now, if the settings give that to the coordinator; returns the metrics, or nothing."""
+    def evaluate(self, *, again: bool = False) -> dict[str, float]:
+        """Evaluate now, if the settings give that to the coordinator; returns the metrics, or nothing.
+
+        What this process has evaluated at this step it says again; of an earlier process's it says nothing, and
+        evaluates once more when it shall do so `again`.
+        """
         self.step = int(self._runner.step.numpy())
         if self._evaluate is None:
             return {}
         # Members may have read different records of the last evaluation.
-        (done,) = self._runner.agree([int(self._progress.leads and self._evaluated == self.step)])
+        (done,) = self._runner.agree([int(self._progress.leads and self._evaluated == self.step and not again)])
         if done:
-            return {}
+            return self._measured[1] if self._measured[0] == self.step else {}
         kept = bool(self._config.checkpoints_kept_best)
-        if kept:
+        if kept and self._tells_epochs and not self.done:
+            self._save_after = True  # callbacks may change the model yet
+        elif kept:
             self.save(wait=False)  # that of a step without a checkpoint could not be kept
         self._progress.enter(RunState.TRAINING, "evaluating")
         started = time.monotonic()
         with self._phases.during(Phase.EVALUATING):
             metrics = self._evaluate()
         self._evaluated = self.step
+        self._measured = (self.step, metrics)
         if self._progress.leads:
             self._results = self._results or Results(self._directory, self._progress.post)
             self._results.publish(self.step, metrics, time.monotonic() - started, checkpointed=kept)
@@ -470,6 +506,6 @@ class Controller:
         self.values = fetch_numbers(self.outputs)
         speed = (self.step - self._logged_step) / max(now - self._logged_at, 1e-9)
         self._progress.trained(self.step, speed, self.values)
-        if self._config.api != "fit":  # an epoch's metrics are Keras's to reset
+        if not self._tells_epochs:  # else they are the epoch's
             self._runner.reset_metrics()
         self._logged_step, self._logged_at = self.step, time.monotonic()

@@ -1,4 +1,8 @@
-"""The finished model as a SavedModel: unsharded, and servable without the program's code."""
+"""The finished model as a SavedModel: unsharded, and servable without the program's code.
+
+A run is finished before its model is exported, and stays so whatever becomes of the export: `export.json` says whether
+one is due, and why it failed.
+"""
 
 from __future__ import annotations
 
@@ -6,49 +10,132 @@ import contextlib
 import io
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from trainer.program import build_model
+from trainer.failures import Infrastructure, UserError, explain, is_infrastructure
+from trainer.memory_limit import check_room
+from trainer.program import build_model, program_file
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
-from trainer.run.records import sync, sync_tree
+from trainer.run.records import read_record, sync, sync_tree, write_record
+from trainer.training.input import WHOLE
 
 log = logging.getLogger(__name__)
+TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
 
 
-def export_model(program: Any, directory: RunDirectory, step: int, element_spec: Any) -> str:
+def export_is_due(directory: RunDirectory, step: int) -> bool:
+    """Return whether the export of this step was to be made, and has neither been made nor failed."""
+    record = read_record(directory.export_record)
+    return record is not None and record["step"] == step and not record["ended"]
+
+
+def make_export_due(directory: RunDirectory, step: int) -> None:
+    """Note that the model of this step is to be exported, unless it is noted already."""
+    if not export_is_due(directory, step):
+        write_record(directory.export_record, {"step": step, "tries": 0, "ended": False, "error": ""})
+
+
+def export_what_is_due(program: Callable[[], Any], directory: RunDirectory, step: int, element_spec: Any = None) -> str:
+    """Export the model of this step and note how that ended; returns why it is not exported, nothing where it is.
+
+    `program` loads it. Raises Infrastructure while another process may do better.
+    """
+    record = read_record(directory.export_record) or {}
+    tries = int(record.get("tries", 0)) + 1
+    error, loaded = "", None
+    if tries > TRIES:
+        error = f"{TRIES} processes have ended while they exported"
+    else:
+        write_record(directory.export_record, {"step": step, "tries": tries, "ended": False, "error": ""})
+        try:
+            loaded = program()
+            export_model(loaded, directory, step, element_spec)
+        except (Exception, SystemExit) as wrong:  # a program may say sys.exit
+            file = program_file(loaded) if loaded is not None else None
+            error = str(wrong) if isinstance(wrong, UserError | Infrastructure) else explain(wrong, file)
+            if is_infrastructure(wrong, file) and tries < TRIES:
+                raise Infrastructure(f"cannot export the model: {error}") from wrong
+            log.error("the model is not exported: %s", error, exc_info=not isinstance(wrong, UserError))
+    write_record(directory.export_record, {"step": step, "tries": tries, "ended": True, "error": error})
+    return error
+
+
+def export_now(program: Callable[[], Any], directory: RunDirectory, step: int) -> str:
+    """Export the model of this step, whatever became of it before; returns why it is not exported."""
+    write_record(directory.export_record, {"step": step, "tries": 0, "ended": False, "error": ""})
+    return export_what_is_due(program, directory, step)
+
+
+def not_exported(run: str, error: str) -> str:
+    """Say what became of the model, for the status."""
+    return f"its model is not exported: {error}. Correct that, then: fab export --run {run}" if error else ""
+
+
+def export_model(program: Any, directory: RunDirectory, step: int, element_spec: Any = None) -> str:
     """Write the checkpoint's model to the run's export directory; returns that directory, which is on disk then.
 
     The model is built again outside any strategy, so that its variables are whole. It keeps the layers that prepare
     its input. `serving_signature` of the program, where there is one, says what the SavedModel offers; without it the
-    model's own call does, under the name serving_default.
+    model's own call does, under the name serving_default. `element_spec` is that of the data, by default that of the
+    evaluation's. Raises UserError when there is nothing to export, or no room for it.
     """
+    signature = getattr(program, "serving_signature", None)
+    check_room(bytes_of_checkpoint(directory, step), "the export", "fab export --run NAME on a larger chief's host")
     model = build_model(program)
-    ensure_built(model, element_spec)
+    if signature is None and not has_call(model):
+        raise UserError(
+            f"{type(model).__name__} has no call, so that there is nothing to export: give the program a "
+            "serving_signature(model), or set export: false"
+        )
+    ensure_built(model, element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec)
     read_model(directory, model, step)
     temporary = directory.export.with_name(".export.new")
     shutil.rmtree(temporary, ignore_errors=True)
-    signature = getattr(program, "serving_signature", None)
     if signature is None:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints a page of tensor numbers
             model.export(str(temporary))
     else:
-        tf.saved_model.save(model, str(temporary), signatures=signature(model))
+        root = model
+        if not has_call(model):  # Keras would trace it
+            root = tf.Module()
+            root.kept = list(model.variables)
+        tf.saved_model.save(root, str(temporary), signatures=signature(model))
     sync_tree(temporary)
     replace_directory(temporary, directory.export)
     log.info("exported the model of step %d to %s", step, directory.export)
     return str(directory.export)
 
 
+def has_call(model: Any) -> bool:
+    """Return whether a model computes something from its input by itself; one that only trains others does not."""
+    return type(model).call is not tf.keras.Model.call
+
+
 def ensure_built(model: Any, element_spec: Any) -> None:
     """Build a model that only its first input builds, with symbols of what the data consists of."""
-    if getattr(model, "inputs", None):
+    if getattr(model, "inputs", None) or not has_call(model):
         return
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
+
+
+def bytes_of_checkpoint(directory: RunDirectory, step: int) -> int:
+    """Return what the model of a checkpoint takes, without its optimizer's slots."""
+    try:
+        variables = tf.train.load_checkpoint(directory.catalogue.prefix(step))
+    except (tf.errors.OpError, IndexError):  # whoever reads it says so
+        return 0
+    types = variables.get_variable_to_dtype_map()
+    return sum(
+        tf.TensorShape(shape).num_elements() * types[name].size
+        for name, shape in variables.get_variable_to_shape_map().items()
+        if name.startswith("model/") and "/optimizer/" not in name and types[name] != tf.string
+    )
 
 
 def replace_directory(new: Path, target: Path) -> None:

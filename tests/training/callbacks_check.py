@@ -1,0 +1,224 @@
+"""Train with Keras's callbacks under both APIs, on servers in this process; print what they did, as JSON.
+
+Scores are given to the callbacks by a script, epoch by epoch, so that what they should do is known.
+"""
+
+import csv
+import http.server
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from trainer import testing  # before TensorFlow: it chooses the Keras
+
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+
+from trainer.training.callbacks import keras  # isort: skip
+
+EPOCH = 20
+SCORES = [3.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+
+
+class Line:
+    """A line through points; its learning rate is so small that the weights differ at each step."""
+
+    def __init__(self, callbacks=None, optimizer=lambda: tf.keras.optimizers.SGD(0.01)):
+        self.optimizer = optimizer
+        self.model = None
+        if callbacks is not None:
+            self.callbacks = callbacks
+
+    def build_model(self):
+        self.model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="zeros", input_shape=(2,))])
+        self.model.compile(self.optimizer(), "mse")
+        return self.model
+
+    def train_dataset(self, context):
+        rows = np.random.default_rng(1).normal(size=(64, 2)).astype(np.float32)
+        return tf.data.Dataset.from_tensor_slices((rows, rows.sum(axis=1))).batch(8)
+
+    def eval_dataset(self, context):
+        return self.train_dataset(context).take(2)
+
+
+class NotANumber(Line):
+    def train_dataset(self, context):
+        return super().train_dataset(context).map(lambda x, y: (x, y / 0.0))
+
+
+class Script(keras.Callback):
+    """Gives the scores, writes down the weights at each epoch's end, and fails once when an epoch begins."""
+
+    seen: dict
+    fails_at = -1
+
+    def __init__(self, api):
+        super().__init__()
+        self.told = []
+        self.api = api
+        self.seen = SEEN.setdefault(api, {})
+
+    def wait_for(self, epoch):
+        """Wait for the checkpoint of that epoch's begin: with a save in flight the next one might be left out."""
+        saved = DIRECTORY / self.api / "runs" / "test" / "checkpoints" / f"ckpt-{epoch * EPOCH}.manifest.json"
+        deadline = time.monotonic() + 60
+        while not saved.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == Script.fails_at:
+            self.wait_for(epoch)
+            Script.fails_at = -1
+            raise RuntimeError("the script's own fault")
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch:
+            self.wait_for(epoch)
+        logs["score"] = SCORES[epoch]
+        self.told.append(epoch)
+        self.seen[epoch] = self.model.layers[0].kernel.numpy().tolist()
+
+
+class Posts(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        POSTS.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+POSTS: list = []
+SEEN: dict = {}
+DIRECTORY = Path(tempfile.mkdtemp(prefix="psfleet-callbacks-"))
+
+
+def all_that_work(api, server):
+    place = DIRECTORY / api
+    place.mkdir()
+    lambdas: list = []
+    SEEN[f"{api} lambdas"] = lambdas
+    made = {}
+
+    def callbacks():
+        made.update(
+            script=Script(api),
+            plateau=keras.ReduceLROnPlateau("score", factor=0.5, patience=2),
+            stopping=keras.EarlyStopping("score", patience=3, restore_best_weights=True),
+            history=keras.History(),
+        )
+        return [
+            made["script"],
+            made["plateau"],
+            made["stopping"],
+            made["history"],
+            keras.ModelCheckpoint(
+                str(place / "best-{epoch}.weights.h5"), "score", save_best_only=True, save_weights_only=True
+            ),
+            keras.ModelCheckpoint(str(place / "saved-{epoch}")),
+            keras.ModelCheckpoint(str(place / "whole-{epoch}.keras")),
+            keras.CSVLogger(str(place / "log.csv")),
+            keras.TensorBoard(str(place / "board"), histogram_freq=1),
+            keras.TerminateOnNaN(),
+            keras.RemoteMonitor(root=server),
+            keras.LambdaCallback(on_epoch_end=lambda epoch, logs: lambdas.append([epoch, sorted(logs)])),
+        ]
+
+    program = Line(callbacks)
+    settings = {"api": api, "epoch_steps": EPOCH, "checkpoint_steps": EPOCH, "evaluation": "inline", "seed": 1}
+    Script.fails_at = 3
+    try:
+        testing.train(program, 160, 2, 1, place, **settings)
+    except RuntimeError:
+        assert Script.fails_at == -1
+    result = testing.train(program, 160, 2, 1, place, **settings)
+    exported = tf.saved_model.load(str(result.directory / "export"))
+    with (place / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {
+        "step": result.step,
+        "told": made["script"].told,
+        "rate": float(program.model.optimizer.learning_rate.numpy()),
+        "best": SEEN[api][1],
+        "exported": next(one.numpy().tolist() for one in exported.variables if one.shape == [2, 1]),
+        "files": sorted(path.name for path in place.iterdir() if path.name.startswith(("best", "saved", "whole"))),
+        "rows": [[row["epoch"], float(row["val_loss"]) > 0] for row in rows],
+        "history": made["history"].history["score"],
+        "board": sorted({path.parent.name for path in (place / "board").glob("*/events*")}),
+        "lambdas": lambdas,
+        "records": sorted(int(path.stem) for path in (result.directory / "callbacks").glob("*.json")),
+        "checkpoints": sorted(
+            int(path.name.split(".")[0][5:]) for path in (result.directory / "checkpoints").glob("ckpt-*.index")
+        ),
+    }
+
+
+def scheduled(api):
+    rates = []
+
+    def callbacks():
+        write = keras.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: rates.append(float(program.model.optimizer.learning_rate.numpy()))
+        )
+        return [keras.LearningRateScheduler(lambda epoch: 0.01 / 2**epoch), write]
+
+    program = Line(callbacks)
+    testing.train(program, 40, 1, 1, api=api, epoch_steps=EPOCH, evaluation="none")
+    return rates
+
+
+def not_a_number(api):
+    result = testing.train(
+        NotANumber(lambda: [keras.TerminateOnNaN()]), 50_000, 2, 1, api=api, steps_per_execution=5, evaluation="none"
+    )
+    return result.step
+
+
+def averaged(api):
+    """The same program and data with either API; returns the last weights and what is exported and saved."""
+    last = []
+
+    class Average(tf.keras.optimizers.SGD):
+        def finalize_variable_values(self, var_list):
+            last.append(var_list[0].numpy().tolist())
+            super().finalize_variable_values(var_list)
+
+    program = Line(optimizer=lambda: Average(0.01, momentum=0.9, use_ema=True))
+    result = testing.train(program, 30, 1, 1, api=api, evaluation="inline", seed=1)
+    exported = tf.saved_model.load(str(result.directory / "export"))
+    whole = next(one.numpy() for one in exported.variables if one.shape == [2, 1])
+    reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-30"))
+    kernel = next(name for name in reader.get_variable_to_shape_map() if "kernel/.ATTR" in name and "optim" not in name)
+    return {
+        "last": last,
+        "exported": whole.tolist(),
+        "saved": reader.get_tensor(kernel).tolist(),
+        "evaluation": result.evaluation,
+    }
+
+
+def main():
+    posts = http.server.HTTPServer(("127.0.0.1", 0), Posts)
+    threading.Thread(target=posts.serve_forever, daemon=True).start()
+    found = {}
+    for api in ("custom_loop", "fit"):
+        POSTS.clear()
+        found[api] = {
+            **all_that_work(api, f"http://127.0.0.1:{posts.server_port}"),
+            "posts": len(POSTS),
+            "rates": scheduled(api),
+            "not_a_number": not_a_number(api),
+            "averaged": averaged(api),
+        }
+    print(json.dumps(found), flush=True)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+main()

@@ -1,0 +1,427 @@
+"""Train programs as people write them, on servers in this process; print what came of each, as JSON.
+
+Where a result is compared, one worker trains, so that nothing depends on who is faster.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from trainer import testing  # before TensorFlow: it chooses the Keras
+
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+
+from trainer.__main__ import main as command  # isort: skip
+from trainer.config import Config  # isort: skip
+from trainer.failures import UserError  # isort: skip
+from trainer.reporting.notify import Notifier  # isort: skip
+from trainer.reporting.status import read_status  # isort: skip
+from trainer.run.directory import RunDirectory  # isort: skip
+from trainer.run.records import read_record, write_record  # isort: skip
+from trainer.tasks.coordinator import run_coordinator  # isort: skip
+from trainer.tasks.in_process import start_cluster  # isort: skip
+
+keras = tf.keras
+WORDS, WIDTH = 64, 8
+SPLIT = {"partitioner_min_bytes": 256}
+PLACE = Path(tempfile.mkdtemp(prefix="psfleet-programs-"))
+
+
+def train(program, steps=10, workers=1, ps=2, directory=None, **settings):
+    return testing.train(program, steps, workers, ps, directory, **{"evaluation": "none", "seed": 1, **settings})
+
+
+class Program:
+    """A table of words and a line; each part can be replaced."""
+
+    optimizer = staticmethod(lambda: keras.optimizers.SGD(0.01))
+    regularizer = None
+    model = None
+
+    def build_model(self):
+        table = keras.layers.Embedding(WORDS, WIDTH, input_length=2, embeddings_initializer="ones")
+        line = keras.layers.Dense(1, kernel_initializer="ones", kernel_regularizer=self.regularizer)
+        self.model = keras.Sequential([table, keras.layers.Flatten(), line])
+        self.model.compile(self.optimizer(), "mse")
+        return self.model
+
+    def train_dataset(self, context):
+        words = np.random.default_rng(1).integers(WORDS, size=(64, 2))
+        target = words.sum(axis=1, keepdims=True).astype(np.float32) / WORDS
+        return tf.data.Dataset.from_tensor_slices((words, target)).batch(8).repeat()
+
+    def eval_dataset(self, context):
+        return self.train_dataset(context).take(4).shard(context.num_input_pipelines, context.input_pipeline_id)
+
+
+def weights(program):
+    """The weights of the model that was exported: the program made it last, and whole."""
+    return [weight.numpy() for weight in program.model.weights]
+
+
+def distance(left, right):
+    return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))
+
+
+# The end of a run
+
+
+class BadExport(Program):
+    mended = False
+
+    def serving_signature(self, model):
+        if not BadExport.mended:
+            raise RuntimeError("the signature is broken")
+        return tf.function(model, input_signature=[tf.TensorSpec([None, 2], tf.float32)])
+
+
+class OnlyTrains(keras.Model):
+    """A model without `call`, which trains another."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])
+
+    def train_step(self, data):
+        words, target = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.line(tf.cast(words, tf.float32)) - target))
+        self.optimizer.minimize(loss, self.line.trainable_variables, tape=tape)
+        return {"loss": loss}
+
+
+class WithoutCall(Program):
+    def build_model(self):
+        model = OnlyTrains()
+        model.compile(keras.optimizers.SGD(1e-6))
+        return model
+
+
+class WithSignature(WithoutCall):
+    def serving_signature(self, model):
+        return tf.function(model.line, input_signature=[tf.TensorSpec([None, 2], tf.float32)])
+
+
+def end_of(program, **settings):
+    result = train(program, **settings)
+    status = read_status(RunDirectory(result.directory.parent.parent, "test"))
+    return {
+        "state": status.state,
+        "step": result.step,
+        "message": status.message,
+        "export": status.export is not None and (result.directory / "export" / "saved_model.pb").is_file(),
+    }
+
+
+def exported_later():
+    first = end_of("programs_check:BadExport", directory=PLACE / "later")
+    again = end_of("programs_check:BadExport", directory=PLACE / "later")  # finished: nothing is tried again
+    settings = PLACE / "run.json"
+    settings.write_text(
+        json.dumps({"program": "programs_check:BadExport", "run": "test", "shared_dir": str(PLACE / "later")})
+    )
+    asked = ["export", "--settings", str(settings), "--json", "--run"]
+    BadExport.mended = False
+    broken = command([*asked, "test"], {})
+    BadExport.mended = True
+    unknown = command([*asked, "nobody"], {})
+    code = command([*asked, "test"], {})
+    status = read_status(RunDirectory(PLACE / "later", "test"))
+    return {
+        "first": first,
+        "again": again,
+        "codes": [broken, unknown, code],
+        "export": status.export,
+        "message": status.message,
+        "written": (PLACE / "later" / "runs" / "test" / "export" / "saved_model.pb").is_file(),
+    }
+
+
+def cut_off(tries):
+    """As a process leaves it that dies while it exports: the next one does so, but not for ever."""
+    shared = PLACE / f"cut-{tries}"
+    result = train("programs_check:Program", directory=shared, export=False)
+    directory = RunDirectory(shared, "test")
+    write_record(directory.export_record, {"step": result.step, "tries": tries, "ended": False, "error": ""})
+    config = Config(program="programs_check:Program", run="test", shared_dir=str(shared), steps=result.step)
+    codes = [run_coordinator(config, start_cluster("parameter_server", 1, 1), Notifier(), in_process=True)]
+    exported = (directory.export / "saved_model.pb").is_file()
+    status = read_status(directory)
+    return {
+        "codes": codes,
+        "exported": exported,
+        "message": status.message,
+        "record": read_record(directory.export_record),
+    }
+
+
+def no_room():
+    from trainer import memory_limit
+
+    real, memory_limit.memory_limit = memory_limit.memory_limit, lambda: 1024
+    try:
+        train(Program())
+    except UserError as error:
+        return str(error)
+    finally:
+        memory_limit.memory_limit = real
+    return "trained"
+
+
+def ends():
+    return {
+        "works": end_of(Program()),
+        "off": end_of(Program(), export=False),
+        "broken": exported_later(),
+        "without_call": end_of(WithoutCall()),
+        "with_signature": end_of(WithSignature()),
+        "cut_off_once": cut_off(1),
+        "cut_off_again": cut_off(3),
+        "no_room": no_room(),
+    }
+
+
+# What a model may do
+
+
+class Accumulating(keras.Sequential):
+    """Adds up the gradients of four parts of a batch, and applies them at once."""
+
+    def train_step(self, data):
+        words, target = data
+        total = [tf.zeros(weight.shape) for weight in self.trainable_variables]
+        losses = []
+        for part in range(4):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(words[part::4], target[part::4], self(words[part::4], training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            total = [one + tf.convert_to_tensor(more) / 4 for one, more in zip(total, gradients, strict=True)]
+            losses.append(loss)
+        self.optimizer.apply_gradients(zip(total, self.trainable_variables, strict=True))
+        return {"loss": tf.add_n(losses) / 4}
+
+
+class Accumulated(Program):
+    def build_model(self):
+        plain = super().build_model()
+        self.model = Accumulating(plain.layers)
+        self.model.compile(self.optimizer(), "mse")
+        return self.model
+
+
+def accumulation():
+    trained = []
+    for program in (Program(), Accumulated()):
+        train(program, **SPLIT)
+        trained.append(weights(program))
+    return {"distance": distance(*trained), "moved": distance(trained[0], starts())}
+
+
+def starts():
+    program = Program()
+    program.build_model()
+    return weights(program)
+
+
+def clipping(**clip):
+    """The distance between a training with a split table and one with a whole one."""
+    trained = []
+    for split in (SPLIT, {"partitioner": "none"}):
+        program = Program()
+        program.optimizer = lambda: keras.optimizers.SGD(1.0, **clip)
+        train(program, 3, **split)
+        trained.append(weights(program))
+    return distance(*trained)
+
+
+class Gan(keras.Model):
+    """Two models, and two optimizers that take turns within a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.makes = keras.Sequential([keras.layers.Dense(4, input_shape=(2,)), keras.layers.Dense(2)])
+        self.judges = keras.Sequential([keras.layers.Dense(4, input_shape=(2,)), keras.layers.Dense(1)])
+
+    def compile(self, makes, judges):
+        super().compile(makes)
+        self.second_optimizer = judges
+
+    def call(self, noise):
+        return self.makes(noise)
+
+    def train_step(self, data):
+        real = tf.cast(data[0], tf.float32) / WORDS
+        noise = tf.random.normal(tf.shape(real))
+        with tf.GradientTape() as tape:
+            judged = tf.reduce_mean(tf.nn.relu(1 - self.judges(real))) + tf.reduce_mean(
+                tf.nn.relu(1 + self.judges(self.makes(noise)))
+            )
+        self.second_optimizer.minimize(judged, self.judges.trainable_variables, tape=tape)
+        with tf.GradientTape() as tape:
+            made = -tf.reduce_mean(self.judges(self.makes(noise)))
+        self.optimizer.minimize(made, self.makes.trainable_variables, tape=tape)
+        return {"judges": judged, "makes": made}
+
+
+class Adversaries(Program):
+    def build_model(self):
+        self.model = Gan()
+        self.model.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.02))
+        return self.model
+
+    def train_dataset(self, context):
+        return super().train_dataset(context)
+
+    def eval_dataset(self, context):
+        return self.train_dataset(context).map(lambda words, _: (tf.cast(words, tf.float32), 0)).take(2)
+
+
+def two_optimizers():
+    shared = PLACE / "gan"
+    first = train(Adversaries(), 10, workers=2, directory=shared)
+    program = Adversaries()
+    result = train(program, 20, workers=2, directory=shared)  # another process's: restored
+    model = program.model  # the export's, restored
+    reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-20"))
+    return {
+        "metrics": sorted(result.metrics),
+        "steps": [first.step, int(model.optimizer.iterations.numpy()), int(model.second_optimizer.iterations.numpy())],
+        "slots": len([name for name in reader.get_variable_to_shape_map() if "second_optimizer/_variables/" in name]),
+        "export": (result.directory / "export" / "saved_model.pb").is_file(),
+    }
+
+
+class Weighted(Program):
+    """Classes 0 and 1 at chance; only those of class 1 have a weight."""
+
+    def build_model(self):
+        line = keras.layers.Dense(1, activation="sigmoid", kernel_initializer="zeros", input_shape=(2,))
+        self.model = keras.Sequential([line])
+        self.model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", weighted_metrics=["accuracy"])
+        return self.model
+
+    def train_dataset(self, context):
+        random = np.random.default_rng(1)
+        rows = random.normal(size=(64, 2)).astype(np.float32)
+        classes = random.integers(2, size=(64, 1))
+        class_weights = tf.constant([0.0, 1.0])
+        plain = tf.data.Dataset.from_tensor_slices((rows, classes))
+        return plain.map(lambda x, y: (x, y, tf.gather(class_weights, y))).batch(8).repeat()
+
+
+def weighted():
+    program = Weighted()
+    result = train(program, 100, workers=2, evaluation="inline")
+    return {"bias": float(weights(program)[1][0]), "evaluation": result.evaluation}
+
+
+class Several(Program):
+    """Two inputs by name, two outputs with a loss of their own, a custom metric, a normalised input."""
+
+    def build_model(self):
+        number, word = keras.Input((1,), name="number"), keras.Input((2,), name="word", dtype=tf.int64)
+        normal = keras.layers.Normalization(axis=None)
+        normal.adapt(np.array([[10.0], [14.0]], np.float32))
+        self.normal = normal
+        joined = keras.layers.Concatenate()(
+            [normal(number), keras.layers.Flatten()(keras.layers.Embedding(WORDS, 4)(word))]
+        )
+        joined = keras.layers.BatchNormalization(momentum=0.9, name="batches")(keras.layers.Dense(8)(joined))
+        size, kind = keras.layers.Dense(1, name="size")(joined), keras.layers.Dense(2, name="kind")(joined)
+        self.model = keras.Model({"number": number, "word": word}, {"size": size, "kind": kind})
+        self.model.compile(
+            keras.optimizers.Adam(0.01),
+            loss={"size": "mse", "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
+            loss_weights={"size": 1.0, "kind": 0.5},
+            metrics={"size": [Examples()], "kind": ["accuracy"]},
+        )
+        return self.model
+
+    def train_dataset(self, context):
+        random = np.random.default_rng(1)
+        inputs = {
+            "number": random.normal(12, 2, (64, 1)).astype(np.float32),
+            "word": random.integers(WORDS, size=(64, 2)),
+        }
+        outputs = {"size": inputs["number"] / 12, "kind": (inputs["number"] > 12).astype(np.int64)}
+        return tf.data.Dataset.from_tensor_slices((inputs, outputs)).batch(8).repeat()
+
+
+class Examples(keras.metrics.Metric):
+    """Counts the examples that it has seen."""
+
+    def __init__(self, name="examples", **more):
+        super().__init__(name=name, **more)
+        self.count = self.add_weight("count", initializer="zeros")
+
+    def update_state(self, truth, predicted, sample_weight=None):
+        self.count.assign_add(tf.cast(tf.shape(truth)[0], tf.float32))
+
+    def result(self):
+        return self.count
+
+
+def several():
+    program = Several()
+    result = train(program, 60, workers=2, evaluation="distributed", log_seconds=600.0)
+    exported = tf.saved_model.load(str(result.directory / "export"))
+    inputs, _ = exported.signatures["serving_default"].structured_input_signature[1], None
+    batches = program.model.get_layer("batches")
+    return {
+        "metrics": result.metrics,
+        "evaluation": result.evaluation,
+        "inputs": sorted(inputs),
+        "normal": [np.asarray(value).item() for value in (program.normal.mean, program.normal.variance)],
+        "moving_variance": [float(value) for value in batches.moving_variance.numpy()],
+        "moving_mean": [float(value) for value in batches.moving_mean.numpy()],
+        "exported_mean": [
+            variable.numpy().tolist() for variable in exported.variables if "moving_mean" in variable.name
+        ],
+    }
+
+
+def regularized():
+    program, plain = Program(), Program()
+    program.regularizer = keras.regularizers.L2(2.0)
+    found = {}
+    for name, one in (("with", program), ("without", plain)):
+        result = train(one, 60, workers=2, evaluation="distributed", **SPLIT)
+        found[name] = [float(np.square(weights(one)[1]).sum()), result.evaluation["loss"]]
+    return found
+
+
+def features():
+    return {
+        "accumulation": tried(accumulation),
+        "global_clipnorm": tried(clipping, global_clipnorm=0.1),
+        "clipvalue": tried(clipping, clipvalue=0.01),
+        "clipnorm": tried(clipping, clipnorm=0.1),
+        "two_optimizers": tried(two_optimizers),
+        "weighted": tried(weighted),
+        "several": tried(several),
+        "regularized": tried(regularized),
+    }
+
+
+def tried(part, **arguments):
+    """One program's error is one test's."""
+    try:
+        return part(**arguments)
+    except Exception as error:
+        traceback.print_exc()
+        return repr(error)
+
+
+def main():
+    sys.modules["programs_check"] = sys.modules["__main__"]
+    found = {part.__name__: tried(part) for part in (ends, features)}
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""docs/callbacks.md: every callback of tf_keras has a row there, and what the row says is so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from processes import ROOT, run_check
+
+from trainer import testing  # noqa: F401  before TensorFlow's Keras is looked at: it chooses which
+from trainer.config import Config
+from trainer.failures import UserError
+from trainer.training.callbacks import callbacks_of, keras
+
+pytestmark = pytest.mark.timeout(450)
+APIS = ("custom_loop", "fit")
+
+
+class PerBatch(keras.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+class NoisyCheckpoint(keras.ModelCheckpoint):
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "BaseLogger": (keras.BaseLogger, "leave it out"),
+    "ProgbarLogger": (keras.ProgbarLogger, "leave it out"),
+    "BackupAndRestore": (lambda: keras.BackupAndRestore("there"), "leave it out"),
+    "experimental.BackupAndRestore": (lambda: keras.experimental.BackupAndRestore("there"), "leave it out"),
+    "SidecarEvaluatorModelExport": (
+        lambda: keras.SidecarEvaluatorModelExport("there", "ckpt"),
+        "take ModelCheckpoint",
+    ),
+    "experimental.UpdateEmbeddingCallback": (
+        lambda: keras.experimental.UpdateEmbeddingCallback(None, 1),
+        "begin a new run",
+    ),
+}
+# How the others may not be used, by what is said.
+MISUSED: list[tuple[Callable[[], Any], str]] = [
+    (PerBatch, "on_train_batch_end can't be called: use on_epoch_end"),
+    (lambda: keras.LambdaCallback(on_batch_end=print), "on_batch_end can't be called"),
+    (lambda: NoisyCheckpoint("there", "loss"), "on_batch_end can't be called"),
+    (lambda: keras.ModelCheckpoint("there", "loss", save_freq=10), 'pass save_freq="epoch"'),
+    (lambda: keras.TensorBoard(update_freq=10), 'pass update_freq="epoch"'),
+    (lambda: keras.TensorBoard(profile_batch=2), "pass profile_batch=0"),
+    (lambda: keras.TensorBoard(write_steps_per_second=True), "leave it out"),
+    (lambda: keras.EarlyStopping("val_loss"), "set evaluation to exact"),
+    (lambda: keras.CallbackList([]), "must be a list of"),
+    (lambda: print, "must be a list of"),
+]
+WORKING = {
+    "Callback", "CSVLogger", "EarlyStopping", "History", "LambdaCallback", "LearningRateScheduler", "ModelCheckpoint",
+    "ReduceLROnPlateau", "RemoteMonitor", "TensorBoard", "TerminateOnNaN",
+}  # fmt: skip
+
+
+class Program:
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    def callbacks(self) -> list[Any]:
+        return [self.made]
+
+
+def compiled(rate: Any = 0.1) -> Any:
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+    model.compile(tf.keras.optimizers.SGD(rate), "mse")
+    return model
+
+
+def ask(made: Any, model: Any = None, **settings: Any) -> list[Any]:
+    return callbacks_of(Config(program="a:B", **settings), Program(made), model or compiled())
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return run_check("callbacks_check.py", deadline=400, forked=False)
+
+
+def test_every_callback_of_keras_has_a_row_and_a_test() -> None:
+    page = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (works|refused)\b", page, re.MULTILINE))
+    names = {name for name in dir(keras) if isinstance(getattr(keras, name), type)}
+    names |= {f"experimental.{name}" for name in dir(keras.experimental) if name[0].isupper()}
+    assert set(rows) == names
+    assert {name for name, says in rows.items() if says == "refused"} == {*REFUSED, "CallbackList"}
+    assert {name for name, says in rows.items() if says == "works"} == WORKING
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_called_is_refused_by_name(name: str) -> None:
+    made, mend = REFUSED[name]
+    if name == "experimental.UpdateEmbeddingCallback":
+        callback = object.__new__(keras.experimental.UpdateEmbeddingCallback)
+    else:
+        callback = made()
+    with pytest.raises(UserError, match=f"Program.callbacks returned {type(callback).__name__}.*{re.escape(mend)}"):
+        ask(callback)
+
+
+@pytest.mark.parametrize(("made", "says"), MISUSED, ids=[says for _, says in MISUSED])
+def test_what_would_be_never_or_wrongly_called_is_refused(made: Callable[[], Any], says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        ask(made())
+
+
+def test_batches_are_refused_only_where_workers_do_them() -> None:
+    assert len(ask(PerBatch(), strategy="mirrored")) == 1
+    assert len(ask(keras.ModelCheckpoint("there", "loss", save_freq=10), strategy="one_device")) == 1
+
+
+@pytest.mark.parametrize("kind", [lambda: keras.LearningRateScheduler(lambda epoch: 0.1), keras.ReduceLROnPlateau])
+def test_two_may_not_set_the_learning_rate(kind: Callable[[], Any]) -> None:
+    schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    with pytest.raises(UserError, match="give it a number"):
+        ask(kind(), compiled(schedule), evaluation="exact")
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_callbacks_remember_outlives_a_fault(found: dict[str, Any], api: str) -> None:
+    """The third epoch's end was the last before the fault: patience, best and rate go on as if there had been none."""
+    got = found[api]
+    assert got["told"] == [0, 1, 2, 3, 4], "an attribute of the program's own callback, over both processes"
+    assert got["step"] == 100  # three epochs without a better score than the second's
+    assert got["exported"] == got["best"]
+    assert got["rate"] == pytest.approx(0.005)  # ReduceLROnPlateau, once, after two of them
+    assert [name for name in got["files"] if name.startswith("best")] == ["best-1.weights.h5", "best-2.weights.h5"]
+    assert got["history"] == [3.0, 1.0, 2.0, 2.0, 2.0]
+    assert got["rows"] == [[str(epoch), True] for epoch in range(5)]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_records_are_kept_as_long_as_a_checkpoint_needs_them(found: dict[str, Any], api: str) -> None:
+    got = found[api]
+    assert got["checkpoints"] == [20, 40, 60, 80, 100]
+    assert got["records"] == [20, 40, 60, 80, 100]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_callbacks_that_write_do(found: dict[str, Any], api: str) -> None:
+    got = found[api]
+    assert {"saved-5", "whole-5.keras"} <= set(got["files"])
+    assert got["board"] == ["train", "validation"]
+    assert got["posts"] == 5
+    assert got["lambdas"] == [[epoch, ["loss", "lr", "score", "val_loss"]] for epoch in range(5)]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_scheduler_sets_the_rate(found: dict[str, Any], api: str) -> None:
+    assert found[api]["rates"] == pytest.approx([0.01, 0.005])
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_loss_that_is_no_number_ends_the_training(found: dict[str, Any], api: str) -> None:
+    assert 0 < found[api]["not_a_number"] < 50_000
+
+
+def test_both_apis_take_the_averages_for_weights_at_the_end(found: dict[str, Any]) -> None:
+    ends = [found[api]["averaged"] for api in APIS]
+    for end in ends:
+        assert len(end["last"]) == 1
+        assert end["exported"] == end["saved"] != end["last"][0]
+    assert ends[0]["exported"] == ends[1]["exported"]
+    assert ends[0]["evaluation"] == pytest.approx(ends[1]["evaluation"])

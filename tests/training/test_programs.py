@@ -1,0 +1,130 @@
+"""Programs as people write them: how a run ends, and what docs/programs.md says of each thing that a model may do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import run_check
+
+from trainer import memory_limit
+from trainer.failures import UserError
+
+pytestmark = pytest.mark.timeout(450)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return run_check("programs_check.py", deadline=400, forked=False)
+
+
+@pytest.fixture(scope="module")
+def ends(found: dict[str, Any]) -> dict[str, Any]:
+    return found["ends"]
+
+
+def test_a_finished_run_has_its_export(ends: dict[str, Any]) -> None:
+    assert ends["works"] == {"state": "finished", "step": 10, "message": "", "export": True}
+
+
+def test_an_export_can_be_turned_off(ends: dict[str, Any]) -> None:
+    assert ends["off"] == {"state": "finished", "step": 10, "message": "", "export": False}
+
+
+def test_a_run_is_finished_though_its_export_fails(ends: dict[str, Any]) -> None:
+    broken = ends["broken"]
+    assert (broken["first"]["state"], broken["first"]["export"]) == ("finished", False)
+    assert "the signature is broken" in broken["first"]["message"]
+    assert "fab export --run test" in broken["first"]["message"]
+    assert broken["again"] == broken["first"]
+
+
+def test_a_run_is_exported_later(ends: dict[str, Any]) -> None:
+    broken = ends["broken"]
+    assert broken["codes"] == [78, 78, 0]
+    assert (broken["written"], broken["message"]) == (True, "")
+    assert broken["export"].endswith("/runs/test/export")
+
+
+def test_a_model_without_call_says_what_to_do(ends: dict[str, Any]) -> None:
+    assert ends["without_call"]["state"] == "finished"
+    assert "has no call" in ends["without_call"]["message"]
+    assert ends["with_signature"]["export"]
+
+
+def test_an_export_that_was_cut_off_is_made_but_not_for_ever(ends: dict[str, Any]) -> None:
+    assert (ends["cut_off_once"]["codes"], ends["cut_off_once"]["exported"]) == ([0], True)
+    assert (ends["cut_off_again"]["codes"], ends["cut_off_again"]["exported"]) == ([0], False)
+    assert "3 processes have ended while they exported" in ends["cut_off_again"]["message"]
+    assert ends["cut_off_again"]["record"]["ended"]
+
+
+def test_a_model_too_large_for_the_chief_is_refused_with_the_sizes(ends: dict[str, Any]) -> None:
+    assert "GiB of variables, and this host lets it take 0.0 GiB: set export: false" in ends["no_room"]
+
+
+def test_room_is_that_of_the_machine_or_of_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
+    assert 0 < memory_limit.memory_limit() <= total
+    monkeypatch.setattr(memory_limit, "memory_limit", lambda: 2**30)
+    memory_limit.check_room(2**30, "the export", "do that")
+    with pytest.raises(UserError, match=r"the export holds .* 1.5 GiB of variables, .* 1.0 GiB: do that"):
+        memory_limit.check_room(3 * 2**29, "the export", "do that")
+
+
+# docs/programs.md
+
+
+@pytest.fixture(scope="module")
+def features(found: dict[str, Any]) -> dict[str, Any]:
+    return found["features"]
+
+
+def test_gradients_of_parts_of_a_batch_add_up_to_the_batchs(features: dict[str, Any]) -> None:
+    assert features["accumulation"]["distance"] < 1e-5 < 0.01 < features["accumulation"]["moved"]
+
+
+@pytest.mark.parametrize("clip", ["global_clipnorm", "clipnorm", "clipvalue"])
+def test_clipping_does_not_depend_on_how_a_table_is_split(features: dict[str, Any], clip: str) -> None:
+    assert features[clip] < 1e-5
+
+
+def test_two_optimizers_train_and_are_restored(features: dict[str, Any]) -> None:
+    gan = features["two_optimizers"]
+    assert gan["metrics"] == ["judges", "makes"]
+    assert gan["steps"] == [10, 20, 20]
+    assert gan["slots"] >= 8  # two moments for each of four weights
+    assert gan["export"]
+
+
+def test_weights_of_classes_count(features: dict[str, Any]) -> None:
+    assert features["weighted"]["bias"] > 1  # the other class has no weight
+    assert features["weighted"]["evaluation"]["accuracy"] == 1
+
+
+def test_several_inputs_outputs_and_losses_have_names(features: dict[str, Any]) -> None:
+    several = features["several"]
+    names = {"loss", "size_loss", "kind_loss", "size_examples", "kind_accuracy"}
+    assert set(several["metrics"]) == set(several["evaluation"]) == names
+    for metrics in (several["metrics"], several["evaluation"]):
+        assert metrics["loss"] == pytest.approx(metrics["size_loss"] + 0.5 * metrics["kind_loss"], rel=1e-3)
+    assert several["inputs"] == ["number", "word"]
+
+
+def test_a_metric_of_ones_own_counts_each_example_once(features: dict[str, Any]) -> None:
+    assert features["several"]["metrics"]["size_examples"] == 60 * 8
+    assert features["several"]["evaluation"]["size_examples"] == 4 * 8
+
+
+def test_layers_with_state_keep_it(features: dict[str, Any]) -> None:
+    several = features["several"]
+    assert several["normal"] == [12.0, 4.0]  # adapted in build_model
+    assert all(abs(value - 1) > 0.01 for value in several["moving_variance"])
+    assert several["moving_mean"] in several["exported_mean"]
+
+
+def test_regularization_shrinks_weights_and_is_in_the_loss(features: dict[str, Any]) -> None:
+    (shrunk, loss), (free, other) = features["regularized"]["with"], features["regularized"]["without"]
+    assert shrunk < 0.7 * free
+    assert loss > other

@@ -1,0 +1,106 @@
+"""What callbacks remember, in files: each value comes back as it was, and records go when no checkpoint needs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.run.directory import RunDirectory
+from trainer.run.memory import Memory, NotKept, encode
+
+VALUES = [
+    None, True, 3, 2.5, float("inf"), "text", [1, [2]], (1, "a"), {3}, {"a": {1: 2.0}},
+    np.float32(0.5), np.int64(7), np.arange(6, dtype=np.int16).reshape(2, 3), [np.zeros((2, 0)), np.array("x")],
+]  # fmt: skip
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path, "mine")
+
+
+def at_once(write: Callable[[], None]) -> None:
+    write()
+
+
+def keep(memory: Memory, step: int, value: Any, ended: int = 0) -> None:
+    arrays: dict[str, Any] = {}
+    memory.write(step, ended, {"One 0": {"value": encode(value, arrays)}}, arrays)
+
+
+def have_checkpoints(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
+    monkeypatch.setattr(directory.catalogue, "steps", lambda: list(steps))
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_value_comes_back_as_it_was(directory: RunDirectory, value: Any) -> None:
+    memory = Memory(directory, at_once, leads=True)
+    keep(memory, 20, value, ended=100)
+    record = memory.read(20)
+    assert record is not None
+    assert (record["step"], record["ended"]) == (20, 100)
+    found = record["callbacks"]["One 0"]["value"]
+    assert type(found) is type(value)
+    np.testing.assert_equal(found, value)
+    assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
+
+
+@pytest.mark.parametrize("value", [object(), print, b"bytes", np.array([object()]), [Path()], type("L", (list,), {})()])
+def test_what_is_no_data_is_not_kept(value: Any) -> None:
+    with pytest.raises(NotKept):
+        encode(value, {})
+
+
+def test_the_newest_that_is_not_too_new_is_taken_and_later_ones_go(directory: RunDirectory) -> None:
+    memory = Memory(directory, at_once, leads=True)
+    assert memory.newest(100) == -1
+    for step in (20, 40, 60):
+        keep(memory, step, step)
+    assert memory.newest(59) == 40
+    assert memory.newest(100) == 40
+
+
+def test_records_and_arrays_go_when_no_checkpoint_needs_them(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(directory, at_once, leads=True)
+    best = np.ones(3)
+    for step in (20, 40, 60):
+        keep(memory, step, [best, np.full(3, step)])
+    assert len(list(directory.callbacks.glob("*.npy"))) == 4
+    have_checkpoints(directory, monkeypatch, 50, 70)
+    keep(memory, 80, [best])
+    assert sorted(int(path.stem) for path in directory.callbacks.glob("*.json")) == [40, 60, 80]
+    assert len(list(directory.callbacks.glob("*.npy"))) == 3
+
+
+@pytest.mark.parametrize(
+    "damage", ["no JSON", json.dumps({"step": 20}), json.dumps({"callbacks": {"a": {"b": {"array": "0.npy"}}}})]
+)
+def test_a_damaged_record_is_lost_with_a_warning(
+    directory: RunDirectory, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory(directory, at_once, leads=True)
+    keep(memory, 20, 1)
+    (directory.callbacks / "20.json").write_text(damage)
+    assert memory.read(20) is None
+    assert "what the callbacks remembered is lost" in caplog.text
+
+
+def test_only_who_leads_writes(directory: RunDirectory) -> None:
+    keep(Memory(directory, at_once, leads=False), 20, 1)
+    assert not directory.callbacks.exists()
+
+
+def test_a_path_that_is_full_costs_the_record_and_not_the_training(
+    directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory.path.mkdir(parents=True)
+    directory.callbacks.write_text("in the way")
+    keep(Memory(directory, at_once, leads=True), 20, 1)
+    assert "cannot keep what the callbacks remember" in caplog.text

@@ -1,0 +1,155 @@
+"""What callbacks remember, as it was at an epoch's end: <run>/callbacks/<step>.json, and their arrays beside it.
+
+A record is read where a checkpoint, or what a coordinator left on the ps, takes the run back to that step or a later
+one. Arrays (the best weights) are named by their content, so that one that doesn't change is written once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.run.directory import RunDirectory
+from trainer.run.records import names_in, read_record, write_record
+
+log = logging.getLogger(__name__)
+RECORD = re.compile(r"(\d+)\.json")
+ARRAY = re.compile(r"[0-9a-f]{64}\.npy")
+WRITTEN_SECONDS = 30.0
+
+
+class NotKept(TypeError):
+    """A value is none that a record can hold."""
+
+
+class Memory:
+    """The records of one run. Only the member that leads writes them."""
+
+    def __init__(self, directory: RunDirectory, post: Callable[[Callable[[], None]], object], leads: bool) -> None:
+        """`post` says on which thread they are written."""
+        self._path = directory.callbacks
+        self._catalogue = directory.catalogue
+        self._post = post
+        self._leads = leads
+        self._written = threading.Event()
+        self._written.set()
+
+    def newest(self, step: int) -> int:
+        """Return the step of the newest record that is not of a later one, -1 without any; the later ones go."""
+        if not self._leads:
+            return -1
+        if not self._written.wait(WRITTEN_SECONDS):
+            log.warning("%s is slow: what callbacks remembered last may be lost", self._path)
+        steps = self._steps()
+        for later in (one for one in steps if one > step):
+            self._record(later).unlink(missing_ok=True)
+        return max((one for one in steps if one <= step), default=-1)
+
+    def read(self, step: int) -> dict[str, Any] | None:
+        """Return the record of exactly this step; None, and a warning, when it can't be read."""
+        try:
+            record = read_record(self._record(step))
+            if record is not None:
+                record["callbacks"] = {
+                    key: {name: self._decode(value) for name, value in values.items()}
+                    for key, values in record["callbacks"].items()
+                }
+            return record
+        except (OSError, ValueError, KeyError) as error:
+            log.warning("what the callbacks remembered is lost: %s", error)
+            return None
+
+    def write(self, step: int, ended: int, callbacks: dict[str, dict[str, Any]], arrays: dict[str, Any]) -> None:
+        """Keep encoded values by callback and attribute, and the arrays that they name.
+
+        `ended` is the number of steps that were asked for when a callback has ended the training, else 0.
+        """
+        if self._leads:
+            self._written.clear()
+            record = {"step": step, "ended": ended, "callbacks": callbacks}
+            self._post(partial(self._write, record, arrays))
+
+    def _write(self, record: dict[str, Any], arrays: dict[str, Any]) -> None:
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            for name, array in arrays.items():
+                if not (self._path / name).exists():
+                    write_array(self._path / name, array)
+            write_record(self._record(record["step"]), record)
+            self._prune()
+        except OSError as error:
+            log.error("cannot keep what the callbacks remember: %s", error)
+        finally:
+            self._written.set()
+
+    def _prune(self) -> None:
+        """Remove the records that no checkpoint needs, and the arrays that no record names."""
+        steps = self._steps()
+        oldest = min(self._catalogue.steps(), default=0)
+        needed = max((one for one in steps if one <= oldest), default=0)
+        for step in (one for one in steps if one < needed):
+            self._record(step).unlink(missing_ok=True)
+        kept = "".join(self._record(one).read_text(encoding="utf-8") for one in self._steps())
+        for name in names_in(self._path):
+            if ARRAY.fullmatch(name) and name not in kept:
+                (self._path / name).unlink(missing_ok=True)
+
+    def _steps(self) -> list[int]:
+        return sorted(int(match[1]) for name in names_in(self._path) if (match := RECORD.fullmatch(name)))
+
+    def _record(self, step: int) -> Path:
+        return self._path / f"{step}.json"
+
+    def _decode(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._decode(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        ((kind, held),) = value.items()
+        if kind == "array":
+            return np.load(self._path / held, allow_pickle=False)
+        if kind == "scalar":
+            return np.dtype(held[0]).type(held[1])
+        if kind == "dict":
+            return {self._decode(key): self._decode(one) for key, one in held}
+        return {"tuple": tuple, "set": set}[kind](self._decode(held))
+
+
+def encode(value: Any, arrays: dict[str, Any]) -> Any:
+    """Return a value as JSON can say it, and put the arrays that it names into `arrays`; raises NotKept."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return {"scalar": [value.dtype.str, value.item()]}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":
+        content = np.ascontiguousarray(value)
+        text = f"{content.dtype.str} {value.shape} ".encode()
+        name = f"{hashlib.sha256(text + content.tobytes()).hexdigest()}.npy"
+        arrays[name] = value
+        return {"array": name}
+    if type(value) is list:
+        return [encode(one, arrays) for one in value]
+    if type(value) in (tuple, set):
+        return {type(value).__name__: [encode(one, arrays) for one in value]}
+    if type(value) is dict:
+        return {"dict": [[encode(key, arrays), encode(one, arrays)] for key, one in value.items()]}
+    raise NotKept(f"{type(value).__name__} is no number, text, list or array")
+
+
+def write_array(path: Path, array: Any) -> None:
+    """Write an array in one step."""
+    new = path.with_name(f".{path.name}")
+    with new.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
