@@ -13,7 +13,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from fleet.cluster import AS_TRAINER
@@ -42,6 +42,10 @@ class Fault:
         return []
 
     def hits(self, stage: Stage) -> list[Task]:
+        return self.aims(stage)
+
+    def chosen(self, stage: Stage) -> list[Task]:
+        """Those of them in whose place `at` puts another task."""
         return self.aims(stage)
 
     def at(self, task: Task | None, lasts: float) -> Fault:
@@ -398,9 +402,17 @@ class Damage(Fault):
     """
 
     script: str
+    killed: Choice = field(default_factory=lambda: one("ps"))
+
+    def chosen(self, stage: Stage) -> list[Task]:
+        return self.killed(stage)
 
     def aims(self, stage: Stage) -> list[Task]:
-        return [stage.chief, stage.victim("ps")]
+        return [stage.chief, *self.killed(stage)]
+
+    def at(self, task: Task | None, lasts: float) -> Fault:
+        assert task
+        return replace(self, killed=lambda stage: [task])
 
     def strike(self, stage: Stage) -> str:
         ((host, ((_, process),)),) = by_host(stage, [stage.chief]).items()
@@ -415,7 +427,7 @@ root kill -STOP {pids} || exit 1
 """
         done = run_everywhere(stage, {host: script})[host].strip()
         try:
-            killed = Kill(one("ps")).strike(stage)
+            killed = Kill(self.killed).strike(stage)
         finally:
             run_everywhere(stage, {host: f"root kill -KILL {pids} || true"})
         return f"{done}, {killed}, {stage.chief.name} killed"

@@ -110,7 +110,7 @@ def _blow(chance: random.Random, stage: Stage, drills: Sequence[Drill], after: f
 
 def victims(stage: Stage, drill: Drill) -> list[Task]:
     """Whom a drill may hit: any task of the job that it hits when it is done by name."""
-    tasks = stage.tasks(*{task.job for task in drill.fault.aims(stage)})
+    tasks = stage.tasks(*{task.job for task in drill.fault.chosen(stage)})
     if not drill.destructive:
         return tasks
     # The coordinator's own host is watched, and has to answer.

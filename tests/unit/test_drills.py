@@ -542,6 +542,7 @@ def test_every_fault_comes_at_every_task_that_it_may_hit_and_at_every_moment() -
     seen = {(blow.drill.name, blow.task and blow.task.name) for each in by_chance(1) for blow in each.blows}
     assert {name for name, _ in seen} == set(BY_CHANCE) - {"evaluator"}
     assert {task for name, task in seen if name == "ps-frozen"} == {"ps-0", "ps-1"}
+    assert {task for name, task in seen if name == "data-truncated"} == {"ps-0", "ps-1"}  # the one that is killed
     # What cuts off or powers off spares the coordinator's host, on which ps-0 is.
     assert {task for name, task in seen if name == "ps-cut"} == {"ps-1"}
     assert {each.moment for each in by_chance(1)} == set(Moment)
@@ -563,6 +564,8 @@ def test_a_fault_by_chance_hits_the_task_that_was_drawn() -> None:
     cut, full = Blow(named("worker-cut"), TASKS[2], 0.0, 10.0), Blow(named("path-full"), None, 0.0, 10.0)
     assert cut.fault.hits(made) == [TASKS[2], TASKS[3]]  # all of its host
     assert full.fault.hits(made) == []
+    for ps in made.tasks("ps"):
+        assert Blow(named("data-truncated"), ps, 0.0, 10.0).fault.aims(made) == [made.chief, ps]
     assert (cut.fault.lasts, full.fault.lasts) == (10, 10)
 
 
