@@ -21,6 +21,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, executor
 
+from trainer.training import strategies
 from trainer.training.tf_internals import (
     CallBudget,
     PartialHandler,
@@ -293,3 +294,14 @@ def test_averages_are_in_the_order_of_the_weights() -> None:
     optimizer = tf.keras.optimizers.SGD(use_ema=True)
     optimizer.build([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
     assert [average.numpy().tolist() for average in moving_averages(optimizer)] == [[1.0, 2.0], [3.0]]
+
+
+@pytest.mark.parametrize(
+    ("address", "other"), [("10.0.0.3:2222", "[::ffff:10.0.0.3]:2222"), ("[fd00::3]:2222", ""), ("ps.example:2222", "")]
+)
+def test_tensorflow_gets_another_address_for_each_process_of_a_ps(
+    monkeypatch: pytest.MonkeyPatch, address: str, other: str
+) -> None:
+    monkeypatch.setattr(strategies, "WRITTEN", {})
+    written = [strategies.write_address(address, process) for process in ("a", "a", "b", "b", "c")]
+    assert written == [address, address, other or address, other or address, address]

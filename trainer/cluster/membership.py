@@ -165,6 +165,11 @@ class Membership:
         self._leave(lambda member: past_using)
 
     @property
+    def processes(self) -> dict[str, str]:
+        """The incarnations of this generation's members as it began, by address."""
+        return {self._cluster.servers[task]: process for task, process in self._members.items()}
+
+    @property
     def workers(self) -> list[str]:
         """The workers of this generation, in TensorFlow's order."""
         return [task for task in self._cluster.servers if task in self._members and TaskId.parse(task).job == "worker"]

@@ -326,7 +326,7 @@ class Training:
         self._phases.enter(Phase.COMPILING)
         if config.seed is not None:
             tf.keras.utils.set_random_seed(config.seed)
-        strategy = make_strategy(config, cluster)
+        strategy = make_strategy(config, cluster, self._membership.processes if self._membership else None)
         self._stopping.listen()
         progress.enter(RunState.WAITING, "building the model")
         if config.strategy == "parameter_server":

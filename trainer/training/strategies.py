@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from ipaddress import IPv4Address
 from typing import Any
 
 import tensorflow as tf
@@ -18,14 +21,18 @@ from trainer.training.tf_internals import connected_workers
 IN_STEP: list[Any] = []
 # The members of this process's last parameter-server strategy.
 FORMED: list[dict[str, list[str]]] = []
+# How this process has written each ps's address to TensorFlow, and for which process there.
+WRITTEN: dict[str, tuple[str, str]] = {}
 
 
-def make_strategy(config: Config, cluster: Cluster) -> Any:
+def make_strategy(config: Config, cluster: Cluster, processes: Mapping[str, str] | None = None) -> Any:
     """Make the strategy; of several members it waits for all, without a word and for ever.
 
-    It takes a SIGTERM handler away that was set before.
+    `processes` are the members' incarnations, by address. It takes a SIGTERM handler away that was set before.
     """
     if config.strategy == "parameter_server":
+        servers = [write_address(one, (processes or {}).get(one, "")) for one in cluster.jobs["ps"]]
+        cluster = replace(cluster, jobs=cluster.jobs | {"ps": servers})
         # For the same members again it uses the server that it has.
         if FORMED and (FORMED[-1] != cluster.jobs or connected_workers() != cluster.workers):
             stop_listening(int(cluster.address.rpartition(":")[2]))
@@ -40,6 +47,24 @@ def make_strategy(config: Config, cluster: Cluster) -> Any:
     if config.strategy == "central_storage":
         return tf.distribute.experimental.CentralStorageStrategy()
     return tf.distribute.OneDeviceStrategy("/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0")
+
+
+def write_address(address: str, process: str) -> str:
+    """Write a ps's address to TensorFlow, in another way than for the process that was there before.
+
+    TensorFlow connects again as soon as a process has ended, is refused, and tries that address again after a second.
+    An IPv4 address as IPv6 writes it is another one to TensorFlow, which connects at once, and the same to the kernel.
+    """
+    before, written = WRITTEN.get(address, (process, address))
+    if before != process:
+        host, _, port = address.rpartition(":")
+        try:
+            other = f"[::ffff:{IPv4Address(host)}]:{port}"
+        except ValueError:
+            other = address  # a name, or IPv6: there is no other way
+        written = other if written == address else address
+    WRITTEN[address] = (process, written)
+    return written
 
 
 def stop_listening(port: int) -> None:
