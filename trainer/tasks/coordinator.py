@@ -45,7 +45,6 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.status import numbers, read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, check_lease
-from trainer.run.memory import Memory
 from trainer.run.records import read_record
 from trainer.run.release import own_release
 from trainer.run.restart_budget import begin_attempt, end_attempt
@@ -220,7 +219,7 @@ class Training:
         self._membership = membership
         self._lease = lease
         self._phases = phases
-        self._memory = Memory(directory, progress.post, progress.leads)
+        self._memory: Any = None
         self._stopping = StopRequest()
         self._began = time.monotonic()
         self._runner: Any = None
@@ -313,6 +312,7 @@ class Training:
         """Make the strategy and the model, restore, train, and finish the run."""
         import tensorflow as tf
 
+        from trainer.run.memory import Memory
         from trainer.training.callbacks import callbacks_of
         from trainer.training.controller import Controller
         from trainer.training.evaluation import make_evaluation
@@ -323,6 +323,7 @@ class Training:
         from trainer.training.strategies import make_strategy
 
         config, program, directory, progress = self._config, self._program, self._directory, self._progress
+        self._memory = self._memory or Memory(directory, progress.post, progress.leads)
         self._phases.enter(Phase.COMPILING)
         if config.seed is not None:
             tf.keras.utils.set_random_seed(config.seed)
