@@ -12,6 +12,9 @@ from typing import Any
 from fabric import task
 from invoke import Context, Exit
 
+if not sys.flags.dont_write_bytecode:
+    sys.dont_write_bytecode = False  # Invoke forbids it, and each call would compile Ansible and the kit anew
+
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.drills import rehearsal

@@ -14,7 +14,7 @@ from typing import Any
 
 from fleet.errors import OperatorMistake, first_line
 from fleet.schema.check import loose_problems
-from fleet.schema.formats import ROUTE_OPTIONS, ssh_options
+from fleet.schema.formats import ROUTE_OPTIONS, control_file, ssh_options
 from fleet.schema.problems import Problem, show, tell
 from fleet.schema.reading import VAULT_MEND, plain
 from fleet.schema.sources import (
@@ -401,7 +401,7 @@ def _source(given: str | None, environment: Mapping[str, str], default: Sequence
     else:
         name, origin = default[0], "the default in ansible.cfg"
     for base in (Path.cwd(), ROOT):
-        path = base / Path(name).expanduser()
+        path = control_file(base, name)
         if path.is_file() or path.is_dir():
             return str(path)
         if path.exists():
@@ -441,7 +441,7 @@ def _host(name: str, variables: Mapping[str, Any], default_user: str | None, ver
 
 
 def _key_file(host: str, value: str) -> Path:
-    path = ROOT / Path(value).expanduser()
+    path = control_file(ROOT, value)
     if not path.is_file():
         raise OperatorMistake(
             f"host '{host}' has ansible_ssh_private_key_file: {value}, and there is no file {path}. "

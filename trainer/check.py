@@ -79,10 +79,11 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     runs = ", ".join(config.run for config in configs)
     told += f", run {runs}" if options.part == "run" else ""
     print(f"{PROVEN}release {Path.cwd().name}{told}", flush=True)
-    built = FINISHED
+    built, points = FINISHED, len(configs)
     if options.build_here:
-        for config, program in zip(configs, programs, strict=True):
-            built = built or build(config, program, cluster)
+        for number, (config, program) in enumerate(zip(configs, programs, strict=True), start=1):
+            point = f"{config.run}, point {number} of {points}" if points > 1 else ""
+            built = built or build(config, program, cluster, point)
     return built
 
 

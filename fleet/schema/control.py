@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleet.schema import formats
 from fleet.schema.check import our_hosts, reference_host
 from fleet.schema.definition import definition
 from fleet.schema.problems import Problem, name_hosts, show
@@ -57,7 +58,7 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
         if key := values.get("ansible_ssh_private_key_file") or values.get("ansible_private_key_file"):
             keys.setdefault(key, []).append(host)
     for key, hosts in keys.items():
-        if (problem := key_problem(root / Path(key).expanduser())) is not None:
+        if (problem := key_problem(formats.control_file(root, key))) is not None:
             variable = "ansible_ssh_private_key_file"
             said = f"{name_hosts(hosts)}: {variable} is {show(key)}, and {problem}"
             yield Problem(said, tuple(hosts), variable, show(key), *reading.place(hosts[0], variable))
@@ -72,7 +73,7 @@ def _lock_of(site: Mapping[str, Any], variable: str) -> str:
 
 def _lock_problems(lock: str, root: Path, names: set[str]) -> Iterator[str]:
     """What is wrong with a set of locks; adds the distributions that they have to `names`."""
-    path = root / Path(lock).expanduser()
+    path = formats.control_file(root, lock)
     files = sorted(path.parent.glob(f"{glob.escape(path.name)}-3.*.txt")) if path.parent.is_dir() else []
     if not files:
         short = re.sub(r"(-3\.[0-9]+)?\.txt$", "", lock)
@@ -173,7 +174,7 @@ def _sources(given: str, root: Path) -> Iterator[tuple[str, Any]]:
     """The Python files of the user's program: {path in the release: file, or content}."""
     if not given:
         return
-    path = root / Path(given).expanduser()
+    path = formats.control_file(root, given)
     if path.suffix == ".whl" and path.is_file():
         with zipfile.ZipFile(path) as wheel:
             for each in wheel.namelist():

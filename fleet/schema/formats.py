@@ -6,7 +6,7 @@ import ipaddress
 import re
 import shlex
 import string
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from trainer.config import NO_URL, URL
@@ -201,6 +201,14 @@ def control_path(text: str) -> str:
     if len(text) > 4000:
         raise ValueError("it is longer than 4000 characters")
     return text
+
+
+def control_file(root: Path, text: str) -> Path:
+    """Return where such a path leads; `~name` of a user that this machine has not is a name like any other."""
+    try:
+        return root / Path(text).expanduser()
+    except RuntimeError:
+        return root / text
 
 
 def network(text: str) -> str:

@@ -136,7 +136,10 @@ def _number_and_key_problems(root: yaml.Node, file: Path) -> Iterator[Problem]:
                 if _is_other_number(part):
                     others[id(part)] = (key, part)
     for key, part in others.values():
-        number = show(yaml.safe_load(part.value))
+        try:
+            number = show(yaml.safe_load(part.value))
+        except ValueError:  # more digits than Python reads: Ansible can't read the file either, which is said by itself
+            continue
         text = f"{key}: YAML reads {part.value[:40]} as {number}; expected a number without zeros before it and without"
         text = f"{text} colons. Write {number}, or what you meant"
         yield Problem(text, (), key, part.value[:40], str(file), part.start_mark.line + 1)

@@ -25,6 +25,14 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
         ("sys.exit(78)", 0.5, USER_ERROR, ""),
         ("sys.exit(75)", 0.5, TRY_AGAIN, ""),
         ("time.sleep(600)", 0.5, FINISHED, f"{UNPROVEN}build_model: it took more than 1 s\n"),
+        (
+            "print('building: rates-1'); print('building: rates-2, point 2 of 3', flush=True); time.sleep(600)",
+            *(
+                0.5,
+                FINISHED,
+                f"{UNPROVEN}build_model of rates-2, point 2 of 3: the points together took more than 1 s\n",
+            ),
+        ),
         ("time.sleep(600)", 0.01, FINISHED, "it would leave less than 10% of this machine's memory free\n"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 0.5, FINISHED, "the kernel ended it, for its memory\n"),
         # What it has started ends with it, and holds up nobody.

@@ -82,6 +82,36 @@ def test_what_is_wrong_is_the_users_error(
     assert (said or "there is no module 'other'") in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("sweep", "built"),
+    [
+        ({}, [("new", "")]),
+        ({"points": [{"rate": 1}]}, [("rates-1", "")]),
+        (
+            {"points": [{"rate": 1}, {"rate": 2}, {"rate": 3}]},
+            [("rates-1", "rates-1, point 1 of 3"), ("rates-2", "rates-2, point 2 of 3")],
+        ),
+    ],
+)
+def test_each_point_of_a_sweep_is_built_by_its_name_until_one_fails(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, sweep: dict[str, object], built: list[tuple[str, str]]
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def build(config: Config, program: object, cluster: object, point: str) -> int:
+        asked.append((config.run, point))
+        return USER_ERROR if config.run == "rates-2" else FINISHED
+
+    monkeypatch.setattr(trainer.check, "build", build)
+    monkeypatch.setattr(trainer.check, "go_first", lambda: None)
+    selection: dict[str, object] = {"run": "new", "program": "checked_program:Rated"}
+    if sweep:
+        selection["sweep"] = {"name": "rates", "attempt": 1, **sweep}
+    code = check(shared, monkeypatch, "run", "--build-here", "--selection", json.dumps(selection))
+    assert asked == built
+    assert code == (USER_ERROR if len(asked) == 2 else FINISHED)
+
+
 def test_the_selection_on_the_shared_path_counts_for_the_run_alone(
     shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

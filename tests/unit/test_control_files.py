@@ -148,6 +148,9 @@ def test_an_argument_that_the_constructor_does_not_take_is_refused(
         ({"release_lock": "locks/nope"}, "`make lock LOCK=locks/nope` writes them"),
         ({"release_lock": "locks/cpu-3.11.txt"}, "Leave out -<python>.txt: locks/cpu"),
         ({"release_lock": "locks/[c]pu"}, "and there is no file"),
+        ({"release_lock": "~nobody-here/cpu"}, "~nobody-here/cpu-<python>.txt"),
+        ({"release_program": "~nobody-here/nets"}, "~nobody-here/nets is neither a directory nor a wheel"),
+        ({"ansible_ssh_private_key_file": "~nobody-here/key"}, "~nobody-here/key. Name the key that opens the host"),
     ],
 )
 def test_a_missing_file_is_refused(project: Path, site: dict[str, Any], said: str) -> None:

@@ -1,6 +1,9 @@
 """The command line: what it lists, and the exit code that each kind of trouble ends with."""
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,13 @@ def test_list_shows_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert fab("--list") == 0
     shown = capsys.readouterr().out
     assert [verb for verb in VERBS if f"  {verb} " not in shown] == []
+
+
+def test_what_was_compiled_is_kept_for_the_next_call(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    program = "from fabric.main import make_program; make_program().run()"
+    subprocess.run([sys.executable, "-c", program, "--list"], cwd=ROOT, env=environment, check=True)
+    assert list(tmp_path.rglob("fleet/verbs.*.pyc"))
 
 
 @pytest.mark.parametrize("verb", VERBS)

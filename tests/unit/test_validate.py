@@ -12,6 +12,7 @@ import pytest
 
 from fleet.errors import OperatorMistake
 from fleet.inventory import find_problems, load_inventory, read_source
+from fleet.schema.sources import range_problems
 from fleet.schema.texts import unread_problems
 from fleet.validate import validate
 from fleet.verbs import Desk
@@ -126,7 +127,7 @@ def test_a_mistake_is_told_with_its_place(site: Path, file: str, text: str, said
     "broken",
     [
         "a: [1\n", "a: 'b\n", "a: b: c\n", "$ANSIBLE_VAULT;1.1;AES256\n6162\n", "\t- x\n",
-        "a: &x *y\n", "a: !!python/object:os.x {}\n",
+        "a: &x *y\n", "a: !!python/object:os.x {}\n", f"steps: {'9' * 5000}:10\n",
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_does_not_hide_the_rest(site: Path, broken: str) -> None:
@@ -210,6 +211,14 @@ def test_a_playbook_does_not_go_on_with_half_of_the_hosts(site: Path) -> None:
     assert f"{site}/more.yml:3: can't be read, so that its hosts would be missing" in str(problem)
 
 
+def test_a_file_that_nobody_may_read_is_left_to_ansible(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)  # root may read any file
+    assert list(range_problems(str(site / "hosts.yml"))) == []
+
+
 @pytest.mark.parametrize("place", ["group_vars/worker.yml", "host_vars/train.yml", "more.yml"])
 def test_what_is_no_file_is_refused_before_anybody_waits_for_it(site: Path, place: str) -> None:
     (site / "host_vars").mkdir()
@@ -222,7 +231,14 @@ def test_what_is_no_file_is_refused_before_anybody_waits_for_it(site: Path, plac
     assert f"{place}: this is a link that leads nowhere" in problem
 
 
-@pytest.mark.parametrize(("given", "said"), [("", "--inventory is empty"), ("/dev/zero", "is no regular file")])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("", "--inventory is empty"),
+        ("/dev/zero", "is no regular file"),
+        ("~nobody-here/hosts.yml", "there is no inventory '~nobody-here/hosts.yml'"),
+    ],
+)
 def test_what_can_be_no_inventory_is_refused(given: str, said: str) -> None:
     with pytest.raises(OperatorMistake, match=said):
         load_inventory(given)

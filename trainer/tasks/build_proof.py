@@ -33,6 +33,7 @@ LOOK_SECONDS = 0.1
 MOST_PS = 2
 PROVEN = "proven: "
 UNPROVEN = "not proven: "
+BUILDING = "building: "
 SWITCH = "If only the cluster can build it, say release_build_proof: false in the inventory"
 
 
@@ -40,17 +41,21 @@ def watch_build(command: Sequence[str], seconds: float = BUILD_SECONDS, free: Ca
     """Run a check that goes on to build the model once it has said what else is proven; returns its exit code.
 
     `free` tells which part of the machine's memory is free. A build that takes too much of it, or more than `seconds`,
-    is ended; what was proven before counts.
+    is ended; what was proven before counts. Of a sweep all points share these seconds.
     """
     free = free or free_memory
     proven: list[float] = []  # since when
-    given_up = ""
+    what, taking, given_up = "build_model", "it", ""
 
     def pass_on() -> None:
+        nonlocal what, taking
         for line in process.stdout or ():
             print(line, end="", flush=True)
             if line.startswith(PROVEN) and not proven:
                 proven.append(time.monotonic())
+            if line.startswith(BUILDING):
+                what = f"build_model of {line.removeprefix(BUILDING).strip()}"
+                taking = "the points together"
 
     # A session of its own: what the program has started ends with it.
     with subprocess.Popen(
@@ -64,19 +69,21 @@ def watch_build(command: Sequence[str], seconds: float = BUILD_SECONDS, free: Ca
                 if proven and free() < FREE:
                     given_up = f"it would leave less than {FREE:.0%} of this machine's memory free"
                 elif proven and time.monotonic() - proven[0] > seconds:
-                    given_up = f"it took more than {seconds:.0f} s"
+                    given_up = f"{taking} took more than {seconds:.0f} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
         reader.join()
     if code == -signal.SIGKILL and proven:
-        print(f"{UNPROVEN}build_model: {given_up or 'the kernel ended it, for its memory'}")
+        print(f"{UNPROVEN}{what}: {given_up or 'the kernel ended it, for its memory'}")
         return FINISHED
     if code < 0:
-        say_error(
-            f"the process of the proof ended with {signal.Signals(-code).name}. {SWITCH if proven else ''}".strip()
-        )
+        name = signal.Signals(-code).name
+        if proven:
+            say_error(f"{what}: the process of the proof ended with {name}. {SWITCH}")
+        else:
+            say_error(f"the process of the proof ended with {name}")
         return USER_ERROR if proven else TRY_AGAIN
     return code
 
@@ -94,8 +101,8 @@ def go_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def build(config: Config, program: Any, cluster: Cluster | None) -> int:
-    """Build the model as a coordinator would, and say what is wrong; returns the exit code."""
+def build(config: Config, program: Any, cluster: Cluster | None, point: str = "") -> int:
+    """Build the model as a coordinator would, and say what is wrong, naming a sweep's point; returns the exit code."""
     from trainer.reporting.logs import load_tensorflow
     from trainer.tasks.in_process import start_cluster
 
@@ -103,6 +110,9 @@ def build(config: Config, program: Any, cluster: Cluster | None) -> int:
     from trainer.training.step_runner import make_model
     from trainer.training.strategies import make_strategy
 
+    of = f" of {point}" if point else ""
+    if point:
+        print(f"{BUILDING}{point}", flush=True)
     os.environ.pop("TF_CONFIG", None)  # the servers are in this process
     if config.traits.in_step:
         config = config.replace(strategy="mirrored")  # which makes variables alike, without the other members
@@ -110,21 +120,22 @@ def build(config: Config, program: Any, cluster: Cluster | None) -> int:
     try:
         strategy = make_strategy(config, start_cluster(config.strategy, 1, min(servers, MOST_PS)))
     except Exception as error:  # no fault of the program's
-        print(f"{UNPROVEN}build_model: there is no strategy to build it in: {explain(error)}")
+        print(f"{UNPROVEN}build_model{of}: there is no strategy to build it in: {explain(error)}")
         return FINISHED
     if config.seed is not None:
         tf.keras.utils.set_random_seed(config.seed)
     try:
         make_model(program, strategy)
     except (MemoryError, tf.errors.ResourceExhaustedError) as error:
-        print(f"{UNPROVEN}build_model: it needs more memory than there is: {explain(error)}")
+        print(f"{UNPROVEN}build_model{of}: it needs more memory than there is: {explain(error)}")
     except UserError as error:
-        say_error(f"program {config.program}: {error}")
+        say_error(f"program {config.program}{of}: {error}")
         return USER_ERROR
     except (Exception, SystemExit) as error:
         mine = is_the_programs(error)
         file = program_file(program)
-        say_error(f"program {config.program}: build_model failed: {explain(error, file)}", *own_lines(error, file))
+        said = f"program {config.program}{of}: build_model failed: {explain(error, file)}"
+        say_error(said, *own_lines(error, file))
         if mine:
             say_error(SWITCH)
         return USER_ERROR if mine else TRY_AGAIN
