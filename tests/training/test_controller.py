@@ -90,6 +90,7 @@ class Run:
         runner: Counting | None = None,
         members: Any = None,
         phases: dict[str, float] | None = None,
+        tells_epochs: bool = False,
     ) -> None:
         runner = runner or Counting(twice)
 
@@ -110,15 +111,54 @@ class Run:
             evaluate if self.evaluates else None,
             self.phases,
             members=members,
+            tells_epochs=tells_epochs,
         )
         controller.restore()
-        train_with_loop(SimpleNamespace(optimizer=None), controller)
+        if tells_epochs:
+            train_in_told_epochs(controller, progress)
+        else:
+            train_with_loop(SimpleNamespace(optimizer=None), controller)
+        progress.close()
+
+
+def train_in_told_epochs(controller: Controller, progress: Progress) -> None:
+    """Train as where callbacks hear of each epoch's end, between its evaluation and its save."""
+    controller.begin()
+    while not controller.done:
+        if steps := controller.next_call():
+            controller.call(steps)
+        else:
+            controller.evaluate()
+            written = Event()
+            progress.post(written.set)
+            assert written.wait(10)
+            controller.end_epoch()
 
 
 def test_each_epoch_is_evaluated_once(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train()
     assert run.evaluated == [20, 40, 60, 80, 100]
+
+
+@pytest.mark.parametrize("tells_epochs", [False, True])
+def test_what_an_evaluation_gave_is_kept_beside_its_checkpoint(tmp_path: Path, tells_epochs: bool) -> None:
+    run = Run(tmp_path, checkpoints_kept=5, checkpoints_kept_best=1)
+    run.train(tells_epochs=tells_epochs)
+    catalogue = run.directory.catalogue
+    found = {step: catalogue.evaluation(step) for step in catalogue.steps()}
+    assert found == {step: {"loss": 0.0} for step in (20, 40, 60, 80, 100)}
+
+
+def test_who_has_lost_the_lease_while_a_checkpoint_came_to_the_disk_removes_nothing(tmp_path: Path) -> None:
+    directory, step, config = RunDirectory(tmp_path, "default"), tf.Variable(0, dtype=tf.int64), Config(program="a:B")
+    looks = iter([True, True, True] * config.checkpoints_kept + [True, True, False])
+    lease = SimpleNamespace(epoch=1, held=lambda: next(looks))
+    checkpoints = Checkpoints(directory, tf.Module(), step, config, lease=lease)  # type: ignore[arg-type]
+    for _ in range(config.checkpoints_kept + 1):
+        step.assign_add(1)
+        checkpoints.save_and_wait()
+    assert len(directory.catalogue.steps()) == config.checkpoints_kept + 1
 
 
 def test_an_epoch_that_a_call_ran_beyond_is_evaluated_and_saved(tmp_path: Path) -> None:

@@ -132,6 +132,39 @@ def test_a_bad_checkpoint_is_refused(old: RunDirectory, tmp_path: Path) -> None:
         begin_from(tmp_path, "new", "old@20")
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_taken_is_refused(
+    old: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def replaced_meanwhile(source: Path, target: Path) -> None:
+        if source.suffix == ".index":
+            source.unlink()
+            source.write_text("NEW 20.index")  # of the same size
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", replaced_meanwhile)
+    with pytest.raises(ConfigError, match=r"removed or replaced that checkpoint meanwhile .*ckpt-20\.index"):
+        begin_from(tmp_path, "new", "old@20")
+    new = RunDirectory(tmp_path, "new")
+    assert new.catalogue.steps() == []
+    assert not new.settings.exists()
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_taken_is_refused(
+    old: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def removed_meanwhile(source: Path, target: Path) -> None:
+        old.catalogue.remove(20)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", removed_meanwhile)
+    with pytest.raises(ConfigError, match="choose one again"):
+        begin_from(tmp_path, "new", "old@20")
+
+
 def test_checkpoints_are_listed_with_why_they_are_kept(old: RunDirectory) -> None:
     old.catalogue.write_evaluation(10, {"loss": 0.5, "accuracy": 0.75})
     first, _, last = read_checkpoints(old)

@@ -213,10 +213,35 @@ def test_the_best_is_kept_with_its_evaluation_and_goes_with_it(catalogue: Catalo
 
 
 def test_an_evaluation_of_what_is_gone_is_removed(catalogue: Catalogue) -> None:
-    write(catalogue, 20)
+    for step in (10, 20):
+        write(catalogue, step)
     catalogue.write_evaluation(10, {"loss": 0.5})
+    catalogue.manifest(10).unlink()
+    assert "ckpt-10.evaluation.json" in there(catalogue)
     catalogue.prune(Retention(3))
     assert "ckpt-10.evaluation.json" not in there(catalogue)
+
+
+def test_an_evaluation_is_kept_only_of_what_was_evaluated(catalogue: Catalogue) -> None:
+    """A side-car may still evaluate a checkpoint that the coordinator has removed, or saved anew."""
+    catalogue.write_evaluation(10, {"loss": 0.5})
+    assert there(catalogue) == set()
+    write(catalogue, 10)
+    saved = catalogue.saved_at(10)
+    assert saved is not None
+    catalogue.write_evaluation(10, {"loss": 0.5}, saved - 1)
+    assert catalogue.evaluation(10) is None
+    catalogue.write_evaluation(10, {"loss": 0.5}, saved)
+    assert catalogue.evaluation(10) == {"loss": 0.5}
+
+
+def test_the_evaluation_of_what_is_replaced_goes(catalogue: Catalogue) -> None:
+    write(catalogue, 10)
+    catalogue.write_evaluation(10, {"loss": 0.5})
+    write_files(catalogue, 10, replacement=True)
+    catalogue.write_manifest(10, 1, "2.21.0", replacement=True)
+    catalogue.finish_replacements()
+    assert catalogue.evaluation(10) is None
 
 
 def test_a_damaged_evaluation_keeps_nothing_from_going_on(catalogue: Catalogue) -> None:

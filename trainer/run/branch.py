@@ -45,7 +45,13 @@ def begin_from(
         raise ConfigError(f"--from {source}: run {old.run} has no checkpoint of step {step}; it has {listed}")
     if wrong := old.catalogue.check(step):
         raise ConfigError(f"--from {source}: that checkpoint is bad, {wrong}: choose another one")
-    new.catalogue.adopt(old.catalogue, step)
+    try:
+        new.catalogue.adopt(old.catalogue, step)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"--from {source}: run {old.run} has removed or replaced that checkpoint meanwhile ({error}): "
+            "choose one again; `checkpoints` lists them"
+        ) from error
     # Last: a run without this record is begun anew.
     kept = record.get("program_args", {}) if program in (None, record["program"]) else {}
     began = {"program": program or record["program"], "program_args": {**kept, **(program_args or {})}}

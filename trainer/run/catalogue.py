@@ -124,8 +124,10 @@ class Catalogue:
             manifest = Manifest.read(self.manifest(step))
         except ValueError as error:
             return str(error)
-        if manifest is None:
-            return f"{self.manifest(step).name} is gone"
+        return f"{self.manifest(step).name} is gone" if manifest is None else self._compare(manifest)
+
+    def _compare(self, manifest: Manifest) -> str:
+        """Say what is wrong with the files, by this manifest, or nothing."""
         for name, size in manifest.files.items():
             try:
                 found = (self.path / name).stat().st_size
@@ -133,7 +135,7 @@ class Catalogue:
                 return f"{name} is gone"
             if found != size:
                 return f"{name} has {found} bytes instead of {size}"
-        index = self.path / f"ckpt-{step}.index"
+        index = self.path / f"ckpt-{manifest.step}.index"
         return "" if sha256(index) == manifest.index_sha256 else f"{index.name} is not the one that was saved"
 
     def check_room(self, first: int) -> None:
@@ -204,6 +206,7 @@ class Catalogue:
                 with contextlib.suppress(FileNotFoundError):  # it is there already
                     Path(f"{self.prefix(step, replacement=True)}.{name.partition('.')[2]}").replace(self.path / name)
             self._remove([name for name in self._files(step) if name not in manifest.files])
+            self._evaluation(step).unlink(missing_ok=True)  # which was of other weights
             sync(self.path)
             self.manifest(step, replacement=True).replace(self.manifest(step))
             sync(self.path)
@@ -224,7 +227,8 @@ class Catalogue:
     def adopt(self, other: Catalogue, step: int) -> None:
         """Take a checkpoint of another run as one's own; the files are shared where the file system can do that.
 
-        Nobody writes to a checkpoint's files once it counts, and to remove one takes its name away.
+        Nobody writes to a checkpoint's files once it counts, and to remove one takes its name away. Raises
+        FileNotFoundError when the other run removes or replaces it meanwhile.
         """
         manifest = Manifest.read(other.manifest(step))
         if manifest is None:
@@ -236,6 +240,8 @@ class Catalogue:
                 os.link(other.path / name, self.path / name)
             except OSError:
                 shutil.copyfile(other.path / name, self.path / name)
+        if wrong := self._compare(manifest):
+            raise FileNotFoundError(errno.ENOENT, f"the checkpoint has changed meanwhile: {wrong}", str(other.path))
         self.write_manifest(step, 0, manifest.tensorflow, loss=manifest.loss)
 
     def saved(self) -> list[Saved]:
@@ -257,9 +263,14 @@ class Catalogue:
             log.warning("%s: going on as if nobody had evaluated it", error)
             return None
 
-    def write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep what an evaluation of a checkpoint gave for as long as the checkpoint is kept."""
-        write_record(self._evaluation(step), {"step": step, "metrics": dict(metrics)})
+    def write_evaluation(self, step: int, metrics: Mapping[str, float], saved: int | None = None) -> None:
+        """Keep what an evaluation of a checkpoint gave for as long as the checkpoint is kept.
+
+        Nothing is kept of one that is not there, or that is not the one that was saved at `saved` (nanoseconds).
+        """
+        found = self.saved_at(step)
+        if found is not None and saved in (None, found):
+            write_record(self._evaluation(step), {"step": step, "metrics": dict(metrics)})
 
     def _evaluation(self, step: int) -> Path:
         return Path(f"{self.prefix(step)}.evaluation.json")

@@ -301,9 +301,10 @@ class Checkpoints:
         log.info("saved %s in %.2f s", prefix, time.monotonic() - began)
         self._tell_saved(step, time.monotonic() - began, None)
         try:
+            check_lease(self._lease)  # the files may have taken long to come to the disk
             catalogue.prune(self._kept)
             catalogue.list_for_tensorflow()
-        except (OSError, ValueError) as error:
+        except (LostLease, OSError, ValueError) as error:
             log.error("cannot remove old checkpoints: %s", error)
         return step
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from trainer.cluster.deadlines import Phases
@@ -394,7 +395,7 @@ class Controller:
         """
         self.step = int(self._runner.step.numpy())
         if again:
-            self._evaluated = -1
+            self._evaluated, self._measured = -1, (-1, {})
         with self._phases.during(Phase.SAVING):
             if wait:
                 self._settle(last=last)
@@ -464,6 +465,9 @@ class Controller:
             return
         self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}")
         self._progress.checkpointed(self._directory.catalogue.prefix(step), max(step, self.step))
+        measured, metrics = self._measured
+        if measured == step and self._config.checkpoints_kept_best:  # it was evaluated before it was there
+            self._progress.post(partial(self._directory.catalogue.write_evaluation, step, metrics))
 
     def evaluate(self, *, again: bool = False) -> dict[str, float]:
         """Evaluate now, if the settings give that to the coordinator; returns the metrics, or nothing.

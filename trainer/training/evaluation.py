@@ -53,14 +53,14 @@ class Results:
     ) -> None:
         """Publish the metrics of the model at a step, whose evaluation took so long.
 
-        `saved` is its checkpoint's time; `checkpointed` says that there is one of this step, or will be soon.
+        `saved` is its checkpoint's time; with `checkpointed` the metrics are kept beside it, if it is there.
         """
         now = time.time()
         self._post(partial(self._events.write, step, metrics, now))
         record = {"step": step, "metrics": metrics, "updated": now} | ({} if saved is None else {"saved": saved})
         self._post(partial(write_record, self._record, record))
         if checkpointed:
-            self._post(partial(self._catalogue.write_evaluation, step, metrics))
+            self._post(partial(self._catalogue.write_evaluation, step, metrics, saved))
         log.info("evaluated step %d in %.1f s: %s", step, seconds, numbers(metrics))
 
 
