@@ -5,10 +5,11 @@ They are read once. The checkpoint of step 0 holds them from then on, so that no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config import SOURCE, Config
-from trainer.failures import UserError, first_line
+from trainer.failures import UserError, first_line, is_the_programs
 from trainer.program import build_model
 from trainer.run.directory import RunDirectory
 from trainer.training.export import ensure_built
@@ -69,7 +70,9 @@ def read_initial_weights(config: Config, program: Any, runner: StepRunner) -> st
         if number not in taken and fits(found := by_place.get(place), weight) and found not in taken.values():
             taken[number] = found
     for number, found in taken.items():
-        weights[number][1].assign(found.read())
+        with reading(source):
+            value = found.read()
+        weights[number][1].assign(value)
     used = list(taken.values())
     placed = [
         f"{names[number]} from {each.name}" for number, each in taken.items() if each.name not in ("", names[number])
@@ -121,7 +124,7 @@ def open_source(config: Config, program: Any, element_spec: Any) -> list[Stored]
     """Return the variables that the source has; raises UserError where it is none."""
     source = config.initial_weights
     path = Path(source)
-    try:
+    with reading(source):
         if found := SOURCE.fullmatch(source):
             directory = RunDirectory(config.shared_dir, found["run"])
             step = int(found["step"])
@@ -136,12 +139,23 @@ def open_source(config: Config, program: Any, element_spec: Any) -> list[Stored]
             return of_keras(path, build_whole(program, element_spec))
         if Path(f"{source}.index").is_file():
             return of_checkpoint(source)
-    except (OSError, ValueError, tf.errors.OpError) as error:
-        raise UserError(f"initial_weights: {source} can't be read: {first_line(error)}") from error
     raise UserError(
         f"initial_weights: there is nothing to read at {source}: name a checkpoint as RUN@STEP or by its path without "
         "an ending, a file .h5, .weights.h5 or .keras, or a directory with saved_model.pb, that this host can see"
     )
+
+
+@contextlib.contextmanager
+def reading(source: str) -> Iterator[None]:
+    """Raise UserError where the source is damaged or gone; what the storage has failed is tried again."""
+    try:
+        yield
+    except (OSError, ValueError, IndexError, tf.errors.OpError) as error:
+        if not is_the_programs(error):
+            raise
+        raise UserError(
+            f"initial_weights: {source} can't be read: {first_line(error)}: name another source, or correct this one"
+        ) from error
 
 
 def of_checkpoint(prefix: str) -> list[Stored]:
