@@ -38,10 +38,9 @@ def update_by_rows(model: Any, *, lazy_adam: bool = False) -> None:
     for optimizer in optimizers:
         # An exact type: a class of the program's own may have another update.
         update = updates.get(type(optimizer))
-        if type(optimizer) is tf.keras.optimizers.Adagrad and not has_small_epsilon(optimizer):
-            continue  # Keras's own changes only the rows, too
         if update and not touches_all_rows(optimizer):
-            replace_update(optimizer, update)
+            if update is not adagrad or has_small_epsilon(optimizer):  # else Keras's own, which changes only the rows
+                replace_update(optimizer, update)
         elif type(optimizer).__module__.startswith("tf_keras."):
             warn_of_large_tables(optimizer)
 
@@ -55,8 +54,10 @@ def optimizers_of(model: Any) -> Iterator[Any]:
 
 def touches_all_rows(optimizer: Any) -> str:
     """Say which argument makes an optimizer change rows that a gradient doesn't name; nothing if none does."""
+    momentum = getattr(optimizer, "momentum", 0)
     arguments = {
-        "momentum": getattr(optimizer, "momentum", 0) != 0,
+        # Of a variable nobody knows what it will be.
+        "momentum": isinstance(momentum, tf.Variable) or momentum != 0,
         "amsgrad": getattr(optimizer, "amsgrad", False),
         "weight_decay": optimizer.weight_decay is not None,
         "use_ema": optimizer.use_ema,
@@ -130,7 +131,8 @@ def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
     """Do what Adagrad does, in one operation where the rows lie.
 
     Keras divides by sqrt(a + epsilon), the operation by sqrt(a) + shift. The two are equal for an accumulator a that
-    nothing was added to, and within 3e-7 of each other above: accumulators only grow.
+    nothing was added to, and within 3e-7 of each other above: accumulators only grow. They differ much below, where a
+    checkpoint may have one if the run has begun with a smaller `initial_accumulator_value`.
     """
     accumulator = optimizer._accumulators[optimizer._index_dict[optimizer._var_key(variable)]]
     start = optimizer.initial_accumulator_value
