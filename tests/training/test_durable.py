@@ -1,4 +1,4 @@
-"""What a manifest, or the state `finished`, says is there: it is on the disk by then, and not in memory alone."""
+"""What a manifest, or `export.json`, says is there: it is on the disk by then, and not in memory alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from processes import PROGRAMS, ROOT, environment, run_check
 
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
+from trainer.run.records import read_record
 
 pytestmark = pytest.mark.timeout(300)
 CHECK = "durable_check.py"
@@ -123,10 +124,22 @@ def test_the_files_of_a_checkpoint_are_synced_before_its_manifest_has_its_name(
     assert lost & manifest.files.keys() == set()
 
 
-def test_the_export_is_synced_before_the_run_is_finished(traced: tuple[RunDirectory, list[str]]) -> None:
+def test_the_export_is_synced_before_its_record_says_that_it_has_ended(
+    traced: tuple[RunDirectory, list[str]],
+) -> None:
     directory = traced[0]
     assert (directory.export / "saved_model.pb").is_file()
-    assert lost_at_the_last_rename(traced, directory.state, directory.export) == set()
+    assert (read_record(directory.export_record) or {})["ended"]
+    assert lost_at_the_last_rename(traced, directory.export_record, directory.export) == set()
+
+
+def test_a_finished_run_knows_after_a_power_failure_that_its_export_is_due(
+    traced: tuple[RunDirectory, list[str]],
+) -> None:
+    directory = traced[0]
+    renames = [call for call in traced[1] if Disk().take(call) in (str(directory.state), str(directory.export_record))]
+    finished = max(number for number, call in enumerate(renames) if str(directory.state) in call)
+    assert any(str(directory.export_record) in call for call in renames[:finished])
 
 
 def test_the_manifest_and_the_state_are_synced_themselves(traced: tuple[RunDirectory, list[str]]) -> None:
