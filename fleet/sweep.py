@@ -46,9 +46,12 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
     if number > MOST_POINTS:
         raise OperatorMistake(f"{path}: {number:,} points, and {MOST_POINTS:,} is the most: make several files of it")
     points = list(list_points(told))
-    for index, point in enumerate(points):
-        if point in points[:index]:
+    seen: set[str] = set()
+    for point in points:
+        text = json.dumps(point, sort_keys=True)  # which tells true from 1
+        if text in seen:
             raise OperatorMistake(f"{path}: the point {json.dumps(point)} is there twice; each is trained once")
+        seen.add(text)
     selection = {key: told[key] for key in ("program", "program_args") if key in told}
     selection["sweep"] = {"name": str(told.get("name", path.stem)), "points": points}
     length = len(json.dumps(selection))

@@ -102,6 +102,12 @@ def start_cluster(
     if "sweep" in choice.selection:
         if not choice.new and (told := cluster.read_sweep()) and told["over"]:
             desk.say(describe_sweep(told))
+            failed = any(point["state"] == "failed" for point in told["points"])
+            desk.say(
+                "Try what failed again: fab sweep FILE"
+                if failed
+                else "For more, add points to the end of its file, then: fab sweep FILE"
+            )
             return
     elif before.run and decision.is_finished(before.run, inventory) and not choice.new:
         desk.say(report.render_summary(inventory, before.run))
@@ -228,6 +234,8 @@ def _follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> None
     finally:
         progress.end()
     desk.say(describe_sweep(sweep))
+    if evaluator is not None and not sweep["evaluated"]:
+        desk.say("Not every point is evaluated yet; the evaluator goes on. Look: fab sweep --status")
 
 
 def stop_cluster(cluster: Cluster, desk: Desk) -> None:

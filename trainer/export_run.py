@@ -35,7 +35,9 @@ def run_export(options: argparse.Namespace, config: Config) -> int:
         print(f"error: {explain(wrong)}", file=sys.stderr)
         return TRY_AGAIN
     status = read_status(directory)
-    status.export, status.message = str(directory.export), ""
+    status.export = str(directory.export)
+    if status.state is RunState.FINISHED:  # of a run that failed, it says why
+        status.message = ""
     status.write(directory)
     record = {"run": config.run, "step": step, "export": str(directory.export)}
     print(json.dumps(record) if options.json else f"exported step {step} of {config.run} to {directory.export}")

@@ -1456,8 +1456,11 @@ def test_sweep_that_is_finished_is_shown_and_one_with_a_failure_is_tried_again(
     hosts.sweep = swept("finished", "finished", over=True, evaluated=True, present=None)
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
     assert hosts.done == []
-    assert "sweep s: over\n" in printed(desk)
+    assert re.search(r"sweep s: over\n(.*\n)*For more, add points to the end of its file", printed(desk))
     hosts.sweep = swept("finished", "failed", over=True, evaluated=True, present=None)
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert hosts.done == []
+    assert printed(desk).endswith("Try what failed again: fab sweep FILE\n")
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP, detach=True)
     assert json.loads(hosts.selection)["sweep"]["attempt"] == 2
     assert "start chief-0" in hosts.done

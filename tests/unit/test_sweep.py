@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,19 +18,27 @@ from fleet.sweep import read_sweep_file
 from tests.unit.test_evaluator import write_checkpoint
 from trainer.cluster.spec import Cluster
 from trainer.config import Config, ConfigError
-from trainer.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
+from trainer.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped
 from trainer.reporting.notify import Notifier
 from trainer.reporting.sweep import describe_sweep, read_sweep
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.run.selection import apply_selection, selected_sweep
 from trainer.run.sweep import Sweep
+from trainer.signals import StopRequest
 from trainer.states import RunState
-from trainer.tasks import evaluator, server, sweep
+from trainer.tasks import coordinator, evaluator, server, sweep
 from trainer.tasks.sweep import train_point
 
 POINTS = [{"rate": 0.1}, {"rate": 0.2}, {"rate": 0.3}]
 CHIEF = Cluster({"chief": ["localhost:1"], "worker": ["localhost:2"]}, "chief", 0)
+
+
+@pytest.fixture(autouse=True)
+def sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def select(shared: Path, attempt: int = 1, **more: Any) -> dict[str, Any]:
@@ -139,7 +150,7 @@ def test_a_coordinator_writes_down_what_became_of_its_point_and_asks_for_the_nex
 ) -> None:
     for run in ("s-1", "s-2")[:ended]:
         end(config, run, RunState.FINISHED)
-    monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **more: code if more == {"keeps_servers": True} else -1)
+    monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **more: code if more["keeps_servers"] else -1)
     monkeypatch.setattr(sweep, "POLL_SECONDS", 0)
     chosen = apply_selection(config)
     cluster = Cluster(CHIEF.jobs, job, 0)
@@ -147,6 +158,46 @@ def test_a_coordinator_writes_down_what_became_of_its_point_and_asks_for_the_nex
     told = selected_sweep(chosen)
     assert told is not None
     assert told.ends().get(chosen.run, {}).get("state") == state
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_stop_as_a_point_ends_stops_the_sweep(config: Config, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    def run(*_: object, stopping: StopRequest, **__: object) -> int:
+        if not late:
+            stopping.received = True  # in the export, which is not broken off
+            return FINISHED
+        raise Stopped  # when all but the coordinator's last words is done
+
+    monkeypatch.setattr(sweep, "run_coordinator", run)
+    assert train_point(apply_selection(config), CHIEF, Notifier()) == STOPPED
+    assert present(config) == ("s-1" if late else "s-2")
+
+
+def test_a_shared_path_that_takes_no_record_is_tried_again_and_not_at_once(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    slept: list[float] = []
+    monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **__: FINISHED)
+    monkeypatch.setattr(Sweep, "end_point", refuse)
+    monkeypatch.setattr("trainer.tasks.sweep.time.sleep", slept.append)
+    assert train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
+    assert slept == [sweep.PATIENCE_SECONDS]
+
+
+def test_a_member_in_step_waits_for_the_chiefs_export(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, now = RunDirectory(config.shared_dir, "s-1"), [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += 300
+        if now[0] > config.saving_timeout_seconds - 600:
+            directory.set_state(RunState.FINISHED, 10, asked=10)
+
+    monkeypatch.setattr(coordinator, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    coordinator.wait_for_the_end(directory, config, 10, StopRequest())
+    assert coordinator.END_SECONDS < now[0] < config.saving_timeout_seconds
 
 
 def test_a_coordinator_of_a_sweep_that_is_over_trains_nothing(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +272,28 @@ def test_one_that_can_not_be_evaluated_does_not_keep_the_others(
     assert present(config, evaluates=True) == "s-2"
 
 
+def test_a_last_checkpoint_that_can_not_be_read_does_not_keep_the_others(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreadable:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def evaluate(self, *_: object) -> bool:
+            return False
+
+    monkeypatch.setattr(evaluator, "load_tensorflow", object)
+    monkeypatch.setattr(evaluator, "load_program", lambda *_: None)
+    monkeypatch.setattr(evaluator, "Evaluator", Unreadable)
+    save(config, "s-1", 10)
+    end(config, "s-1", RunState.FINISHED)
+    chosen = apply_selection(config, evaluates=True).replace(evaluate_poll_seconds=0.001)
+    again = lambda: apply_selection(config, evaluates=True)  # noqa: E731
+    assert evaluator.run_evaluator(chosen, Notifier(), again) == TRY_AGAIN
+    assert present(config, evaluates=True) == "s-2"
+    assert "s-1: not evaluated: the last checkpoint, of step 10, can't be read" in describe_sweep(read_sweep(config))
+
+
 def test_the_table_says_what_became_of_each_point(config: Config) -> None:
     directory = RunDirectory(config.shared_dir, "s-1")
     record = {"run": "s-1", "run_dir": "", "state": "finished", "step": 10, "steps": 10, "ledger": {"goodput": 0.5}}
@@ -239,6 +312,11 @@ def test_the_table_says_what_became_of_each_point(config: Config) -> None:
     assert describe_sweep(read_sweep(config, "s")).splitlines()[1:] == lines[1:]
     with pytest.raises(ConfigError, match="there is no sweep t in"):
         read_sweep(config, "t")
+    write_record(directory.status, {**record, "message": "its model is not exported: why"})
+    assert "\ns-1: its model is not exported: why\n" in describe_sweep(read_sweep(config, "s"))
+    (Path(config.shared_dir) / "sweeps" / "s.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"s\.json is no record of a sweep .*: remove it"):
+        read_sweep(config, "s")
 
 
 def sweep_file(path: Path, text: str, name: str = "rates.yml") -> dict[str, Any]:
@@ -257,6 +335,10 @@ def test_a_file_has_a_grid_and_points(tmp_path: Path) -> None:
         {"rate": 0.1, "layers": [64, 64]},
         {"rate": 0.5},
     ]
+
+
+def test_true_is_another_value_than_1(tmp_path: Path) -> None:
+    assert len(sweep_file(tmp_path, "grid: {a: [1, true]}")["sweep"]["points"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,9 @@ def read_status(directory: RunDirectory, config: Config | None = None) -> Status
         status.message = status.message or str(error)
     if evaluation is not None:
         status.evaluation = {"step": evaluation.get("step"), "metrics": evaluation.get("metrics")}
+        why = evaluation.get("failed")  # of a sweep's point, whose evaluator goes on with the next
+        if why and why not in status.message:
+            status.message = ". ".join(filter(None, (status.message, f"not evaluated: {why}")))
     status.events = read_events(directory.event_log)
     return status
 

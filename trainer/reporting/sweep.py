@@ -45,9 +45,12 @@ def find_sweep(config: Config, name: str | None) -> Sweep:
     files = [path for path in files if name in (None, path.stem)]
     if not files:
         raise ConfigError(f"there is no sweep{f' {name}' if name else ''} in {directory}; begin one: fab sweep FILE")
-    record = read_record(files[-1]) or {}
-    points = [Point(point["run"], point["program_args"]) for point in record["points"]]
-    return Sweep(record["name"], points, record["attempt"], Path(config.shared_dir))
+    try:
+        record = read_record(files[-1]) or {}
+        points = [Point(point["run"], point["program_args"]) for point in record["points"]]
+        return Sweep(record["name"], points, record["attempt"], Path(config.shared_dir))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{files[-1]} is no record of a sweep ({error!r}): remove it") from error
 
 
 def read_point(sweep: Sweep, point: Point, end: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -58,7 +61,7 @@ def read_point(sweep: Sweep, point: Point, end: Mapping[str, Any] | None) -> dic
         "run": point.run,
         "program_args": dict(point.program_args),
         "state": end["state"] if end else str(status.state) if began else "new",
-        "message": end["message"] if end else status.message,
+        "message": (end or {}).get("message") or status.message,
         "step": status.step,
         "steps": status.steps,
         "evaluation": evaluation.get("metrics") or {},
@@ -68,7 +71,7 @@ def read_point(sweep: Sweep, point: Point, end: Mapping[str, Any] | None) -> dic
 
 
 def describe_sweep(told: Mapping[str, Any]) -> str:
-    """Lay a sweep out as a table, with why a point failed below it."""
+    """Lay a sweep out as a table; below it why a point failed, and what else was said of one that has ended."""
     rows = [("PARAMETERS", "STATE", "EVALUATION", "STEPS", "GOODPUT", "RUN")]
     for point in told["points"]:
         goodput = "-" if point["goodput"] is None else f"{100 * point['goodput']:.1f} %"
@@ -80,4 +83,7 @@ def describe_sweep(told: Mapping[str, Any]) -> str:
     failed = [point for point in told["points"] if point["state"] == RunState.FAILED]
     said = "over" if told["over"] else f"{len(ended)} of {len(told['points'])} points have ended"
     lines = [f"sweep {told['name']}: {said}" + (f", {len(failed)} failed" if failed else ""), lay_out(rows)]
-    return "\n".join([*lines, *(f"{point['run']} failed: {point['message']}" for point in failed)])
+    for point in ended:
+        if point["message"]:
+            lines.append(f"{point['run']}{' failed' if point in failed else ''}: {point['message']}")
+    return "\n".join(lines)

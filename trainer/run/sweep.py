@@ -17,8 +17,6 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
 from trainer.states import RunState
 
-ENDED = (RunState.FINISHED, RunState.FAILED)
-
 
 @dataclass(frozen=True)
 class Point:
@@ -40,7 +38,8 @@ class Sweep:
         """Return the sweep of a selection that has one; raises ConfigError."""
         told, common = selection["sweep"], selection.get("program_args", {})
         try:
-            points = [Point(f"{told['name']}-{number}", {**common, **given}) for number, given in numbered(told)]
+            numbered = enumerate(told["points"], start=1)
+            points = [Point(f"{told['name']}-{number}", {**common, **given}) for number, given in numbered]
             found = cls(str(told["name"]), points, int(told["attempt"]), Path(shared_dir))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"sweep: expected a name, an attempt and a list of points, not {told!r}") from error
@@ -94,7 +93,3 @@ class Sweep:
         except ValueError:
             evaluated = -1
         return newest is not None and evaluated < newest
-
-
-def numbered(told: Mapping[str, Any]) -> Sequence[tuple[int, Mapping[str, Any]]]:
-    return list(enumerate(told["points"], start=1))

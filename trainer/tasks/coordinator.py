@@ -64,12 +64,18 @@ GENERATIONS_IN_VAIN = 3  # generations in a row that trained nothing, after whic
 
 
 def run_coordinator(
-    config: Config, cluster: Cluster, notifier: Notifier, in_process: bool = False, keeps_servers: bool = False
+    config: Config,
+    cluster: Cluster,
+    notifier: Notifier,
+    in_process: bool = False,
+    keeps_servers: bool = False,
+    stopping: StopRequest | None = None,
 ) -> int:
     """Train the run to its end; returns the exit code.
 
     Under multi_worker_mirrored the workers run this too; only the chief writes to the run directory. `in_process` says
     that the servers live in this process, where nobody can lose them, `keeps_servers` that another run needs them next.
+    `stopping` is told of a SIGTERM that came too late for this run to stop.
     """
     cluster.check_strategy(config.strategy)
     leads = cluster.job == "chief"
@@ -119,7 +125,7 @@ def run_coordinator(
         load_tensorflow()
         program = load_program(config.program, config.program_args)
         file = program_file(program)
-        Training(config, cluster, program, directory, progress, phases, membership, lease).run()
+        Training(config, cluster, program, directory, progress, phases, membership, lease, stopping).run()
         if membership is not None and not keeps_servers:
             membership.shut_down_servers()
         return FINISHED
@@ -210,6 +216,7 @@ class Training:
         phases: Phases,
         membership: Membership | None = None,
         lease: Lease | None = None,
+        stopping: StopRequest | None = None,
     ) -> None:
         self._config = config
         self._cluster = cluster
@@ -220,7 +227,7 @@ class Training:
         self._lease = lease
         self._phases = phases
         self._memory: Any = None
-        self._stopping = StopRequest()
+        self._stopping = stopping or StopRequest()
         self._began = time.monotonic()
         self._runner: Any = None
         self._controller: Any = None
@@ -489,11 +496,12 @@ def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, 
 
 def wait_for_the_end(directory: RunDirectory, config: Config, step: int, stopping: StopRequest) -> None:
     """Wait until the chief has finished the run: it would take a member's end for a death."""
-    deadline = time.monotonic() + END_SECONDS
+    limit = max(END_SECONDS, config.saving_timeout_seconds)  # the chief exports meanwhile
+    deadline = time.monotonic() + limit
     while directory.finished(config.steps) is None:
         if stopping():
             raise Stopped
         if time.monotonic() > deadline:  # ending as if finished, the chief's next start would wait for this member
-            raise Infrastructure(f"the chief has not finished the run {END_SECONDS:.0f} s after its last step")
+            raise Infrastructure(f"the chief has not finished the run {limit:.0f} s after its last step")
         time.sleep(POLL_SECONDS)
     log.info("run %s: trained to step %d", config.run, step)

@@ -48,6 +48,7 @@ def run_evaluator(
     program: Any = None
     last, last_saved = last_evaluated(directory)
     tries: Counter[tuple[int, int | None]] = Counter()
+    skipped = False
     try:
         while True:
             finished = directory.finished(config.steps)
@@ -69,12 +70,15 @@ def run_evaluator(
                 # One that can't be read is mostly gone, for a newer one; or it is bad, or the storage is slow.
                 tries[newest, saved] += 1
                 if done or tries[newest, saved] == TRIES:
-                    last, last_saved = newest, saved
+                    last, last_saved, skipped = newest, saved, not done
                     tries.clear()
                 else:
                     time.sleep(config.evaluate_poll_seconds)
                 continue
             sweep = sweep_or_none(config)
+            if skipped and sweep is not None and config.run in sweep.ends():
+                give_up(directory, last, f"the last checkpoint, of step {last}, can't be read")
+                skipped = False
             if sweep is not None and sweep.unevaluated() is None:
                 log.info("sweep %s is over, and all of it is evaluated", sweep.name)
                 return FINISHED
@@ -97,9 +101,13 @@ def run_evaluator(
         log.error("evaluating %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
         if sweep_or_none(config) is None or (newest := directory.catalogue.newest()) is None:
             return USER_ERROR
-        # The sweep's other points shall be evaluated all the same.
-        write_record(directory.evaluation, {"step": newest, "metrics": {}, "failed": message, "updated": time.time()})
+        give_up(directory, newest, message)
         return TRY_AGAIN
+
+
+def give_up(directory: RunDirectory, step: int, why: str) -> None:
+    """Write down that a point is not evaluated: the sweep's other points shall be all the same."""
+    write_record(directory.evaluation, {"step": step, "metrics": {}, "failed": why, "updated": time.time()})
 
 
 def last_evaluated(directory: RunDirectory) -> tuple[int, int | None]:

@@ -8,17 +8,19 @@ import time
 from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
-from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR
+from trainer.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import selected_sweep
 from trainer.run.sweep import Sweep
+from trainer.signals import StopRequest
 from trainer.states import RunState
 from trainer.tasks.coordinator import run_coordinator
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
+PATIENCE_SECONDS = 5.0  # before the next try to write to a shared path that is full
 
 
 def train_point(config: Config, cluster: Cluster, notifier: Notifier) -> int:
@@ -30,14 +32,24 @@ def train_point(config: Config, cluster: Cluster, notifier: Notifier) -> int:
     if sweep is None:
         return run_coordinator(config, cluster, notifier)
     if sweep.present() is not None:
-        code = run_coordinator(config, cluster, notifier, keeps_servers=True)
+        stopping = StopRequest()
+        try:
+            code = run_coordinator(config, cluster, notifier, keeps_servers=True, stopping=stopping)
+            stopping.listen()  # what is written here is written to its end
+        except Stopped:
+            return STOPPED
         if code not in (FINISHED, USER_ERROR):
             return code
         try:
             end_point(sweep, config, cluster, code)
         except OSError as error:
             log.error("cannot write down what became of %s, trying again: %s", config.run, error)
-            return TRY_AGAIN
+            if not stopping():
+                time.sleep(PATIENCE_SECONDS)
+            return STOPPED if stopping() else TRY_AGAIN
+        if stopping():  # a run's last save and its export are not broken off
+            log.info("sweep %s is stopped after %s", sweep.name, config.run)
+            return STOPPED
     if (point := sweep.present()) is not None:
         log.info("sweep %s goes on with %s", sweep.name, point.run)
         return TRY_AGAIN
