@@ -12,6 +12,7 @@ from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, Infrastructure, Us
 from trainer.program import load_program
 from trainer.reporting.status import read_status
 from trainer.run.directory import RunDirectory
+from trainer.run.lease import is_free, read_lease
 from trainer.run.records import read_record
 from trainer.runtime import prepare_tensorflow
 from trainer.states import RunState
@@ -36,8 +37,8 @@ def run_export(options: argparse.Namespace, config: Config) -> int:
         return TRY_AGAIN
     status = read_status(directory)
     status.export = str(directory.export)
-    if status.state is RunState.FINISHED:  # of a run that failed, it says why
-        status.message = ""
+    if directory.read_state()["state"] == RunState.FINISHED:  # else the message says why the run failed
+        status.state, status.phase, status.message = RunState.FINISHED, None, ""
     status.write(directory)
     record = {"run": config.run, "step": step, "export": str(directory.export)}
     print(json.dumps(record) if options.json else f"exported step {step} of {config.run} to {directory.export}")
@@ -49,8 +50,9 @@ def find(directory: RunDirectory) -> tuple[int, str, dict[str, Any]]:
     claim = read_record(directory.settings)
     if claim is None:
         raise ConfigError(f"there is no run {directory.run} in {directory.path.parent}: fab runs lists them")
-    state = read_status(directory).state
-    if state in (RunState.TRAINING, RunState.WAITING):
+    state, epoch = read_status(directory).state, directory.lease_epoch()
+    # A coordinator that was killed, as one whose export hung, could not say that it is gone.
+    if state in (RunState.TRAINING, RunState.WAITING) and not is_free(epoch, read_lease(directory, epoch)):
         raise ConfigError(f"run {directory.run} is {state}: it exports its model at its end; or stop it first")
     step = directory.catalogue.newest()
     if step is None:

@@ -65,7 +65,7 @@ class Lease:
             record = read_lease(directory, epoch)
             seen = (epoch, record.get("holder"), touched(directory, epoch))
             now = time.monotonic()
-            free = not epoch or record.get("released") or is_gone(record)
+            free = is_free(epoch, record)
             if watched is not None and seen != watched and not free:
                 raise LeaseHeld(
                     f"run {directory.run} has a coordinator already: {holder(record)} "
@@ -209,6 +209,11 @@ def is_gone(record: dict[str, Any]) -> bool:
     if (record.get("host"), record.get("boot")) != (socket.gethostname(), boot()):
         return False
     return started(record["pid"]) != record["started"]
+
+
+def is_free(epoch: int, record: dict[str, Any]) -> bool:
+    """Return whether a run with this lease is known to have no coordinator; one that died elsewhere may still live."""
+    return not epoch or bool(record.get("released")) or is_gone(record)
 
 
 def boot() -> str:
