@@ -30,7 +30,7 @@ class Host:
     def run(self, file: str, name: str, units: str = "") -> tuple[list[str], list[str]]:
         """Run a task's script; return what it printed, and what it asked of systemd."""
         tasks = yaml.safe_load((ROLE / file).read_text())
-        tasks += [task for block in tasks for task in block.get("block", [])]
+        tasks += [task for block in tasks for part in ("block", "rescue") for task in block.get(part, [])]
         [script] = [task["ansible.builtin.shell"] for task in tasks if task["name"] == name]
         for place in ("/opt/trainer", "/run/"):
             script = script.replace(place, f"{self.root}{place}")
@@ -46,6 +46,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
+FORGET = "Forget what still runs"
 KEEP, STOP = "Keep which tasks run", "Stop the tasks, and keep them down at the next boot"
 READ, START = "Read which tasks are to come back", "Start the tasks again"
 
@@ -65,6 +66,16 @@ def test_what_ran_is_kept_stopped_and_started_again(host: Host) -> None:
         "trainer@worker-13.service",
     ]
     assert host.run("take_back.yml", READ)[0] == []
+
+
+def test_a_host_that_can_t_leave_keeps_what_an_earlier_run_has_stopped(host: Host) -> None:
+    host.run("leave.yml", KEEP, "worker-1")
+    host.run("leave.yml", FORGET)
+    assert not (host.root / "opt/trainer/drained").exists()
+    host.run("leave.yml", KEEP, "ps-1 worker-1")
+    host.run("leave.yml", KEEP, "worker-1 worker-12")  # ps-1 is down by now
+    host.run("leave.yml", FORGET)
+    assert host.run("take_back.yml", READ)[0] == ["ps-1"]
 
 
 def test_a_host_on_which_nothing_runs_keeps_nothing(host: Host) -> None:

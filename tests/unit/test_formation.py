@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trainer.cluster import leaving
+from trainer.cluster import formation, leaving
 from trainer.cluster import member as rules
 from trainer.cluster.formation import can_do_without, describe_missing, form
 from trainer.cluster.member import Event, Member, State
@@ -138,6 +139,29 @@ def test_the_limit_of_waiting_names_who_is_missing() -> None:
         UserError, match=r"member_wait_timeout_seconds\), and no answer from ps-0 \(d:1\), ps-1 \(e:1\)\. "
     ):
         take(Hears(worker_0="w0", worker_1="w1", worker_2="w2"), member_wait_timeout_seconds=0.2)
+
+
+def test_a_planned_reboot_is_named_and_no_part_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "LEAVING", tmp_path)
+    (tmp_path / "ps-1").touch()
+    hears = Hears(worker_0="w0", worker_1="w1", worker_2="w2", ps_0="p0")
+    began = now = time.monotonic()
+    named: set[str] = set()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 100.0
+
+    def tell(missing: dict[str, Member]) -> None:
+        named.add(describe_missing(missing))
+        if now - began > 5000.0:
+            (tmp_path / "ps-1").unlink(missing_ok=True)
+        if now - began > 5500.0:
+            hears.hears(ps_1="p1")
+
+    monkeypatch.setattr(formation, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    assert take(hears, tell, elastic=False, member_wait_timeout_seconds=1000.0)["ps-1"] == "p1"
+    assert named == {"waiting until ps-1 (e:1) is back from a planned reboot", "no answer from ps-1 (e:1)"}
 
 
 def test_one_on_another_release_is_named_with_both_and_the_mend() -> None:

@@ -39,6 +39,49 @@ def test_what_a_living_coordinator_says_counts(state: str, run: dict[str, Any], 
         assert not module.has_happened({**run, "pid": gone}, TASKS, state, tmp_path)
 
 
+class Host:
+    """Ansible's module on a host whose coordinator's unit a test gives, one look after the other."""
+
+    def __init__(self, *looks: str) -> None:
+        self.looks = list(looks)
+        self.params: dict[str, Any] = {"coordinator": "chief-0", "tasks": ["chief-0"], "state": "present", "timeout": 9}
+
+    def run_command(self, command: list[str], cwd: str | None = None) -> tuple[int, str, str]:
+        return (0, self.looks.pop(0), "") if command[0] == "systemctl" else (1, "", "no run yet")
+
+    def exit_json(self, **result: Any) -> None:
+        raise SystemExit("goes on")
+
+    def fail_json(self, **result: Any) -> None:
+        raise SystemExit(result["msg"])
+
+
+DOWN = "ActiveState=inactive\n"
+FAILED = "ActiveState=failed\n"
+
+
+@pytest.mark.parametrize(
+    ("looks", "tasks", "state", "said"),
+    [
+        ([DOWN], ["worker-1"], "present", "goes on"),
+        ([DOWN], ["ps-1"], "absent", "goes on"),
+        (["ActiveState=inactive\nJob=41\n", "ActiveState=activating\n", DOWN], ["chief-0"], "present", "goes on"),
+        ([FAILED], ["worker-1"], "present", "goes on"),
+        (["ActiveState=active\n", FAILED], ["chief-0"], "present", "chief-0 was started again and has failed"),
+    ],
+)
+def test_a_coordinator_that_is_down_is_waited_for_only_while_it_is_to_start(
+    monkeypatch: pytest.MonkeyPatch, looks: list[str], tasks: list[str], state: str, said: str
+) -> None:
+    host = Host(*looks)
+    host.params |= {"tasks": tasks, "state": state}
+    monkeypatch.setattr(module, "AnsibleModule", lambda **options: host)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    with pytest.raises(SystemExit, match=said):
+        module.main()
+    assert host.looks == []
+
+
 def test_a_limit_says_what_was_seen_last() -> None:
     run = {"run": "digits", "state": "waiting", "message": "no answer from ps-0 (a:1)", "without": BOTH}
     assert module.describe(run, TASKS) == (

@@ -40,9 +40,9 @@ def form(
     `first` says that the run has never trained: workers are waited for. `without` are ps that the training goes on
     without already. A ps that leaves is left out, though it may answer. `tell` is called with the missing, again and
     again.
-    Raises UserError when the user's limit to the waiting is over.
+    Raises UserError when the user's limit to the waiting is over, in which a planned reboot does not count.
     """
-    began = time.monotonic()
+    began = counted = time.monotonic()
     while True:
         heartbeat.hurry(since=began)
         members, waited = heartbeat.members(), time.monotonic() - began
@@ -57,9 +57,12 @@ def form(
         if not missing or can_do_without(config, cluster, missing, first, {*without, *leaving}, waited):
             return here
         tell(missing)
-        if config.member_wait_timeout_seconds and waited > config.member_wait_timeout_seconds:
+        if leaving & missing.keys():
+            counted = time.monotonic()
+        seconds = time.monotonic() - counted
+        if config.member_wait_timeout_seconds and seconds > config.member_wait_timeout_seconds:
             raise UserError(
-                f"waited {waited:.0f} s (member_wait_timeout_seconds), and {describe_missing(missing)}. "
+                f"waited {seconds:.0f} s (member_wait_timeout_seconds), and {describe_missing(missing)}. "
                 "Start what is missing, or take it out"
             )
         time.sleep(POLL_SECONDS)
@@ -87,9 +90,12 @@ def can_do_without(
 
 def describe_missing(missing: Mapping[str, Member]) -> str:
     """Say why each of them is missing, and how to mend it where that is no fault of its host's."""
-    others = {task: member for task, member in missing.items() if member.state is State.OTHER_RELEASE}
-    quiet = {task: member.address for task, member in missing.items() if task not in others}
+    leaving = leaving_ps()
+    left = {task: member.address for task, member in missing.items() if task in leaving}
+    others = {t: member for t, member in missing.items() if member.state is State.OTHER_RELEASE and t not in left}
+    quiet = {t: member.address for t, member in missing.items() if t not in others and t not in left}
     said = [f"no answer from {names(quiet)}"] if quiet else []
+    said += [f"waiting until {names(left)} is back from a planned reboot"] if left else []
     said += [f"{task} ({member.address}) {member.why}" for task, member in others.items()]
     return "; ".join(said) + (f": {MEND}" if others else "")
 

@@ -15,7 +15,7 @@ module: wait_for_members
 short_description: Wait until the coordinator goes on without some tasks, or trains with them
 description:
   - Runs on the coordinator's host, and asks what the run's status says.
-  - Where the coordinator does not run, there is nothing to wait for.
+  - Where the coordinator does not run, there is nothing to wait for. One that came back and has failed is an error.
 options:
   coordinator:
     description: The coordinator's task, such as C(chief-0).
@@ -67,6 +67,11 @@ def has_happened(run: dict[str, Any], tasks: list[str], state: str, processes: P
     return run.get("state") == "training" and not any(task in without for task in tasks)
 
 
+def is_down(unit: dict[str, str]) -> bool:
+    """Whether a unit neither runs nor waits to be started."""
+    return unit.get("ActiveState", "") in ("", "inactive", "failed") and unit.get("Job", "") in ("", "0")
+
+
 def describe(run: dict[str, Any], tasks: list[str]) -> str:
     """Say what the run does, and what it says of the tasks."""
     without = run.get("without") or {}
@@ -87,11 +92,18 @@ def main() -> None:
         supports_check_mode=True,
     )
     tasks, state, timeout = (module.params[name] for name in ("tasks", "state", "timeout"))
-    unit = f"trainer@{module.params['coordinator']}.service"
+    coordinator = module.params["coordinator"]
+    unit = f"trainer@{coordinator}.service"
     begun = time.monotonic()
     while True:
-        _code, active, _error = module.run_command(["systemctl", "show", "--property=ActiveState", "--value", unit])
-        if active.strip() in ("inactive", "failed", ""):
+        _code, shown, _error = module.run_command(["systemctl", "show", "--property=ActiveState,Job", unit])
+        properties = dict(line.partition("=")[::2] for line in shown.splitlines())
+        if is_down(properties):
+            if state == "present" and coordinator in tasks and properties.get("ActiveState") == "failed":
+                module.fail_json(
+                    msg=f"the coordinator {coordinator} was started again and has failed; expected that it trains. Its "
+                    f"journal says why: journalctl --unit {unit}"
+                )
             module.exit_json(changed=False, run={})
         code, said, error = module.run_command([*AS_TRAINER, *STATUS], cwd="/opt/trainer/current")
         run = json.loads(said) if code == 0 else {}
@@ -101,7 +113,7 @@ def main() -> None:
             seen = describe(run, tasks) if run else f"the run's status can't be read: {error.strip()}"
             wanted = "goes on without" if state == "absent" else "trains with"
             module.fail_json(
-                msg=f"the coordinator {module.params['coordinator']} was not seen in {timeout} s that it {wanted} "
+                msg=f"the coordinator {coordinator} was not seen in {timeout} s that it {wanted} "
                 f"{', '.join(tasks)} (trainer_return_seconds): {seen}",
                 run=run,
             )
