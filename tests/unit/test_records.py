@@ -94,9 +94,9 @@ def test_a_file_system_that_syncs_no_directory_is_no_error(tmp_path: Path, monke
         sync(tmp_path / "file")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]"])
-def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\0\0", b"\xff{}"])
+def test_a_damaged_record_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.json"
-    path.write_text(text)
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.json"):
         read_record(path)

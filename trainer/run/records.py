@@ -37,12 +37,10 @@ def write_text(path: Path, text: str) -> None:
 def read_record(path: Path) -> dict[str, Any] | None:
     """Return the record, or None when there is none; raises ValueError, naming the file, when it is not one."""
     try:
-        text = path.read_text(encoding="utf-8")
+        record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    try:
-        record = json.loads(text)
-    except ValueError as error:
+    except ValueError as error:  # also where the bytes are no text
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(record, dict):
         raise ValueError(f"{path} holds no JSON object")
