@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from trainer.run.selection import apply_selection, selected_sweep
 from trainer.run.sweep import Sweep
 from trainer.signals import StopRequest
 from trainer.states import RunState
-from trainer.tasks import coordinator, evaluator, server, sweep
+from trainer.tasks import evaluator, server, sweep
 from trainer.tasks.sweep import train_point
 
 POINTS = [{"rate": 0.1}, {"rate": 0.2}, {"rate": 0.3}]
@@ -185,19 +184,6 @@ def test_a_shared_path_that_takes_no_record_is_tried_again_and_not_at_once(
     monkeypatch.setattr("trainer.tasks.sweep.time.sleep", slept.append)
     assert train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
     assert slept == [sweep.PATIENCE_SECONDS]
-
-
-def test_a_member_in_step_waits_for_the_chiefs_export(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory, now = RunDirectory(config.shared_dir, "s-1"), [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += 300
-        if now[0] > config.saving_timeout_seconds - 600:
-            directory.set_state(RunState.FINISHED, 10, asked=10)
-
-    monkeypatch.setattr(coordinator, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    coordinator.wait_for_the_end(directory, config, 10, StopRequest())
-    assert coordinator.END_SECONDS < now[0] < config.saving_timeout_seconds
 
 
 def test_a_coordinator_of_a_sweep_that_is_over_trains_nothing(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

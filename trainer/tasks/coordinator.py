@@ -59,6 +59,7 @@ END_SECONDS = 600.0
 FLUSH_SECONDS = 10.0
 SETTLE_SECONDS = 10.0
 FREED_SECONDS = THREADS_SECONDS = 5.0
+STORAGE_PAUSE_SECONDS = 5.0
 HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
 GENERATIONS_IN_VAIN = 3  # generations in a row that trained nothing, after which a new process may do better
 
@@ -142,6 +143,8 @@ def run_coordinator(
             enter(progress, RunState.WAITING, message)
             if isinstance(error, StalePath) or is_stale(error):
                 notifier.restart_unit()
+            elif leads and not begun and isinstance(error, OSError):  # as a full path: the next would fail at once
+                return pause_unless_stopped(STORAGE_PAUSE_SECONDS)
             return TRY_AGAIN
         log.error("run %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
         enter(progress, RunState.FAILED, message)
@@ -159,6 +162,15 @@ def run_coordinator(
             progress.close(FLUSH_SECONDS)
         if lease is not None:
             lease.release()
+
+
+def pause_unless_stopped(seconds: float) -> int:
+    """Hold the next process back, which no budget does yet; returns this one's exit code."""
+    try:
+        time.sleep(seconds)
+    except Stopped:
+        return STOPPED
+    return TRY_AGAIN
 
 
 def write_finished(directory: RunDirectory, config: Config, step: int) -> None:
