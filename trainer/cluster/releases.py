@@ -58,6 +58,8 @@ class Releases:
         found = self._found.get(process)
         if found is None or found == self._own:
             return found and ""
+        if found == UNKNOWN:
+            return f"does not say which release it runs, and the coordinator runs {self._own}"
         return f"runs release {found}, and the coordinator {self._own}"
 
     def _ask(self) -> None:
