@@ -29,7 +29,7 @@ from trainer.training.tf_internals import (
     delete_executor,
     full_names,
     is_recovering,
-    moving_averages,
+    moving_average,
     resource_names,
     stop_cluster,
     whole_of,
@@ -290,10 +290,11 @@ def test_a_checkpoint_has_the_names_of_its_variables(tmp_path: Path) -> None:
     assert full_names(tf.train.load_checkpoint(prefix)) == {"one/.ATTRIBUTES/VARIABLE_VALUE": "here"}
 
 
-def test_averages_are_in_the_order_of_the_weights() -> None:
-    optimizer = tf.keras.optimizers.SGD(use_ema=True)
-    optimizer.build([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
-    assert [average.numpy().tolist() for average in moving_averages(optimizer)] == [[1.0, 2.0], [3.0]]
+def test_the_average_of_a_weight_is_found() -> None:
+    optimizer, weights = tf.keras.optimizers.SGD(use_ema=True), [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
+    optimizer.build(weights)
+    assert [moving_average(optimizer, weight).numpy().tolist() for weight in reversed(weights)] == [[3.0], [1.0, 2.0]]
+    assert moving_average(optimizer, tf.Variable(1.0)) is None
 
 
 @pytest.mark.parametrize(

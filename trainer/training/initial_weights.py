@@ -24,7 +24,7 @@ from trainer.training.export import ensure_built
 from trainer.training.handover import walk
 from trainer.training.placement import name_of
 from trainer.training.step_runner import StepRunner
-from trainer.training.tf_internals import full_names, moving_averages
+from trainer.training.tf_internals import full_names, moving_average
 from trainer.variables import flatten
 
 log = logging.getLogger(__name__)
@@ -116,8 +116,9 @@ def restart_averages(model: Any) -> None:
     """Have the averages of the weights begin with the weights that were read."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if getattr(optimizer, "use_ema", False):
-        for variable, average in zip(model.trainable_variables, moving_averages(optimizer), strict=True):
-            average.assign(variable)
+        for variable in model.trainable_variables:
+            if (average := moving_average(optimizer, variable)) is not None:
+                average.assign(variable)
 
 
 def open_source(config: Config, program: Any, element_spec: Any) -> list[Stored]:

@@ -259,10 +259,10 @@ def whole_of(variable: Any) -> Any:
     return container() if container is not None else None
 
 
-def moving_averages(optimizer: Any) -> list[Any]:
-    """Return the averages that an optimizer with use_ema keeps, in the order of the weights that it trains."""
-    averages: list[Any] = optimizer._model_variables_moving_average
-    return averages
+def moving_average(optimizer: Any, weight: Any) -> Any:
+    """Return the average that an optimizer with use_ema keeps of a weight, None of one that it doesn't train."""
+    number = optimizer._index_dict.get(optimizer._var_key(weight))
+    return None if number is None else optimizer._model_variables_moving_average[number]
 
 
 def full_names(reader: Any) -> dict[str, str]:
