@@ -13,7 +13,7 @@ from processes import ROOT, run_check
 from trainer import testing  # noqa: F401  before TensorFlow's Keras is looked at: it chooses which
 from trainer.config import Config
 from trainer.failures import UserError
-from trainer.training.callbacks import callbacks_of, keras
+from trainer.training.callbacks import callbacks_of, keras, keys_of
 
 pytestmark = pytest.mark.timeout(450)
 APIS = ("custom_loop", "fit")
@@ -115,6 +115,17 @@ def test_what_would_be_never_or_wrongly_called_is_refused(made: Callable[[], Any
 def test_batches_are_refused_only_where_workers_do_them() -> None:
     assert len(ask(PerBatch(), strategy="mirrored")) == 1
     assert len(ask(keras.ModelCheckpoint("there", "loss", save_freq=10), strategy="one_device")) == 1
+
+
+def test_members_in_step_have_an_idle_callback_where_the_coordinator_writes() -> None:
+    config = Config(program="a:B", strategy="multi_worker_mirrored")
+    found = {
+        leads: callbacks_of(config, Program(keras.CSVLogger("there")), compiled(), leads=leads)
+        for leads in (True, False)
+    }
+    assert isinstance(found[True][0], keras.CSVLogger)
+    assert not isinstance(found[False][0], keras.CSVLogger)
+    assert keys_of(found[True]) == keys_of(found[False]) == ["CSVLogger 0"]
 
 
 @pytest.mark.parametrize("kind", [lambda: keras.LearningRateScheduler(lambda epoch: 0.1), keras.ReduceLROnPlateau])

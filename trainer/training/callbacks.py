@@ -54,7 +54,15 @@ def callbacks_of(config: Config, program: Any, model: Any, *, leads: bool = True
             raise UserError(f"{name} returned {type(callback).__name__}, which this training can't call: {why}")
         if unheard := [f"on_{one}" for one in NEVER_CALLED if has_own(callback, f"on_{one}")]:
             log.warning("%s is never told %s: evaluation is not Keras's", type(callback).__name__, ", ".join(unheard))
-    return [callback for callback in found if leads or not isinstance(callback, OF_THE_LEADER)]
+    return [callback if leads or not isinstance(callback, OF_THE_LEADER) else idle(callback) for callback in found]
+
+
+def idle(callback: Any) -> Any:
+    """Return one of the same name that does nothing: members in step agree on what callbacks do, so that all have some.
+
+    With a list that is empty on some members alone, the others would wait for them for ever.
+    """
+    return type(type(callback).__qualname__, (keras.Callback,), {})()
 
 
 def problem(config: Config, callback: Any, model: Any) -> str | None:
