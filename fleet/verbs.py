@@ -205,7 +205,8 @@ def _follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> None
     chief, evaluator = cluster.inventory.chief, cluster.inventory.evaluator
     progress = ProgressLine(desk.out, clock=desk.clock)
     told: set[str] | None = None
-    heard, deadline = desk.clock(), None
+    begun = heard = desk.clock()
+    deadline = None
     try:
         while True:
             desk.sleep(UNITS_SECONDS)
@@ -227,7 +228,10 @@ def _follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> None
                 deadline = deadline or desk.clock() + EVALUATION_SECONDS
                 if evaluator is None or sweep["evaluated"] or desk.clock() > deadline:
                     break
-            elif seen.units[chief.name].health in (Health.STOPPED, Health.FAILED):
+            # systemd needs a moment from the request to the first sign of life.
+            elif (health := seen.units[chief.name].health) is Health.FAILED or (
+                health is Health.STOPPED and desk.clock() - begun > 2 * UNITS_SECONDS
+            ):
                 raise ClusterTrouble("", cluster.trouble({chief: f"is down, and sweep {name} is not over"}))
             said = report.render_progress(seen.run) if seen.run else "waiting"
             progress.show(f"{len(ended)} of {len(sweep['points'])} points have ended; {sweep['present']}: {said}")

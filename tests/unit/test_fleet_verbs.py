@@ -1426,6 +1426,28 @@ def test_sweep_whose_coordinator_is_down_before_its_end_is_trouble(hosts: Preten
     assert json.loads(hosts.selection)["sweep"]["attempt"] == 1
 
 
+def test_sweep_whose_evaluator_is_late_ends_with_saying_so(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.tick = follow(swept("new", "new"), swept("finished", "finished", over=True, present=None))
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
+    assert "\nNot every point is evaluated yet; the evaluator goes on. Look: fab sweep --status\n" in printed(desk)
+
+
+def test_sweep_whose_coordinator_is_slow_to_start_is_followed(hosts: Pretence, desk: verbs.Desk) -> None:
+    looks = [0]
+
+    def tick(hosts: Pretence) -> None:
+        if "start chief-0" in hosts.done and not looks[0]:
+            hosts.set("chief-0", active="inactive", sub="dead")
+            hosts.sweep, looks[0] = swept("new", "new"), 1
+        elif looks[0]:
+            hosts.set("chief-0", active="active", sub="running")
+            hosts.sweep = swept("finished", "finished", over=True, evaluated=True, present=None)
+
+    hosts.tick = tick
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
+    assert "sweep s: over\n" in printed(desk)
+
+
 @pytest.mark.parametrize("seconds", [60, 600])
 def test_chief_that_is_away_for_a_while_does_not_end_the_looking_on(
     hosts: Pretence, desk: verbs.Desk, seconds: float
