@@ -92,8 +92,10 @@ def test_the_next_point_is_the_first_that_has_not_ended_and_after_the_last_it_st
 def test_another_attempt_tries_what_failed_and_leaves_what_is_finished(config: Config) -> None:
     for run, state in (("s-1", RunState.FINISHED), ("s-2", RunState.FAILED), ("s-3", RunState.FINISHED)):
         end(config, run, state)
+    write_record(RunDirectory(config.shared_dir, "s-2").status, {"run": "s-2", "run_dir": "", "state": "failed"})
     select(Path(config.shared_dir), attempt=2)
     assert present(config) == "s-2"
+    assert [point["state"] for point in read_sweep(config)["points"]] == ["finished", "new", "finished"]
     end(config, "s-2", RunState.FAILED)
     sweep = selected_sweep(config.replace(run="s-2"))
     assert sweep is not None

@@ -55,7 +55,7 @@ def find_sweep(config: Config, name: str | None) -> Sweep:
 
 def read_point(sweep: Sweep, point: Point, end: Mapping[str, Any] | None) -> dict[str, Any]:
     status = read_status(RunDirectory(sweep.shared_dir, point.run))
-    began = status.state is not RunState.NEW
+    began = status.state not in (RunState.NEW, RunState.FAILED)  # one that failed before is tried again
     evaluation = status.evaluation or {}
     return {
         "run": point.run,
