@@ -50,8 +50,15 @@ site: venv  ## make the hosts right: ansible-playbook site.yml
 test: packages  ## lint, unit, then training beside infra, then dozen
 	$(MAKE) lint
 	$(MAKE) unit
-	$(MAKE) --jobs=2 --output-sync=target training infra
+	$(MAKE) venv-tf lab
+	$(MAKE) --jobs=2 training-beside infra-beside
 	python -m pytest tests/drills -m dozen
+
+# Beside another target: each line says whose it is.
+%-beside: SHELL := /bin/bash
+%-beside: .SHELLFLAGS := -o pipefail -c
+%-beside:
+	@$(MAKE) $* 2>&1 | sed --unbuffered 's/^/$*: /'
 
 lint: venv  ## ruff, mypy, yamllint, ansible-lint
 	ruff check
