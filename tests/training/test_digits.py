@@ -97,8 +97,12 @@ print(json.dumps({tag: read.Scalars(tag)[-1].value for tag in read.Tags()["scala
 
 
 def test_tensorflow_reports_no_error_of_its_own(digits: Process) -> None:
-    """Neither that this machine has no GPU, nor anything else in the form of its native log."""
-    assert re.findall(r"^.*[|] [IWEF]\d{4} .*$", digits.output, re.MULTILINE) == []
+    """Neither that this machine has no GPU, nor anything else in the form of its native log.
+
+    A ps may say that it let go of what a call had not fetched: not with each run.
+    """
+    told = re.findall(r"^.*[|] [IWEF]\d{4} .*$", digits.output, re.MULTILINE)
+    assert [line for line in told if "Local rendezvous is aborting with status: ABORTED: Cleanup" not in line] == []
 
 
 def test_no_process_is_left(digits: Process) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, until
@@ -123,7 +124,12 @@ def test_a_server_of_another_release_is_left_out_until_it_runs_the_right_one(run
     chief.search("going on without worker-1")
     chief.search("step [1-9]")
     directory = RunDirectory(hosts.disk("chief-0"), RUN)
-    [event] = [found for found in read_events(directory.event_log) if found["event"] == "member-other-release"]
+
+    def told() -> list[Any]:
+        return [found for found in read_events(directory.event_log) if found["event"] == "member-other-release"]
+
+    until(told, "the event", say=lambda: chief.output)
+    [event] = told()
     assert (event["task"], "runs release old" in event["message"]) == ("worker-1", True)
     assert [servers[task].code for task in servers] == [None, None, None]
 

@@ -57,7 +57,7 @@ def test_only_the_chief_writes(runs: Runs, in_step: Process) -> None:
     stopped = int(re.findall(r"stopped at step (\d+) on request", in_step.output)[0])
     assert set(runs.checkpoints("members")) == {*range(50, STEPS + 1, 50), stopped}
     assert len(list((directory / "checkpoints").glob("*.data-*"))) == len(runs.checkpoints("members"))
-    records = ("run", "state", "status", "evaluation", "attempts", "lease-3")  # the chief's third process
+    records = ("run", "state", "status", "evaluation", "attempts", "export", "lease-3")  # the chief's third process
     assert {path.name for path in directory.iterdir()} == {
         *(f"{name}.json" for name in records),
         *("events.jsonl", "checkpoints", "events", "export"),
