@@ -456,7 +456,11 @@ def ssh_host(name: str, variables: Mapping[str, Any]) -> Host:
         raise OperatorMistake(
             f"host '{name}' has ansible_port: {port!r}; expected a number from 1 to 65535, such as 22"
         )
-    key = variables.get("ansible_ssh_private_key_file") or variables.get("ansible_private_key_file")
+    key = (
+        variables.get("ansible_ssh_private_key_file")
+        or variables.get("ansible_private_key_file")
+        or settings.DEFAULT_PRIVATE_KEY_FILE
+    )
     return Host(
         name=name,
         address=variables.get("ansible_host") or name,
@@ -471,8 +475,8 @@ def _key_file(host: str, value: str) -> Path:
     path = control_file(ROOT, value)
     if not path.is_file():
         raise OperatorMistake(
-            f"host '{host}' has ansible_ssh_private_key_file: {value}, and there is no file {path}. "
-            "Name the key that opens the host, or make the lab (`make lab`), which makes its own"
+            f"host '{host}' has ansible_ssh_private_key_file: {value}, or ansible.cfg has private_key_file, and "
+            f"there is no file {path}. Name the key that opens the host, or make the lab, which has its own: make lab"
         )
     return path
 

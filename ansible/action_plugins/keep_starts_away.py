@@ -8,16 +8,31 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import ChainMap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ansible.plugins.action import ActionBase
+
+from ansible import context
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 from fleet.errors import OperatorMistake  # noqa: E402
-from fleet.inventory import ssh_host  # noqa: E402
+from fleet.inventory import Host, ssh_host  # noqa: E402
+
+
+def host_of(name: str, variables: Mapping[str, Any]) -> Host:
+    """Say how Ansible reaches a host, by its variables and then by what the command line says."""
+    words = {
+        "ansible_user": "remote_user",
+        "ansible_private_key_file": "private_key_file",
+        "ansible_ssh_common_args": "ssh_common_args",
+    }
+    said = {variable: value for variable, word in words.items() if (value := context.CLIARGS.get(word))}
+    return ssh_host(name, ChainMap(cast(dict[str, Any], variables), said))
 
 
 class ActionModule(ActionBase):
@@ -31,7 +46,7 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         name = str(variables["groups"]["chief"][0])
         try:
-            chief = dataclasses.asdict(ssh_host(name, variables["hostvars"][name]))
+            chief = dataclasses.asdict(host_of(name, variables["hostvars"][name]))
         except OperatorMistake as mistake:
             return {"skipped": True, "msg": str(mistake)}
         asked = {"chief": chief, "what": "run of site.yml", "process": os.getppid()}

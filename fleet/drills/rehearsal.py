@@ -43,6 +43,7 @@ def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool =
     failed: list[str] = []
     with taken(cluster, desk) as stage:
         for each in chosen:
+            stage.keep()
             if each.name in refusals:
                 desk.say(f"skip  {each.name}: {refusals[each.name]}")
             elif not _go_through(stage, each):
@@ -100,8 +101,11 @@ def taken(cluster: Cluster, desk: Desk) -> Iterator[Stage]:
         yield stage
     finally:
         with undisturbed():
-            stage.give_back()
-            cluster.let_starts_in()
+            try:
+                stage.keep()
+                stage.give_back()
+            finally:
+                cluster.let_starts_in()
         desk.say("the cluster is as it was before")
 
 

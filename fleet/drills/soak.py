@@ -192,6 +192,7 @@ class Soak:
         for each in coming:
             if stage.desk.clock() >= end:
                 break
+            stage.keep()
             bound = each.bound(self._slack)
             outcome = self._do(each, bound)
             self.outcomes.append((each, outcome))

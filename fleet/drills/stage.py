@@ -109,6 +109,7 @@ class Stage:
         self._used: set[str] = set()  # runs whose directories are taken away at the end
         self._before: Observation | None = None
         self._settings: dict[str, str] = {}
+        self._written: dict[str, str] = {}  # by host: the settings as drills wrote them last
 
     @property
     def chief(self) -> Task:
@@ -152,6 +153,41 @@ class Stage:
             )
         self._before, self._settings = before, answers
 
+    def keep(self) -> None:
+        """Keep starts away still, or again: a drill may cut off the host that does it.
+
+        Raises ClusterTrouble where someone came in between. What they changed is not given back then.
+        """
+        if self._before is None or self.cluster.hosts.is_holding():
+            return
+        self.cluster.let_starts_in()
+        before = self._before
+        try:
+            self.cluster.keep_starts_away("drill")
+            why = self._changed_by_others(before.selection)
+        except OperatorMistake as mistake:
+            why = str(mistake)
+        if why:
+            self._before = None
+            run = before.selection.get("run", "YOURS")
+            raise ClusterTrouble(
+                f"the connection to {self.chief.host} that kept other starts away was lost, and meanwhile {why}. The "
+                "drills end here, and nothing is given back. Look: fab status. Where a drill's run is still selected: "
+                f"fab start-cluster --run {run}"
+            )
+
+    def _changed_by_others(self, selection: Mapping[str, Any]) -> str | None:
+        """Say what differs from how the drills have left selection and settings, on the hosts that answer."""
+        seen = self.cluster.observe([self.chief.host])
+        selected, expected = seen.selection.get("run"), self.run or selection.get("run")
+        if not seen.unreachable and selected != expected:
+            return f"the run {selected!r} was selected in the place of {expected!r}"
+        for host, answer in self.cluster.hosts.run(dict.fromkeys(self.inventory.hosts, f"cat {SETTINGS}")).items():
+            ours = self._written.get(host, self._settings[host])
+            if not answer.unreachable and answer.stdout.strip() != ours.strip():
+                return f"{SETTINGS} of {host} was changed"
+        return None
+
     def give_back(self) -> None:
         """Leave the cluster as the operator had it: the selected run, the settings, and what ran."""
         if self._before is None:
@@ -191,6 +227,7 @@ class Stage:
             # Beside it and moved: a task that starts meanwhile reads the one or the other.
             write = f"cat > {SETTINGS}.new && chmod 0644 {SETTINGS}.new && mv {SETTINGS}.new {SETTINGS}"
             self.on(host, f"printf '%s\\n' {shlex.quote(text.rstrip())} | root sh -c {shlex.quote(write)}")
+            self._written[host] = text
 
     # The drill's run
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fleet.cluster import Cluster
+from fleet.cluster import Cluster, Observation
 from fleet.drills import rehearsal, soak
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN, Drill
 from fleet.drills.faults import Cut, Damage, Fault, Freeze, Kill, PowerOff, one
@@ -111,6 +111,64 @@ def test_no_drill_is_begun_while_a_start_is_at_work() -> None:
     ((host, script),) = hosts.scripts
     assert host == "head"
     assert "a drill of " in script
+
+
+class Loses(Pretence):
+    """Hosts of which the chief's has lost the connection that keeps starts away."""
+
+    def is_holding(self) -> bool:
+        return False
+
+
+def as_left(**changes: str | Answer) -> dict[str, str | Answer]:
+    """What hosts answer where nobody was there but the drills."""
+    units = "".join(f"Id=trainer@{task.name}.service\nActiveState=active\n\n" for task in TASKS if task.host == "head")
+    settings = '{"run": "drill-1"}'
+    selection = f"@now\n1\n@units\n{units}@selection\n{changes.get('selection', settings)}\n"
+    return {
+        "flock": changes.get("lock", "held"),
+        "@selection": changes.get("head", selection),
+        "cat /etc/trainer/run.json": changes.get("settings", settings),
+    }
+
+
+def drilled(hosts: Pretence) -> Stage:
+    """The stage after a drill's run."""
+    made = stage(hosts)
+    made._before, made._settings = Observation(selection={"run": "big"}), dict.fromkeys(made.inventory.hosts, "{}")
+    made._write_settings(dict.fromkeys(made.inventory.hosts, '{"run": "drill-1"}'))
+    return made
+
+
+@pytest.mark.parametrize("answers", [as_left(), as_left(head=Answer(unreachable="no answer"))])
+def test_a_lock_that_is_lost_is_taken_again_and_the_drills_go_on(answers: dict[str, str | Answer]) -> None:
+    hosts = Loses(answers)
+    made = drilled(hosts)
+    made.keep()
+    assert any("flock" in script and "a drill of " in script for _, script in hosts.scripts)
+    assert made._before is not None
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        (as_left(lock="taken by a start of ann@laptop since 10:41:07 UTC"), "taken by a start of ann@laptop"),
+        (as_left(selection='{"run": "ann-3"}'), "the run 'ann-3' was selected in the place of 'drill-1'"),
+        (as_left(settings='{"run": "ann-3"}'), "/etc/trainer/run.json of head was changed"),
+    ],
+)
+def test_drills_end_and_give_nothing_back_where_another_came_in_between(
+    answers: dict[str, str | Answer], why: str
+) -> None:
+    hosts = Loses(answers)
+    made = drilled(hosts)
+    with pytest.raises(ClusterTrouble, match=why) as raised:
+        made.keep()
+    assert "fab start-cluster --run big" in str(raised.value)
+    asked = len(hosts.scripts)
+    made.keep()
+    made.give_back()
+    assert len(hosts.scripts) == asked
 
 
 def test_names_are_unique_and_the_dozen_are_drills() -> None:

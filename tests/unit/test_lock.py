@@ -190,6 +190,18 @@ def test_a_machine_that_is_the_whole_cluster_needs_no_ssh(plugin: Any) -> None:
     assert (done["skipped"], "warnings" in done, "failed" in done) == (True, False, False)
 
 
+def test_the_command_line_of_ansible_leads_to_the_chief_s_host(
+    plugin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (key := tmp_path / "key").touch()
+    said = {"remote_user": "ann", "private_key_file": str(key), "ssh_common_args": "-o StrictHostKeyChecking=no"}
+    monkeypatch.setattr(plugin.context, "CLIARGS", said)
+    host = plugin.host_of("head", {"ansible_host": "192.0.2.10"})
+    assert (host.address, host.user, host.key_file) == ("192.0.2.10", "ann", key)
+    assert host.ssh_options == {"stricthostkeychecking": "no"}
+    assert plugin.host_of("head", {"ansible_user": "ben"}).user == "ben"  # a variable wins, as it does for Ansible
+
+
 def test_a_holder_that_can_t_begin_says_why(plugin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(plugin, "ROOT", tmp_path)  # where there is no fleet
     monkeypatch.delenv("PYTHONPATH", raising=False)
