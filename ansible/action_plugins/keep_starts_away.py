@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from ansible.context import CLIARGS
 from ansible.plugins.action import ActionBase
-
-from ansible import context
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
@@ -31,7 +30,7 @@ def host_of(name: str, variables: Mapping[str, Any]) -> Host:
         "ansible_private_key_file": "private_key_file",
         "ansible_ssh_common_args": "ssh_common_args",
     }
-    said = {variable: value for variable, word in words.items() if (value := context.CLIARGS.get(word))}
+    said = {variable: value for variable, word in words.items() if (value := CLIARGS.get(word))}
     return ssh_host(name, ChainMap(cast(dict[str, Any], variables), said))
 
 

@@ -195,7 +195,7 @@ def test_the_command_line_of_ansible_leads_to_the_chief_s_host(
 ) -> None:
     (key := tmp_path / "key").touch()
     said = {"remote_user": "ann", "private_key_file": str(key), "ssh_common_args": "-o StrictHostKeyChecking=no"}
-    monkeypatch.setattr(plugin.context, "CLIARGS", said)
+    monkeypatch.setattr(plugin, "CLIARGS", said)
     host = plugin.host_of("head", {"ansible_host": "192.0.2.10"})
     assert (host.address, host.user, host.key_file) == ("192.0.2.10", "ann", key)
     assert host.ssh_options == {"stricthostkeychecking": "no"}
