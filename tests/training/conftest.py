@@ -16,8 +16,20 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     runs = Runs(tmp_path_factory.mktemp("shared"))
-    yield runs
-    runs.end()
+    with runs.ended():
+        yield runs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _none_outlives_its_module(runs: Runs) -> Iterator[None]:
+    with runs.ended():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _none_outlives_its_test(runs: Runs) -> Iterator[None]:
+    with runs.ended():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +200,15 @@ class Runs:
     def checkpoints(self, run: str) -> list[int]:
         return RunDirectory(self.shared, run).catalogue.steps()
 
-    def end(self) -> None:
-        for process in self._started:
-            process.end()
+    @contextlib.contextmanager
+    def ended(self) -> Iterator[None]:
+        """End what is started within it: a training that nobody looks at slows down the tests that come after."""
+        before = len(self._started)
+        try:
+            yield
+        finally:
+            while len(self._started) > before:
+                self._started.pop().end()
 
 
 def is_alive(pid: int) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -95,7 +96,7 @@ class Member:
     """When the last answer came."""
     heard_at: float = 0.0
     """When the last question was asked that was answered."""
-    judged_at: float = 0.0
+    judged_at: float = -math.inf
     """When the last question was asked that was answered or failed."""
     steady_since: float | None = None
     """Since when every question was answered."""
