@@ -26,12 +26,6 @@ def _none_outlives_its_module(runs: Runs) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _none_outlives_its_test(runs: Runs) -> Iterator[None]:
-    with runs.ended():
-        yield
-
-
 @pytest.fixture(scope="session")
 def digits(runs: Runs) -> Process:
     """The demo's training, once, to its end."""
