@@ -24,6 +24,7 @@ from fleet.gpu import check_gpus
 from fleet.inventory import load_inventory
 from fleet.ssh import SshHosts
 from fleet.sweep import read_sweep_file
+from fleet.terminal import printable
 from fleet.validate import validate as check_inventory
 from trainer.parameters import parse_assignments
 
@@ -58,7 +59,7 @@ def _cluster(context: Context, inventory: str | None, ask_vault_pass: bool, chec
         finally:
             hosts.close()
     except FleetError as error:
-        raise Exit(str(error), error.code) from error
+        raise Exit(printable(str(error)), error.code) from error
 
 
 @contextmanager
@@ -228,7 +229,7 @@ def validate(context: Context, json: bool = False, inventory: str | None = None,
     try:
         check_inventory(verbs.Desk(), inventory, json, ask_vault_pass)
     except FleetError as error:
-        raise Exit(str(error) or None, error.code) from error
+        raise Exit(printable(str(error)) or None, error.code) from error
 
 
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})

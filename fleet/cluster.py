@@ -261,7 +261,7 @@ class Cluster:
             host: "\n".join(_journalctl([task], lines) for task in mine) for host, mine in _by_host(tasks).items()
         }
         answers = self.hosts.run(scripts)
-        entries = [_parse_entry(text) for answer in answers.values() for text in answer.stdout.splitlines()]
+        entries = [_parse_entry(text) for answer in answers.values() for text in answer.stdout.split("\n")]
         for _, name, line in sorted(filter(None, entries), key=lambda entry: entry[0]):
             show(name, line)
         _refuse_bad_answers(answers, "the journal can't be read")
@@ -287,7 +287,7 @@ class Cluster:
             for host, mine in _by_host(list(found)).items()
         }
         for answer in self.hosts.run(scripts).values():
-            for text in answer.stdout.splitlines():
+            for text in answer.stdout.split("\n"):
                 entry = _parse_entry(text)
                 if entry and entry[1] in lines:
                     lines[entry[1]] += entry[2].splitlines()
@@ -413,7 +413,7 @@ def _refuse_bad_answers(answers: Mapping[str, Answer], what: str) -> None:
 def _split_sections(text: str) -> dict[str, str]:
     """Cut a script's output at its lines `@name`."""
     parts: dict[str, list[str]] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a status may hold what splitlines() takes for the end of a line
         if line.startswith("@"):
             parts[line[1:]] = current = []
         elif parts:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet.terminal import set_off
+
 
 class FleetError(Exception):
     """A verb can't go on, or can't say that all is well."""
@@ -28,7 +30,7 @@ class Trouble:
     journal: Sequence[str] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.task} on {self.host}: {self.what}"]
+        lines = [f"{self.task} on {self.host}: {set_off(self.what)}"]
         if self.journal:
             lines.append(f"  the last lines of its journal (more: fab logs --task {self.task}):")
             lines += [f"  | {line}" for line in self.journal]

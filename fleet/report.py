@@ -12,6 +12,7 @@ from fleet.decision import judge_task
 from fleet.inventory import Inventory, Task
 from fleet.run import Run
 from fleet.tables import render_duration, render_metrics, render_number, render_table
+from fleet.terminal import one_line, set_off
 from fleet.units import Health
 from trainer.parameters import describe_values
 from trainer.reporting.events import describe_event
@@ -128,16 +129,17 @@ def render_run(run: Run | None) -> str:
     if run.step is not None:
         progress = render_progress(run if run.state == "training" else _without_pace(run))
         text += f", {progress}"
+    text = one_line(text)
     if run.without and run.state in ("waiting", "training"):
-        text += f"\n  without {describe_absent(run.without)}"
-    return f"{text}\n  {run.message}" if run.message and failed else text
+        text += f"\n  without {one_line(describe_absent(run.without))}"
+    return f"{text}\n  {set_off(run.message)}" if run.message and failed else text
 
 
 def render_account(run: Run | None) -> str:
     """Where the run's time went, and what befell it last; nothing of a run that never began."""
     lines = [describe_ledger(run.ledger)] if run and run.ledger else []
     if run and run.events:
-        lines += ["last events", *(f"  {describe_event(event)}" for event in run.events)]
+        lines += ["last events", *(f"  {one_line(describe_event(event))}" for event in run.events)]
     return "\n".join(lines)
 
 

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
+from fleet.terminal import one_line, printable
+
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Align columns; None is an empty cell. No line ends in blanks."""
-    lines = [[("" if cell is None else str(cell)) for cell in row] for row in [header, *rows]]
+    """Align columns; None is an empty cell. A row is one line, whatever its cells say, and no line ends in blanks."""
+    lines = [[("" if cell is None else one_line(str(cell))) for cell in row] for row in [header, *rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -45,10 +47,13 @@ def render_metrics(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {render_number(value)}" for name, value in metrics.items())
 
 
-def put(stream: TextIO, text: str) -> None:
-    """Print now; when whoever read has gone (`fab status | head`), a verb goes on to its end all the same."""
+def put(stream: TextIO, text: str, begin: str = "", end: str = "\n") -> None:
+    """Print now, with nothing in the text that steers a terminal: that is for `begin` and `end`, which are the kit's.
+
+    When whoever read has gone (`fab status | head`), a verb goes on to its end all the same.
+    """
     try:
-        stream.write(text)
+        stream.write(begin + printable(text) + end)
         stream.flush()
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):  # the second is a terminal that was shut
@@ -75,18 +80,18 @@ class ProgressLine:
     def show(self, text: str) -> None:
         if self._terminal:
             width = self._width or shutil.get_terminal_size().columns
-            put(self._stream, f"\r{text[: width - 1]}\x1b[K")
+            put(self._stream, one_line(text)[: width - 1], "\r", "\x1b[K")
         elif text != self._text and (self._last is None or self._clock() - self._last >= self._every):
-            put(self._stream, f"{text}\n")
+            put(self._stream, one_line(text))
             self._last = self._clock()
             self._text = text
 
     def keep(self, text: str) -> None:
         """Print a line that stays, and leave the one that is rewritten."""
         self.end()
-        put(self._stream, f"{text}\n")
+        put(self._stream, text)
 
     def end(self) -> None:
         """Leave the line; what is printed next starts on its own."""
         if self._terminal:
-            put(self._stream, "\r\x1b[K")
+            put(self._stream, "", "\r\x1b[K", "")

@@ -110,7 +110,7 @@ def parse_units(text: str) -> dict[str, Unit]:
     """Read `systemctl show` of several units; keys are unit names."""
     units = {}
     for block in text.strip().split("\n\n"):
-        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        values = dict(line.split("=", 1) for line in block.split("\n") if "=" in line)
         if values.get("Id"):
             units[values["Id"]] = _unit(values)
     return units

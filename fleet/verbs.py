@@ -21,6 +21,7 @@ from fleet.run import Run
 from fleet.signals import undisturbed
 from fleet.sweep import is_same
 from fleet.tables import ProgressLine, put
+from fleet.terminal import printable
 from fleet.units import Health
 from trainer.reporting.sweep import describe_sweep
 
@@ -41,7 +42,7 @@ def _ask(question: str) -> bool:
     """Put a question to the operator; no where nobody sits at a terminal."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
         return False
-    return input(question).strip().lower() in ("y", "yes")
+    return input(printable(question)).strip().lower() in ("y", "yes")
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Desk:
     ask: Callable[[str], bool] = _ask
 
     def say(self, text: str) -> None:
-        put(self.out, f"{text}\n")
+        put(self.out, text)
 
 
 def start_cluster(

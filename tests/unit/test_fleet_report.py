@@ -128,5 +128,5 @@ def test_whoever_reads_may_leave_before_the_end() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:
-        put(stream, "nobody reads this\n")
+        put(stream, "nobody reads this")
         ProgressLine(stream, clock=lambda: 0.0).show("nor this")

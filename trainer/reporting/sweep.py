@@ -85,5 +85,6 @@ def describe_sweep(told: Mapping[str, Any]) -> str:
     lines = [f"sweep {told['name']}: {said}" + (f", {len(failed)} failed" if failed else ""), lay_out(rows)]
     for point in ended:
         if point["message"]:
-            lines.append(f"{point['run']}{' failed' if point in failed else ''}: {point['message']}")
+            message = point["message"].replace("\n", "\n  ")
+            lines.append(f"{point['run']}{' failed' if point in failed else ''}: {message}")
     return "\n".join(lines)

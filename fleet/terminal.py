@@ -1,0 +1,26 @@
+"""Text from hosts and runs, as it may be printed: nothing in it steers the operator's terminal."""
+
+from __future__ import annotations
+
+import re
+
+# What honest programs write to a log: colours, and the backspaces of a progress bar.
+_DECORATION = re.compile("\x1b\\[[0-9;:]*m|\x08+")
+# Every control character but tab and line feed; the marks that turn the direction of text, which reorder what is read;
+# and halves of characters, which no terminal's encoding can write.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Leave out colours, and show every other control character as `\\u001b`, which JSON may hold too."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", _DECORATION.sub("", text))
+
+
+def one_line(text: str) -> str:
+    """The same in one line, for a place where another line would pass for the verb's own."""
+    return printable(text.replace("\n", " "))
+
+
+def set_off(text: str) -> str:
+    """Indent all lines but the first, so that none of them passes for the verb's own."""
+    return text.replace("\n", "\n  ")
