@@ -58,6 +58,7 @@ def another_release(tmp_path_factory):
     return copy_inventory(tmp_path_factory.mktemp("another") / "lab", run, str(programs))
 
 
+@pytest.mark.slow
 def test_the_playbook_restarts_nothing_on_a_release_without_the_program(lab, long_run, another_release):
     before = state(lab)
     # What the coordinator's host refuses, worker-0 doesn't get either.

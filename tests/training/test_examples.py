@@ -143,6 +143,7 @@ def topics_data() -> tuple[np.ndarray, np.ndarray]:
     return topics.load("test")
 
 
+@pytest.mark.matrix
 def test_digits_are_learnt_in_step(runs: Runs) -> None:
     process = trained(
         runs, "sync_digits:SyncDigits", "in-step", 200, "--strategy", "multi_worker_mirrored", "--workers", "1"

@@ -134,8 +134,11 @@ def training(
     training.process.end()
 
 
-def on(*apis: str) -> pytest.MarkDecorator:
+def on(*apis: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("training", apis, indirect=True)
+
+
+FIT_TOO = pytest.param("fit", marks=pytest.mark.matrix)
 
 
 def restarted(training: Training, before: dict[str, int]) -> set[str]:
@@ -153,7 +156,7 @@ def test_worker_that_dies_while_its_dataset_is_made(training: Training) -> None:
     assert restarted(training, before) == {"worker-0"}
 
 
-@on("custom_loop", "fit")
+@on("custom_loop", FIT_TOO)
 def test_worker_that_dies_in_the_middle_of_a_call(training: Training) -> None:
     training.trains_on()
     training.awaits("step-0")
@@ -164,7 +167,7 @@ def test_worker_that_dies_in_the_middle_of_a_call(training: Training) -> None:
     assert restarted(training, before) == {"worker-0"}
 
 
-@on("custom_loop", "fit")
+@on("custom_loop", FIT_TOO)
 def test_worker_that_dies_between_calls(training: Training) -> None:
     training.pace(0.03, "worker-0", "worker-1")
     training.pace(2, "evaluation")

@@ -20,11 +20,8 @@ ROW = re.compile(
     r"^\| `(?P<name>(?:legacy\.)?[A-Z][^`]*)` \| (?P<told>[^|]*) \| (?P<outcome>equal|refused)[^|]* \|$", re.M
 )
 SHARDS = {"2 ps": 2, "1 ps": 1, "3 ps": 3, "none": 1}
-# With the layouts that tell most of each.
-QUICK = {
-    "Nadam, EMA": ("1 ps", "3 ps"),
-    "Adafactor": ("2 ps", "none"),
-}
+# With the layout that tells most of each.
+QUICK = {"Nadam, EMA": ("3 ps",), "legacy.Adam": ("1 ps",), "Adafactor": ("2 ps",)}
 
 
 def outcomes(page: Path) -> dict[str, str]:

@@ -100,6 +100,8 @@ def test_a_frozen_worker_is_cut_off_and_taken_in_again(runs: Runs) -> None:
     assert went_on(process) == []
 
 
+# The dozen of the drills has a ps freeze on hosts.
+@pytest.mark.matrix
 def test_a_frozen_ps_is_done_without_and_taken_back(runs: Runs) -> None:
     process = start(runs, "ps-freezes", *QUICK, steps=ENDLESS)
     frozen = process.pids("ps-1")[0]
@@ -139,7 +141,9 @@ def trained(runs: Runs, run: str, process: Process) -> int:
     return until(lambda: (now := runs.status(run)["step"]) and now > step and now, "a step", say=lambda: process.output)
 
 
-@pytest.mark.parametrize("api", ["custom_loop", pytest.param("fit", marks=pytest.mark.matrix)])
+# test_handover.py kills coordinators as well, and the dozen of the drills one on a host.
+@pytest.mark.matrix
+@pytest.mark.parametrize("api", ["custom_loop", "fit"])
 def test_a_coordinator_that_dies_three_times_loses_no_step_and_restarts_nobody(runs: Runs, api: str) -> None:
     run = f"coordinator-dies-{api}"
     process = start(runs, run, "--api", api, steps=ENDLESS)

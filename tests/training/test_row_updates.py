@@ -247,7 +247,7 @@ def saved(result: testing.Result) -> dict[str, np.ndarray]:
     ("make", "batches", "settings"),
     [
         (lambda: keras.SGD(0.01), SOME_ROWS, {}),
-        (lambda: keras.Adagrad(0.1), SOME_ROWS, {}),
+        pytest.param(lambda: keras.Adagrad(0.1), SOME_ROWS, {}, marks=pytest.mark.matrix),
         (lambda: keras.Adam(0.01), ALL_ROWS, {"lazy_adam": True}),
     ],
     ids=["sgd", "adagrad", "lazy-adam"],
