@@ -91,7 +91,7 @@ infra-slow: venv lab  ## tests of the hosts that repeat those of `make infra`, o
 	python -m pytest tests/infra -m slow
 
 site-drills: venv lab  ## hosts that are cut off in each phase of site.yml
-	python -m pytest -s tests/phases
+	python -u -m pytest -s tests/phases
 
 test-vms: export VAGRANT_DEFAULT_PROVIDER = libvirt
 test-vms: export PSFLEET_INVENTORY = inventory/vms

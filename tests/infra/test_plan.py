@@ -1,10 +1,13 @@
 """A start that would harm a training that runs: before the switch nothing is touched, after it all is put back."""
 
+import os
 import shutil
+import signal
+import subprocess
 
 import pytest
 
-from tests.hosts import ROOT
+from tests.hosts import ROOT, answer, wait_until
 
 from .conftest import LONG_RUN, copy_inventory, fab, play, status, units, wait_for_progress
 
@@ -91,3 +94,67 @@ def test_a_run_that_fails_after_the_switch_is_put_back(lab, long_run, another_re
     assert state(lab)[0] == files
     assert sorted(units(lab)) == sorted(before)
     assert status(lab)["step"] >= step - 1000  # from its checkpoint, not from the beginning
+
+
+def left(command, when, what, inventory):
+    """Leave a command as Ctrl-C on a terminal does, to all of its processes, once `when()` is true."""
+    # Where the tests run in the background, Ctrl-C is not heeded by what they start.
+    begun = subprocess.Popen(
+        ["env", "--default-signal=INT", *command],
+        cwd=ROOT,
+        env=os.environ | {"PSFLEET_INVENTORY": str(inventory), "ANSIBLE_INVENTORY": str(inventory)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    with begun:
+        try:
+            wait_until(when, 300, what)
+            os.killpg(begun.pid, signal.SIGINT)
+            said, _ = begun.communicate(timeout=300)
+        finally:
+            begun.kill()
+    return begun.returncode, said
+
+
+@pytest.mark.slow
+def test_a_start_that_is_left_in_the_switch_is_put_back(lab, long_run, another_release):
+    files, before = state(lab)
+    now = {name: answer(host, "readlink /opt/trainer/current") for name, host in lab.items()}
+    step = status(lab)["step"]
+    code, said = left(
+        ["fab", "start-cluster", "--run", WRONG_RUN],
+        lambda: any(answer(lab[name], "readlink /opt/trainer/current") != link for name, link in now.items()),
+        "a host switches to the release",
+        another_release,
+    )
+    assert code == 130, said
+    assert f"put back: run {LONG_RUN}" in said
+    wait_for_progress(lab)
+    assert state(lab)[0] == files
+    assert sorted(units(lab)) == sorted(before)
+    assert status(lab)["step"] >= step - 1000
+
+
+@pytest.mark.slow
+def test_a_site_yml_that_is_left_in_the_middle_is_finished_by_the_next(lab, long_run):
+    with lab["worker-1"].sudo():
+        lab["worker-1"].run_expect([0], "echo 'HINT=stale' >>/etc/trainer/worker-1.env")
+    before = units(lab)
+    free = "flock --nonblock /run/psfleet-start true && echo free"
+    code, said = left(
+        ["ansible-playbook", "site.yml"],
+        lambda: "HINT" not in answer(lab["worker-1"], "cat /etc/trainer/worker-1.env || echo HINT"),
+        "the environment of worker-1 is right again",
+        long_run,
+    )
+    assert code not in (0, 2, 4), said
+    wait_until(lambda: answer(lab["head"], free) == "free", 60, "nobody is kept from a start any more")
+    done = play("site.yml", inventory=long_run)
+    assert done.code == 0, done.failed
+    assert not any(stats["changed"] for stats in play("site.yml", inventory=long_run).stats.values())
+    # What was to be restarted has been, though the run that changed its file was left before.
+    after = units(lab)
+    assert {name for name in after if after[name] != before[name]} == {"worker-1"}
+    wait_for_progress(lab)
