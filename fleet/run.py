@@ -10,7 +10,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Evaluation:
     step: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Run:
     steps: int | None = None
     steps_per_second: float | None = None
     eta_seconds: float | None = None
-    loss: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    loss: float | str | None = None  # a text where it is no number, such as NaN
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     checkpoint: str | None = None
     export: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import time
@@ -36,14 +37,18 @@ def render_duration(seconds: float | None) -> str:
     return " ".join(parts[:2])
 
 
-def render_number(value: float | None) -> str:
-    """Four significant digits, as many as an operator reads; whole numbers from a thousand up."""
+def render_number(value: float | str | None) -> str:
+    """Four significant digits, as many as an operator reads; whole numbers from a thousand up.
+
+    A text is one that JSON has no word for (`trainer.run.records.to_json`).
+    """
     if value is None:
         return "?"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    number = float(value)
+    return f"{number:.0f}" if 1000 <= abs(number) < math.inf else f"{number:.4g}"
 
 
-def render_metrics(metrics: Mapping[str, float]) -> str:
+def render_metrics(metrics: Mapping[str, float | str]) -> str:
     return ", ".join(f"{name} {render_number(value)}" for name, value in metrics.items())
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import logging
 import os
 import sys
@@ -27,6 +26,7 @@ from trainer.reporting.status import describe, describe_all, read_all, read_stat
 from trainer.reporting.sweep import describe_sweep, read_sweep
 from trainer.run.branch import begin_from
 from trainer.run.directory import RunDirectory
+from trainer.run.records import to_json
 from trainer.run.release import MissedRelease, refuse_missed_release
 from trainer.run.selection import apply_selection, read_selection
 from trainer.runtime import prepare_tensorflow
@@ -270,7 +270,7 @@ def show_status(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     else:
         config = read_config(options, environment)
         status = read_status(RunDirectory(config.shared_dir, config.run), config)
-    print(json.dumps(dataclasses.asdict(status)) if options.json else describe(status))
+    print(to_json(dataclasses.asdict(status)) if options.json else describe(status))
     return 0
 
 
@@ -283,7 +283,7 @@ def show_checkpoints(options: argparse.Namespace, environment: Mapping[str, str]
     if not directory.path.is_dir():
         raise ConfigError(f"there is no run {directory.run}: `runs` lists those that are there")
     found = read_checkpoints(directory)
-    print(json.dumps(found) if options.json else describe_checkpoints(found))
+    print(to_json(found) if options.json else describe_checkpoints(found))
     return 0
 
 
@@ -297,20 +297,20 @@ def begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     there = RunDirectory(place, options.run).path.exists()
     begun = begin_from(place, options.run, options.source, program, given)
     said = {"run": options.run, "from": options.source, "begun": begun, "made": not there}
-    print(json.dumps(said) if options.json else f"run {options.run} begins from {options.source}")
+    print(to_json(said) if options.json else f"run {options.run} begins from {options.source}")
     return 0
 
 
 def show_runs(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     shared_dir = options.shared_dir or read_config(options, environment).shared_dir
     statuses = read_all(Path(absolute_path(shared_dir)))
-    print(json.dumps([dataclasses.asdict(item) for item in statuses]) if options.json else describe_all(statuses))
+    print(to_json([dataclasses.asdict(item) for item in statuses]) if options.json else describe_all(statuses))
     return 0
 
 
 def show_sweep(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     told = read_sweep(read_config(options, environment), options.name)
-    print(json.dumps(told) if options.json else describe_sweep(told))
+    print(to_json(told) if options.json else describe_sweep(told))
     return 0
 
 

@@ -47,7 +47,10 @@ STRATEGIES = {
 }
 APIS = ("custom_loop", "fit")
 EVALUATIONS = ("sidecar", "inline", "distributed", "exact", "none")
-MODES = ("min", "max")
+MODES = ("auto", "min", "max")
+# In the names of metrics, as Keras goes by them.
+GREATEST_IS_BEST = ("acc", "auc", "precision", "recall", "f1_score", "iou", "io_u")
+LEAST_IS_BEST = ("loss", "error", "entropy", "mae", "mse")
 INPUTS = ("local", "service")
 POSITIONS = ("beginning", "exact")
 SHARDINGS = ("program", "auto", "file", "data", "off", "dynamic")
@@ -100,7 +103,7 @@ class Config:
     checkpoints_kept: int = 5
     checkpoints_kept_best: int = 0
     checkpoints_best_metric: str = "loss"
-    checkpoints_best_mode: str = "min"
+    checkpoints_best_mode: str = "auto"
     checkpoints_kept_hours: float = 0.0
     initial_weights: str = ""
     partitioner: str = "min_size"
@@ -138,6 +141,11 @@ class Config:
             raise ConfigError(
                 f"checkpoints_kept_best is {self.checkpoints_kept_best}, but with evaluation none nobody knows which "
                 "checkpoints are the best: choose who evaluates, or set it to 0"
+            )
+        if self.checkpoints_kept_best and not self.best_mode:
+            raise ConfigError(
+                "checkpoints_best_mode: auto can't tell by the name whether the least or the greatest "
+                f"{self.checkpoints_best_metric!r} is the best: write min or max"
             )
         if self.local_run_dir and self.traits.in_step:
             raise ConfigError(
@@ -221,6 +229,24 @@ class Config:
     def traits(self) -> Strategy:
         """What the package must know of the strategy."""
         return STRATEGIES[self.strategy]
+
+    @property
+    def best_mode(self) -> str:
+        """Whether the least (min) or the greatest (max) of checkpoints_best_metric is the best; "" where nobody knows.
+
+        Keras's callbacks take what they don't know for min, and keep the worst by a precision. Here it must be said.
+        """
+        if self.checkpoints_best_mode != "auto":
+            return self.checkpoints_best_mode
+        greatest, least = (
+            any(part in self.checkpoints_best_metric for part in parts) for parts in (GREATEST_IS_BEST, LEAST_IS_BEST)
+        )
+        return "" if greatest == least else "max" if greatest else "min"
+
+    @property
+    def best_metric(self) -> str:
+        """By which metric of the evaluation checkpoints are kept; "" where none are."""
+        return self.checkpoints_best_metric if self.checkpoints_kept_best else ""
 
     def replace(self, **changes: Any) -> Config:
         """Return these settings with some keys changed, checked again."""

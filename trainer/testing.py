@@ -102,7 +102,7 @@ def train(
             progress.close()
     step = run.catalogue.newest()
     if config.evaluation == "sidecar" and step is not None:
-        Evaluator(built, run).evaluate(step)
+        Evaluator(built, run, config.best_metric).evaluate(step)
     status = read_status(run)
     metrics = {"loss": status.loss, **status.metrics} if status.loss is not None else dict(status.metrics)
     evaluation = status.evaluation["metrics"] if status.evaluation else {}

@@ -46,6 +46,28 @@ class Line:
         return self.train_dataset(context).take(2)
 
 
+class Divided(tf.keras.Sequential):
+    """Each optimizer trains a layer of its own, and nobody the last."""
+
+    def train_step(self, data):
+        features, target = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(features, target, self(features, training=True))
+        self.optimizer.minimize(loss, self.layers[0].trainable_variables, tape=tape)
+        self.second.minimize(loss, self.layers[1].trainable_variables, tape=tape)
+        return {"loss": loss}
+
+
+class Averaged(Line):
+    def build_model(self):
+        half = tf.keras.initializers.Constant(0.5)
+        own, second, third = (tf.keras.layers.Dense(1, kernel_initializer=half) for _ in range(3))
+        self.model = Divided([tf.keras.Input((2,)), own, second, third])
+        self.model.second = tf.keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.5)
+        self.model.compile(self.optimizer(), "mse")
+        return self.model
+
+
 class NotANumber(Line):
     def train_dataset(self, context):
         return super().train_dataset(context).map(lambda x, y: (x, y / 0.0))
@@ -182,7 +204,10 @@ def not_a_number(api):
 
 
 def averaged(api):
-    """The same program and data with either API; returns the last weights and what is exported and saved."""
+    """The same program and data with either API; returns the last weights and what is exported and saved.
+
+    Of the second optimizer's layer it is whether the weight is the average, of the third layer the weight.
+    """
     last = []
 
     class Average(tf.keras.optimizers.SGD):
@@ -190,16 +215,22 @@ def averaged(api):
             last.append(var_list[0].numpy().tolist())
             super().finalize_variable_values(var_list)
 
-    program = Line(optimizer=lambda: Average(0.01, momentum=0.9, use_ema=True))
+    program = Averaged(optimizer=lambda: Average(0.01, momentum=0.9, use_ema=True))
     result = testing.train(program, 30, 1, 1, api=api, evaluation="inline", seed=1)
     exported = tf.saved_model.load(str(result.directory / "export"))
     whole = next(one.numpy() for one in exported.variables if one.shape == [2, 1])
     reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-30"))
-    kernel = next(name for name in reader.get_variable_to_shape_map() if "kernel/.ATTR" in name and "optim" not in name)
+    names = sorted(reader.get_variable_to_shape_map())
+    kernel, second, third = (
+        reader.get_tensor(f"model/layer_with_weights-{number}/kernel/.ATTRIBUTES/VARIABLE_VALUE") for number in range(3)
+    )
+    averages = [reader.get_tensor(name) for name in names if name.startswith("model/second/_variables/")]
     return {
         "last": last,
         "exported": whole.tolist(),
-        "saved": reader.get_tensor(kernel).tolist(),
+        "saved": kernel.tolist(),
+        "second": [np.array_equal(second, one) for one in averages],
+        "third": third.tolist(),
         "evaluation": result.evaluation,
     }
 

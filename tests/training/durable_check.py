@@ -4,8 +4,25 @@ import json
 import os
 import sys
 
-from trainer.testing import train
+from trainer.testing import train  # before TensorFlow: it chooses the Keras
 
-result = train("table:Table", 4, 1, 2, directory=sys.argv[1], partitioner_min_bytes=1024, evaluation="none")
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+from table import Table  # isort: skip
+
+
+class Remembering(tf.keras.callbacks.Callback):
+    """Keeps an array, in a file of its own."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.best = np.ones(8)
+
+
+class Remembered(Table):
+    def callbacks(self):
+        return [Remembering()]
+
+
+result = train(Remembered(), 4, 1, 2, directory=sys.argv[1], partitioner_min_bytes=1024, evaluation="none")
 print(json.dumps({"step": result.step, "directory": str(result.directory)}), flush=True)
 os._exit(0)

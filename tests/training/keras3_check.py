@@ -22,8 +22,10 @@ import tensorflow as tf  # isort: skip
 
 from trainer.failures import UserError  # isort: skip
 from trainer.config import Config  # isort: skip
+from trainer.run.directory import RunDirectory  # isort: skip
 from trainer.training import keras3 as of_keras3  # isort: skip
 from trainer.training.callbacks import callbacks_of  # isort: skip
+from trainer.training.export import bytes_of_checkpoint  # isort: skip
 from trainer.training.step_runner import make_model  # isort: skip
 
 WORDS, WIDTH, BATCH, EPOCH = 64, 8, 8, 20
@@ -228,9 +230,8 @@ class Gan(keras.Model):
 class Adversaries(Program):
     def build_model(self):
         self.model = Gan()
-        optimizers = [keras.optimizers.Adam(rate) for rate in (0.01, 0.02)]
+        optimizers = [keras.optimizers.Adam(rate, use_ema=True) for rate in (0.01, 0.02)]
         optimizers[0].build(self.model.makes.trainable_variables)
-        optimizers[1].build(self.model.judges.trainable_variables)
         self.model.compile(*optimizers)
         return self.model
 
@@ -288,8 +289,15 @@ def two_optimizers():
     train(Adversaries(), 10, workers=2, directory=shared, evaluation="none")
     result = train(Adversaries(), 20, workers=2, directory=shared)
     reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-20"))
-    counters = [name for name in reader.get_variable_to_shape_map() if "/_iterations/" in name]
-    return {"metrics": sorted(result.metrics), "counted": [int(reader.get_tensor(name)) for name in counters]}
+    values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name[:6] == "model/"}
+    averages = [value for name, value in values.items() if "/_model_variables_moving_average" in name]
+    weights = [value for name, value in values.items() if name.startswith("model/weights/")]
+    return {
+        "metrics": sorted(result.metrics),
+        "counted": [int(value) for name, value in values.items() if "/_iterations/" in name],
+        "averaged": [any(np.array_equal(weight, average) for average in averages) for weight in weights],
+        "bytes": [bytes_of_checkpoint(RunDirectory(shared, "test"), 20), sum(weight.nbytes for weight in weights)],
+    }
 
 
 def several():

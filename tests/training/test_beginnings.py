@@ -59,6 +59,23 @@ def test_averages_of_weights_begin_with_those_that_were_read(found: dict[str, An
     assert sum(found["weights"]["averages"]) == 2  # the table and its average; a momentum is none
 
 
+def test_what_a_second_optimizer_keeps_is_not_of_the_models_size(found: dict[str, Any]) -> None:
+    counted, expected = found["weights"]["bytes"]
+    assert counted == expected
+
+
+@pytest.mark.parametrize(
+    ("case", "metrics"), [("Valley inline", "loss"), ("Plain sidecar", "loss, mae"), ("late", "loss")]
+)
+def test_the_best_by_a_metric_that_no_evaluation_has_is_no_secret(
+    case: str, metrics: str, found: dict[str, Any]
+) -> None:
+    """Before the first step where the names are known by then, else in the status as soon as there is an evaluation."""
+    assert found["best"][case].endswith(
+        f"checkpoints_best_metric is 'accuracy', which the evaluation does not have: name one of its metrics, {metrics}"
+    )
+
+
 def test_a_run_that_goes_on_reads_nothing_again(found: dict[str, Any]) -> None:
     assert found["weights"]["went_on"] == 3
 

@@ -70,9 +70,9 @@ class Program:
         return [self.made]
 
 
-def compiled(rate: Any = 0.1) -> Any:
+def compiled(rate: Any = 0.1, kind: Any = tf.keras.optimizers.SGD) -> Any:
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
-    model.compile(tf.keras.optimizers.SGD(rate), "mse")
+    model.compile(kind(rate), "mse")
     return model
 
 
@@ -128,11 +128,13 @@ def test_members_in_step_have_an_idle_callback_where_the_coordinator_writes() ->
     assert keys_of(found[True]) == keys_of(found[False]) == ["CSVLogger 0"]
 
 
+@pytest.mark.parametrize("optimizer", [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD])
 @pytest.mark.parametrize("kind", [lambda: keras.LearningRateScheduler(lambda epoch: 0.1), keras.ReduceLROnPlateau])
-def test_two_may_not_set_the_learning_rate(kind: Callable[[], Any]) -> None:
+def test_two_may_not_set_the_learning_rate(kind: Callable[[], Any], optimizer: Any) -> None:
     schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     with pytest.raises(UserError, match="give it a number"):
-        ask(kind(), compiled(schedule), evaluation="exact")
+        ask(kind(), compiled(schedule, optimizer), evaluation="exact")
+    assert len(ask(kind(), compiled(0.1, optimizer), evaluation="exact")) == 1
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -179,5 +181,7 @@ def test_both_apis_take_the_averages_for_weights_at_the_end(found: dict[str, Any
     for end in ends:
         assert len(end["last"]) == 1
         assert end["exported"] == end["saved"] != end["last"][0]
+        assert any(end["second"])
+        assert end["third"] == [[0.5]]
     assert ends[0]["exported"] == ends[1]["exported"]
     assert ends[0]["evaluation"] == pytest.approx(ends[1]["evaluation"])

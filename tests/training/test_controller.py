@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event, Timer
 from types import SimpleNamespace
@@ -21,8 +22,8 @@ from trainer.config import Config
 from trainer.failures import StalePath, Stopped, UserError
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
-from trainer.run.catalogue import Catalogue
-from trainer.run.checkpoints import Checkpoints
+from trainer.run.catalogue import Catalogue, Manifest
+from trainer.run.checkpoints import Checkpoints, in_thread
 from trainer.run.directory import RunDirectory
 from trainer.training.controller import Controller
 from trainer.training.loop import train_with_loop
@@ -118,7 +119,8 @@ class Run:
         if tells_epochs:
             train_in_told_epochs(controller, progress)
         else:
-            train_with_loop(SimpleNamespace(optimizer=None), controller)
+            runner.model.optimizer = None
+            train_with_loop(runner.model, controller)
         progress.close()
 
 
@@ -149,6 +151,48 @@ def test_what_an_evaluation_gave_is_kept_beside_its_checkpoint(tmp_path: Path, t
     catalogue = run.directory.catalogue
     found = {step: catalogue.evaluation(step) for step in catalogue.steps()}
     assert found == {step: {"loss": 0.0} for step in (20, 40, 60, 80, 100)}
+
+
+@pytest.mark.parametrize("tells_epochs", [False, True])
+def test_an_evaluation_waits_for_a_save_in_flight_to_have_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_epochs: bool
+) -> None:
+    write = Catalogue.write_manifest
+
+    def write_slowly(self: Catalogue, *arguments: Any, **options: Any) -> None:
+        time.sleep(0.1)
+        write(self, *arguments, **options)
+
+    monkeypatch.setattr(Catalogue, "write_manifest", write_slowly)
+    monkeypatch.setattr("trainer.run.checkpoints.PATIENCE_SECONDS", 0.0)  # what takes longer is slow
+    monkeypatch.setattr("trainer.training.controller.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.run.checkpoints.ended", partial(in_thread, "save"))  # as under parameter servers
+    run = Run(tmp_path, checkpoints_kept=9, checkpoints_kept_best=1, checkpoint_steps=10, steps_per_execution=10)
+    run.train(tells_epochs=tells_epochs)
+    catalogue = run.directory.catalogue
+    evaluated = [step for step in catalogue.steps() if catalogue.evaluation(step) is not None]
+    assert evaluated == [20, 40, 60, 80, 100]
+
+
+@pytest.mark.parametrize(
+    ("told", "loss", "sound"),
+    [({"judges": 1.0, "makes": 2.0}, None, True), ({"judges": np.nan, "makes": 2.0}, None, False), ({}, None, None)],
+)
+def test_a_checkpoint_knows_whether_a_step_without_a_loss_told_numbers(
+    tmp_path: Path, told: dict[str, float], loss: float | None, sound: bool | None
+) -> None:
+    class Telling(Counting):
+        def returned(self) -> list[Call]:
+            ended = super().returned()
+            for call in ended:
+                call.outputs = {name: np.float32(value) for name, value in told.items()}
+            return ended
+
+    run = Run(tmp_path)
+    run.train(runner=Telling())
+    manifest = Manifest.read(run.directory.catalogue.manifest(100))
+    assert manifest is not None
+    assert (manifest.loss, manifest.sound) == (loss, sound)
 
 
 def test_who_has_lost_the_lease_while_a_checkpoint_came_to_the_disk_removes_nothing(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ CALL = re.compile(
     r"\d+ +(?:"
     r"p?write\w*\(\d+<(?P<written>/[^>]*)>"
     r"|f(?:data)?sync\(\d+<(?P<synced>/[^>]*)>\) += 0"
+    r'|mkdir\w*\((?:AT_FDCWD\S*, )?"(?P<made>[^"]*)".*= 0'
     r'|unlink\w*\((?:AT_FDCWD\S*, )?"(?P<gone>[^"]*)".*= 0'
     r'|rename\w*\((?:AT_FDCWD\S*, )?"(?P<old>[^"]*)", (?:AT_FDCWD\S*, )?"(?P<new>[^"]*)".*= 0)'
 )
@@ -51,6 +52,9 @@ class Disk:
         elif path := found["synced"]:
             self._bytes.discard(path)
             self._names = {name for name in self._names if os.path.dirname(name) != path}  # noqa: PTH120
+        elif path := found["made"]:
+            self._names.add(path)
+            self._known.add(path)
         elif path := found["gone"]:
             for kind in (self._bytes, self._names, self._known):
                 kind.discard(path)
@@ -75,7 +79,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, list
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: python3 -m lab packages strace")
     shared = tmp_path_factory.mktemp("traced").resolve()
-    names = "trace=fsync,fdatasync,write,writev,pwrite64,pwritev,rename,renameat,renameat2,unlink,unlinkat"
+    names = "trace=fsync,fdatasync,write,writev,pwrite64,pwritev,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat"
     strace = ["strace", "-f", "-y", "--seccomp-bpf", "-s", "0", "-e", names, "-o", str(shared / "calls")]
     done = subprocess.run(
         [*strace, sys.executable, str(Path(__file__).with_name(CHECK)), str(shared)],
@@ -122,6 +126,15 @@ def test_the_files_of_a_checkpoint_are_synced_before_its_manifest_has_its_name(
     assert len(manifest.files) >= 3  # an index, and a part of each ps
     lost = lost_at_the_last_rename(traced, catalogue.manifest(STEP), catalogue.path)
     assert lost & manifest.files.keys() == set()
+
+
+def test_what_callbacks_remember_is_synced_before_its_record_has_its_name(
+    traced: tuple[RunDirectory, list[str]],
+) -> None:
+    directory = traced[0]
+    [array] = directory.callbacks.glob("*.npy")
+    lost = lost_at_the_last_rename(traced, directory.callbacks / f"{STEP}.json", directory.path)
+    assert {"callbacks", f"callbacks/{array.name}"} & lost == set()
 
 
 def test_the_export_is_synced_before_its_record_says_that_it_has_ended(

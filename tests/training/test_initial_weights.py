@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from types import SimpleNamespace
 
 import pytest
-import tensorflow as tf
+
+from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
+
+import tensorflow as tf  # isort: skip
 
 from trainer.failures import UserError
 from trainer.training.initial_weights import reading, restart_averages
@@ -40,25 +42,16 @@ def test_what_the_storage_fails_is_tried_again(error: Exception) -> None:
         raise error
 
 
-class Weight:
-    """A variable, or the average of one: what it was given."""
-
-    given: str | None = None
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def assign(self, other: Weight) -> None:
-        self.given = other.name
-
-
 def test_each_average_begins_with_its_own_weight_in_whatever_order_a_step_trains_them() -> None:
-    averages = [Weight("of b"), Weight("of a")]
-    optimizer = SimpleNamespace(
-        use_ema=True,
-        _var_key=lambda weight: weight.name,
-        _index_dict={"b": 0, "a": 1},
-        _model_variables_moving_average=averages,
-    )
-    restart_averages(SimpleNamespace(optimizer=optimizer, trainable_variables=[Weight(name) for name in "abc"]))
-    assert [average.given for average in averages] == ["b", "a"]
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, name=name, input_shape=(1,)) for name in "abcd"])
+    model.compile(tf.keras.optimizers.SGD(use_ema=True))
+    model.second = tf.keras.optimizers.SGD(use_ema=True)
+    model.unused = tf.keras.optimizers.SGD(use_ema=True)
+    a, b, c, _ = (layer.kernel for layer in model.layers)
+    model.optimizer.build([b, a])
+    model.second.build([c])
+    for number, weight in enumerate((a, b, c)):
+        weight.assign([[float(number)]])
+    restart_averages(model)
+    averages = (*model.optimizer._model_variables_moving_average, *model.second._model_variables_moving_average)
+    assert [average.numpy().item() for average in averages] == [1.0, 0.0, 2.0]

@@ -62,7 +62,17 @@ def test_a_train_step_of_ones_own_trains_a_model_that_its_input_builds(models: d
 
 
 def test_two_optimizers_train_and_are_restored(models: dict[str, Any]) -> None:
-    assert models["two_optimizers"] == {"metrics": ["judges", "makes"], "counted": [20, 20]}
+    found = models["two_optimizers"]
+    assert (found["metrics"], found["counted"]) == (["judges", "makes"], [20, 20])
+
+
+def test_each_optimizers_averages_are_taken_for_the_weights_that_it_trains(models: dict[str, Any]) -> None:
+    assert models["two_optimizers"]["averaged"] == 8 * [True]
+
+
+def test_what_optimizers_keep_is_not_of_the_models_size(models: dict[str, Any]) -> None:
+    counted, expected = models["two_optimizers"]["bytes"]
+    assert counted == expected
 
 
 def test_several_inputs_outputs_and_losses_have_names(models: dict[str, Any]) -> None:

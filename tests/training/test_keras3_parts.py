@@ -178,6 +178,7 @@ def test_a_split_variable_of_no_layer_has_its_slots_in_one() -> None:
 def test_averages_begin_with_the_weights() -> None:
     made = model(use_ema=True)
     keras3.build(made, None)
+    keras3.begin_averages(made)
     for weight, average in zip(made.trainable_variables, made.optimizer._model_variables_moving_average, strict=True):
         assert np.array_equal(weight, average)
 

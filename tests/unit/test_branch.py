@@ -32,7 +32,7 @@ def old(tmp_path: Path) -> RunDirectory:
 def save(directory: RunDirectory, step: int, loss: float | None = None) -> None:
     for ending in (".index", ".data-00000-of-00001"):
         Path(directory.catalogue.prefix(step) + ending).write_text(f"{directory.run} {step}{ending}")
-    directory.catalogue.write_manifest(step, 3, "2.21.0", loss=loss)
+    directory.catalogue.write_manifest(step, 3, "2.21.0", loss=loss, sound=loss is not None)
 
 
 def test_a_new_run_has_the_checkpoint_and_the_program(old: RunDirectory, tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_checkpoints_are_listed_with_why_they_are_kept(old: RunDirectory) -> Non
     old.catalogue.write_evaluation(10, {"loss": 0.5, "accuracy": 0.75})
     first, _, last = read_checkpoints(old)
     assert time.time() - first.pop("created") < 60
-    evaluation = {"loss": 0.5, "accuracy": 0.75}
-    assert first == {"step": 10, "size": 38, "loss": 0.1, "evaluation": evaluation, "kept": ["newest", "best"]}
+    evaluation, kept = {"loss": 0.5, "accuracy": 0.75}, {"sound": True, "kept": ["newest", "best"]}
+    assert first == {"step": 10, "size": 38, "loss": 0.1, "evaluation": evaluation, **kept}
     assert last["kept"] == ["newest", "sound"]
     head, row, *_ = describe_checkpoints(read_checkpoints(old)).splitlines()
     assert head.split("  ")[0] == "STEP"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import ANY
 
 import pytest
 
@@ -63,6 +65,7 @@ def test_a_manifest_says_what_a_checkpoint_consists_of_and_who_wrote_it(catalogu
         "tensorflow": "2.21.0",
         "final": False,
         "loss": None,
+        "sound": None,
         "input": None,
     }
     assert catalogue.check(7) == ""
@@ -211,6 +214,26 @@ def test_the_best_is_kept_with_its_evaluation_and_goes_with_it(catalogue: Catalo
         "ckpt-20.evaluation.json",
         "ckpt-40.evaluation.json",
     }
+
+
+def test_numbers_that_json_has_no_word_for_come_back(catalogue: Catalogue) -> None:
+    write_files(catalogue, 10)
+    catalogue.write_manifest(10, 1, "2.21.0", loss=math.nan, sound=False)
+    catalogue.write_evaluation(10, {"loss": math.nan, "accuracy": -math.inf})
+    [found] = catalogue.saved()
+    assert (str(found.loss), found.sound, found.evaluation) == ("nan", False, {"loss": ANY, "accuracy": -math.inf})
+    assert Retention(1, best=1, metric="accuracy").reasons([found]) == {10: ["newest"]}
+
+
+@pytest.mark.parametrize(("loss", "sound"), [(0.5, True), ("NaN", False), (None, False)])
+def test_a_manifest_of_before_is_sound_by_its_loss(catalogue: Catalogue, loss: object, sound: bool) -> None:
+    write(catalogue, 10)
+    record = read_record(catalogue.manifest(10))
+    assert record is not None
+    del record["sound"]
+    write_record(catalogue.manifest(10), {**record, "loss": loss})
+    [found] = catalogue.saved()
+    assert found.sound is sound
 
 
 def test_an_evaluation_of_what_is_gone_is_removed(catalogue: Catalogue) -> None:

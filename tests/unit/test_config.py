@@ -34,6 +34,36 @@ def test_unknown_key_names_the_one_that_was_meant() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        ("loss", "min"),
+        ("mean_absolute_error", "min"),
+        ("sparse_categorical_crossentropy", "min"),
+        ("accuracy", "max"),
+        ("sparse_top_k_categorical_accuracy", "max"),
+        ("auc", "max"),
+        ("f1_score", "max"),
+    ],
+)
+def test_the_metrics_name_says_which_is_the_best(metric: str, mode: str) -> None:
+    config = Config(program=PROGRAM, checkpoints_kept_best=1, checkpoints_best_metric=metric)
+    assert config.best_mode == mode
+    other = {"min": "max", "max": "min"}[mode]
+    assert config.replace(checkpoints_best_mode=other).best_mode == other
+
+
+@pytest.mark.parametrize("metric", ["score", "accuracy_loss"])
+def test_which_is_the_best_must_be_said_where_the_name_does_not_say_it(metric: str) -> None:
+    settings = {"checkpoints_kept_best": 1, "checkpoints_best_metric": metric}
+    assert refused(**settings) == (
+        f"checkpoints_best_mode: auto can't tell by the name whether the least or the greatest {metric!r} is the best: "
+        "write min or max"
+    )
+    Config.from_dict({"program": PROGRAM, **settings, "checkpoints_best_mode": "max"})
+    Config.from_dict({"program": PROGRAM, **settings, "checkpoints_kept_best": 0})
+
+
 def test_unknown_key_unlike_any_lists_the_keys() -> None:
     message = refused(zzz=1)
     assert all(field.name in message for field in dataclasses.fields(Config))
@@ -61,7 +91,7 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
         ("checkpoints_kept", 2, "checkpoints_kept: must be at least 3"),
         ("checkpoints_kept_best", -1, "checkpoints_kept_best: must be 0 (none but the newest) or more, not -1"),
         ("checkpoints_best_metric", "", "checkpoints_best_metric: must name a metric of the evaluation"),
-        ("checkpoints_best_mode", "most", "checkpoints_best_mode: must be one of min, max, not 'most'"),
+        ("checkpoints_best_mode", "most", "checkpoints_best_mode: must be one of auto, min, max, not 'most'"),
         ("checkpoints_kept_hours", -1, "checkpoints_kept_hours: must be 0 (none besides) or more, not -1"),
         ("initial_weights", "weights.h5", "initial_weights: must be empty, RUN@STEP, or an absolute path"),
         ("run", "a/b", "run: is the name of a directory"),

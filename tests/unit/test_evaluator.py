@@ -101,7 +101,7 @@ class Fake:
     unreadable: tuple[int, ...] = ()
     asked: list[int]
 
-    def __init__(self, program: object, directory: RunDirectory) -> None: ...
+    def __init__(self, program: object, directory: RunDirectory, best_metric: str) -> None: ...
 
     def evaluate(self, step: int, saved: int | None = None) -> bool:
         self.asked.append(step)

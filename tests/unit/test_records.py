@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from trainer.run.records import read_record, sync, sync_tree, write_record
+from trainer.run.records import read_record, sync, sync_tree, to_json, write_record
 
 
 def test_round_trip_makes_the_directory(tmp_path: Path) -> None:
@@ -18,6 +20,22 @@ def test_round_trip_makes_the_directory(tmp_path: Path) -> None:
     write_record(path, {"step": 1})
     assert read_record(path) == {"step": 1}
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_number_that_json_has_no_word_for_is_a_text(tmp_path: Path) -> None:
+    told = {"loss": math.nan, "metrics": {"best": [math.inf, (-math.inf, 1.5)]}, "name": "NaN", "step": 1}
+    said = {"loss": "NaN", "metrics": {"best": ["Infinity", ["-Infinity", 1.5]]}, "name": "NaN", "step": 1}
+    write_record(tmp_path / "a.json", told)
+    assert strict(to_json(told)) == strict((tmp_path / "a.json").read_text()) == said
+
+
+def strict(text: str) -> object:
+    """Read JSON as others do, who know no NaN."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 def test_reader_never_sees_half_a_record(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from trainer.config import Config
-from trainer.run.retention import HOUR, Retention, Saved
+from trainer.run.retention import HOUR, Retention, Saved, is_sound
 
 
 def saved(*steps: int, every: float = HOUR / 2, **more: object) -> list[Saved]:
@@ -52,9 +54,25 @@ def test_one_every_so_many_hours_is_kept_whenever_the_rules_are_asked() -> None:
 
 
 def test_a_run_whose_loss_became_nan_keeps_two_from_before() -> None:
-    losses = [0.3, 0.2, 0.1, math.nan, math.inf, None, math.nan]
-    found = [Saved(10 * number, number, loss=loss) for number, loss in enumerate(losses)]
+    sound = [True, True, True, False, False, False, False]
+    found = [Saved(10 * number, number, sound=one) for number, one in enumerate(sound)]
     assert kept(Retention(3), found) == {10: ["sound"], 20: ["sound"], 40: ["newest"], 50: ["newest"], 60: ["newest"]}
+
+
+@pytest.mark.parametrize(
+    ("told", "sound"),
+    [
+        ({"loss": 0.1, "share": math.nan}, True),
+        ({"loss": math.nan, "share": 0.1}, False),
+        ({"judges": 0.1, "makes": -3.0}, True),
+        ({"judges": 0.1, "makes": math.inf}, False),
+        ({}, None),
+    ],
+)
+def test_a_step_is_sound_by_its_loss_or_where_it_tells_none_by_all_that_it_tells(
+    told: dict[str, float], sound: bool | None
+) -> None:
+    assert is_sound(told) is sound
 
 
 def test_rules_are_the_settings() -> None:

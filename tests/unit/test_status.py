@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -98,6 +99,32 @@ def test_a_damaged_evaluation_hides_nothing_else(tmp_path: Path) -> None:
     status = read_status(directory)
     assert (status.state, status.step, status.evaluation) == ("training", 3, {"step": 1, "metrics": {"loss": 9.0}})
     assert "evaluation.json is not JSON" in status.message
+
+
+def test_a_run_with_nan_is_read_and_said_in_json(tmp_path: Path) -> None:
+    write_status(tmp_path, "a", state="training", step=3, loss=math.nan, metrics={"mae": math.inf})
+    directory = RunDirectory(tmp_path, "a")
+    write_record(directory.evaluation, {"step": 2, "metrics": {"loss": math.nan}})
+    status = read_status(directory)
+    assert "training    loss nan, mae inf\n" in describe(status)
+    assert "evaluation  loss nan (step 2)\n" in describe(status)
+    assert "loss nan" in describe_all([status])
+    path = settings(tmp_path)
+    for verb in ("status", "runs"):
+        said = json.loads(trainer(verb, "--json", TRAINER_SETTINGS=path).stdout, parse_constant=pytest.fail)
+        told = said if verb == "status" else said[0]
+        assert [told["loss"], told["metrics"]["mae"], told["evaluation"]["metrics"]["loss"]] == [
+            "NaN",
+            "Infinity",
+            "NaN",
+        ]
+
+
+def test_what_is_wrong_with_an_evaluation_is_said_beside_the_message(tmp_path: Path) -> None:
+    write_status(tmp_path, "a", state="training", step=3, message="evaluating")
+    directory = RunDirectory(tmp_path, "a")
+    write_record(directory.evaluation, {"step": 2, "metrics": {"loss": 0.5}, "trouble": "nothing is kept by it"})
+    assert read_status(directory).message == "evaluating. nothing is kept by it"
 
 
 def test_parameters_are_shown_of_a_run_and_of_one_that_is_to_begin(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from trainer.parameters import describe_values
 from trainer.reporting.events import describe_event, read_events
 from trainer.reporting.goodput import describe_ledger
 from trainer.run.directory import RunDirectory, run_directories
-from trainer.run.records import read_record, write_record
+from trainer.run.records import numbers_of, read_record, write_record
 from trainer.states import RunState
 
 
@@ -81,6 +81,8 @@ def read_status(directory: RunDirectory, config: Config | None = None) -> Status
         known = {field.name for field in dataclasses.fields(Status)}
         status = Status(**{key: value for key, value in record.items() if key in known})
         status.state = RunState.read(status.state)
+        status.loss = None if status.loss is None else float(status.loss)
+        status.metrics = numbers_of(status.metrics)
     status.run_dir = str(directory.path)
     with contextlib.suppress(ValueError):  # a coordinator says that it is damaged
         status.begun_from = (read_record(directory.settings) or {}).get("from")
@@ -90,10 +92,11 @@ def read_status(directory: RunDirectory, config: Config | None = None) -> Status
     except ValueError as error:
         status.message = status.message or str(error)
     if evaluation is not None:
-        status.evaluation = {"step": evaluation.get("step"), "metrics": evaluation.get("metrics")}
-        why = evaluation.get("failed")  # of a sweep's point, whose evaluator goes on with the next
-        if why and why not in status.message:
-            status.message = ". ".join(filter(None, (status.message, f"not evaluated: {why}")))
+        status.evaluation = {"step": evaluation.get("step"), "metrics": numbers_of(evaluation.get("metrics") or {})}
+        # A sweep's evaluator goes on with the next point.
+        why = f"not evaluated: {evaluation['failed']}" if "failed" in evaluation else evaluation.get("trouble", "")
+        if why not in status.message:
+            status.message = ". ".join(filter(None, (status.message, why)))
     status.events = read_events(directory.event_log)
     return status
 

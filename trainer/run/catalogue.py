@@ -15,6 +15,7 @@ import dataclasses
 import errno
 import hashlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import __version__
-from trainer.run.records import make_directory, names_in, read_record, sync, write_record, write_text
+from trainer.run.records import make_directory, names_in, numbers_of, read_record, sync, write_record, write_text
 from trainer.run.retention import Retention, Saved
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class Manifest:
     """Whether the weights are what `fit` has made of them at the end of the training."""
     loss: float | None = None
     """The training loss as it was last shown by then, None where nobody knows it."""
+    sound: bool | None = None
+    """Whether what the training told by then were numbers (`is_sound`), None where it told nothing."""
     input: Mapping[str, Any] | None = None
     """How far the data were read (trainer/run/position.py), None where nobody counts that."""
 
@@ -63,8 +66,12 @@ class Manifest:
             return None
         try:
             known = {field.name for field in dataclasses.fields(cls)}
-            return cls(**{key: value for key, value in record.items() if key in known})
-        except TypeError as error:
+            found = {key: value for key, value in record.items() if key in known}
+            if found.get("loss") is not None:
+                found["loss"] = float(found["loss"])
+                found.setdefault("sound", math.isfinite(found["loss"]))  # before it was written
+            return cls(**found)
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{path} is no manifest: {error}") from error
 
 
@@ -164,6 +171,7 @@ class Catalogue:
         replacement: bool = False,
         final: bool = False,
         loss: float | None = None,
+        sound: bool | None = None,
         position: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the files that TensorFlow has written a checkpoint that counts, or a complete replacement of one.
@@ -188,6 +196,7 @@ class Catalogue:
             created=time.time(),
             final=final,
             loss=loss,
+            sound=sound,
             input=position,
         )
         write_record(self.manifest(step, replacement=replacement), dataclasses.asdict(manifest))
@@ -247,7 +256,8 @@ class Catalogue:
                 shutil.copyfile(other.path / name, self.path / name)
         if wrong := self._compare(manifest):
             raise FileNotFoundError(errno.ENOENT, f"the checkpoint has changed meanwhile: {wrong}", str(other.path))
-        self.write_manifest(step, 0, manifest.tensorflow, loss=manifest.loss, position=manifest.input)
+        told = {"loss": manifest.loss, "sound": manifest.sound, "position": manifest.input}
+        self.write_manifest(step, 0, manifest.tensorflow, **told)
 
     def saved(self) -> list[Saved]:
         """Return what is known of each checkpoint that counts, oldest first."""
@@ -257,14 +267,16 @@ class Catalogue:
             if manifest is None:
                 continue  # it has gone meanwhile
             size = sum(manifest.files.values())
-            found.append(Saved(step, manifest.created, size, manifest.loss, self.evaluation(step)))
+            sound = bool(manifest.sound)
+            found.append(Saved(step, manifest.created, size, manifest.loss, sound, self.evaluation(step)))
         return found
 
     def evaluation(self, step: int) -> dict[str, float] | None:
         """Return the metrics of a checkpoint's evaluation, or None."""
         try:
-            return (read_record(self._evaluation(step)) or {}).get("metrics")
-        except ValueError as error:
+            record = read_record(self._evaluation(step))
+            return None if record is None else numbers_of(record["metrics"])
+        except (KeyError, TypeError, ValueError) as error:
             log.warning("%s: going on as if nobody had evaluated it", error)
             return None
 

@@ -16,7 +16,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, LostLease, check_lease
 from trainer.run.position import Position
 from trainer.run.records import make_directory
-from trainer.run.retention import Retention
+from trainer.run.retention import Retention, is_sound
 from trainer.variables import bytes_of, variables_of
 
 log = logging.getLogger(__name__)
@@ -78,13 +78,13 @@ class Checkpoints:
         lease: Lease | None = None,
         saved: Callable[[int, float, str | None], None] = lambda step, seconds, error: None,
         set_aside: Callable[[str], None] = lambda message: None,
-        loss: Callable[[], float | None] = lambda: None,
+        told: Callable[[], Mapping[str, float]] = dict,
         position: Callable[[], Position | None] = lambda: None,
     ) -> None:
         """`saved` is told of each save that ends: its step, how long it took, and what went wrong.
 
-        It is called by the thread that writes. `set_aside` is told of each bad checkpoint that a restore finds. `loss`
-        says what the training loss is, and `position` how far the data are read.
+        It is called by the thread that writes. `set_aside` is told of each bad checkpoint that a restore finds. `told`
+        says what the training last told, by name, and `position` how far the data are read.
         """
         import tensorflow as tf
 
@@ -98,7 +98,7 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(model=model, step=step)
         self._step = step
         self._kept = Retention.of(config)
-        self._loss = loss
+        self._told = told
         self._position = position
         self._limit = config.storage_timeout_seconds
         self._remote = "/job:ps/" in step.device
@@ -122,11 +122,12 @@ class Checkpoints:
         manifest = Manifest.read(self._catalogue.manifest(step)) if self.has(step) else None
         return manifest is not None and manifest.final
 
-    def save(self, *, again: bool = False) -> Future[int]:
+    def save(self, *, again: bool = False, patience: float = PATIENCE_SECONDS) -> Future[int]:
         """Begin to save the state as it is now, unless this step is saved; returns the future of the save's end.
 
         The future gives the step that was saved, or raises SaveFailed. `again` replaces the checkpoint of this step,
-        since the training's end has changed the weights.
+        since the training's end has changed the weights. A save in flight is waited for until it has lasted `patience`
+        seconds, and then this one is left out.
         Under parameter_server this returns as soon as training may go on, and a thread writes. A save that fails is
         logged and told, and training goes on, until saves have failed for the user's limit: then this raises
         UserError. Under multi_worker_mirrored each member takes part, and only the coordinator's files are kept.
@@ -138,7 +139,7 @@ class Checkpoints:
             return ended(lambda: step)
         if again:
             self.settle()
-        elif not self._settle_in_time():
+        elif not self._settle_in_time(patience):
             return self._leave_out(step)
         if not again and self.has(step):
             return ended(lambda: step)
@@ -173,10 +174,10 @@ class Checkpoints:
         why = self._failure.why if self._failure else "nor could it in the generation before"
         return f"no checkpoint could be saved in {self._catalogue.path} for {seconds:.0f} s: {why}"
 
-    def _settle_in_time(self) -> bool:
-        """Return whether no save is in flight, having waited for it while it is no slow one."""
+    def _settle_in_time(self, patience: float) -> bool:
+        """Return whether no save is in flight, having waited for it until it has lasted so many seconds."""
         began = self._saving.began if self._saving else 0.0
-        return self.settle(max(0.0, began + PATIENCE_SECONDS - time.monotonic()))
+        return self.settle(max(0.0, began + patience - time.monotonic()))
 
     def _leave_out(self, step: int) -> Future[int]:
         assert self._saving is not None
@@ -237,7 +238,7 @@ class Checkpoints:
             replaces=self.has(step),
             final=final,
             first_bytes=self._first_bytes(),
-            loss=self._loss(),
+            told=self._told(),
             position=position.as_record() if position else None,
         )
         self._saving = Saving(step, began, in_thread("save", save) if self._remote else ended(save))
@@ -276,7 +277,7 @@ class Checkpoints:
         replaces: bool,
         final: bool,
         first_bytes: int,
-        loss: float | None,
+        told: Mapping[str, float],
         position: dict[str, Any] | None,
     ) -> int:
         """Write ckpt-<step> with its manifest, and tell how that ended; returns the step, raises SaveFailed.
@@ -301,7 +302,8 @@ class Checkpoints:
                 self._tf.__version__,
                 replacement=replaces,
                 final=final,
-                loss=loss,
+                loss=told.get("loss"),
+                sound=is_sound(told),
                 position=position,
             )
             catalogue.finish_replacements()

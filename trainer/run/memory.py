@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from trainer.run.directory import RunDirectory
-from trainer.run.records import names_in, read_record, write_record
+from trainer.run.records import make_directory, names_in, read_record, sync, write_record
 
 log = logging.getLogger(__name__)
 RECORD = re.compile(r"(\d+)\.json")
@@ -80,10 +81,12 @@ class Memory:
 
     def _write(self, record: dict[str, Any], arrays: dict[str, Any]) -> None:
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            for name, array in arrays.items():
-                if not (self._path / name).exists():
-                    write_array(self._path / name, array)
+            make_directory(self._path)
+            new = [name for name in arrays if not (self._path / name).exists()]
+            for name in new:
+                write_array(self._path / name, arrays[name])
+            if new:
+                sync(self._path)  # before a record names them
             write_record(self._record(record["step"]), record)
             self._prune()
         except OSError as error:
@@ -117,6 +120,8 @@ class Memory:
         ((kind, held),) = value.items()
         if kind == "array":
             return np.load(self._path / held, allow_pickle=False)
+        if kind == "float":
+            return float(held)
         if kind == "scalar":
             return np.dtype(held[0]).type(held[1])
         if kind == "dict":
@@ -126,6 +131,8 @@ class Memory:
 
 def encode(value: Any, arrays: dict[str, Any]) -> Any:
     """Return a value as JSON can say it, and put the arrays that it names into `arrays`; raises NotKept."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(float(value))}  # for which JSON has no word
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":

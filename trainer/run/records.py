@@ -5,15 +5,38 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Replace the record in one step: a reader sees the old one or the new one, never half of one."""
-    write_text(path, json.dumps(record, indent=1) + "\n")
+    write_text(path, to_json(record, indent=1) + "\n")
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON. What it has no word for is a text, as in Protocol Buffers' JSON: NaN, Infinity and -Infinity.
+
+    `float` reads these as well.
+    """
+    return json.dumps(in_words(value), indent=indent, allow_nan=False)
+
+
+def in_words(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key: in_words(one) for key, one in value.items()}
+    return [in_words(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a record, which may be texts there."""
+    return {name: float(value) for name, value in record.items()}
 
 
 def write_text(path: Path, text: str) -> None:

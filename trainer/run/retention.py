@@ -13,6 +13,15 @@ HOUR = 3600.0
 SOUND = 2
 
 
+def is_sound(told: Mapping[str, float]) -> bool | None:
+    """Return whether a training step told numbers: its loss, or all that it tells where it names none so.
+
+    None where it tells nothing.
+    """
+    looked_at = [told["loss"]] if "loss" in told else list(told.values())
+    return all(map(math.isfinite, looked_at)) if looked_at else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Saved:
     """What is known of a checkpoint that counts."""
@@ -24,6 +33,8 @@ class Saved:
     """Bytes."""
     loss: float | None = None
     """The training loss when it was saved, None where nobody knows it."""
+    sound: bool = False
+    """Whether what the training told when it was saved were numbers."""
     evaluation: Mapping[str, float] | None = None
     """The metrics of its evaluation, None without any."""
 
@@ -44,7 +55,7 @@ class Retention:
             config.checkpoints_kept,
             config.checkpoints_kept_best,
             config.checkpoints_best_metric,
-            config.checkpoints_best_mode,
+            config.best_mode,
             config.checkpoints_kept_hours,
         )
 
@@ -58,7 +69,7 @@ class Retention:
         for step in self._spaced(saved):
             reasons[step].append("hours")
         # Else a run whose loss became NaN would soon have no other checkpoints.
-        for each in [each for each in saved if each.loss is not None and math.isfinite(each.loss)][-SOUND:]:
+        for each in [each for each in saved if each.sound][-SOUND:]:
             reasons[each.step].append("sound")
         return reasons
 

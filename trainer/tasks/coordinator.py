@@ -338,7 +338,7 @@ class Training:
         from trainer.training.callbacks import callbacks_of
         from trainer.training.controller import Controller
         from trainer.training.data_service import DataService
-        from trainer.training.evaluation import make_evaluation
+        from trainer.training.evaluation import make_evaluation, refuse_best_metric
         from trainer.training.handover import Handover
         from trainer.training.initial_weights import read_initial_weights
         from trainer.training.keras3 import raw
@@ -373,6 +373,7 @@ class Training:
         with strategy.scope():
             callbacks = callbacks_of(config, program, runner.model, leads=progress.leads)
         evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)
+        refuse_best_metric(config, evaluate, runner.model, runner.tells)
         read_weights = partial(read_initial_weights, config, program, runner)
         controller = Controller(
             config,
@@ -422,14 +423,14 @@ class Training:
 
     def _train(self, callbacks: list[Any]) -> bool:
         """Train with the API of the settings; returns False when a callback ended the training before its last step."""
-        from trainer.training.epochs import Epochs, averages
+        from trainer.training.epochs import Epochs, averaged
         from trainer.training.fit import train_with_fit
         from trainer.training.loop import train_in_epochs, train_with_loop
 
         config, controller, model = self._config, self._controller, self._runner.model
         with_fit = config.api == "fit"
         # At the end averages are taken for weights, and callbacks may put back the best ones.
-        has_end = bool(callbacks) or averages(model)
+        has_end = bool(callbacks or averaged(model))
         epochs = Epochs(config, callbacks, self._runner, controller, self._memory) if with_fit or callbacks else None
         is_over = controller.done if epochs is None else epochs.are_over
         if is_over and (not has_end or controller.final):

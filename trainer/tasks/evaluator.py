@@ -68,7 +68,7 @@ def run_evaluator(
                 if evaluator is None:
                     load_tensorflow()
                     program = load_program(config.program, config.program_args)
-                    evaluator = Evaluator(program, directory)
+                    evaluator = Evaluator(program, directory, config.best_metric)
                 notifier.status(f"evaluating {config.run}: step {newest}")
                 done = evaluator.evaluate(newest, saved)
                 end_try(directory)
@@ -175,7 +175,7 @@ def config_or_none(selected: Callable[[], Config]) -> Config | None:
 class Evaluator:
     """A whole model in this process, and the data to evaluate it on."""
 
-    def __init__(self, program: Any, directory: RunDirectory) -> None:
+    def __init__(self, program: Any, directory: RunDirectory, best_metric: str = "") -> None:
         from trainer.training.evaluation import Results
         from trainer.training.export import bytes_of_checkpoint, ensure_built
         from trainer.training.input import eval_dataset
@@ -189,7 +189,7 @@ class Evaluator:
         self._dataset = eval_dataset(program)
         ensure_built(self._model, self._dataset.element_spec)
         self._trained = trained_by(self._model, with_optimizers=False)
-        self._results = Results(directory)
+        self._results = Results(directory, best_metric=best_metric)
 
     def evaluate(self, step: int, saved: int | None = None) -> bool:
         """Evaluate one checkpoint and publish the result; returns False when it has gone or can't be read.

@@ -100,7 +100,8 @@ def problem(config: Config, callback: Any, model: Any) -> str | None:
 
 def has_schedule(optimizer: Any) -> bool:
     """Return whether a LearningRateSchedule sets the optimizer's rate."""
-    rate = getattr(optimizer, "_learning_rate", None)
+    hyperparameters = getattr(optimizer, "_hyper", {})  # of one that Keras calls legacy
+    rate = getattr(optimizer, "_learning_rate", hyperparameters.get("learning_rate"))
     return any(kind.__name__ == "LearningRateSchedule" for kind in type(rate).__mro__)
 
 

@@ -92,7 +92,7 @@ class Controller:
             lease=lease,
             saved=self._saved,
             set_aside=lambda message: progress.events.write("checkpoint-set-aside", message=message),
-            loss=self._loss,
+            told=lambda: fetch_numbers(self.outputs) if self._outputs is not None else {},
             position=lambda: runner.position,
         )
         self.step = 0
@@ -175,10 +175,6 @@ class Controller:
         self._checkpoints.skip_restore(newest)
         return True
 
-    def _loss(self) -> float | None:
-        """Return the training loss since it was last shown, None before the first call has ended."""
-        return fetch_numbers(self.outputs).get("loss") if self._outputs is not None else None
-
     @property
     def done(self) -> bool:
         return self.step >= self._config.steps
@@ -248,7 +244,7 @@ class Controller:
         try:
             if self._save_after:
                 self._save_after = False
-                self.save(wait=False)
+                self.save(wait=False, patience=SLOW_SECONDS)
             self._look()
         finally:
             self._told = False
@@ -395,12 +391,14 @@ class Controller:
         if changes:
             raise MembershipChanged(f"{', '.join(self._returned_members)} answers again")
 
-    def save(self, *, again: bool = False, wait: bool = True, last: bool = False) -> None:
+    def save(
+        self, *, again: bool = False, wait: bool = True, last: bool = False, patience: float = PATIENCE_SECONDS
+    ) -> None:
         """Save a checkpoint of this step, unless there is one; `again` replaces it, since the weights have changed.
 
         With calls in flight its step is the one that is copied with the other variables.
         `wait` says whether to return when it is on disk, or as soon as the training can go on; `last`, that there is
-        as much time as the user gives the storage.
+        as much time as the user gives the storage; `patience`, for how long a save in flight may last that goes first.
         """
         self.step = int(self._runner.step.numpy())
         if again:
@@ -414,7 +412,7 @@ class Controller:
                 if wait and not last:
                     self._checkpoints.save_and_wait(again=again)
                 else:
-                    end = self._checkpoints.save(again=again)
+                    end = self._checkpoints.save(again=again, patience=patience)
                     if last:
                         self._settle(last=last)
                         end.result()
@@ -495,7 +493,7 @@ class Controller:
         if kept and self._tells_epochs and not self.done:
             self._save_after = True  # callbacks may change the model yet
         elif kept:
-            self.save(wait=False)  # that of a step without a checkpoint could not be kept
+            self.save(wait=False, patience=SLOW_SECONDS)  # that of a step without a checkpoint could not be kept
         self._progress.enter(RunState.TRAINING, "evaluating")
         started = time.monotonic()
         with self._phases.during(Phase.EVALUATING):
@@ -503,7 +501,7 @@ class Controller:
         self._evaluated = self.step
         self._measured = (self.step, metrics)
         if self._progress.leads:
-            self._results = self._results or Results(self._directory, self._progress.post)
+            self._results = self._results or Results(self._directory, self._progress.post, self._config.best_metric)
             self._results.publish(self.step, metrics, time.monotonic() - started, checkpointed=kept)
             self._progress.events.write("evaluated", seconds=time.monotonic() - started, message=f"step {self.step}")
         self._progress.enter(RunState.TRAINING)

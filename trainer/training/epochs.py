@@ -11,7 +11,7 @@ import tensorflow as tf
 from trainer.config import Config
 from trainer.program import is_keras3
 from trainer.run.memory import Memory
-from trainer.training import keras3
+from trainer.training import keras3, optimizers
 from trainer.training.callbacks import attributes, keys_of, library_of
 from trainer.training.controller import Controller
 from trainer.training.step_runner import StepRunner, fetch_numbers
@@ -84,7 +84,7 @@ class Epochs:
 
 
 class FollowController(tf.keras.callbacks.Callback):
-    """Makes the calls that the controller wants, and evaluates at an epoch's end, before other callbacks."""
+    """Makes the calls that the controller wants; evaluates at an epoch's end and finalises, before other callbacks."""
 
     def __init__(self, runner: StepRunner, controller: Controller) -> None:
         super().__init__()
@@ -106,6 +106,9 @@ class FollowController(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._controller.begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        finalise(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._runner.reset_metrics()
@@ -227,12 +230,15 @@ def validation(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def finalise(model: Any) -> None:
-    """Take averages for weights where the optimizer keeps them, as Keras's `fit` does at its end."""
-    if averages(model):
+    """Take averages for weights, as Keras's `fit` does at its end: of each optimizer, for those that it trains.
+
+    Keras would ask the model's own optimizer alone, for all that the model trains.
+    """
+    for optimizer, weights in averaged(model):
         with model.distribute_strategy.scope():
-            model.optimizer.finalize_variable_values(model.trainable_variables)
+            type(optimizer).finalize_variable_values(optimizer, weights)
 
 
-def averages(model: Any) -> bool:
-    """Return whether the optimizer averages the weights, which are to be taken at the end."""
-    return bool(getattr(model.optimizer, "use_ema", False))
+def averaged(model: Any) -> list[tuple[Any, list[Any]]]:
+    """Return the optimizers that average weights, which are to be taken at the end, each with its weights."""
+    return (keras3 if is_keras3(model) else optimizers).averaged(model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from trainer.reporting.progress import EventWriter
 from trainer.reporting.status import numbers
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
+from trainer.training.callbacks import KERAS
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
 from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
 from trainer.training.step_runner import fetch_numbers
@@ -36,8 +37,14 @@ PROBED_BATCHES = 2
 class Results:
     """Where evaluations are published: TensorBoard's events, evaluation.json (which status shows) and the log."""
 
-    def __init__(self, directory: RunDirectory, post: Callable[[Callable[[], None]], object] = at_once) -> None:
-        """`post` says on which thread they are written."""
+    def __init__(
+        self,
+        directory: RunDirectory,
+        post: Callable[[Callable[[], None]], object] = at_once,
+        best_metric: str = "",
+    ) -> None:
+        """`post` says on which thread they are written, `best_metric` by which metric checkpoints are kept."""
+        self._best_metric = best_metric
         self._record = directory.evaluation
         self._catalogue = directory.catalogue
         self._events = EventWriter(directory.eval_events)
@@ -59,10 +66,32 @@ class Results:
         now = time.time()
         self._post(partial(self._events.write, step, metrics, now))
         record = {"step": step, "metrics": metrics, "updated": now} | ({} if saved is None else {"saved": saved})
+        if self._best_metric and self._best_metric not in metrics:
+            record["trouble"] = f"no checkpoint is kept as one of the best: {no_such_metric(self._best_metric, metrics)}"
+            log.error("%s", record["trouble"])
         self._post(partial(write_record, self._record, record))
         if checkpointed:
             self._post(partial(self._catalogue.write_evaluation, step, metrics, saved))
         log.info("evaluated step %d in %.1f s: %s", step, seconds, numbers(metrics))
+
+
+def no_such_metric(name: str, there: Iterable[str]) -> str:
+    return (
+        f"checkpoints_best_metric is {name!r}, which the evaluation does not have: name one of its metrics, "
+        f"{', '.join(sorted(there))}"
+    )
+
+
+def refuse_best_metric(config: Config, evaluate: Any, model: Any, told: Collection[str]) -> None:
+    """Raise UserError where checkpoints are kept by a metric that the evaluation will not have.
+
+    `told` is what a training step tells. An evaluation tells the same where both steps are Keras's own. Of others the
+    names are known before the first one only where the coordinator has traced it; else `Results` says so.
+    """
+    own_steps = (getattr(type(model), name).__module__.startswith(KERAS) for name in ("train_step", "test_step"))
+    names = getattr(evaluate, "names", None) or (told if all(own_steps) else [config.best_metric])
+    if config.best_metric and config.best_metric not in names:
+        raise UserError(no_such_metric(config.best_metric, names))
 
 
 def make_evaluation(
@@ -89,6 +118,7 @@ class Inline:
     def __init__(self, program: Any, model: Any, strategy: Any, workers: int) -> None:
         self._dataset = eval_dataset(program)
         self._step = TestStep(program, model, strategy, self._dataset.element_spec)
+        self.names = self._step.names
 
     def __call__(self) -> dict[str, float]:
         return self._step.evaluate(self._dataset)
@@ -106,6 +136,7 @@ class Distributed:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._step = step = TestStep(program, model, strategy, eval_dataset(program).element_spec)
         step.check_merging(f"{type(program).__name__}'s model", (SUM, MAXIMUM, MINIMUM))
+        self.names = step.names
 
         @tf.function(autograph=False)
         def evaluate_part(part: tf.Tensor) -> Any:
@@ -146,6 +177,7 @@ class Exact:
         # Tracing test_step makes the model's metrics. Before that (or before a fit) Keras would fail with a TypeError.
         step = TestStep(program, model, strategy, dataset.element_spec)
         step.check_merging(name, (SUM,))
+        self.names = step.names
         if step.has_tables:
             raise UserError(f"{name} has a lookup table, which exact evaluation can't use on a worker: {OTHER_WAYS}")
         first = dataset.take(PROBED_BATCHES)
@@ -239,10 +271,10 @@ class TestStep:
             # This makes the variables that metrics still lack, too.
             self._step = tf.function(model.test_step).get_concrete_function(element_spec)
             model.reset_metrics()
-            known = sorted(model.get_metrics_result())
+            self.names = sorted(model.get_metrics_result())
         self._states = MetricStates(metrics_of(model), self._step)
         self._evaluate = tf.function(self.run, autograph=False)
-        check_told(name, self._step.structured_outputs, known)
+        check_told(name, self._step.structured_outputs, self.names)
 
     def check_merging(self, name: str, ways: Collection[str]) -> None:
         """Refuse metrics whose states for parts of the data don't make that of all in one of these ways."""

@@ -24,6 +24,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
 from trainer.training import keras3
 from trainer.training.input import WHOLE
+from trainer.training.optimizers import of_optimizers
 
 log = logging.getLogger(__name__)
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
@@ -139,11 +140,12 @@ def bytes_of_checkpoint(directory: RunDirectory, step: int) -> int:
         variables = tf.train.load_checkpoint(directory.catalogue.prefix(step))
     except (tf.errors.OpError, IndexError):  # whoever reads it says so
         return 0
-    types = variables.get_variable_to_dtype_map()
+    types, shapes = variables.get_variable_to_dtype_map(), variables.get_variable_to_shape_map()
+    slots = of_optimizers(shapes)
     return sum(
         tf.TensorShape(shape).num_elements() * types[name].size
-        for name, shape in variables.get_variable_to_shape_map().items()
-        if name.startswith("model/") and "/optimizer/" not in name and types[name] != tf.string
+        for name, shape in shapes.items()
+        if name.startswith("model/") and name not in slots and types[name] != tf.string
     )
 
 

@@ -25,6 +25,8 @@ def train_with_fit(model: Any, epochs: Epochs, controller: Controller) -> None:
     object.__setattr__(model, "_steps_per_execution", per_execution)
     epochs.follow.tell = per_execution.assign
     model.make_train_function = lambda force=False: lambda iterator: epochs.follow.call()
+    # `follow` does that, for each optimizer that the model has.
+    object.__setattr__(model.optimizer, "finalize_variable_values", lambda variables: None)
     # What BackupAndRestore tells `fit` about where to go on, told by our checkpoint, once callbacks have begun.
     model._maybe_load_initial_counters_from_ckpt = lambda steps, initial: epochs.next
     model.fit(

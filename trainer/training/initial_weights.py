@@ -22,6 +22,7 @@ from trainer.program import build_model
 from trainer.run.directory import RunDirectory
 from trainer.training.export import ensure_built
 from trainer.training.handover import walk
+from trainer.training.optimizers import averaged, of_optimizers
 from trainer.training.placement import name_of
 from trainer.training.step_runner import StepRunner
 from trainer.training.tf_internals import full_names, moving_average
@@ -32,8 +33,8 @@ VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 EXPORTED = re.compile(r"/variables/(\d+)")
 # A split variable has no other name in a checkpoint.
 NAMELESS = re.compile(r"ShardedVariable(_\d+)?")
-# What is no weight of a model: slots, hyperparameters, metrics, and a counter of tf.train.Checkpoint.
-OTHERS = re.compile(r"\.OPTIMIZER_SLOT|/optimizer/|/keras_api/metrics/|/save_counter/")
+# What is no weight of a model, beside what optimizers keep: metrics, and a counter of tf.train.Checkpoint.
+OTHERS = re.compile(r"/keras_api/metrics/|/save_counter/")
 MOST_NAMES = 6
 
 
@@ -114,11 +115,9 @@ def weights_of(model: Any) -> list[tuple[str, Any]]:
 
 def restart_averages(model: Any) -> None:
     """Have the averages of the weights begin with the weights that were read."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if getattr(optimizer, "use_ema", False):
-        for variable in model.trainable_variables:
-            if (average := moving_average(optimizer, variable)) is not None:
-                average.assign(variable)
+    for optimizer, weights in averaged(model):
+        for weight in weights:
+            moving_average(optimizer, weight).assign(weight)
 
 
 def open_source(config: Config, program: Any, element_spec: Any) -> list[Stored]:
@@ -164,6 +163,7 @@ def of_checkpoint(prefix: str) -> list[Stored]:
     reader = tf.train.load_checkpoint(prefix)
     shapes: Mapping[str, list[int]] = reader.get_variable_to_shape_map()
     names = full_names(reader)
+    others = of_optimizers(shapes)
     root = "model/" if any(key.startswith("model/") for key in shapes) else ""
     return [
         Stored(
@@ -173,7 +173,7 @@ def of_checkpoint(prefix: str) -> list[Stored]:
             read=lambda key=key: reader.get_tensor(key),  # type: ignore[misc]
         )
         for key, shape in sorted(shapes.items())
-        if key.startswith(root) and key.endswith(VALUE) and not OTHERS.search(f"/{key}")
+        if key.startswith(root) and key.endswith(VALUE) and key not in others and not OTHERS.search(f"/{key}")
     ]
 
 

@@ -329,7 +329,6 @@ def build(model: Any, element_spec: Any) -> None:
     refuse_splits(model)
     for _, one in optimizers_of(model):
         exclude_shards(model, one)
-        begin_averages(one)
 
 
 def exclude_shards(model: Any, optimizer: Any) -> None:
@@ -340,16 +339,21 @@ def exclude_shards(model: Any, optimizer: Any) -> None:
             excluded.update(optimizer._var_key(shard) for shard in shards_of(one))
 
 
-def begin_averages(optimizer: Any) -> None:
+def averaged(model: Any) -> list[tuple[Any, list[Any]]]:
+    """Return the optimizers that average weights, each with those that it trains, in the order of their averages."""
+    return [(one, one._trainable_variables) for _, one in optimizers_of(model) if one.use_ema and one.built]
+
+
+def begin_averages(model: Any) -> None:
     """Give averages of weights the weights to begin with: they are zeros, which Keras's first step replaces.
 
-    All workers do a first step at once, and each would add the whole weights.
+    All workers do a first step at once, and each would add the whole weights. Call it when a step has been traced,
+    which builds the optimizers.
     """
-    if not (optimizer.use_ema and optimizer.built):
-        return
-    for weight, average in zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True):
-        if average is not None:
-            average._value.assign(weight._value)
+    for optimizer, weights in averaged(model):
+        for weight, average in zip(weights, optimizer._model_variables_moving_average, strict=True):
+            if average is not None:
+                average._value.assign(weight._value)
 
 
 def has_call(model: Any) -> bool:

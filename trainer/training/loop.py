@@ -35,5 +35,4 @@ def train_in_epochs(model: Any, epochs: Epochs) -> None:
         callbacks.on_epoch_end(epoch, logs)
         if model.stop_training:
             break
-    finalise(model)
     callbacks.on_train_end(logs)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.failures import UserError
-from trainer.training.tf_internals import whole_of
+from trainer.training.tf_internals import moving_average, whole_of
 
 CHILDREN = "_coalesced_children"
 PART = re.compile(r"/part_\d+:0$")
@@ -21,7 +21,7 @@ def treat_as_whole(model: Any) -> None:
     They are the one that it is compiled with, and those that are attributes of the model, as a GAN has them.
     """
     for optimizer in optimizers_of(model):
-        if hasattr(optimizer, "inner_optimizer"):
+        if is_wrapper(optimizer):
             continue
         if hasattr(optimizer, "get_slot"):
             keep_slots(optimizer)
@@ -38,6 +38,20 @@ def optimizers_of(model: Any) -> list[Any]:
             if isinstance(optimizer, tf.keras.optimizers.Optimizer | tf.keras.optimizers.legacy.Optimizer):
                 found[id(optimizer)] = optimizer
     return list(found.values())
+
+
+def averaged(model: Any) -> list[tuple[Any, list[Any]]]:
+    """Return the optimizers that average weights, each with those that it trains: of others it has no average."""
+    averaging = [one for one in optimizers_of(model) if getattr(one, "use_ema", False) and not is_wrapper(one)]
+    return [
+        (optimizer, [weight for weight in model.variables if moving_average(optimizer, weight) is not None])
+        for optimizer in averaging
+    ]
+
+
+def is_wrapper(optimizer: Any) -> bool:
+    """Return whether another optimizer does the work, as in a LossScaleOptimizer."""
+    return hasattr(optimizer, "inner_optimizer")
 
 
 def keep_slots(optimizer: Any) -> None:
@@ -95,6 +109,21 @@ def forget_children(model: Any) -> None:
     for optimizer in optimizers_of(model):
         if hasattr(optimizer, CHILDREN):
             delattr(optimizer, CHILDREN)
+
+
+def of_optimizers(names: Collection[str]) -> set[str]:
+    """Return those names in a checkpoint that are an optimizer's, whichever attribute of the model it is.
+
+    An optimizer is what has `_iterations`, or of those that Keras calls legacy, `iter` and `decay`.
+    """
+
+    def places(counter: str) -> set[str]:
+        ending = f"/{counter}/.ATTRIBUTES/VARIABLE_VALUE"
+        return {name.removesuffix(ending) for name in names if name.endswith(ending)}
+
+    found = places("_iterations") | (places("iter") & places("decay")) | {"optimizer", "model/optimizer"}
+    beginnings = tuple(f"{place}/" for place in found)
+    return {name for name in names if name.startswith(beginnings) or "/.OPTIMIZER_SLOT/" in name}
 
 
 def refuse_state_of_shards(checkpointed: Any, what: str) -> None:

@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -74,6 +74,8 @@ class StepRunner(Protocol):
     """What checkpoints hold of the model: of tf_keras the model itself."""
     step: Any
     """The variable that counts the steps of the calls that have ended."""
+    tells: Collection[str]
+    """The names of what a step tells."""
 
     @property
     def element_spec(self) -> Any:
@@ -152,11 +154,14 @@ class RemoteStepRunner:
         self._told: list[Report] = []  # reports that nobody has heard of yet
         train_step = trace_step(strategy, self.model, element, self._rate, placed=self._exact)
         if of_keras3:
+            with strategy.scope():
+                keras3.begin_averages(self.model)
             keras3.refuse_hidden_optimizers(self.model, train_step)
             keras3.warn_of_whole_tables(self.model, train_step)
         else:
             forget_children(self.model)
             refuse_state_of_shards(self.model, type(self.model.optimizer).__name__)
+        self.tells = names_told(outputs_of(train_step, placed=self._exact))
         self.trained = keras3.trained_by(self.model)
         self._metrics = CallMetrics(self.model, train_step)
         unrolled = UNROLLED_STEPS if len(self.model.trainable_variables) <= UNROLLED_VARIABLES else 1
@@ -305,7 +310,9 @@ class LocalStepRunner:
         self._dataset = own_train_dataset(own, program, strategy, None, self._seed)
         self._iterator = iter(self._dataset)
         self._is_reading = False
-        self._call = trace_call(strategy, trace_step(strategy, self.model, self._iterator), self.step, self._iterator)
+        train_step = trace_step(strategy, self.model, self._iterator)
+        self.tells = names_told(outputs_of(train_step))
+        self._call = trace_call(strategy, train_step, self.step, self._iterator)
         self._ended: list[Call] = []
 
     @property
@@ -472,13 +479,23 @@ def trace_step(
         traced = trace()
         while isinstance(own_step, keras3.Step) and own_step.found_more:
             traced = trace()
-    outputs = traced.structured_outputs[0] if placed else traced.structured_outputs
+    outputs = outputs_of(traced, placed=placed)
     if None in tf.nest.flatten(outputs):
         raise UserError(
             f"{type(model).__name__}.train_step returned {describe(outputs)}; expected tensors alone, such as "
             '{"loss": loss}'
         )
     return traced
+
+
+def outputs_of(traced: Any, *, placed: bool = False) -> Any:
+    """Return what a traced step returns, without what `placed` has it say besides."""
+    return traced.structured_outputs[0] if placed else traced.structured_outputs
+
+
+def names_told(outputs: Any) -> Collection[str]:
+    """Return the names by which `fetch_numbers` gives a step's outputs."""
+    return list(outputs) if isinstance(outputs, dict) else ["loss"]
 
 
 def describe(outputs: Any) -> str:

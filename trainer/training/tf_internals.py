@@ -346,7 +346,7 @@ def whole_of(variable: Any) -> Any:
 
 def moving_average(optimizer: Any, weight: Any) -> Any:
     """Return the average that an optimizer with use_ema keeps of a weight, None of one that it doesn't train."""
-    number = optimizer._index_dict.get(optimizer._var_key(weight))
+    number = getattr(optimizer, "_index_dict", {}).get(optimizer._var_key(weight))
     return None if number is None else optimizer._model_variables_moving_average[number]
 
 

@@ -38,6 +38,20 @@ class Valley:
         return self.train_dataset(context).take(1)
 
 
+class Taught(tf.keras.Model):
+    """Each layer with weights has an optimizer of its own."""
+
+    def train_step(self, data):
+        words, target = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(words) - target))
+        *table, kernel, bias = self.trainable_variables  # of the table each shard
+        gradients = tape.gradient(loss, [*table, kernel, bias])
+        self.optimizer.apply_gradients(zip(gradients[:-2], table, strict=True))
+        self.second.apply_gradients(zip(gradients[-2:], [kernel, bias], strict=True))
+        return {"score": loss}
+
+
 class Table:
     """A table and a score, both without names of their own where `named` is false."""
 
@@ -49,7 +63,8 @@ class Table:
         words = tf.keras.Input((4,), dtype=tf.int64)
         vectors = tf.keras.layers.Embedding(64, 16, name=names[0])(words)
         score = tf.keras.layers.Dense(self._score, name=names[1])(tf.reduce_mean(vectors, axis=1))
-        model = tf.keras.Model(words, score)
+        model = Taught(words, score)
+        model.second = tf.keras.optimizers.SGD(0.1, momentum=0.9)
         model.compile(optimizer=tf.keras.optimizers.SGD(0.1, use_ema=self._ema), loss="mse")
         return model
 
@@ -59,3 +74,12 @@ class Table:
 
     def eval_dataset(self, context):
         return self.train_dataset(context).take(1)
+
+
+class Plain(Table):
+    """The same, trained by Keras's own step."""
+
+    def build_model(self):
+        model = tf.keras.Sequential(super().build_model().layers)
+        model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
+        return model
