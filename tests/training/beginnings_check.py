@@ -102,7 +102,7 @@ def weights():
 
 
 def best():
-    """Which checkpoints are the best is asked by a metric that there is not, and by one that tells no name of its own."""
+    """The best are asked for by a metric that no evaluation has."""
     asked = {"checkpoints_kept_best": 1, "checkpoints_best_metric": "accuracy", "epoch_steps": 5}
     said = {
         f"{program.__name__} {way}": refused(program, f"best-{way}", evaluation=way, **asked)

@@ -15,7 +15,8 @@ from trainer.run.memory import Memory, NotKept, encode
 
 VALUES = [
     None, True, 3, 2.5, float("inf"), float("nan"), "NaN", "text", [1, [2]], (1, "a"), {3}, {"a": {1: 2.0}},
-    np.float32(0.5), np.float32("-inf"), np.int64(7), np.arange(6, dtype=np.int16).reshape(2, 3), [np.zeros((2, 0)), np.array("x")],
+    np.float32(0.5), np.float32("-inf"), np.int64(7), np.arange(6, dtype=np.int16).reshape(2, 3),
+    [np.zeros((2, 0)), np.array("x")],
 ]  # fmt: skip
 
 

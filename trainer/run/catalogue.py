@@ -256,8 +256,9 @@ class Catalogue:
                 shutil.copyfile(other.path / name, self.path / name)
         if wrong := self._compare(manifest):
             raise FileNotFoundError(errno.ENOENT, f"the checkpoint has changed meanwhile: {wrong}", str(other.path))
-        told = {"loss": manifest.loss, "sound": manifest.sound, "position": manifest.input}
-        self.write_manifest(step, 0, manifest.tensorflow, **told)
+        self.write_manifest(
+            step, 0, manifest.tensorflow, loss=manifest.loss, sound=manifest.sound, position=manifest.input
+        )
 
     def saved(self) -> list[Saved]:
         """Return what is known of each checkpoint that counts, oldest first."""

@@ -67,7 +67,9 @@ class Results:
         self._post(partial(self._events.write, step, metrics, now))
         record = {"step": step, "metrics": metrics, "updated": now} | ({} if saved is None else {"saved": saved})
         if self._best_metric and self._best_metric not in metrics:
-            record["trouble"] = f"no checkpoint is kept as one of the best: {no_such_metric(self._best_metric, metrics)}"
+            record["trouble"] = (
+                f"no checkpoint is kept as one of the best: {no_such_metric(self._best_metric, metrics)}"
+            )
             log.error("%s", record["trouble"])
         self._post(partial(write_record, self._record, record))
         if checkpointed:

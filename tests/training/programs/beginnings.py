@@ -80,6 +80,7 @@ class Plain(Table):
     """The same, trained by Keras's own step."""
 
     def build_model(self):
-        model = tf.keras.Sequential(super().build_model().layers)
+        taught = super().build_model()
+        model = tf.keras.Model(taught.inputs, taught.outputs)
         model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
         return model
