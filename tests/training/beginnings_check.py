@@ -17,7 +17,6 @@ import tensorflow as tf  # noqa: E402
 from trainer.failures import UserError  # noqa: E402
 from trainer.reporting.checkpoints import read_checkpoints  # noqa: E402
 from trainer.reporting.events import read_events  # noqa: E402
-from trainer.reporting.status import read_status  # noqa: E402
 from trainer.run.branch import begin_from  # noqa: E402
 from trainer.run.directory import RunDirectory  # noqa: E402
 from trainer.testing import train  # noqa: E402
@@ -91,6 +90,8 @@ def weights():
     said["averages"] = [bool(np.array_equal(each, table)) for each in averages]
     sizes = {shape: 4 * int(np.prod(shape)) for shape in ((64, 16), (16, 1), (1,))}
     said["bytes"] = [bytes_of_checkpoint(source, 5), sum(sizes.values())]
+    asked = {"evaluation": "inline", "checkpoints_kept_best": 1, "checkpoints_best_metric": "accuracy"}
+    said["no_such_metric"] = refused(beginnings.Valley, "best", **asked)
     said["nothing_fits"] = refused(beginnings.Valley, "valley", initial_weights="source@5")
     said["no_such_step"] = refused(beginnings.Table, "none", initial_weights="source@7")
     said["no_such_file"] = refused(beginnings.Table, "none", initial_weights="/no/such.h5")
@@ -101,17 +102,6 @@ def weights():
     return said
 
 
-def best():
-    """The best are asked for by a metric that no evaluation has."""
-    asked = {"checkpoints_kept_best": 1, "checkpoints_best_metric": "accuracy", "epoch_steps": 5}
-    said = {
-        f"{program.__name__} {way}": refused(program, f"best-{way}", evaluation=way, **asked)
-        for program, way in ((beginnings.Valley, "inline"), (beginnings.Plain, "sidecar"))
-    }
-    late = run(beginnings.Valley, "late", 5, **asked, evaluation="sidecar", export=False)
-    return said | {"late": read_status(late).message}
-
-
 def refused(program, name, **settings):
     try:
         run(program, name, 1, **{**SPLIT, **settings})
@@ -120,5 +110,5 @@ def refused(program, name, **settings):
     return "not refused"
 
 
-print(json.dumps({"kept": kept(), "branch": branch(), "weights": weights(), "best": best()}), flush=True)
+print(json.dumps({"kept": kept(), "branch": branch(), "weights": weights()}), flush=True)
 os._exit(0)

@@ -64,18 +64,6 @@ def test_what_a_second_optimizer_keeps_is_not_of_the_models_size(found: dict[str
     assert counted == expected
 
 
-@pytest.mark.parametrize(
-    ("case", "metrics"), [("Valley inline", "loss"), ("Plain sidecar", "loss, mae"), ("late", "loss")]
-)
-def test_the_best_by_a_metric_that_no_evaluation_has_is_no_secret(
-    case: str, metrics: str, found: dict[str, Any]
-) -> None:
-    """Before the first step where the names are known by then, else in the status as soon as there is an evaluation."""
-    assert found["best"][case].endswith(
-        f"checkpoints_best_metric is 'accuracy', which the evaluation does not have: name one of its metrics, {metrics}"
-    )
-
-
 def test_a_run_that_goes_on_reads_nothing_again(found: dict[str, Any]) -> None:
     assert found["weights"]["went_on"] == 3
 
@@ -84,11 +72,10 @@ def test_a_run_that_goes_on_reads_nothing_again(found: dict[str, Any]) -> None:
     ("case", "expected"),
     [
         ("nothing_fits", "0 of 1 variables read from source@5; not there: count ()"),
+        ("no_such_metric", "'accuracy', which the evaluation does not have: name one of its metrics, loss"),
         ("no_such_step", "initial_weights: run source has no checkpoint of step 7; it has 5"),
         ("no_such_file", "initial_weights: there is nothing to read at /no/such.h5: name a checkpoint as RUN@STEP"),
     ],
 )
-def test_what_can_not_be_read_ends_the_run_before_its_first_step(
-    case: str, expected: str, found: dict[str, Any]
-) -> None:
+def test_what_is_not_there_ends_the_run_before_its_first_step(case: str, expected: str, found: dict[str, Any]) -> None:
     assert expected in found["weights"][case]

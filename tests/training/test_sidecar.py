@@ -12,12 +12,14 @@ import pytest
 from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
 from trainer.config import Config
 from trainer.failures import UserError
+from trainer.reporting.status import read_status
 from trainer.run.checkpoints import Checkpoints, read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.retention import Retention
 from trainer.tasks import evaluator as module
 from trainer.tasks.evaluator import Evaluator
+from trainer.training.evaluation import refuse_best_metric
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -105,3 +107,29 @@ def test_a_model_that_does_not_fit_is_the_users_error(directory: RunDirectory) -
     wider = SimpleNamespace(build_model=lambda: make_model(3), eval_dataset=lambda context: make_data())
     with pytest.raises(UserError, match="does not fit the model"):
         Evaluator(wider, directory).evaluate(20)
+
+
+def test_the_best_by_a_metric_that_an_evaluation_lacks_is_told(
+    directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "no checkpoint is kept as one of the best: checkpoints_best_metric is 'accuracy', which the evaluation does"
+    Evaluator(PROGRAM, directory, "accuracy").evaluate(20)
+    assert said in caplog.text
+    assert read_status(directory).message.startswith(said)
+    Evaluator(PROGRAM, directory, "loss").evaluate(20)
+    assert read_status(directory).message == ""
+
+
+def test_the_best_by_a_metric_that_keras_does_not_tell_is_refused_where_its_own_steps_tell_all() -> None:
+    import tensorflow as tf
+
+    class OwnStep(tf.keras.Model):
+        def test_step(self, data: Any) -> Any: ...
+
+    config = Config(program="mine:One", checkpoints_kept_best=1, checkpoints_best_metric="accuracy")
+    for evaluate in (None, object()):  # the side-car, and a strategy's replicas
+        with pytest.raises(UserError, match="name one of its metrics, loss, mae"):
+            refuse_best_metric(config, evaluate, make_model(), ["mae", "loss"])
+        refuse_best_metric(config, evaluate, OwnStep(), ["mae", "loss"])
+    refuse_best_metric(config.replace(checkpoints_kept_best=0), None, make_model(), ["loss"])
+    refuse_best_metric(config, None, make_model(), ["accuracy"])

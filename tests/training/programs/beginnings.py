@@ -74,13 +74,3 @@ class Table:
 
     def eval_dataset(self, context):
         return self.train_dataset(context).take(1)
-
-
-class Plain(Table):
-    """The same, trained by Keras's own step."""
-
-    def build_model(self):
-        taught = super().build_model()
-        model = tf.keras.Model(taught.inputs, taught.outputs)
-        model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
-        return model
