@@ -153,21 +153,23 @@ def test_what_an_evaluation_gave_is_kept_beside_its_checkpoint(tmp_path: Path, t
     assert found == {step: {"loss": 0.0} for step in (20, 40, 60, 80, 100)}
 
 
+@pytest.mark.usefixtures("looking")
 @pytest.mark.parametrize("tells_epochs", [False, True])
 def test_an_evaluation_waits_for_a_save_in_flight_to_have_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_epochs: bool
 ) -> None:
     write = Catalogue.write_manifest
 
-    def write_slowly(self: Catalogue, *arguments: Any, **options: Any) -> None:
-        time.sleep(0.1)
-        write(self, *arguments, **options)
+    def write_slowly(self: Catalogue, step: int, *arguments: Any, **options: Any) -> None:
+        if step == 15:  # it is in flight at the first epoch's end, where none is due by steps
+            time.sleep(0.5)
+        write(self, step, *arguments, **options)
 
     monkeypatch.setattr(Catalogue, "write_manifest", write_slowly)
     monkeypatch.setattr("trainer.run.checkpoints.PATIENCE_SECONDS", 0.0)  # what takes longer is slow
     monkeypatch.setattr("trainer.training.controller.PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("trainer.run.checkpoints.ended", partial(in_thread, "save"))  # as under parameter servers
-    run = Run(tmp_path, checkpoints_kept=9, checkpoints_kept_best=1, checkpoint_steps=10, steps_per_execution=10)
+    run = Run(tmp_path, checkpoints_kept=9, checkpoints_kept_best=1, checkpoint_steps=15, steps_per_execution=5)
     run.train(tells_epochs=tells_epochs)
     catalogue = run.directory.catalogue
     evaluated = [step for step in catalogue.steps() if catalogue.evaluation(step) is not None]
