@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
-from ansible import context  # type: ignore[attr-defined]  # our directory ansible/ is in the way
+from ansible import context
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
