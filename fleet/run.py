@@ -33,6 +33,7 @@ class Run:
     checkpoint: str | None = None
     export: str | None = None
     without: Mapping[str, str] = field(default_factory=dict)  # members that take no part, and what they are
+    begun_from: str | None = None  # RUN@STEP of another run
     ledger: Mapping[str, Any] | None = None  # where the time went (trainer/reporting/goodput.py)
     events: Sequence[Mapping[str, Any]] = ()  # the last ones, oldest first
     updated: float | None = None  # seconds since 1970 by the clock of the chief's host

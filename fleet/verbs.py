@@ -116,6 +116,11 @@ def start_cluster(
             )
             return
     elif before.run and decision.is_finished(before.run, inventory) and not choice.new:
+        if source not in (None, before.run.begun_from):
+            raise OperatorMistake(
+                f"run {before.run.run} is there already, is finished and did not begin from {source}: choose another "
+                "--run NAME"
+            )
         desk.say(report.render_summary(inventory, before.run))
         desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
         return

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 
 import pytest
 
@@ -99,23 +100,26 @@ def test_a_run_that_fails_after_the_switch_is_put_back(lab, long_run, another_re
 def left(command, when, what, inventory):
     """Leave a command as Ctrl-C on a terminal does, to all of its processes, once `when()` is true."""
     # Where the tests run in the background, Ctrl-C is not heeded by what they start.
-    begun = subprocess.Popen(
-        ["env", "--default-signal=INT", *command],
-        cwd=ROOT,
-        env=os.environ | {"PSFLEET_INVENTORY": str(inventory), "ANSIBLE_INVENTORY": str(inventory)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        process_group=0,
-    )
-    with begun:
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(
+            ["env", "--default-signal=INT", *command],
+            cwd=ROOT,
+            env=os.environ | {"PSFLEET_INVENTORY": str(inventory), "ANSIBLE_INVENTORY": str(inventory)},
+            stdout=output,
+            stderr=output,
+            process_group=0,
+        ) as begun,
+    ):
         try:
-            wait_until(when, 300, what)
-            os.killpg(begun.pid, signal.SIGINT)
-            said, _ = begun.communicate(timeout=300)
+            wait_until(lambda: begun.poll() is not None or when(), 600, what)
+            if begun.poll() is None:
+                os.killpg(begun.pid, signal.SIGINT)
+            begun.wait(300)
         finally:
             begun.kill()
-    return begun.returncode, said
+        output.seek(0)
+        return begun.returncode, output.read()
 
 
 @pytest.mark.slow

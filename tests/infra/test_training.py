@@ -87,5 +87,8 @@ def test_a_run_begins_from_a_checkpoint_of_another(lab, trained, branch):
     restored = [event for event in map(json.loads, events) if event["event"] == "restored"]
     assert [event["message"] for event in restored] == [f"step {step}"]
     again = fab("start-cluster", "--run", branch, "--from", f"{RUN}@{step}")
-    assert again.returncode == 2, again.stdout + again.stderr
-    assert branch in again.stderr
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "It was finished before" in again.stdout
+    other = fab("start-cluster", "--run", branch, "--from", f"{RUN}@3000")
+    assert other.returncode == 2, other.stdout + other.stderr
+    assert branch in other.stderr

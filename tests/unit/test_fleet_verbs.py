@@ -489,6 +489,16 @@ def test_finished_run_is_not_started_again(hosts: Pretence, desk: verbs.Desk) ->
     assert "start a new one with: fab start-cluster --run NAME" in printed(desk)
 
 
+def test_a_finished_run_that_began_elsewhere_is_not_called_begun_from_there(hosts: Pretence, desk: verbs.Desk) -> None:
+    finished = status("finished", 30, evaluation={"step": 30, "metrics": {}})
+    hosts.runs = json.dumps([{**finished, "run": "other"}])
+    hosts.run_status = {**finished, "begun_from": "other@10"}
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="digits", source="other@10")
+    assert "It was finished before" in printed(desk)
+    with pytest.raises(OperatorMistake, match=r"run digits is there already, is finished and did not .* other@20"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="digits", source="other@20")
+
+
 def test_finished_run_is_started_when_the_inventory_wants_more_steps(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.run_status = status("finished", 20, evaluation={"step": 20, "metrics": {}})
     hosts.tick = train()
