@@ -43,11 +43,14 @@ class Program:
 
     optimizer = staticmethod(lambda: keras.optimizers.SGD(0.01))
     regularizer = None
+    constraint = None
     model = None
 
     def build_model(self):
         table = keras.layers.Embedding(WORDS, WIDTH, input_length=2, embeddings_initializer="ones")
-        line = keras.layers.Dense(1, kernel_initializer="ones", kernel_regularizer=self.regularizer)
+        line = keras.layers.Dense(
+            1, kernel_initializer="ones", kernel_regularizer=self.regularizer, kernel_constraint=self.constraint
+        )
         self.model = keras.Sequential([table, keras.layers.Flatten(), line])
         self.model.compile(self.optimizer(), "mse")
         return self.model
@@ -286,6 +289,52 @@ def clipping(kind=Program, **clip):
     return distance(weights(program), alone(plain, 3))
 
 
+class Excluding(Program):
+    """Leaves its table out of weight decay."""
+
+    optimizer = staticmethod(lambda: keras.optimizers.AdamW(0.01, weight_decay=5.0))
+
+    def build_model(self):
+        model = super().build_model()
+        model.optimizer.exclude_from_weight_decay(var_list=[model.layers[0].embeddings])
+        return model
+
+
+def excluding():
+    """The distance between a training with a split table and Keras's own with a whole one."""
+    program = Excluding()
+    train(program, 3, **SPLIT)
+    return distance(weights(program), alone(Excluding(), 3))
+
+
+class Constrained(Program):
+    constraint = staticmethod(keras.constraints.MaxNorm(0.3))
+
+
+def constrained():
+    """The same distance with a constraint, which no part of a split weight has; and how far its weights were."""
+    program = Constrained()
+    train(program)
+    expected = alone(Constrained())
+    unbound = np.linalg.norm(alone(Program())[1])
+    bound = np.linalg.norm(weights(program)[1])
+    return {"distance": distance(weights(program), expected), "norms": [float(bound), float(unbound)]}
+
+
+def refused(program, **settings):
+    try:
+        train(program, **settings)
+    except UserError as error:
+        return str(error)
+    return "trained"
+
+
+def overwriting():
+    program = Program()
+    program.optimizer = lambda: keras.optimizers.SGD(0.01, use_ema=True, ema_overwrite_frequency=4)
+    return refused(program)
+
+
 class Gan(keras.Model):
     """Two models, and two optimizers that take turns within a step."""
 
@@ -482,11 +531,7 @@ def mixed():
 def float16():
     program = Mixed()
     program.policy = "mixed_float16"
-    try:
-        train(program)
-    except UserError as error:
-        return str(error)
-    return "trained"
+    return refused(program)
 
 
 def regularized():
@@ -504,6 +549,10 @@ def features():
         "accumulation": tried(accumulation),
         "global_clipnorm": tried(clipping, global_clipnorm=0.1),
         "second_clipnorm": tried(clipping, kind=OfTheSecond, clipnorm=0.1),
+        "excluding": tried(excluding),
+        "constrained": tried(constrained),
+        "split_constraint": tried(refused, program=Constrained(), partitioner_min_bytes=8),
+        "overwriting": tried(overwriting),
         "mixed": tried(mixed),
         "float16": tried(float16),
         "two_optimizers": tried(two_optimizers),

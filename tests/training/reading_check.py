@@ -1,7 +1,8 @@
 """Run as a process of its own: what a run reads before and after it was stopped and goes on, in one process.
 
 Prints one JSON object: for each strategy and kind of pipeline two runs of the same seed, each with what it got of 64
-numbers in its first four steps, and in the four after it went on. One program reads all kinds beside each other.
+numbers in its first four steps, and in the four after it went on, and what these steps drew. One program reads all
+kinds beside each other.
 """
 
 from __future__ import annotations
@@ -50,9 +51,16 @@ KINDS = {
 }
 
 
+class Drawing(Log):
+    """Keeps what a step draws itself, beside what it is given."""
+
+    def observe(self, batch: Any) -> None:
+        super().observe((*batch, tf.random.uniform([BATCH], maxval=EXAMPLES, dtype=tf.int64)))
+
+
 class Reader:
     def build_model(self) -> Any:
-        model = Log(2 * STEPS, len(KINDS), BATCH)
+        model = Drawing(2 * STEPS, len(KINDS) + 1, BATCH)
         model.compile("sgd", "mse")
         return model
 
@@ -78,7 +86,7 @@ def read(strategy: str) -> dict[str, Any]:
                 Reader, turn * STEPS, 1, 1, directory, strategy=strategy, seed=0, evaluation="none", export=False
             )
         log = read_log(result.directory, 2 * STEPS)
-    return {kind: [log[:STEPS, n].tolist(), log[STEPS:, n].tolist()] for n, kind in enumerate(KINDS)}
+    return {kind: [log[:STEPS, n].tolist(), log[STEPS:, n].tolist()] for n, kind in enumerate([*KINDS, "in the step"])}
 
 
 def divided() -> list[list[int]]:
@@ -97,6 +105,6 @@ if __name__ == "__main__":
     found = {}
     for strategy in ("parameter_server", "one_device"):
         first, second = read(strategy), read(strategy)
-        found[strategy] = {kind: [first[kind], second[kind]] for kind in KINDS}
+        found[strategy] = {kind: [first[kind], second[kind]] for kind in first}
     print(json.dumps({"divided": divided(), **found}))
     os._exit(0)

@@ -106,6 +106,26 @@ def test_a_step_with_a_condition_is_called_and_says_whether_it_repeats_random_nu
     assert drawn == {None: False, 5: True}
 
 
+def test_a_step_of_workers_draws_from_no_seed_of_the_run() -> None:
+    """Else all workers would draw the same, and once more after each fault: the operations have their seeds by then."""
+
+    class Model:
+        train_step = staticmethod(
+            lambda batch: {"loss": tf.cond(batch > 1, lambda: draw(None), lambda: 2.0) + draw(None)}
+        )
+
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(9)))
+    tf.random.set_seed(5)
+    try:
+        seeds = {
+            seeded: StepCopy(trace_step(strategy, Model(), iterator, seeded=seeded)).has_seeds for seeded in (0, 1)
+        }
+    finally:
+        tf.random.set_seed(None)
+    assert seeds == {0: False, 1: True}
+
+
 @pytest.mark.parametrize("unrolled", [1, 4])
 def test_a_condition_in_each_step_draws_other_random_numbers(unrolled: int) -> None:
     drawn, count = tf.Variable(tf.zeros([9])), tf.Variable(0)

@@ -110,6 +110,22 @@ def test_clipping_does_not_depend_on_how_a_table_is_split(features: dict[str, An
     assert features[clip] < 1e-5
 
 
+def test_a_split_table_is_left_out_of_weight_decay(features: dict[str, Any]) -> None:
+    assert features["excluding"] < 1e-5
+
+
+def test_a_constraint_holds_and_is_refused_where_a_weight_is_split(features: dict[str, Any]) -> None:
+    bound, unbound = features["constrained"]["norms"]
+    assert features["constrained"]["distance"] < 1e-5
+    assert bound < 0.301 < unbound
+    assert "has a constraint and is split over the ps" in features["split_constraint"]
+    assert "Set partitioner to none" in features["split_constraint"]
+
+
+def test_averages_that_overwrite_weights_are_refused(features: dict[str, Any]) -> None:
+    assert "averages are taken for weights at the end" in features["overwriting"]
+
+
 def test_two_optimizers_train_and_are_restored(features: dict[str, Any]) -> None:
     gan = features["two_optimizers"]
     assert gan["metrics"] == ["judges", "makes"]

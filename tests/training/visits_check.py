@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
@@ -24,6 +25,7 @@ from trainer.config import Config
 from trainer.failures import EmptyPart, UserError
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
+from trainer.run.position import Position
 from trainer.tasks.coordinator import Training
 from trainer.tasks.in_process import start_cluster
 from trainer.training.input import own_train_dataset, pass_after_pass
@@ -40,10 +42,14 @@ CALL = 2
 CALLS = 8
 PART_STEPS = EXAMPLES // 2 // BATCH
 NONE: Any = None
+Dataset = tf.data.Dataset
 
 
 class Files:
     """Examples in files of eight: parts of files, which come in another order each time, and a small shuffle."""
+
+    def __init__(self, batch: int = BATCH) -> None:
+        self.batch = batch
 
     def build_model(self) -> Any:
         model = Counter(EXAMPLES)
@@ -51,17 +57,30 @@ class Files:
         return model
 
     def train_dataset(self, context: Any) -> Any:
-        files = tf.data.Dataset.range(EXAMPLES // FILE).shard(context.num_input_pipelines, context.input_pipeline_id)
+        files = Dataset.range(EXAMPLES // FILE).shard(context.num_input_pipelines, context.input_pipeline_id)
         files = files.shuffle(EXAMPLES // FILE)
-        examples = files.flat_map(lambda file: tf.data.Dataset.range(FILE * file, FILE * file + FILE))
-        return examples.shuffle(4).batch(BATCH).apply(sleep(3000))  # microseconds
+        examples = files.flat_map(lambda file: Dataset.range(FILE * file, FILE * file + FILE))
+        return examples.shuffle(4).batch(self.batch).apply(sleep(3000))  # microseconds
 
     eval_dataset = train_dataset
 
 
 class Endless(Files):
     def train_dataset(self, context: Any) -> Any:
-        return super().train_dataset(context).repeat()
+        return Dataset.counter(dtype=tf.int64).map(lambda number: number % EXAMPLES).batch(BATCH)
+
+
+ENDLESS: dict[str, Callable[[], Any]] = {
+    "repeat": lambda: Dataset.range(9).repeat(),
+    "sample": lambda: Dataset.sample_from_datasets([Dataset.range(9), Dataset.random()]),
+    "not counted": lambda: Dataset.range(2).interleave(lambda _: Dataset.range(9).repeat()),
+    "filtered": lambda: Dataset.counter().filter(lambda number: number > 1),
+}
+ENDING: dict[str, Callable[[], Any]] = {
+    "zip": lambda: Dataset.zip((Dataset.range(9), Dataset.counter(), Dataset.range(2).repeat())),
+    "take": lambda: Dataset.random().take(9),
+    "sample": lambda: Dataset.sample_from_datasets([Dataset.range(9).filter(lambda _: True)] * 2, weights=[0.5, 0.5]),
+}
 
 
 class Empty(Files):
@@ -80,10 +99,15 @@ class Generation:
         self.checkpoints = Checkpoints(
             directory, self.runner.trained, self.runner.step, config, position=lambda: self.runner.position
         )
+        self.go_back()
+        self.checkpoints.prepare()
+
+    def go_back(self) -> None:
+        """Go back to the newest checkpoint, and read from there."""
         step = self.checkpoints.restore()
         if step is not None and (position := self.checkpoints.position(step)):
-            self.runner.go_on_from(position)
-        self.checkpoints.prepare()
+            assert not self.runner.go_on_from(position)
+        self.runner._iterator = None
 
     def train(self, calls: int, in_flight: int) -> None:
         """Give calls, and save when all but so many have ended."""
@@ -107,17 +131,28 @@ def visits(
     in_flight: int,
     faults: int = FAULTS,
     workers: tuple[int, ...] = (2,),
+    batches: tuple[int, ...] = (BATCH,),
     calls: int = CALLS,
+    *,
+    anew: bool = True,
 ) -> dict[str, Any]:
-    """Return the least and the greatest count of each of two parts after some faults, and what was trained."""
+    """Return the least and the greatest count of each of two parts after some faults, and what was trained.
+
+    After each fault the model is built `anew`; to go back in the one that is there takes a tenth of the time.
+    """
     with tempfile.TemporaryDirectory() as directory:
         config = Config(program="a:B", shared_dir=directory, **settings)
+        generation: Generation = NONE
         for fault in range(faults + 1):
-            generation = Generation(config, Files(), workers[fault % len(workers)])
+            if anew or not fault:
+                generation = Generation(config, Files(batches[fault % len(batches)]), workers[fault % len(workers)])
+            else:
+                generation.go_back()
             generation.train(calls, in_flight)
             step = generation.checkpoints.restore()
             seen, position = generation.runner.model.seen.numpy(), generation.runner.position
-            generation.end()
+            if anew:
+                generation.end()
     parts = seen.reshape(-1, 2, FILE)[:, 0].flatten(), seen.reshape(-1, 2, FILE)[:, 1].flatten()
     return {
         "step": step,
@@ -141,7 +176,31 @@ def read_anew() -> list[int]:
     return counts
 
 
+def passes(make: Callable[[], Any]) -> str:
+    """Say what becomes of a pipeline that shall be read pass after pass."""
+
+    @tf.function(autograph=False)
+    def read() -> Any:
+        begin = tf.constant(0, tf.int64)
+        return pass_after_pass(lambda turn: make(), begin, begin).take(1)
+
+    try:
+        return f"read {len(list(read()))}"
+    except tf.errors.InvalidArgumentError as error:
+        return str(error)
+
+
+def of_another_run() -> dict[str, Any]:
+    """Return what a run says of the position of another one, and where it begins then."""
+    config = Config(program="a:B", input_position="exact", program_args={"batch": 4}, seed=5)
+    runner = RemoteStepRunner(config, Files(), make_strategy(config, start_cluster("parameter_server", 2, 1)), 2)
+    told = runner.go_on_from(Position(3, ((2, 8), (1, 24)), {"program": "a:B", "program_args": {}}))
+    assert runner.position
+    return {"told": told, "position": runner.position.as_record()}
+
+
 def refused(program: Any) -> str:
+    """Say why a first step is refused."""
     with tempfile.TemporaryDirectory() as directory:
         config = Config(program="a:B", shared_dir=directory, input_position="exact")
         try:
@@ -163,7 +222,7 @@ def named() -> list[int]:
     @tf.function(autograph=False)
     def make() -> Any:
         first, taken = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        return pass_after_pass(lambda turn: tf.data.Dataset.range(3).map(Batch), first, taken)
+        return pass_after_pass(lambda turn: Dataset.range(3).map(Batch), first, taken)
 
     return [int(batch.number) for _, batch in make().take(4)]
 
@@ -171,11 +230,13 @@ def named() -> list[int]:
 def check() -> dict[str, Any]:
     exact = {"input_position": "exact"}
     return {
-        "exact": visits(exact, in_flight=0, faults=FEW),
-        "exact, in flight": visits(exact, in_flight=4, faults=5, calls=16),
-        "exact, other workers": visits(exact, in_flight=0, faults=FEW, workers=(2, 1)),
+        "exact": visits(exact, in_flight=0, faults=FEW, batches=(BATCH, 2 * BATCH)),
+        "exact, in flight": visits(exact, in_flight=4, calls=9, anew=False),
+        "exact, other workers": visits(exact, in_flight=0, faults=2, workers=(2, 1)),
         "beginning": read_anew(),
-        "endless": refused(Endless()),
+        "endless": {"in a run": refused(Endless()), **{name: passes(make) for name, make in ENDLESS.items()}},
+        "ending": {name: passes(make) for name, make in ENDING.items()},
+        "of another run": of_another_run(),
         "empty": refused(Empty()),
         "named": named(),
     }

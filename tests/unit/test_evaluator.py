@@ -95,6 +95,26 @@ def test_one_that_only_waits_ends_once_there_is_something_to_evaluate(config: Co
     assert run_evaluator(config, Heard(), selected, only_wait=True) == 0
 
 
+def test_a_model_too_large_for_this_host_is_refused_before_there_is_a_checkpoint(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    RunDirectory(tmp_path, "a").set_state(RunState.TRAINING, 0, model_bytes=2**60)
+    assert run_evaluator(config, Heard(), lambda: config, only_wait=True) == 78
+    assert "1073741824.0 GiB of variables" in caplog.text
+    assert "take evaluation: distributed" in caplog.text
+
+
+def test_a_model_that_fits_is_waited_for(config: Config, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    directory.set_state(RunState.TRAINING, 0, model_bytes=2**20)
+
+    def selected() -> Config:
+        write_checkpoint(directory, 10)
+        return config
+
+    assert run_evaluator(config, Heard(), selected, only_wait=True) == NEEDED
+
+
 class Fake:
     """Evaluates what it is told to, and fails where it is told to."""
 

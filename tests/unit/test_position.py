@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainer.run.catalogue import Catalogue, Manifest
 from trainer.run.position import Position
 
-READ = Position(7, ((2, 10), (1, 30)))
+DATA = {"program": "a:B", "program_args": {"batch": 64}}
+READ = Position(7, ((2, 10), (1, 30)), DATA)
 
 
 def test_a_position_is_kept_as_json() -> None:
@@ -24,6 +26,30 @@ def test_as_many_parts_go_on_where_they_were() -> None:
 @pytest.mark.parametrize(("parts", "taken"), [(1, 60), (3, 20), (4, 15)])
 def test_other_parts_begin_at_the_share_of_the_one_that_is_the_least_far(parts: int, taken: int) -> None:
     assert READ.among(parts) == ((1, taken),) * parts
+
+
+@pytest.mark.parametrize(
+    ("seed", "data", "told"),
+    [
+        (None, DATA, ""),
+        (7, DATA, ""),
+        (8, DATA, "seed is 8 and was 7"),
+        (None, {**DATA, "program_args": {}}, "program_args is {} and was {'batch': 64}"),
+        (None, {**DATA, "program": "a:C"}, "program is 'a:C' and was 'a:B'"),
+    ],
+)
+def test_a_position_says_whether_it_counts_what_a_run_reads(seed: int | None, data: dict[str, Any], told: str) -> None:
+    assert READ.differs(seed, data) == told
+
+
+def test_a_position_of_other_data_begins_the_earliest_pass_anew() -> None:
+    assert READ.anew(None, DATA) == Position(7, ((1, 0), (1, 0)), DATA)
+    assert READ.anew(8, DATA).seed == 8
+
+
+def test_a_position_that_counted_batches_is_of_other_data() -> None:
+    before = {"seed": 7, "parts": [[2, 10], [1, 30]]}
+    assert Position.of(before).differs(None, DATA)
 
 
 def test_a_run_that_begins_from_a_checkpoint_goes_on_at_its_position(tmp_path: Path) -> None:

@@ -148,14 +148,16 @@ class RunDirectory(LeasedDirectory):
         members: Mapping[str, str] | None = None,
         without: Sequence[str] | None = None,
         restart: Mapping[str, str] | None = None,
+        model_bytes: int | None = None,
     ) -> None:
         """Record the run's state for its other tasks. What is None stays as it was.
 
         `asked`, of a finished run, is the number of steps that it was to train. `epoch` is the lease's, `members` the
         tasks that the coordinator uses, with their incarnations, `without` those that it goes on
-        without, `restart` the ps, with their incarnations, that shall start anew.
+        without, `restart` the ps, with their incarnations, that shall start anew. `model_bytes` is what the model
+        takes, without its optimizer's slots.
         """
-        more = {"epoch": epoch, "members": members, "without": without, "restart": restart}
+        more = {"epoch": epoch, "members": members, "without": without, "restart": restart, "model_bytes": model_bytes}
         self._change_state({"state": state, "step": step, "asked": asked, **more})
 
     def set_members(

@@ -11,18 +11,35 @@ FIRST = (0, 0)
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """The seed of the order, and for each part the pass over it and the batches that were taken of that."""
+    """The seed of the order, and for each part the pass over it and the examples that were taken of that."""
 
     seed: int
     parts: tuple[tuple[int, int], ...]
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Whose data they are: the program, and its parameters."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Position:
         """Return what `as_record` made."""
-        return cls(record["seed"], tuple((number, taken) for number, taken in record["parts"]))
+        return cls(record["seed"], tuple((number, taken) for number, taken in record["parts"]), record.get("data", {}))
 
     def as_record(self) -> dict[str, Any]:
-        return {"seed": self.seed, "parts": [list(part) for part in self.parts]}
+        return {"seed": self.seed, "parts": [list(part) for part in self.parts], "data": dict(self.data)}
+
+    def differs(self, seed: int | None, data: Mapping[str, Any]) -> str:
+        """Say what has a run with these settings read otherwise than this position counts; nothing where it reads so.
+
+        A run without a seed goes on with the position's.
+        """
+        told = {**data, "seed": self.seed if seed is None else seed}
+        counted = {**self.data, "seed": self.seed}
+        found = [name for name in told if counted.get(name) != told[name]]
+        return ", ".join(f"{name} is {told[name]!r} and was {counted.get(name)!r}" for name in found)
+
+    def anew(self, seed: int | None, data: Mapping[str, Any]) -> Position:
+        """Return the beginning of the earliest pass that is under way, for a run with these settings."""
+        number, _ = min(self.parts)
+        return Position(self.seed if seed is None else seed, ((number, 0),) * len(self.parts), data)
 
     def among(self, parts: int) -> tuple[tuple[int, int], ...]:
         """Return where so many parts begin.

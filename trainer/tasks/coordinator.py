@@ -357,6 +357,7 @@ class Training:
         strategy = make_strategy(config, cluster, self._membership.processes if self._membership else None)
         self._stopping.listen()
         progress.enter(RunState.WAITING, "building the model")
+        whole = None  # where the model lies in this process, it fits into one
         if config.strategy == "parameter_server":
             if self._membership is not None:
                 addresses = list(cluster.servers.values())
@@ -364,11 +365,12 @@ class Training:
                 self._handover = Handover(config.run, config.program, len(cluster.jobs["ps"]), addresses, check)
             runner: StepRunner = RemoteStepRunner(config, program, strategy, cluster.workers, self._membership, service)
             report_placement(config, runner.trained, len(cluster.jobs["ps"]))
+            whole = sum(bytes_of(variable) for variable in flatten(raw(runner.model.variables)))
             if config.export and progress.leads:
-                whole = sum(bytes_of(variable) for variable in flatten(raw(runner.model.variables)))
                 check_room(whole, "the export at the end", "set export: false, and export it on a larger host")
         else:
-            runner = LocalStepRunner(config, program, strategy, service)
+            member = cluster.index + (cluster.job == "worker")
+            runner = LocalStepRunner(config, program, strategy, service, directory.catalogue.newest() or 0, member)
         self._runner = runner
         with strategy.scope():
             callbacks = callbacks_of(config, program, runner.model, leads=progress.leads)
@@ -396,9 +398,8 @@ class Training:
             controller.restore()
         if progress.leads:
             try:
-                directory.set_state(
-                    RunState.TRAINING, controller.step, epoch=self._lease.epoch if self._lease else None
-                )
+                epoch = self._lease.epoch if self._lease else None
+                directory.set_state(RunState.TRAINING, controller.step, epoch=epoch, model_bytes=whole)
             except OSError as error:  # training goes on where it can
                 log.warning("cannot write down the state: %s", error)
         first, trained_from = controller.step, time.monotonic()

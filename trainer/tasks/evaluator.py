@@ -26,6 +26,7 @@ from trainer.supervisor import NEEDED
 
 log = logging.getLogger(__name__)
 TRIES = 3
+ROOM = "take evaluation: distributed, which leaves tables on the ps, or a larger host for the evaluator"
 
 
 def run_evaluator(
@@ -82,6 +83,8 @@ def run_evaluator(
                     time.sleep(config.evaluate_poll_seconds)
                 continue
             sweep = sweep_or_none(config)
+            if newest is None and sweep is None:  # a sweep's next point may be smaller
+                check_room(directory.read_state().get("model_bytes", 0), "evaluation: sidecar", ROOM)
             if skipped and sweep is not None and config.run in sweep.ends():
                 give_up(directory, last, f"the last checkpoint, of step {last}, can't be read")
                 skipped = False
@@ -183,8 +186,7 @@ class Evaluator:
 
         self._directory = directory
         if (newest := directory.catalogue.newest()) is not None:
-            mend = "take evaluation: distributed, which leaves tables on the ps, or a larger host for the evaluator"
-            check_room(bytes_of_checkpoint(directory, newest), "evaluation: sidecar", mend)
+            check_room(bytes_of_checkpoint(directory, newest), "evaluation: sidecar", ROOM)
         self._model = build_model(program)
         self._dataset = eval_dataset(program)
         ensure_built(self._model, self._dataset.element_spec)

@@ -146,8 +146,9 @@ class Controller:
         position = self._handover.position if self._handover is not None and attached else None
         if position is None and agreed >= 0 and self._config.input_position == "exact":
             position = checkpoints.position(agreed)
-        if position is not None:
-            runner.go_on_from(position)
+        if position is not None and (why := runner.go_on_from(position)):
+            log.warning("the pass over the data begins anew: %s", why)
+            self._progress.events.write("pass-begun-anew", message=why)
         self.step = int(runner.step.numpy())
         self._ended_epoch = self.step > 0 and self.step % self.epoch_steps == 0
         if self._evaluated != self.step:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +22,9 @@ from trainer.config import Config
 from trainer.failures import UserError, explain
 from trainer.program import program_file
 from trainer.training.data_service import DataService
-from trainer.training.tf_internals import converting_as_ever, drawing_from, for_each_worker, refusing_to_repeat
+from trainer.training.tf_internals import converting_as_ever, drawing_from, for_each_worker, noting_endless
+
+log = logging.getLogger(__name__)
 
 POLICIES = {
     "auto": tf.data.experimental.AutoShardPolicy.AUTO,
@@ -48,9 +52,9 @@ RESOURCE_FROM_OUTSIDE = (
     "every element, or find nothing. Make it in build_model, which is called in the strategy's scope"
 )
 ENDLESS = (
-    "train_dataset repeats data without end. With input_position: exact it returns one pass over its part, whose end "
-    "the trainer must see: leave repeat() out, the trainer repeats. What is zipped with data that end takes a number: "
-    "repeat(1_000_000)"
+    "train_dataset gives data without end. With input_position: exact it returns one pass over its part, whose end the "
+    "trainer must see: leave repeat() out, the trainer repeats, and take() a pass of Dataset.random or counter. What "
+    "is zipped with data that end takes a number: repeat(1_000_000)"
 )
 SYMBOLIC = (
     "a worker's number is a tensor, because one trace of train_dataset serves all workers: use it in tf.data, as in "
@@ -63,27 +67,60 @@ class InputContext(tf.distribute.InputContext):
 
     def __init__(self, pipelines: int = 1, number: Any = 0, replicas: int = 1, seed: Any = 0) -> None:
         super().__init__(pipelines, number, replicas)
-        self.seed = seed
+        self._seed = seed
+        self.gave_seed = False
+        """Whether the program has asked for the seed."""
+
+    @property
+    def seed(self) -> Any:
         """Another number below 2^31 for each part and each reading of it, as an integer tensor; 0 of an evaluation."""
+        self.gave_seed = True
+        return self._seed
 
 
 # What a program is told that shall give all its data.
 WHOLE = InputContext()
 
 
-@contextlib.contextmanager
-def reading(seed: Any, part: Any, number: Any, *, seeded: bool = True) -> Iterator[tf.Tensor]:
-    """Have a part's pipelines that are made meanwhile read in an order of this seed and of the reading's number.
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """Which part of the data is read once more, and in which order: that of this seed and of the reading's number.
 
-    Gives the number that they draw from. The run's first reading has the number 0. Where they are not `seeded`, each
-    iterator draws its own order.
+    The run's first reading has the number 0. Where they are not `seeded`, each iterator draws its own order.
+    `goes_on` says that the reading begins where the one before was.
     """
-    both = tf.stack([tf.cast(seed, tf.int64), tf.cast(part, tf.int64)])
-    number = tf.cast(number, tf.int64)
-    folded = tf.random.experimental.stateless_fold_in(both, number)
-    drawn = tf.random.stateless_uniform([], folded, maxval=2**31 - 1, dtype=tf.int64)
-    with drawing_from(drawn if seeded else None, number):
-        yield drawn
+
+    pipelines: int
+    part: Any
+    replicas: int
+    seed: Any
+    number: Any
+    seeded: bool = True
+    goes_on: bool = False
+
+    def ask(self, program: Any, call: Callable[[InputContext], tf.data.Dataset]) -> tf.data.Dataset:
+        """Return what the program's `train_dataset`, which `call` calls, gives of it."""
+        both = tf.stack([tf.cast(self.seed, tf.int64), tf.cast(self.part, tf.int64)])
+        number = tf.cast(self.number, tf.int64)
+        folded = tf.random.experimental.stateless_fold_in(both, number)
+        drawn = tf.random.stateless_uniform([], folded, maxval=2**31 - 1, dtype=tf.int64)
+        context = InputContext(self.pipelines, self.part, self.replicas, drawn)
+        with drawing_from(drawn if self.seeded else None, number) as draws:
+            dataset = call(context)
+        if not (draws or context.gave_seed or self.goes_on):
+            warn_of_one_order(type(program).__name__)
+        return dataset
+
+
+@functools.cache
+def warn_of_one_order(name: str) -> None:
+    """Say once in a process that a program shuffles nothing."""
+    log.warning(
+        "%s.train_dataset shuffles nothing: each start and each fault reads the head of a part again, and its tail may "
+        "never be trained. Shuffle the names of the files, and examples; or set input_position: exact, which "
+        "parameter_server has (docs/input.md)",
+        name,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +131,7 @@ class Beginning:
     number: int = 0
     """The step where it begins; with `input_position: exact` the pass over the part."""
     taken: int = 0
-    """Batches of the pass that were taken before; for `input_position: exact`."""
+    """Examples of the pass that were taken before; for `input_position: exact`."""
 
 
 def train_dataset_fn(
@@ -110,8 +147,8 @@ def train_dataset_fn(
     """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data.
 
     `begins` is asked each time that a worker's reading begins. `seeded` says that its order follows from that alone.
-    With `exact`, which needs it, the iterator gives pairs: how far it is (the pass, and the batches taken of it), and
-    the batch. Where a worker has several GPUs, its iterator gives
+    With `exact`, which needs it, the iterator gives pairs: how far it is (the pass, and the examples taken of it),
+    and the batch. Where a worker has several GPUs, its iterator gives
     `strategy.run` a batch for each of them. With a `service` that one reads, for all workers.
     """
 
@@ -135,10 +172,9 @@ def service_train_dataset(
     ends: those that train would have to agree on when the next one begins.
     """
     seed, number, _ = tf.unstack(for_each_worker(lambda worker: dataclasses.astuple(begins(worker)), 3))
-    with reading(seed, 0, number, seeded=seeded) as drawn:
-        context = InputContext(replicas=strategy.num_replicas_in_sync, seed=drawn)
-        dataset = check_pipeline(program, "train_dataset", call_program(program, "train_dataset", context))
-        return service.read(dataset)
+    whole = Reading(1, 0, strategy.num_replicas_in_sync, seed, number, seeded)
+    dataset = whole.ask(program, functools.partial(call_program, program, "train_dataset"))
+    return service.read(check_pipeline(program, "train_dataset", dataset))
 
 
 def worker_train_dataset(
@@ -158,43 +194,62 @@ def worker_train_dataset(
     seed, first, taken = tf.unstack(for_each_worker(lambda worker: dataclasses.astuple(begins(worker)), 3))
 
     def read(turn: tf.Tensor) -> tf.data.Dataset:
-        with reading(seed, number, turn, seeded=seeded) as drawn:
-            # Replicas of one worker: workers don't wait for each other.
-            context = InputContext(workers, number, strategy.num_replicas_in_sync, drawn)
-            return call_program(program, "train_dataset", context)
+        # Replicas of one worker: workers don't wait for each other.
+        part = Reading(workers, number, strategy.num_replicas_in_sync, seed, turn, seeded, goes_on=exact)
+        return part.ask(program, functools.partial(call_program, program, "train_dataset"))
 
-    if not exact:
-        return check_pipeline(program, "train_dataset", read(first)).repeat()
-    with refusing_to_repeat(ENDLESS):
-        return check_pipeline(program, "train_dataset", pass_after_pass(read, first, taken))
+    dataset = pass_after_pass(read, first, taken) if exact else read(first).repeat()
+    return check_pipeline(program, "train_dataset", dataset)
 
 
 def pass_after_pass(
     read: Callable[[tf.Tensor], tf.data.Dataset], first: tf.Tensor, taken: tf.Tensor
 ) -> tf.data.Dataset:
-    """Return what is read in the pass `first` after so many elements, and in all passes after it.
+    """Return what is read in the pass `first` after so many examples, and in all passes after it.
 
-    An element is a pair: the pass and the elements taken of it, this one included; and the element. It ends at a pass
+    An element is a pair: the pass and the examples taken of it, those of this batch included; and the batch. A batch
+    is left out when all its examples were taken, so that it may have another size than before. It ends at a pass
     without any.
     """
     # What `map` draws begins anew with each pass: a seed would have it draw the same.
     tf.compat.v1.get_default_graph().seed = None
 
     def one_pass(number: tf.Tensor) -> tf.data.Dataset:
-        dataset = read(number)
-        skipped = tf.where(number == first, taken, 0)
-        wraps = type(dataset.element_spec) is tuple  # `map` hands a named tuple over as one argument
-        there = dataset.skip(skipped).map(
-            lambda *element: tf.experimental.Optional.from_value(element if wraps else element[0])
-        )
-        end = tf.data.Dataset.from_tensors(tf.experimental.Optional.empty(dataset.element_spec))
-        places = tf.data.Dataset.counter(skipped + 1).map(lambda count: tf.stack([number, count]))
-        return tf.data.Dataset.zip((places, there.concatenate(end)))
+        with noting_endless() as endless:
+            dataset = read(number)
+        left_out = tf.where(number == first, taken, 0)
+
+        def placed(before: tf.Tensor, batch: Any) -> Any:
+            until = before + examples_in(batch)
+            return until, (tf.stack([number, until]), tf.experimental.Optional.from_value(batch))
+
+        # A worker counts them: in what is traced nobody knows.
+        size = dataset.cardinality()
+        uncounted = tf.logical_and(size == tf.data.UNKNOWN_CARDINALITY, bool(endless))
+        is_endless = tf.logical_or(size == tf.data.INFINITE_CARDINALITY, uncounted)
+        with tf.control_dependencies([tf.debugging.Assert(tf.logical_not(is_endless), [ENDLESS])]):
+            begin = tf.zeros([], tf.int64)
+        there = dataset.scan(begin, placed).filter(lambda place, element: place[1] > left_out)
+        end = tf.experimental.Optional.empty(dataset.element_spec)
+        return there.concatenate(tf.data.Dataset.from_tensors((tf.stack([number, left_out]), end))).enumerate()
 
     passes = tf.data.Dataset.counter(first).flat_map(one_pass)
-    passes = passes.take_while(lambda place, element: tf.logical_or(element.has_value(), place[1] > 1))
-    passes = passes.filter(lambda place, element: element.has_value())
-    return passes.map(lambda place, element: (place, element.get_value()))
+    passes = passes.take_while(
+        lambda turn, placed: tf.logical_or(placed[1].has_value(), tf.logical_or(turn > 0, placed[0][1] > 0))
+    )
+    passes = passes.filter(lambda turn, placed: placed[1].has_value())
+    return passes.map(lambda turn, placed: (placed[0], placed[1].get_value()))
+
+
+def examples_in(batch: Any) -> tf.Tensor:
+    """Return how many examples a batch has: the greatest first dimension of its tensors, at least 1."""
+
+    def length(tensor: Any) -> tf.Tensor:
+        if isinstance(tensor, tf.RaggedTensor):
+            return tensor.nrows(tf.int64)
+        return tf.reduce_prod(tf.shape(tensor, tf.int64)[:1])  # 1 of a scalar
+
+    return tf.maximum(tf.reduce_max([length(tensor) for tensor in tf.nest.flatten(batch)]), 1)
 
 
 def trace_eval_dataset(program: Any, context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -206,7 +261,7 @@ def trace_eval_dataset(program: Any, context: tf.distribute.InputContext) -> tf.
         return check_pipeline(program, "eval_dataset", call_program(program, "eval_dataset", context))
 
 
-def evaluating() -> contextlib.AbstractContextManager[None]:
+def evaluating() -> contextlib.AbstractContextManager[Any]:
     """Have evaluations read in one order, also in processes whose TensorFlow has another seed."""
     return drawing_from(tf.constant(0, tf.int64), tf.constant(0, tf.int64))
 
@@ -275,10 +330,9 @@ def own_train_dataset(
     """
 
     def one_pass(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        number = context.input_pipeline_id
-        with reading(seed, number, step, seeded=config.seed is not None) as drawn:
-            own = InputContext(context.num_input_pipelines, number, context.num_replicas_in_sync, drawn)
-            return check_dataset(program, "train_dataset", program.train_dataset(own))
+        pipelines, number = context.num_input_pipelines, context.input_pipeline_id
+        part = Reading(pipelines, number, context.num_replicas_in_sync, seed, step, config.seed is not None)
+        return part.ask(program, lambda own: check_dataset(program, "train_dataset", program.train_dataset(own)))
 
     def endless(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return one_pass(context).repeat()

@@ -23,6 +23,7 @@ import tensorflow as tf
 from trainer.config import Config
 from trainer.failures import UserError
 from trainer.program import is_keras3
+from trainer.training.constraints import write_changes
 from trainer.training.metrics import READING
 from trainer.training.placement import size
 from trainer.training.tf_internals import forget_keras3_seeds, is_read_since_writes
@@ -38,7 +39,6 @@ WHOLE_TABLES = ("Adafactor", "Lamb", "Muon")
 LOOKS_UP_ROWS = "_looks_up_rows"
 TABLE_BYTES = 4 * 1024 * 1024  # from here on a read at each step takes time that is felt on a network
 PASSED_ON = ("Identity", "Cast", "ConcatV2")
-CHANGED = 1e-5  # of a weight: less is a constraint's rounding
 NOT_SPLIT = "Set partitioner to none, so that tables stay whole, or"
 
 
@@ -432,18 +432,16 @@ class Step:
             return constrained
 
         def assign(value: Any) -> None:
-            if value is constrained and own.shape.rank:
-                changed = tf.where(tf.abs(value - read) > CHANGED * tf.abs(read))
-                own.scatter_nd_update(changed, tf.gather_nd(value, changed))
+            if value is constrained:
+                write_changes(own, read, constrained)
                 return
             given = tf.convert_to_tensor(value)  # it may be a variable
             if (more := added(given, own)) is not None:
                 own.assign_add(tf.broadcast_to(tf.cast(more, own.dtype), own.shape))
                 return
-            if value is not constrained:
-                self._refuse_trained(variable)
-                self._replaced[id(variable)] = variable
-                self.found_more = True
+            self._refuse_trained(variable)
+            self._replaced[id(variable)] = variable
+            self.found_more = True
             own.assign(tf.cast(given, own.dtype))
 
         variable._direct_assign = assign

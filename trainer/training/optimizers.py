@@ -1,4 +1,4 @@
-"""What tf_keras's optimizers lack where a table is split over the parameter servers; docs/training.md has the table."""
+"""What tf_keras's optimizers lack on parameter servers, above all of split tables; docs/training.md has the table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.failures import UserError
+from trainer.training.constraints import constrain_by_elements
 from trainer.training.tf_internals import moving_average, whole_of
 
 CHILDREN = "_coalesced_children"
@@ -27,7 +28,23 @@ def treat_as_whole(model: Any) -> None:
             keep_slots(optimizer)
         if getattr(optimizer, "clipnorm", None):
             clip_whole(optimizer, "_aggregate_gradients" if hasattr(optimizer, "get_slot") else "aggregate_gradients")
+        if getattr(optimizer, "weight_decay", None):
+            exclude_shards(optimizer)
     forget_children(model)
+
+
+def share_among_workers(model: Any) -> None:
+    """Have a step of one worker overwrite no weight that another one trains; call it before the first trace.
+
+    Raises UserError where it must.
+    """
+    for optimizer in filter(None, optimizers_of(model)):
+        if getattr(optimizer, "ema_overwrite_frequency", None):
+            raise UserError(
+                f"{type(optimizer).__name__} has ema_overwrite_frequency: each worker would overwrite what the others "
+                "have trained. Leave it out: averages are taken for weights at the end"
+            )
+        constrain_by_elements(optimizer)
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -67,6 +84,18 @@ def keep_slots(optimizer: Any) -> None:
         return kept.setdefault((id(variable), name), slot) if hasattr(slot, "variables") else slot
 
     optimizer.get_slot = get_kept_slot
+
+
+def exclude_shards(optimizer: Any) -> None:
+    """Leave a split table's shards out of weight decay where it is left out: the optimizer looks for them alone."""
+    use: Callable[[Any], bool] = optimizer._use_weight_decay
+
+    def use_weight_decay(variable: Any) -> bool:
+        whole = whole_of(variable)
+        excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
+        return use(variable) and (whole is None or optimizer._var_key(whole) not in excluded)
+
+    object.__setattr__(optimizer, "_use_weight_decay", use_weight_decay)
 
 
 def clip_whole(optimizer: Any, aggregate: str) -> None:

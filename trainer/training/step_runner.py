@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
 import logging
 import secrets
 import time
@@ -24,11 +25,17 @@ from trainer.program import build_model, is_keras3
 from trainer.run.checkpoints import COORDINATOR
 from trainer.run.position import FIRST, Position
 from trainer.training import keras3
+from trainer.training.constraints import refuse_split_constraints
 from trainer.training.data_service import DataService
-from trainer.training.input import Beginning, own_train_dataset, replica_element_spec, train_dataset_fn
+from trainer.training.input import ENDLESS, Beginning, own_train_dataset, replica_element_spec, train_dataset_fn
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import CallMetrics, MetricStates
-from trainer.training.optimizers import forget_children, refuse_state_of_shards, treat_as_whole
+from trainer.training.optimizers import (
+    forget_children,
+    refuse_state_of_shards,
+    share_among_workers,
+    treat_as_whole,
+)
 from trainer.training.precision import cast_split_variables, no_loss_scaling
 from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import update_by_rows
@@ -85,8 +92,11 @@ class StepRunner(Protocol):
     def position(self) -> Position | None:
         """How far the data are read, with `input_position: exact`: all of it is in what the ended calls have done."""
 
-    def go_on_from(self, position: Position) -> None:
-        """Begin to read there, with `input_position: exact`; call it before the first call."""
+    def go_on_from(self, position: Position) -> str:
+        """Begin to read there, with `input_position: exact`; call it before the first call.
+
+        Where other data were counted, the pass under way begins anew; returns what differs.
+        """
 
     @property
     def is_recovering(self) -> bool:
@@ -135,6 +145,7 @@ class RemoteStepRunner:
         self._seed = draw_seed(config)
         self._first = self._counted = 0  # the step where the reading began, and the highest that a call has told
         self._places = [FIRST] * workers  # how far each part is read, with input_position: exact
+        self._data = {"program": config.program, "program_args": json.loads(json.dumps(dict(config.program_args)))}
         with worker_threads() as self._threads:
             self._coordinator = make_coordinator(strategy, members)
         self.model, self.step = make_model(program, strategy)
@@ -152,7 +163,7 @@ class RemoteStepRunner:
         self._rate = LearningRate(self.model.optimizer)
         self._reports = Reports()
         self._told: list[Report] = []  # reports that nobody has heard of yet
-        train_step = trace_step(strategy, self.model, element, self._rate, placed=self._exact)
+        train_step = trace_step(strategy, self.model, element, self._rate, placed=self._exact, seeded=False)
         if of_keras3:
             with strategy.scope():
                 keras3.begin_averages(self.model)
@@ -161,6 +172,7 @@ class RemoteStepRunner:
         else:
             forget_children(self.model)
             refuse_state_of_shards(self.model, type(self.model.optimizer).__name__)
+            refuse_split_constraints(self.model)
         self.tells = names_told(outputs_of(train_step, placed=self._exact))
         self.trained = keras3.trained_by(self.model)
         self._metrics = CallMetrics(self.model, train_step)
@@ -181,11 +193,15 @@ class RemoteStepRunner:
         if not self._exact:
             return None
         self._take_reports()
-        return Position(self._seed, tuple(self._places))
+        return Position(self._seed, tuple(self._places), self._data)
 
-    def go_on_from(self, position: Position) -> None:
-        if self._exact:
-            self._seed, self._places = position.seed, list(position.among(self._workers))
+    def go_on_from(self, position: Position) -> str:
+        if not self._exact:
+            return ""
+        if why := position.differs(self._config.seed, self._data):
+            position = position.anew(self._config.seed, self._data)
+        self._seed, self._places = position.seed, list(position.among(self._workers))
+        return why
 
     @property
     def is_recovering(self) -> bool:
@@ -196,13 +212,13 @@ class RemoteStepRunner:
             self._begin_to_read()
         number = next(self._numbers)
         args = (self._iterator, tf.constant([steps, number], tf.int64), self._rate.value)
-        with self._empty_part_named():
+        with self._data_refused():
             self._coordinator.schedule(self._call, args=args)
         self._calls[number] = call = Call(steps, time.monotonic())
         return call
 
     def returned(self) -> list[Call]:
-        with self._empty_part_named():
+        with self._data_refused():
             is_quiet = self._coordinator.done()
         self._take_reports()
         ended = []
@@ -275,7 +291,7 @@ class RemoteStepRunner:
         self._iterator = iter(self._dataset)
 
     @contextlib.contextmanager
-    def _empty_part_named(self) -> Iterator[None]:
+    def _data_refused(self) -> Iterator[None]:
         # `schedule` raises what went wrong in an earlier call, as `done` does.
         try:
             yield
@@ -283,6 +299,10 @@ class RemoteStepRunner:
             raise EmptyPart(
                 f"a worker's part of the training data is empty: {self._workers} workers share it"
             ) from error
+        except tf.errors.InvalidArgumentError as error:
+            if ENDLESS in str(error):
+                raise UserError(f"{type(self._program).__name__}: {ENDLESS}") from error
+            raise
 
     def agree(self, numbers: list[int]) -> list[int]:
         """Return the numbers: one coordinator decides alone."""
@@ -295,7 +315,19 @@ class LocalStepRunner:
     is_recovering = False
     position = None
 
-    def __init__(self, config: Config, program: Any, strategy: Any, service: DataService | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        program: Any,
+        strategy: Any,
+        service: DataService | None = None,
+        step: int = 0,
+        member: int = 0,
+    ) -> None:
+        """`step` is the one to go on at, as far as it is known, and `member` this process's number among those in step.
+
+        What a step draws depends on both.
+        """
         self._config = config
         self._program = program
         self._service = service
@@ -310,9 +342,10 @@ class LocalStepRunner:
         self._dataset = own_train_dataset(own, program, strategy, None, self._seed)
         self._iterator = iter(self._dataset)
         self._is_reading = False
-        train_step = trace_step(strategy, self.model, self._iterator)
+        with seeded_by(config.seed, step, member):
+            train_step = trace_step(strategy, self.model, self._iterator)
+            self._call = trace_call(strategy, train_step, self.step, self._iterator)
         self.tells = names_told(outputs_of(train_step))
-        self._call = trace_call(strategy, train_step, self.step, self._iterator)
         self._ended: list[Call] = []
 
     @property
@@ -332,8 +365,9 @@ class LocalStepRunner:
         self._ended.append(call)
         return call
 
-    def go_on_from(self, position: Position) -> None:
+    def go_on_from(self, position: Position) -> str:
         """Read in another order: these strategies know no position."""
+        return ""
 
     def _begin_to_read(self) -> None:
         """Make the dataset anew where the training doesn't begin at step 0, for which it was made."""
@@ -425,6 +459,9 @@ def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
             keras3.prepare(model)
         else:
             treat_as_whole(model)
+            if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+                share_among_workers(model)
+                refuse_split_constraints(model)
         once = tf.VariableAggregation.ONLY_FIRST_REPLICA
         return model, tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=once)
 
@@ -437,8 +474,25 @@ def draw_anew(config: Config, step: int) -> bool:
     """Seed what the program's pipeline draws that goes on at this step, where the run has a seed; returns whether."""
     if config.seed is None or not step:
         return False
-    tf.keras.utils.set_random_seed(zlib.crc32(f"{config.seed} {step}".encode()) % 2**31)
+    tf.keras.utils.set_random_seed(mixed(config.seed, step))
     return True
+
+
+@contextlib.contextmanager
+def seeded_by(seed: int | None, *numbers: int) -> Iterator[None]:
+    """Have what is traced meanwhile draw by these numbers, too; by the run's seed alone where all of them are 0."""
+    if seed is not None and any(numbers):
+        tf.random.set_seed(mixed(seed, *numbers))
+    try:
+        yield
+    finally:
+        if seed is not None and any(numbers):
+            tf.random.set_seed(seed)
+
+
+def mixed(*numbers: int) -> int:
+    """Return a seed that follows from these numbers."""
+    return zlib.crc32(" ".join(map(str, numbers)).encode()) % 2**31
 
 
 def one_step(strategy: Any, own_step: Callable[[Any], Any], *, placed: bool = False) -> Callable[[Any], Any]:
@@ -458,11 +512,18 @@ def one_step(strategy: Any, own_step: Callable[[Any], Any], *, placed: bool = Fa
 
 
 def trace_step(
-    strategy: Any, model: Any, iterator: Any, rate: LearningRate | None = None, *, placed: bool = False
+    strategy: Any,
+    model: Any,
+    iterator: Any,
+    rate: LearningRate | None = None,
+    *,
+    placed: bool = False,
+    seeded: bool = True,
 ) -> Any:
     """Trace one step, which takes an iterator and, for other processes, the learning rate.
 
-    This makes what a lazily built model and its optimizer still lack. `placed` is as for `one_step`.
+    This makes what a lazily built model and its optimizer still lack. `placed` is as for `one_step`. Where it is not
+    `seeded`, what it draws has no seed of TensorFlow's: each process that runs it draws other numbers, each time.
     """
 
     own_step = keras3.Step(model) if is_keras3(model) else model.train_step
@@ -470,6 +531,8 @@ def trace_step(
     def trace() -> Any:
         @tf.function
         def train_step(iterator: Any, *value: tf.Tensor) -> Any:
+            if not seeded:
+                tf.compat.v1.get_default_graph().seed = None
             with rate.given(*value) if rate else contextlib.nullcontext():
                 return one_step(strategy, own_step, placed=placed)(iterator)
 

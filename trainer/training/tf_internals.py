@@ -33,7 +33,6 @@ from tensorflow.python.eager import context, executor
 from tf_keras.src.mixed_precision import autocast_variable
 
 from trainer.cluster.member import to_take_in
-from trainer.failures import UserError
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
@@ -43,6 +42,7 @@ WORKER_THREAD = "WorkerClosureProcessingLoop-"
 CONFIRM_SECONDS = 3.0  # until the heartbeat has heard that a process ended
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 GRAPH_SEED = 87654321  # TensorFlow's own, beside a seed that a program gives
+ENDLESS = ("repeat", "counter", "random")  # methods of tf.data.Dataset
 # Operations that call functions, choose one, and repeat one.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 CHOICES = ("If", "StatelessIf")
@@ -267,16 +267,19 @@ def for_each_worker(numbers: Callable[[int], Sequence[int]], size: int) -> tf.Te
 
 
 @contextlib.contextmanager
-def drawing_from(seed: tf.Tensor | None, reading: tf.Tensor) -> Iterator[None]:
+def drawing_from(seed: tf.Tensor | None, reading: tf.Tensor) -> Iterator[list[Any]]:
     """Have the pipelines that are made meanwhile draw from `seed`, each of their operations numbers of its own.
 
     Without one each iterator draws its own: also one that `interleave` makes, which else repeats those before it. A
-    `shuffle` with a seed of the program's own keeps it, with `reading` added where it shuffles anew each time.
+    `shuffle` with a seed of the program's own keeps it, with `reading` added where it shuffles anew each time. Gives
+    a list that has an entry for each operation that draws otherwise in another reading.
     """
     get_seed, shuffle = random_seed.get_seed, tf.data.Dataset.shuffle
-    numbers = itertools.count(1)
+    numbers, draws = itertools.count(1), list[Any]()
 
     def drawn(given: Any) -> Any:
+        if given is None:
+            draws.append(given)
         if given is None and seed is None:
             return tf.constant(0, tf.int64), tf.constant(0, tf.int64)  # tf.data's way to ask for that
         if given is None:
@@ -288,33 +291,44 @@ def drawing_from(seed: tf.Tensor | None, reading: tf.Tensor) -> Iterator[None]:
         self: Any, buffer_size: Any, seed: Any = None, reshuffle_each_iteration: bool = True, name: str | None = None
     ) -> Any:
         if seed is not None and reshuffle_each_iteration is not False:
+            draws.append(seed)
             seed = tf.cast(seed, tf.int64) + reading
         return shuffle(self, buffer_size, seed, reshuffle_each_iteration, name)
 
     random_seed.get_seed, tf.data.Dataset.shuffle = drawn, shuffled
     try:
-        yield
+        yield draws
     finally:
         random_seed.get_seed, tf.data.Dataset.shuffle = get_seed, shuffle
 
 
 @contextlib.contextmanager
-def refusing_to_repeat(why: str) -> Iterator[None]:
-    """Raise UserError, and say why, where a pipeline that is made meanwhile repeats without end."""
-    repeat = tf.data.Dataset.repeat
+def noting_endless() -> Iterator[list[str]]:
+    """Give a list that has an entry for each dataset without end that a program makes meanwhile."""
+    plain = {name: vars(tf.data.Dataset)[name] for name in ENDLESS}
+    found: list[str] = []
 
-    def repeated(self: Any, count: Any = None, name: str | None = None) -> Any:
-        # TensorFlow makes its counters in this way.
-        by_tensorflow = sys._getframe(1).f_globals.get("__name__", "").startswith("tensorflow.")
-        if not by_tensorflow and (count is None or (isinstance(count, int) and count < 0)):
-            raise UserError(why)
-        return repeat(self, count, name)
+    def noting(name: str) -> Any:
+        make = getattr(tf.data.Dataset, name)
 
-    tf.data.Dataset.repeat = repeated
+        def made(*given: Any, **named: Any) -> Any:
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            # TensorFlow makes some for itself; AutoGraph calls what the program does.
+            by_tensorflow = caller.startswith("tensorflow.") and ".autograph." not in caller
+            count = named.get("count", given[1] if len(given) > 1 else None)
+            if not by_tensorflow and (name != "repeat" or count is None or (isinstance(count, int) and count < 0)):
+                found.append(name)
+            return make(*given, **named)
+
+        return made
+
+    for name, one in plain.items():
+        setattr(tf.data.Dataset, name, staticmethod(noting(name)) if isinstance(one, staticmethod) else noting(name))
     try:
-        yield
+        yield found
     finally:
-        tf.data.Dataset.repeat = repeat
+        for name, one in plain.items():
+            setattr(tf.data.Dataset, name, one)
 
 
 def iterator_handles(per_worker: Any) -> list[Any]:
@@ -342,6 +356,13 @@ def whole_of(variable: Any) -> Any:
     """Return the split variable that this one is a shard of, or None."""
     container = getattr(variable, "_sharded_container", None)
     return container() if container is not None else None
+
+
+def beneath(variable: Any) -> Any:
+    """Return TensorFlow's own variable beneath what casts it, or stands for it on several replicas."""
+    while (inner := vars(variable).get("_variable", vars(variable).get("_v"))) is not None:
+        variable = inner
+    return variable
 
 
 def moving_average(optimizer: Any, weight: Any) -> Any:

@@ -43,7 +43,6 @@ CLIPPED = {"clipnorm": 0.01, "clipvalue": 0.001, "global_clipnorm": 0.01}
 CASES: dict[str, Any] = {
     **PLAIN,
     **{f"{name}, EMA": partial(make, use_ema=True, ema_momentum=0.9) for name, make in PLAIN.items()},
-    "SGD, EMA that overwrites": partial(NEW.SGD, 0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
     **{f"{name}, weight decay": partial(make, weight_decay=0.1) for name, make in PLAIN.items() if name != "AdamW"},
     **{
         f"{name}, {what}": partial(PLAIN[name], **{what: limit})

@@ -1,0 +1,63 @@
+"""What is said of a program whose data come in one order each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
+
+import tensorflow as tf
+
+from trainer.config import Config
+from trainer.training.input import Beginning, own_train_dataset, train_dataset_fn, warn_of_one_order
+
+assert testing
+Dataset = tf.data.Dataset
+ON_CPU = tf.distribute.OneDeviceStrategy("cpu:0")
+Make = Callable[[Any], Any]
+
+
+class Reader:
+    def __init__(self, make: Make) -> None:
+        self.train_dataset = make
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    warn_of_one_order.cache_clear()
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize(
+    ("make", "is_said"),
+    [
+        (lambda context: Dataset.range(9), True),
+        (lambda context: Dataset.range(9).shuffle(9, seed=3, reshuffle_each_iteration=False).batch(2), True),
+        (lambda context: Dataset.range(9).shuffle(9), False),
+        (lambda context: Dataset.range(9).shuffle(9, seed=3), False),
+        (lambda context: Dataset.range(3).interleave(lambda _: Dataset.range(9).shuffle(9)), False),
+        (lambda context: Dataset.list_files("/etc/host*"), False),
+        (lambda context: Dataset.list_files("/etc/host*", shuffle=False), True),
+        (lambda context: Dataset.random().take(9), False),
+        (lambda context: Dataset.range(9).map(lambda number: number + tf.cast(context.seed, tf.int64)), False),
+    ],
+)
+def test_a_program_that_shuffles_nothing_is_told(
+    make: Make, is_said: bool, seed: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_train_dataset(Config(program="a:B", strategy="one_device", seed=seed), Reader(make), ON_CPU)
+    assert ("Reader.train_dataset shuffles nothing" in caplog.text) == is_said
+
+
+@pytest.mark.parametrize(("exact", "times"), [(False, 1), (True, 0)])
+def test_it_is_told_once_and_not_where_a_run_reads_on(
+    exact: bool, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        begins = {"begins": lambda worker: Beginning(1)}
+        read: Any = train_dataset_fn(Reader(lambda context: Dataset.range(9)), 1, ON_CPU, **begins, exact=exact)
+        read.get_concrete_function()
+    assert caplog.text.count("shuffles nothing") == times
