@@ -122,12 +122,12 @@ class Checkpoints:
         manifest = Manifest.read(self._catalogue.manifest(step)) if self.has(step) else None
         return manifest is not None and manifest.final
 
-    def save(self, *, again: bool = False, patience: float = PATIENCE_SECONDS) -> Future[int]:
+    def save(self, *, again: bool = False, patience: float | None = None) -> Future[int]:
         """Begin to save the state as it is now, unless this step is saved; returns the future of the save's end.
 
         The future gives the step that was saved, or raises SaveFailed. `again` replaces the checkpoint of this step,
         since the training's end has changed the weights. A save in flight is waited for until it has lasted `patience`
-        seconds, and then this one is left out.
+        seconds (PATIENCE_SECONDS by default), and then this one is left out.
         Under parameter_server this returns as soon as training may go on, and a thread writes. A save that fails is
         logged and told, and training goes on, until saves have failed for the user's limit: then this raises
         UserError. Under multi_worker_mirrored each member takes part, and only the coordinator's files are kept.
@@ -139,7 +139,7 @@ class Checkpoints:
             return ended(lambda: step)
         if again:
             self.settle()
-        elif not self._settle_in_time(patience):
+        elif not self._settle_in_time(PATIENCE_SECONDS if patience is None else patience):
             return self._leave_out(step)
         if not again and self.has(step):
             return ended(lambda: step)
