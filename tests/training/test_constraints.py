@@ -72,3 +72,13 @@ def test_a_constraint_of_a_split_weight_is_refused(traced: bool) -> None:
 
     with pytest.raises(UserError, match="table has a constraint and is split over the ps"):
         refuse_split_constraints(Model())
+
+
+def test_a_model_whose_weights_come_with_its_first_call_is_not_refused() -> None:
+    class Late(tf.keras.Model):
+        def build(self, shape: Any) -> None:
+            self.weight = self.add_weight("weight", [shape[-1], 1])
+
+    with pytest.raises(ValueError, match="have not yet been created"):
+        assert Late().trainable_variables
+    refuse_split_constraints(Late())

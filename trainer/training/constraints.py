@@ -50,7 +50,11 @@ def take_constraint(variable: Any) -> Any:
 
 def refuse_split_constraints(model: Any) -> None:
     """Raise UserError where a constraint would be computed of a split variable's parts; call it after the trace."""
-    for variable in model.trainable_variables:
+    try:
+        variables = model.trainable_variables
+    except ValueError:  # a model with a build() of its own makes them with its first call
+        return
+    for variable in variables:
         if whole_of(variable) is not None and take_constraint(beneath(variable)) is not None:
             raise UserError(
                 f"{name_of(variable)} has a constraint and is split over the ps, each part of which would be "

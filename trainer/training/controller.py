@@ -393,13 +393,14 @@ class Controller:
             raise MembershipChanged(f"{', '.join(self._returned_members)} answers again")
 
     def save(
-        self, *, again: bool = False, wait: bool = True, last: bool = False, patience: float = PATIENCE_SECONDS
+        self, *, again: bool = False, wait: bool = True, last: bool = False, patience: float | None = None
     ) -> None:
         """Save a checkpoint of this step, unless there is one; `again` replaces it, since the weights have changed.
 
         With calls in flight its step is the one that is copied with the other variables.
         `wait` says whether to return when it is on disk, or as soon as the training can go on; `last`, that there is
-        as much time as the user gives the storage; `patience`, for how long a save in flight may last that goes first.
+        as much time as the user gives the storage; `patience`, for how long a save in flight may last that goes first
+        (None: as long as Checkpoints has it).
         """
         self.step = int(self._runner.step.numpy())
         if again:
