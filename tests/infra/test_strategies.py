@@ -53,6 +53,7 @@ def training(lab, in_step):
     return started.stdout
 
 
+@pytest.mark.slow
 def test_hosts_of_jobs_that_the_strategy_lacks_have_no_task(lab, training):
     for name in ("ps-0", "ps-1"):
         with lab[name].sudo():
@@ -60,6 +61,7 @@ def test_hosts_of_jobs_that_the_strategy_lacks_have_no_task(lab, training):
             assert state(lab[name], name) == ("inactive", "disabled")
 
 
+@pytest.mark.slow
 def test_cluster_is_chief_and_workers_that_train(lab, in_step, training):
     assert "group ps (ps-0, ps-1) stands idle" in training
     for name, task in MEMBERS.items():
@@ -72,6 +74,7 @@ def test_cluster_is_chief_and_workers_that_train(lab, in_step, training):
     assert shown.stdout.count("active (running)") == 4
 
 
+@pytest.mark.slow
 def test_stop_ends_all_members_after_a_checkpoint(lab, in_step, training):
     stopped = fab("stop-cluster", inventory=in_step)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
@@ -104,7 +107,7 @@ def test_members_go_on_and_end_with_their_run(lab, in_step, tmp_path):
         assert any(line.split()[:3] == [task, name, "finished"] for line in shown.stdout.splitlines()), shown.stdout
 
 
-def test_fit_trains_on_parameter_servers_that_came_back_and_with_two_workers_on_a_host(lab, in_step, tmp_path):
+def test_fit_trains_with_two_workers_on_a_host(lab, tmp_path):
     settings = {"program": "trainer.examples.digits:Digits", "api": "fit", "steps": 1000, "epoch_steps": 500}
     inventory = copy_inventory(tmp_path / "lab", settings)
     give_second_task(inventory)

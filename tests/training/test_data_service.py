@@ -66,6 +66,7 @@ def test_dynamic_repeats_nothing_when_the_data_service_dies(runs: Runs) -> None:
     assert seen.min() >= 7, seen
 
 
+@pytest.mark.matrix
 def test_off_has_each_data_worker_read_everything_and_begin_anew_after_a_fault(runs: Runs) -> None:
     process = start(runs, "off", 10, "off")
     kill_in_mid_run(process)
@@ -89,7 +90,13 @@ def test_a_lost_journal_costs_a_generation(runs: Runs) -> None:
     assert 7 <= seen.min() <= seen.max() <= 13, seen
 
 
-@pytest.mark.parametrize("how", [("--strategy", "one_device"), ("--in-process",)], ids=["one_device", "in_process"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(("--strategy", "one_device"), id="one_device"),
+        pytest.param(("--in-process",), id="in_process", marks=pytest.mark.matrix),
+    ],
+)
 def test_one_process_is_served_too(runs: Runs, how: tuple[str, ...]) -> None:
     run = how[-1].strip("-").replace("-", "_")
     process = runs.local("served:Served", run, PASS, *SERVICE, "--input-sharding", "dynamic", *how)

@@ -115,6 +115,7 @@ def test_exported_recommender_takes_a_shops_ids(recommender_run: Process, runs: 
     assert accuracy == pytest.approx(evaluated(runs, "recommender")["accuracy"], abs=1e-3)
 
 
+@pytest.mark.matrix
 def test_clicks_are_learnt_with_one_table_for_hashed_ids(runs: Runs) -> None:
     trained(runs, "clicks:Clicks", "clicks", 400, "--lazy-adam", "true")
     _, clicked = clicks.load("test")

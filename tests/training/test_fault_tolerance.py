@@ -19,7 +19,7 @@ from processes import MINUTE, Runs, is_alive, kill, until
 from trainer.run.records import read_record
 
 pytestmark = pytest.mark.timeout(300)
-STEPS = 10_000
+STEPS = 7_000
 CALL = 10
 EPOCH = 300
 BATCH = 4  # of the program
@@ -205,7 +205,7 @@ def test_all_workers_gone_for_a_while(training: Training) -> None:
     assert restarted(training, before) == {"worker-0", "worker-1"}
 
 
-@on("custom_loop", "fit")
+@on("custom_loop", FIT_TOO)
 def test_worker_that_dies_before_its_results_are_fetched(training: Training) -> None:
     # Then worker 1 has done all that is left of the epoch while worker 0 does one step.
     training.pace(0, "worker-0", "worker-1")
@@ -231,7 +231,7 @@ def test_numbers_are_read_from_the_ps_while_a_worker_comes_back(training: Traini
     assert restarted(training, before) == {"worker-0"}
 
 
-@on("custom_loop", "fit")
+@on("custom_loop", FIT_TOO)
 def test_ps_that_dies(training: Training) -> None:
     training.trains_on()
     before = goes_back(training, training.kill, "ps-1")
@@ -276,7 +276,7 @@ def goes_back(training: Training, fault: Callable[..., dict[str, int]], *tasks: 
     return before
 
 
-@on("custom_loop", "fit")
+@on("custom_loop", FIT_TOO)
 def test_ends_with_every_step_done_at_least_once(training: Training, runs: Runs) -> None:
     training.ends()
     status = runs.status(training.run)
@@ -287,7 +287,7 @@ def test_ends_with_every_step_done_at_least_once(training: Training, runs: Runs)
     assert status["step"] <= done <= status["step"] + training.killed * CALL
 
 
-@on("custom_loop", "fit")
+@on("custom_loop", FIT_TOO)
 def test_steps_never_go_back_beyond_the_newest_checkpoint(training: Training) -> None:
     training.ends()
     told = rf"saved \S+/ckpt-(?P<saved>\d+)|going on at step (?P<resumed>\d+)|\d step (?P<trained>\d+) of {STEPS},"

@@ -246,7 +246,7 @@ def saved(result: testing.Result) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("make", "batches", "settings"),
     [
-        (lambda: keras.SGD(0.01), SOME_ROWS, {}),
+        pytest.param(lambda: keras.SGD(0.01), SOME_ROWS, {}, marks=pytest.mark.matrix),
         pytest.param(lambda: keras.Adagrad(0.1), SOME_ROWS, {}, marks=pytest.mark.matrix),
         (lambda: keras.Adam(0.01), ALL_ROWS, {"lazy_adam": True}),
     ],

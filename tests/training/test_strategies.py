@@ -10,13 +10,13 @@ from processes import DIGITS, Process, Runs, kill, run_check, until
 
 pytestmark = pytest.mark.timeout(400)
 IN_STEP = ("--strategy", "multi_worker_mirrored", "--checkpoint-seconds", "0", "--no-evaluator", "--log-seconds", "1")
-STEPS = 1200
+STEPS = 600
 
 
 @pytest.fixture(scope="module")
 def in_step(runs: Runs) -> Process:
     """Three processes in step; one of them is asked to stop, later another is killed; they end by themselves."""
-    options = [*IN_STEP, "--api", "fit", "--epoch-steps", "600", "--evaluation", "exact", "--checkpoint-steps", "50"]
+    options = [*IN_STEP, "--api", "fit", "--epoch-steps", "300", "--evaluation", "exact", "--checkpoint-steps", "50"]
     process = runs.local(DIGITS, "members", STEPS, *options, "--steps-per-execution", "5", "--checkpoints-kept", "99")
     until(lambda: 100 in runs.checkpoints("members"), "step 100", say=lambda: process.output)
     kill(process.pids("worker-0")[0], signal.SIGTERM)

@@ -82,6 +82,8 @@ def test_systemd_hears_of_a_server_and_a_frozen_one_is_replaced(runs: Runs, tmp_
     server.end()
 
 
+# The drills have them killed on hosts.
+@pytest.mark.matrix
 def test_coordinator_and_evaluator_are_kept_as_well_and_all_end_with_the_run(runs: Runs) -> None:
     cluster = local_cluster(1, 1)
     settings = runs.shared / "supervised.json"
