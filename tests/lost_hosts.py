@@ -18,9 +18,8 @@ RETRY = ROOT / "site.retry"
 QUICK = {
     "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=2 -o ServerAliveCountMax=3",
     "ANSIBLE_TIMEOUT": "10",
-    "ANSIBLE_NOCOLOR": "1",
-    "PYTHONUNBUFFERED": "1",
 }
+TOLD = {"ANSIBLE_NOCOLOR": "1", "PYTHONUNBUFFERED": "1"}
 TABLE = "psfleet_lost"
 SILENCE = f"""
 table inet {TABLE} {{
@@ -107,9 +106,10 @@ def site(
     """Run site.yml; `cut` names by (play, task) the host that is lost, by `loss`, when that task begins."""
     due = dict(cut or {})
     command = ["ansible-playbook", "site.yml", *arguments]
+    environment = os.environ | TOLD | (QUICK if cut else {})
     begun, lines, play = time.monotonic(), [], ""
     with subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | QUICK, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout
         for line in process.stdout:

@@ -8,6 +8,7 @@ PHASE = "Install the release and its Python environment"
 TASKS = ["Make the release's directory", "Unpack the code", "Install the environment"]
 
 
+@pytest.mark.slow
 def test_hosts_that_vanish_are_finished_later(lab):
     lose(lab, TASKS, PHASE, ["ps-1", "worker-0", "worker-1"])
 

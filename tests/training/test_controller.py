@@ -155,13 +155,14 @@ def test_what_an_evaluation_gave_is_kept_beside_its_checkpoint(tmp_path: Path, t
 
 @pytest.mark.usefixtures("looking")
 @pytest.mark.parametrize("tells_epochs", [False, True])
-def test_an_evaluation_waits_for_a_save_in_flight_to_have_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_epochs: bool
+@pytest.mark.parametrize("slow", [15, 20])
+def test_an_evaluation_is_kept_though_a_save_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_epochs: bool, slow: int
 ) -> None:
     write = Catalogue.write_manifest
 
     def write_slowly(self: Catalogue, step: int, *arguments: Any, **options: Any) -> None:
-        if step == 15:  # it is in flight at the first epoch's end, where none is due by steps
+        if step == slow:  # 15: one by steps, in flight at the first epoch's end; 20: this epoch's, until the next ends
             time.sleep(0.5)
         write(self, step, *arguments, **options)
 

@@ -85,12 +85,14 @@ def recommender_run(runs: Runs) -> Process:
     return trained(runs, "recommender:Recommender", "recommender", 800, "--api", "fit", "--workers", "1")
 
 
+@pytest.mark.matrix
 def test_recommender_knows_more_than_the_base_rate(recommender_run: Process, runs: Runs) -> None:
     _, liked = recommender.load("test")
     base_rate = max(liked.mean(), 1 - liked.mean())
     assert evaluated(runs, "recommender")["accuracy"] >= base_rate + 0.15
 
 
+@pytest.mark.matrix
 def test_tables_of_users_and_items_are_shared_out_over_both_ps(recommender_run: Process, runs: Runs) -> None:
     rows = recommender.USERS + 1 + recommender.ITEMS + 1
     check_shared_out(bytes_per_server(runs, "recommender"), rows * recommender.EMBEDDING * 4)
@@ -107,6 +109,7 @@ def test_popular_items_do_not_all_lie_on_one_ps() -> None:
     assert 0.3 < first_half(recommender.in_random_order(recommender.ITEM_IDS)) < 0.7
 
 
+@pytest.mark.matrix
 def test_exported_recommender_takes_a_shops_ids(recommender_run: Process, runs: Runs) -> None:
     asked, liked = recommender.load("test")
     inputs = {name: tf.constant(ids) for name, ids in asked.items()}
@@ -124,6 +127,7 @@ def test_clicks_are_learnt_with_one_table_for_hashed_ids(runs: Runs) -> None:
     check_shared_out(bytes_per_server(runs, "clicks"), clicks.Clicks().rows * clicks.EMBEDDING * 4)
 
 
+@pytest.mark.matrix
 def test_topics_are_learnt_with_keras_3(runs: Runs) -> None:
     process = trained(runs, "topics:Topics", "topics", 300, "--epoch-steps", "150", "--evaluation", "distributed")
     assert evaluated(runs, "topics")["accuracy"] >= 0.5  # of eight topics

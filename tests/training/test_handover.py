@@ -150,6 +150,7 @@ def test_each_coordinator_goes_on_where_the_killed_one_was(servers: Servers, opt
     assert all(process.code is None for process in servers.processes.values())
 
 
+@pytest.mark.matrix
 def test_a_coordinator_that_ends_by_itself_leaves_its_variables_too(servers: Servers) -> None:
     first = servers.coordinator("--ends")
     reached = trained(first, 10)
@@ -160,6 +161,7 @@ def test_a_coordinator_that_ends_by_itself_leaves_its_variables_too(servers: Ser
     assert then["step"] >= reached
 
 
+@pytest.mark.matrix
 def test_nothing_changes_when_the_coordinator_before_thaws(servers: Servers) -> None:
     first = servers.coordinator(pause=servers.pause.with_name("never"))
     trained(first, 20)

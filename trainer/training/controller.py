@@ -116,6 +116,7 @@ class Controller:
         self.values: dict[str, float] = {}
         self._results: Results | None = None
         self._measured: tuple[int, dict[str, float]] = (-1, {})  # the last evaluation by this process, and its step
+        self._unsaved: dict[int, dict[str, float]] = {}  # evaluations whose checkpoints are not written yet
         self._evaluated = int((read_record(directory.evaluation) or {}).get("step", -1))
 
     @property
@@ -405,6 +406,7 @@ class Controller:
         self.step = int(self._runner.step.numpy())
         if again:
             self._evaluated, self._measured = -1, (-1, {})
+            self._unsaved.pop(self.step, None)
         with self._phases.during(Phase.SAVING):
             if wait:
                 self._settle(last=last)
@@ -474,9 +476,10 @@ class Controller:
             return
         self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}")
         self._progress.checkpointed(self._directory.catalogue.prefix(step), max(step, self.step))
-        measured, metrics = self._measured
-        if measured == step and self._config.checkpoints_kept_best:  # it was evaluated before it was there
-            self._progress.post(partial(self._directory.catalogue.write_evaluation, step, metrics))
+        for evaluated in [each for each in self._unsaved.copy() if each <= step]:
+            metrics = self._unsaved.pop(evaluated, None)
+            if evaluated == step and metrics is not None:
+                self._progress.post(partial(self._directory.catalogue.write_evaluation, step, metrics))
 
     def evaluate(self, *, again: bool = False) -> dict[str, float]:
         """Evaluate now, if the settings give that to the coordinator; returns the metrics, or nothing.
@@ -503,6 +506,8 @@ class Controller:
         self._evaluated = self.step
         self._measured = (self.step, metrics)
         if self._progress.leads:
+            if kept:
+                self._unsaved[self.step] = metrics
             self._results = self._results or Results(self._directory, self._progress.post, self._config.best_metric)
             self._results.publish(self.step, metrics, time.monotonic() - started, checkpointed=kept)
             self._progress.events.write("evaluated", seconds=time.monotonic() - started, message=f"step {self.step}")
