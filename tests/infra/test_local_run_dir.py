@@ -102,7 +102,7 @@ def test_the_servers_end_with_the_run(lab, trained):
     for name in ("ps-0", "ps-1", "worker-0", "worker-1"):
         with lab[name].sudo():
             unit = lab[name].service(f"trainer@{name}")
-            wait_until(lambda unit=unit: not unit.is_running, 30, f"{name} ended with its run")
+            wait_until(lambda unit=unit: not unit.is_running, 90, f"{name} ended with its run")
             shown = lab[name].check_output(f"systemctl show --value --property=ExecMainStatus trainer@{name}")
         assert shown == "0", name
 

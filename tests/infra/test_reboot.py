@@ -17,7 +17,7 @@ def test_a_task_never_starts_on_an_unmounted_path(lab, long_run):
         assert not host.mount_point("/srv/trainer").exists
         assert host.run("systemctl start trainer@worker-0").rc != 0
         before = restarts(host)
-        wait_until(lambda: restarts(host) > before + 1, 30, "systemd tries again")
+        wait_until(lambda: restarts(host) > before + 1, 90, "systemd tries again")
         assert not host.service("trainer@worker-0").is_running
         assert "nothing is mounted there" in host.check_output(
             "journalctl --no-pager --lines=20 --unit=trainer@worker-0"

@@ -119,7 +119,7 @@ def test_fit_trains_with_two_workers_on_a_host(lab, tmp_path):
     ended = ("inactive", "enabled")
     for name in ("ps-0", "ps-1"):
         with lab[name].sudo():
-            wait_until(lambda host=lab[name], task=name: state(host, task) == ended, 30, f"{name} ended with its run")
+            wait_until(lambda host=lab[name], task=name: state(host, task) == ended, 90, f"{name} ended with its run")
     for name, tasks in {"worker-0": ["worker-0", "worker-1"], "worker-1": ["worker-2"]}.items():
         with lab[name].sudo():
             files = lab[name].check_output("ls /etc/trainer").split()
@@ -142,7 +142,7 @@ def test_a_data_service_reads_for_the_workers_and_ends_with_the_run(lab, in_step
     ended = ("inactive", "enabled")
     for host, task in {"ps-0": "data-0", "ps-1": "data-1", "head": "dispatcher-0"}.items():
         with lab[host].sudo():
-            wait_until(lambda host=lab[host], task=task: state(host, task) == ended, 30, f"{task} ended with its run")
+            wait_until(lambda host=lab[host], task=task: state(host, task) == ended, 90, f"{task} ended with its run")
             journal = f"journalctl --quiet --no-pager --since={BEGAN} --unit=trainer@{task}"
             assert f"{task} serves at" in lab[host].check_output(journal)
     shown = fab("status", inventory=inventory)

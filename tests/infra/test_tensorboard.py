@@ -34,7 +34,7 @@ def test_it_serves_the_run(address):
 
     def runs():
         try:
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 return [run for run in json.load(answer) if run.startswith(f"{LONG_RUN}/")]
         except OSError:  # it is slow while it reads its first run
             return []

@@ -134,7 +134,7 @@ def train_in_told_epochs(controller: Controller, progress: Progress) -> None:
             controller.evaluate()
             written = Event()
             progress.post(written.set)
-            assert written.wait(10)
+            assert written.wait(60)
             controller.end_epoch()
 
 

@@ -71,7 +71,7 @@ def wait_for_questions(asked: threading.Semaphore) -> None:
     while asked.acquire(blocking=False):
         pass
     for _ in range(2):
-        assert asked.acquire(timeout=5)
+        assert asked.acquire(timeout=60)
 
 
 def drain(channel: socket.socket) -> list[bytes]:

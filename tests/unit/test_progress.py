@@ -103,7 +103,7 @@ def test_what_does_not_fit_into_the_queue_is_lost_with_one_warning(caplog: pytes
     taken, healed, done = threading.Event(), threading.Event(), []
     writer = Writer(limit=3)
     writer.post(lambda: (taken.set(), healed.wait()))
-    assert taken.wait(10)
+    assert taken.wait(60)
     assert [writer.post(lambda number=number: done.append(number)) for number in range(6)] == [True] * 3 + [False] * 3
     assert caplog.text.count("does not take what is reported") == 1
     healed.set()

@@ -67,7 +67,7 @@ def test_what_two_threads_say_of_the_state_is_kept(directory: RunDirectory, monk
     monkeypatch.setattr("trainer.run.directory.read_record", read_slowly)
     first = threading.Thread(target=directory.set_state, args=("stopped", 6))
     first.start()
-    assert reading.wait(10)
+    assert reading.wait(60)
     directory.set_state(RunState.STOPPED, 6, without=["worker-1"])
     first.join()
     monkeypatch.undo()
