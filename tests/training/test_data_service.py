@@ -78,6 +78,7 @@ def test_off_has_each_data_worker_read_everything_and_begin_anew_after_a_fault(r
     assert np.median(seen[:10]) > np.median(seen[-10:]), seen
 
 
+@pytest.mark.matrix
 def test_a_lost_journal_costs_a_generation(runs: Runs) -> None:
     process = start(runs, "lost", 10, "dynamic")
     process.search(r"^chief-0 .* step \d+ of")

@@ -60,16 +60,19 @@ def heroes_run(runs: Runs) -> Process:
     return trained(runs, "heroes:Heroes", "heroes", 400, "--api", "fit")
 
 
+@pytest.mark.matrix
 def test_heroes_are_named_and_training_goes_on_from_a_checkpoint(heroes_run: Process, runs: Runs) -> None:
     assert "/ckpt-300" in heroes_run.search(r"restored (\S+)")[1]
     assert "going on at step 300 of 400" in heroes_run.output
     assert evaluated(runs, "heroes")["accuracy"] >= 0.85  # of six heroes
 
 
+@pytest.mark.matrix
 def test_table_of_clues_is_shared_out_over_both_ps(heroes_run: Process, runs: Runs) -> None:
     check_shared_out(bytes_per_server(runs, "heroes"), (len(heroes.CLUES) + 1) * heroes.EMBEDDING * 4)
 
 
+@pytest.mark.matrix
 def test_exported_heroes_take_strings_and_answer_with_a_name(heroes_run: Process, runs: Runs) -> None:
     name_hero = serve(runs, "heroes")
     clues, names = heroes.load("test")

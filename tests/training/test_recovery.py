@@ -123,6 +123,7 @@ def test_a_frozen_ps_is_done_without_and_taken_back(runs: Runs) -> None:
     assert all(step == saved for saved, step in went_on(process))
 
 
+@pytest.mark.matrix
 def test_a_ps_that_is_lost_for_good_is_waited_for_when_told_so(runs: Runs) -> None:
     process = start(runs, "not-elastic", *QUICK, "--elastic", "false")
     frozen = process.pids("ps-1")[0]

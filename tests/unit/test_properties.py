@@ -35,7 +35,7 @@ LIBRARIES = sorted(Path("/usr/lib").glob("**/libsystemd-shared-*.so"))
 FEW = settings(
     max_examples=300, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
-MANY = settings(FEW, max_examples=1600)
+MANY = settings(FEW, max_examples=800)
 
 CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 HOSTILE = st.sampled_from([*"$`'\"\\;|&<>(){}[]*?~#%!=:/.- \n\t", "$(id)", "{{ x }}", "..", "//", "%i", "\\x00", "é"])
@@ -141,7 +141,7 @@ def test_an_environment_value_survives_systemds_parser(parse: Callable[[str], di
     assert parse(written) == {"BEFORE": "1", "X": text, "AFTER": "2"}
 
 
-@settings(FEW, max_examples=1000)
+@settings(FEW, max_examples=500)
 @given(TEXT)
 def test_a_word_of_a_unit_is_refused_or_stays_one_word(text: str) -> None:
     if (word := accepted(config_word, text)) is not None:
@@ -150,7 +150,7 @@ def test_a_word_of_a_unit_is_refused_or_stays_one_word(text: str) -> None:
         assert not set("%$\\'\";#") & set(word)
 
 
-@settings(FEW, max_examples=2000)
+@settings(FEW, max_examples=1000)
 @given(st.sampled_from(sorted(definition().variables)), VALUE)
 def test_no_value_breaks_a_check(name: str, value: Any) -> None:
     variable = definition().variables[name]
