@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fleet.release import Recap, parse_recap
-from tests.hosts import ROOT, answer
+from tests.hosts import ROOT, answer, wait_until
 from tests.lost_hosts import inside
 
 from .conftest import LONG_RUN, status, units, wait_for_progress
@@ -115,6 +115,7 @@ def reboot(
 def trains(lab: dict[str, Any], long_run: Path) -> Iterator[Path]:
     """A training with all of its members, none of which crashed meanwhile."""
     wait_for_progress(lab)
+    wait_until(lambda: status(lab)["without"] == {}, 120, "all members train")
     before = crashes()
     yield long_run
     assert crashes() == before
