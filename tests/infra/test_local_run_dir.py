@@ -9,8 +9,7 @@ from tests.hosts import wait_until
 
 from .conftest import copy_inventory, fab, play, status
 
-BEGAN = f"@{int(time.time())}"  # a lab's hosts have this machine's clock
-RUN = f"infra-alone-{BEGAN[1:]}"
+RUN = f"infra-alone-{int(time.time())}"
 LOCAL = "/var/lib/trainer/local"
 # What site.yml does where no path is shared, besides what start-cluster ships.
 STORAGE = ("ansible/preflight.yml", "ansible/storage.yml", "ansible/monitoring.yml")
@@ -46,13 +45,14 @@ def trained(lab, evaluated, inventory):
     """Training, with its coordinator killed after the first checkpoint, to the end."""
     moved = play(*STORAGE, inventory=inventory)
     assert moved.code == 0, moved.failed
+    began = int(time.time())  # a lab's hosts have this machine's clock
     started = fab("start-cluster", "--run", RUN, "--detach", inventory=inventory)
     assert started.returncode == 0, started.stdout + started.stderr
     with lab["head"].sudo():
         wait_until(lambda: "manifest" in listed(lab["head"], f"{LOCAL}/runs/{RUN}/checkpoints"), 300, "a checkpoint")
         lab["head"].run_expect([0], "systemctl kill --signal=KILL trainer@chief-0")
     wait_until(lambda: status(lab)["state"] == "finished", 900, "the end of the run")
-    yield started.stdout
+    yield started.stdout, began
     fab("stop-cluster", inventory=inventory)
     for host in lab.values():
         with host.sudo():
@@ -74,7 +74,7 @@ def test_an_evaluator_is_refused_before_any_host_is_touched(evaluated):
 
 @pytest.mark.slow
 def test_the_chief_alone_has_the_run(lab, trained):
-    assert f"the runs lie on the disk of head alone, in {LOCAL}" in trained
+    assert f"the runs lie on the disk of head alone, in {LOCAL}" in trained[0]
     for name, host in lab.items():
         with host.sudo():
             assert "wheels" in listed(host, LOCAL), name
@@ -89,7 +89,7 @@ def test_the_chief_alone_has_the_run(lab, trained):
 def test_a_killed_coordinator_went_on_with_what_was_on_the_parameter_servers(lab, trained):
     def journal(host, task):
         with host.sudo():
-            return host.check_output(f"journalctl --quiet --no-pager --since={BEGAN} --unit=trainer@{task}")
+            return host.check_output(f"journalctl --quiet --no-pager --since=@{trained[1]} --unit=trainer@{task}")
 
     assert "attached to the variables on the ps" in journal(lab["head"], "chief-0")
     assert (status(lab)["state"], status(lab)["step"]) == ("finished", 2500)

@@ -330,9 +330,18 @@ def refused(program, **settings):
 
 
 def overwriting():
-    program = Program()
-    program.optimizer = lambda: keras.optimizers.SGD(0.01, use_ema=True, ema_overwrite_frequency=4)
-    return refused(program)
+    """What is said of averages that overwrite weights; RMSprop has a frequency of 100, also without averages."""
+    makers = {
+        "SGD, every 4": lambda: keras.optimizers.SGD(0.01, use_ema=True, ema_overwrite_frequency=4),
+        "RMSprop, EMA": lambda: keras.optimizers.RMSprop(0.01, use_ema=True),
+        "RMSprop": lambda: keras.optimizers.RMSprop(0.01),
+    }
+    said = {}
+    for name, make in makers.items():
+        program = Program()
+        program.optimizer = make
+        said[name] = refused(program)
+    return said
 
 
 class Gan(keras.Model):

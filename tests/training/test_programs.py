@@ -123,7 +123,9 @@ def test_a_constraint_holds_and_is_refused_where_a_weight_is_split(features: dic
 
 
 def test_averages_that_overwrite_weights_are_refused(features: dict[str, Any]) -> None:
-    assert "averages are taken for weights at the end" in features["overwriting"]
+    for overwriting in ("SGD, every 4", "RMSprop, EMA"):
+        assert "averages are taken for weights at the end" in features["overwriting"][overwriting]
+    assert features["overwriting"]["RMSprop"] == "trained"
 
 
 def test_two_optimizers_train_and_are_restored(features: dict[str, Any]) -> None:

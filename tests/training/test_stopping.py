@@ -132,4 +132,7 @@ def test_nothing_of_a_part_is_left_out_and_little_read_twice(runs: Runs, resumed
         seen = counts(runs, "stops")[worker, worker::2]
         assert seen.min() >= passes > 0
         deaths = 2
-        assert (seen - passes - 1).clip(min=0).sum() <= deaths * CALLS_IN_FLIGHT * CALL_STEPS * BATCH
+        in_flight = deaths * CALLS_IN_FLIGHT * CALL_STEPS * BATCH
+        # A coordinator leaves the position on the ps each second or two; a worker takes at most 100 batches a second.
+        not_left = 3 * 100 * BATCH
+        assert (seen - passes - 1).clip(min=0).sum() <= in_flight + not_left

@@ -25,6 +25,7 @@ from trainer.failures import UserError
 from trainer.program import is_keras3
 from trainer.training.constraints import write_changes
 from trainer.training.metrics import READING
+from trainer.training.optimizers import overwrites_weights
 from trainer.training.placement import size
 from trainer.training.tf_internals import forget_keras3_seeds, is_read_since_writes
 from trainer.variables import bytes_of, flatten
@@ -265,10 +266,10 @@ def refuse_model(model: Any) -> None:
                 f"{kind} with gradient_accumulation_steps: gradients would lie on the ps, where workers overwrite each "
                 "other's. Add them up within a step (docs/programs.md)"
             )
-        if getattr(optimizer, "ema_overwrite_frequency", None):
+        if overwrites_weights(optimizer):
             raise UserError(
-                f"{kind} with ema_overwrite_frequency: each worker would overwrite what the others have trained. Leave "
-                "it out: averages are taken for weights at the end"
+                f"{kind} with ema_overwrite_frequency: each worker would overwrite what the others have trained. Set "
+                "it to None: averages are taken for weights at the end"
             )
         if isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW):
             raise UserError(f"{kind}, which replaces the weights at each step: workers would overwrite each other's")

@@ -39,12 +39,17 @@ def share_among_workers(model: Any) -> None:
     Raises UserError where it must.
     """
     for optimizer in filter(None, optimizers_of(model)):
-        if getattr(optimizer, "ema_overwrite_frequency", None):
+        if overwrites_weights(optimizer):
             raise UserError(
                 f"{type(optimizer).__name__} has ema_overwrite_frequency: each worker would overwrite what the others "
-                "have trained. Leave it out: averages are taken for weights at the end"
+                "have trained. Set it to None: averages are taken for weights at the end"
             )
         constrain_by_elements(optimizer)
+
+
+def overwrites_weights(optimizer: Any) -> bool:
+    """Return whether it takes averages for the weights while it trains; RMSprop names a frequency without averages."""
+    return bool(getattr(optimizer, "use_ema", False) and getattr(optimizer, "ema_overwrite_frequency", None))
 
 
 def optimizers_of(model: Any) -> list[Any]:

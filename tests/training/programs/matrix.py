@@ -40,9 +40,11 @@ OLD: dict[str, Any] = {
     "legacy.Ftrl": partial(LEGACY.Ftrl, 0.1),
 }
 CLIPPED = {"clipnorm": 0.01, "clipvalue": 0.001, "global_clipnorm": 0.01}
+# RMSprop's own ema_overwrite_frequency is 100, which is refused.
+AVERAGED = {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": None}
 CASES: dict[str, Any] = {
     **PLAIN,
-    **{f"{name}, EMA": partial(make, use_ema=True, ema_momentum=0.9) for name, make in PLAIN.items()},
+    **{f"{name}, EMA": partial(make, **AVERAGED) for name, make in PLAIN.items()},
     **{f"{name}, weight decay": partial(make, weight_decay=0.1) for name, make in PLAIN.items() if name != "AdamW"},
     **{
         f"{name}, {what}": partial(PLAIN[name], **{what: limit})
