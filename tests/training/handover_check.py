@@ -93,18 +93,19 @@ def survey(options, cluster, servers):
     """Return what could be taken for which model, all with the same strategy."""
     config = Config(program="p:P", strategy="parameter_server", partitioner_min_bytes=1024)
     strategy = make_strategy(config, cluster)
-    handover = Handover(options.run, options.program, len(cluster.jobs["ps"]), servers)
-    models = {
+    cases = {
         "other shapes": {"units": 16},
         "another partition": {"rows": 70},
         "another optimizer": {"optimizer": "sgd"},
         "a table that training changes": {"mutable": True},
         "an older step than the newest checkpoint's": {"at_least": 1_000_000},
         "the same": {},
+        "another run": {"run": "another"},  # the last, since its handover forgets what is there
     }
     found = {}
-    for name, changes in models.items():
+    for name, changes in cases.items():
         changed = argparse.Namespace(**{**vars(options), **changes})
+        handover = Handover(changed.run, changed.program, len(cluster.jobs["ps"]), servers)
         runner = RemoteStepRunner(config, Program(changed), strategy, cluster.workers)
         found[name] = handover.take(runner.model, runner.step, changed.at_least)
     return found

@@ -102,6 +102,7 @@ def test_a_train_step_of_the_program_is_used_and_an_evaluation_that_was_cut_off_
     assert (status["state"], status["evaluation"]["step"]) == ("finished", 20)
 
 
+@pytest.mark.matrix
 def test_an_end_that_was_cut_off_is_made_up_for(runs: Runs, tmp_path: Path) -> None:
     options = [*FIT, "--in-process", "--checkpoint-steps", "20"]
     first = runs.local("epochs:DiesAtTheEnd", "cut-end", 20, *options, EPOCHS=str(tmp_path / "died"))

@@ -192,16 +192,21 @@ def test_what_does_not_match_is_not_taken(servers: Servers) -> None:
         "a table that training changes": False,
         "an older step than the newest checkpoint's": False,
         "the same": True,
+        "another run": False,
     }
-    then.process.wait(MINUTE)
-    # That one has left nothing new: the first one's is there until the next one that trains.
-    for options in (["--run", "another"], ["--run", "another", "--program", "p:Q"]):
-        then = servers.coordinator(*options)
-        assert then.says("taken")["taken"] is False, options
-        trained(then, 10)
-        then.kill()
-    fewer = servers.coordinator(*options, "--no-offer", ps=servers.cluster["ps"][:1])
-    assert fewer.says("taken")["taken"] is False
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("what", ["program", "fewer"])
+def test_another_program_or_fewer_ps_take_nothing(servers: Servers, what: str) -> None:
+    first = servers.coordinator()
+    trained(first, 10)
+    first.kill()
+    if what == "program":
+        then = servers.coordinator("--program", "p:Q")
+    else:
+        then = servers.coordinator("--no-offer", ps=servers.cluster["ps"][:1])
+    assert then.says("taken")["taken"] is False
 
 
 def test_nothing_is_taken_when_one_ps_is_another_process(servers: Servers) -> None:

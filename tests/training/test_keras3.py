@@ -120,6 +120,7 @@ def callbacks() -> dict[str, Any]:
     return check("callbacks")["callbacks"]
 
 
+@pytest.mark.matrix
 def test_early_stopping_ends_the_training_with_the_best_weights(callbacks: dict[str, Any]) -> None:
     stopped = callbacks["EarlyStopping"]
     assert (stopped["step"], stopped["heard"]) == (80, ["begin", 0, 1, 2, 3, "end"])
@@ -127,16 +128,19 @@ def test_early_stopping_ends_the_training_with_the_best_weights(callbacks: dict[
     assert stopped["logs"] == ["loss", "mae", "score", "val_loss", "val_mae"]
 
 
+@pytest.mark.matrix
 def test_callbacks_set_the_rate(callbacks: dict[str, Any]) -> None:
     assert callbacks["ReduceLROnPlateau"] == [0.01, 0.01, 0.005, 0.0025, 0.00125]
     assert callbacks["LearningRateScheduler"] == [0.01, 0.005]
 
 
+@pytest.mark.matrix
 def test_callbacks_save_a_split_table_as_a_whole_one(callbacks: dict[str, Any]) -> None:
     assert callbacks["ModelCheckpoint"] == {"kept": ["1.weights.h5", "2.weights.h5"], "distance": 0}
     assert callbacks["ModelCheckpoint, .keras"] == 0
 
 
+@pytest.mark.matrix
 def test_callbacks_write(callbacks: dict[str, Any]) -> None:
     assert callbacks["CSVLogger"] == 4
     assert set(callbacks["TensorBoard"]) >= {"train"}
@@ -145,6 +149,7 @@ def test_callbacks_write(callbacks: dict[str, Any]) -> None:
     assert set(callbacks["History"]) >= {"loss", "val_loss"}
 
 
+@pytest.mark.matrix
 def test_a_loss_that_is_no_number_ends_the_training(callbacks: dict[str, Any]) -> None:
     assert callbacks["TerminateOnNaN"] < 100
 
