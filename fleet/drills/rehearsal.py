@@ -11,7 +11,7 @@ from fleet.cluster import Cluster
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, Drill
 from fleet.drills.scenes import Findings
 from fleet.drills.soak import Soak, rounds
-from fleet.drills.stage import DrillFailed, Stage
+from fleet.drills.stage import DrillFailed, Stage, victim
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.inventory import Inventory
 from fleet.signals import undisturbed
@@ -147,6 +147,10 @@ def refuse(each: Drill, inventory: Inventory) -> str | None:
             return f"the inventory has {len(tasks)} {job}; it needs {count or 1}{mend}"
         if each.destructive and all(task.host == inventory.chief.host for task in tasks):
             return f"every {job} is on the coordinator's host; it needs one elsewhere"
+        if each.destructive and job == "data":
+            task = victim(inventory, job)
+            if any(other.job == "ps" and other.host == task.host for other in inventory.tasks):
+                return f"the host of {task.name}, {task.host}, has a ps too, so that this would be the drill ps-off"
     return None
 
 

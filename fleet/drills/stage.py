@@ -12,7 +12,7 @@ from typing import Any
 
 from fleet.cluster import AS_TRAINER, Cluster, Observation
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import Task
+from fleet.inventory import Inventory, Task
 from fleet.ssh import ANSWER_SECONDS
 from fleet.verbs import Desk
 from trainer.cluster.spec import SERVICE_JOBS
@@ -96,6 +96,12 @@ class Sample:
         return float(event["time"]) - self.clock + self.at
 
 
+def victim(inventory: Inventory, job: str) -> Task:
+    """The last task of a job; when there is one, one whose host isn't the coordinator's."""
+    tasks = [task for task in inventory.tasks if task.job == job]
+    return next((task for task in reversed(tasks) if task.host != inventory.chief.host), tasks[-1])
+
+
 class Stage:
     """The cluster while drills have it."""
 
@@ -131,9 +137,7 @@ class Stage:
         return [task for task in self.inventory.tasks if task.job in jobs]
 
     def victim(self, job: str) -> Task:
-        """The last task of a job; when there is one, one whose host isn't the coordinator's."""
-        tasks = self.tasks(job)
-        return next((task for task in reversed(tasks) if task.host != self.chief.host), tasks[-1])
+        return victim(self.inventory, job)
 
     # The operator's cluster
 

@@ -360,6 +360,21 @@ def test_a_permitted_drill_is_not_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("host", "address", "beside_a_ps"), [("far", "192.0.2.30", False), ("store", "192.0.2.20", True)]
+)
+def test_a_data_workers_host_loses_no_power_with_a_ps_on_it(host: str, address: str, beside_a_ps: bool) -> None:
+    site = {"drills_destructive": True, "drill_power_off": "off {host}", "drill_power_on": "on {host}"}
+    data = [
+        Task("data", 0, "head", "192.0.2.10", 2600, server=True),
+        Task("data", 1, host, address, 2600, server=True),
+    ]
+    made = replace(inventory(**site), tasks=[*TASKS, *data])
+    said = "the host of data-1, store, has a ps too, so that this would be the drill ps-off"
+    assert rehearsal.refuse(named("data-off"), made) == (said if beside_a_ps else None)
+    assert rehearsal.refuse(named("data"), made) is None
+
+
 @pytest.mark.parametrize("words", [[], ["no-such"]])
 def test_a_wrong_name_is_a_mistake_that_lists_the_drills(words: list[str]) -> None:
     with pytest.raises(OperatorMistake, match="fab drill --list"):
