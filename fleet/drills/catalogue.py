@@ -391,7 +391,7 @@ _DRILLS = (
         "a data worker's host loses its power, and gets it back",
         PowerOff(one("data")),
         None,
-        10,
+        30,  # as `worker-off`
         settings=SERVICE,
         destructive=True,
         needs=("data 2", "power"),
