@@ -14,7 +14,7 @@ COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-com
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
 .PHONY: help demo venv venv-tf packages lab site test local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
-  cloud test-driver site-drills lock \
+  cloud test-driver test-security site-drills lock \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
 
 help:  ## list these targets
@@ -87,6 +87,7 @@ infra: venv lab  ## tests of the hosts, over SSH
 	python -m pytest tests/infra -m "not slow"
 
 infra-slow: venv lab  ## tests of the hosts that repeat those of `make infra`, or take long
+	@$(PYTHON) -m lab packages nmap
 	ansible-playbook site.yml
 	python -m pytest tests/infra -m slow
 
@@ -120,6 +121,10 @@ cloud: venv  ## the clouds' inventory plugins against stand-ins (adds locks/clou
 
 test-driver: venv packages  ## the NVIDIA driver's packages and its module's build, in a chroot (docs/gpu.md)
 	python -m pytest tests/gpu
+
+test-security: venv  ## what a stranger reaches, with hosts in network namespaces; needs root (docs/security.md)
+	@$(PYTHON) -m lab packages --security
+	python -m pytest tests/security
 
 lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's (LOCK=locks/mine: your own)
 	for minor in 3.10 3.11 3.12 3.13; do \

@@ -262,6 +262,18 @@ def logs(
         verbs.show_logs(cluster, verbs.Desk(), task, number, follow)
 
 
+@task(auto_shortflags=False, help={"port": "of this machine (default: 6006)", **_WHERE})
+def tensorboard(
+    context: Context, port: str = "6006", inventory: str | None = None, ask_vault_pass: bool = False
+) -> None:
+    """Open TensorBoard through an SSH tunnel, until Ctrl-C."""
+    number = _whole("port", port)
+    if number > 65535:
+        raise Exit(f"--port is {port}: expected a port from 1 to 65535, as in --port 6006", 2)
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        verbs.open_tensorboard(cluster, verbs.Desk(), number)
+
+
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
 def runs(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Show every run on the shared path."""

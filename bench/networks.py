@@ -10,6 +10,7 @@ import shutil
 import subprocess
 
 SUBNET = "10.99.0"
+SUBNET6 = "fd99:"
 # As a host does that loses the network: nothing in, nothing out, and nobody is told.
 CUT = """
 table inet cut {
@@ -57,6 +58,9 @@ class Networks:
     def address(self, name: str) -> str:
         return f"{SUBNET}.{self._names.index(name) + 1}"
 
+    def address6(self, name: str) -> str:
+        return f"{SUBNET6}:{self._names.index(name) + 1:x}"
+
     def under(self, name: str) -> tuple[str, ...]:
         """Return the command that runs another one in the namespace, as the same process."""
         return ("ip", "netns", "exec", self._namespace(name))
@@ -79,6 +83,7 @@ class Networks:
     def _up(self, name: str, link: str) -> None:
         namespace = self._namespace(name)
         self._ip("-n", namespace, "addr", "add", f"{self.address(name)}/24", "dev", link)
+        self._ip("-n", namespace, "addr", "add", f"{self.address6(name)}/64", "dev", link, "nodad")
         self._ip("-n", namespace, "link", "set", link, "up")
 
     def _namespace(self, name: str) -> str:

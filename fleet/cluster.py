@@ -34,12 +34,16 @@ _TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --j
 _FORGET_DRAINED = "root rm -rf /opt/trainer/drained /run/psfleet-leaving"
 BEFORE = "/opt/trainer/before"
 _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
+# Who may come in to the tasks, and whom they speak with: as their addresses and ports were.
+_TABLE = "var/lib/psfleet/firewall.nft"
+_WALLS = f"{_TABLE} etc/systemd/system/*.service.d/firewall.conf"
 REMEMBER = f"""set -e
 umask 077
 rm -rf {BEFORE}.new
 mkdir -p {BEFORE}.new
 cd /
-ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} >{BEFORE}.new/names 2>/dev/null || true
+ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_WALLS} \
+  >{BEFORE}.new/names 2>/dev/null || true
 tar -cf {BEFORE}.new/files.tar -T {BEFORE}.new/names
 systemctl list-units --plain --no-legend --state=active,activating,reloading "trainer@*.service" |
   cut -d" " -f1 >{BEFORE}.new/running
@@ -55,6 +59,7 @@ cd /
 rm -rf etc/trainer {_WANTED}
 tar -xf {BEFORE}/files.tar
 systemctl daemon-reload
+if [ -e {_TABLE} ]; then systemctl restart psfleet-firewall.service; fi
 """
 
 

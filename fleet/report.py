@@ -179,7 +179,7 @@ def render_summary(
     rows.append(["checkpoints", f"{host}:{run.run_dir}/checkpoints (newest: {newest})"])
     rows.append(["SavedModel", f"{host}:{run.export}" if run.export else "none"])
     if inventory.tensorboard_url:
-        rows.append(["TensorBoard", inventory.tensorboard_url])
+        rows.append(["TensorBoard", f"fab tensorboard ({inventory.tensorboard_url})"])
     rows.append(["logs", f"fab logs --task {inventory.chief.name}"])
     width = max(len(name) for name, _ in rows)
     return "\n".join([f"run {run.run} finished", *(f"  {name.ljust(width)}  {text}" for name, text in rows)])

@@ -10,8 +10,9 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +28,7 @@ from paramiko.ssh_exception import (
     SSHException,
 )
 
+from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.inventory import Host
 
 CONNECT_SECONDS = 10
@@ -76,6 +78,11 @@ class Hosts(Protocol):
 
     def let_go(self) -> None:
         """End the scripts that are held."""
+
+    def tunnel(
+        self, host: str, port: int, address: str, remote_port: int
+    ) -> AbstractContextManager[Callable[[], bool]]:
+        """Lead a port of this machine to one that the host reaches; gives whether the tunnel is still there."""
 
     def close(self) -> None:
         """Hang up."""
@@ -161,6 +168,23 @@ class SshHosts:
         while self._held:
             with contextlib.suppress(OSError, EOFError, SSHException):  # lost, and so let go already
                 self._held.pop().close()
+
+    @contextlib.contextmanager
+    def tunnel(self, host: str, port: int, address: str, remote_port: int) -> Iterator[Callable[[], bool]]:
+        try:
+            with socket.create_server(("localhost", port)):
+                pass
+        except OSError as error:
+            raise OperatorMistake(
+                f"--port {port}: this machine can't listen there: {error.strerror}; expected a free port, as in "
+                f"--port {port + 1 if port < 65535 else port - 1}"
+            ) from error
+        try:
+            connection = self._connect(self._hosts[host])
+        except (OSError, EOFError, SSHException) as error:
+            raise HostsUnreachable({host: self._reason(self._hosts[host], error)}) from error
+        with connection.forward_local(port, remote_port, address):
+            yield lambda: bool(connection.is_connected)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -350,6 +350,23 @@ def show_logs(cluster: Cluster, desk: Desk, task_name: str | None, lines: int, f
         cluster.read_journal(tasks, lines, show)
 
 
+def open_tensorboard(cluster: Cluster, desk: Desk, port: int) -> None:
+    """Lead a port of this machine to TensorBoard until the operator leaves: strangers don't reach it."""
+    url = cluster.inventory.tensorboard_url
+    if url is None:
+        raise OperatorMistake(
+            "group tensorboard is empty; expected a host that serves TensorBoard. Put one there, and run "
+            "`ansible-playbook site.yml`"
+        )
+    address, _, remote_port = url.removeprefix("http://").rpartition(":")
+    chief = cluster.inventory.chief.host
+    with cluster.hosts.tunnel(chief, port, address.strip("[]"), int(remote_port)) as is_there:
+        desk.say(f"TensorBoard is at http://localhost:{port} until Ctrl-C")
+        while is_there():
+            desk.sleep(1.0)
+    raise HostsUnreachable({chief: "the connection was lost, and the tunnel with it"})
+
+
 def show_runs(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
     """Show every run below the shared path."""
     say_rows(desk, cluster.list_runs(), as_json, report.render_runs, "no run yet: fab start-cluster")

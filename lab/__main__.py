@@ -16,6 +16,7 @@ def main() -> None:
     packages = verbs.add_parser("packages", help="install the Debian packages that the lab needs")
     packages.add_argument("names", nargs="*", help="only these")
     packages.add_argument("--vms", action="store_true", help="those of full VMs instead")
+    packages.add_argument("--security", action="store_true", help="those of make test-security instead")
     prepare = verbs.add_parser("prepare", help="key, box, bridge and shared file system (the Vagrantfile calls this)")
     prepare.add_argument("--provider", default="lxc")
     prepare.add_argument("--dotfile", type=Path, default=ROOT / ".vagrant")
@@ -26,7 +27,8 @@ def main() -> None:
     args = parser.parse_args()
     try:
         if args.verb == "packages":
-            machine.install_packages(tuple(args.names) or (machine.VM_PACKAGES if args.vms else machine.PACKAGES))
+            suite = machine.SECURITY_PACKAGES if args.security else machine.PACKAGES
+            machine.install_packages(tuple(args.names) or (machine.VM_PACKAGES if args.vms else suite))
         elif args.verb == "prepare":
             machine.prepare(ROOT, args.dotfile, args.provider, args.addresses, args.shared_owner)
         else:

@@ -36,6 +36,7 @@ PACKAGES = (
     "vagrant",
     "vagrant-lxc",
 )
+SECURITY_PACKAGES = ("iproute2", "nftables", "nmap", "util-linux")
 VM_PACKAGES = (
     "dnsmasq-base",
     "e2fsprogs",

@@ -28,6 +28,8 @@ MAX_INDEX = 9999
 LOCAL_DIR = "/var/lib/trainer/local"
 # Stands in TF_CONFIG for a member that no host is: nothing listens there, and who asks is refused at once.
 NOBODY = "127.0.0.1:1"
+# Of the packet filter: every host of the cluster, whatever its jobs.
+MEMBER = "member"
 
 
 class ClusterSpecError(ValueError):
@@ -49,13 +51,14 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         `{"cluster": {job: ["address:port", ...]}, "cluster_json": "...", "tasks": [{"name", "job", "index", "host",
         "address", "port", "server"}], "by_host": {host: [task, ...]}, "hosts": [host, ...],
         "tensorboard": {host: {"address", "port"}}, "gpus": {host: {"count", "devices"}}, "vacant": [name, ...],
-        "storage": {"path", "shared", "settings"}}`.
+        "sources_json": "...", "storage": {"path", "shared", "settings"}}`.
         `cluster` is what TF_CONFIG carries: the strategy's jobs and the data service's, one without tasks left out;
         `cluster_json` is the same as a line of text. `tasks` has the evaluator too, and `by_host` the same tasks host
         by host. A task's `port` is None where it listens on nothing; `server` says that it only serves: it waits for
         the coordinator's orders, and reads the run settings anew while it runs. On hosts of the group gpu each task has
         `cuda_visible_devices`. `hosts` are those of all jobs, with or without tasks. `vacant` names the members below
-        a job's highest index that no host is.
+        a job's highest index that no host is. `sources_json` has the addresses from which each job's hosts send, and
+        all hosts under MEMBER, for the packet filter.
         `storage` is `storage_of`'s.
 
     Raises:
@@ -119,8 +122,22 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
             for index, address in enumerate(members)
             if address == NOBODY
         ],
+        "sources_json": _json(_sources(tasks, groups, hostvars)),
         "storage": storage_of(_site(groups, hostvars)),
     }
+
+
+def _sources(
+    tasks: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[str]]:
+    """Return the addresses of each job's hosts, and of every host of the cluster, with tasks or without."""
+    by_job: dict[str, dict[str, None]] = {}
+    for task in tasks:
+        by_job.setdefault(task["job"], {})[task["address"]] = None
+    everyone = dict.fromkeys(host for group in (*JOBS, "tensorboard", "nfs_server") for host in groups.get(group, ()))
+    known = (hostvars[host].get("cluster_address") or hostvars[host].get("ansible_host") for host in everyone)
+    members = dict.fromkeys(address for address in known if address)
+    return {job: list(addresses) for job, addresses in by_job.items()} | {MEMBER: list(members)}
 
 
 def _host_gpus(host: str, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -248,6 +248,14 @@ def port_text(text: str) -> str:
     return text
 
 
+def port_range(text: str) -> str:
+    """Return a row of ports, by the first and the last."""
+    match = re.fullmatch("([1-9][0-9]{0,4})-([1-9][0-9]{0,4})", text)
+    if not match or not int(match[1]) <= int(match[2]) <= 65535:
+        raise ValueError("it is no row of ports, the first and the last with a dash between")
+    return text
+
+
 def command_template(text: str) -> str:
     """Return a command in one line, in which {host} and {address} alone are filled in."""
     if any(not character.isprintable() for character in text):
@@ -311,6 +319,7 @@ FORMATS = {
     "mount-options": mount_options,
     "network": network,
     "own-directory": own_directory,
+    "port-range": port_range,
     "port-text": port_text,
     "ssh-arguments": ssh_arguments,
     "url": url,

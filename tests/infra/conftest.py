@@ -31,6 +31,7 @@ ORDER = [
     "test_evaluator",
     "test_tensorboard",
     "test_all_hosts",
+    "test_firewall",
     "test_repair",
     "test_reboot",
     "test_planned_reboot",

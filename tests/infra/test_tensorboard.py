@@ -1,14 +1,18 @@
 """Hosts of group tensorboard."""
 
 import json
+import signal
+import socket
+import subprocess
 import urllib.request
 
 import pytest
 
-from tests.hosts import name_of, wait_until
+from tests.hosts import ROOT, name_of, wait_until
 
 from .conftest import LONG_RUN
 
+PORT = 16006
 testinfra_hosts = ["ansible://tensorboard"]
 pytestmark = pytest.mark.usefixtures("long_run", "_as_root")
 
@@ -29,14 +33,29 @@ def test_it_listens_on_the_cluster_address_alone(host, address):
     assert not host.socket("tcp://127.0.0.1:6006").is_listening
 
 
-def test_it_serves_the_run(address):
-    url = f"http://{address}:6006/data/runs"
+@pytest.fixture
+def tunnel(long_run):
+    """TensorBoard's address on this machine, which is no member, while the operator looks at it."""
+    command = ["fab", "tensorboard", "--port", str(PORT), "--inventory", str(long_run)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        said = process.stdout.readline()
+        assert said == f"TensorBoard is at http://localhost:{PORT} until Ctrl-C\n"
+        yield f"http://localhost:{PORT}"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
 
+
+def test_it_serves_the_run_through_a_tunnel(tunnel):
     def runs():
         try:
-            with urllib.request.urlopen(url, timeout=60) as answer:
+            with urllib.request.urlopen(f"{tunnel}/data/runs", timeout=60) as answer:
                 return [run for run in json.load(answer) if run.startswith(f"{LONG_RUN}/")]
         except OSError:  # it is slow while it reads its first run
             return []
 
     assert wait_until(runs, 60, f"TensorBoard shows {LONG_RUN}")
+
+
+def test_strangers_do_not_reach_it(address):
+    with pytest.raises(TimeoutError):
+        socket.create_connection((address, 6006), timeout=3)

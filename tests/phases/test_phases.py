@@ -19,6 +19,7 @@ PHASES = [
     "Install the release and its Python environment",
     "Prove the release",
     "Switch to the release",
+    "Close the hosts to strangers",
     "Configure the training tasks",
 ]
 

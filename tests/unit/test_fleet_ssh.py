@@ -21,6 +21,7 @@ from fabric import Config
 from paramiko.common import MSG_CHANNEL_SUCCESS
 
 import fleet.ssh
+from fleet.errors import OperatorMistake
 from fleet.inventory import ROOT, Host
 from fleet.ssh import Answer, SshHosts
 
@@ -349,3 +350,13 @@ def test_ansible_gives_a_silent_host_up_as_well() -> None:
     arguments = settings["ssh_connection"]["ssh_args"]
     assert f"-o ServerAliveInterval={fleet.ssh.KEEPALIVE_SECONDS} " in f"{arguments} "
     assert f"-o ServerAliveCountMax={fleet.ssh.KEEPALIVES_LOST} " in f"{arguments} "
+
+
+def test_a_tunnels_port_that_is_taken_is_the_operators_mistake() -> None:
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(OperatorMistake, match=f"--port {port}: this machine can't listen there"),
+            SshHosts({}).tunnel("head", port, "192.0.2.10", 6006),
+        ):
+            pass

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -1060,6 +1062,33 @@ def test_logs_of_all_tasks_name_the_task_of_each_line(hosts: Pretence, desk: ver
 def test_logs_of_one_task_are_its_lines(hosts: Pretence, desk: verbs.Desk, follow: bool) -> None:
     verbs.show_logs(Cluster(hosts.inventory, hosts), desk, "worker-1", 5, follow)
     assert printed(desk) == "worker-1 says\n"
+
+
+@contextmanager
+def led(hosts: Pretence, seconds: int, *asked: Any) -> Iterator[Callable[[], bool]]:
+    """A tunnel that is there for so many looks."""
+    hosts.done.append(f"tunnel {asked}")
+    looks = iter([True] * seconds)
+    yield lambda: next(looks, False)
+
+
+def test_tensorboard_is_led_to_through_the_chiefs_host(
+    hosts: Pretence, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "tunnel", partial(led, hosts, 3), raising=False)
+    with pytest.raises(HostsUnreachable, match="the connection was lost"):
+        verbs.open_tensorboard(Cluster(board_at(hosts, "http://fd00::7:6006"), hosts), desk, 7000)
+    assert printed(desk) == "TensorBoard is at http://localhost:7000 until Ctrl-C\n"
+    assert hosts.done == [f"tunnel {(hosts.inventory.chief.host, 7000, 'fd00::7', 6006)}"]
+
+
+def test_no_tensorboard_is_the_operators_mistake(hosts: Pretence, desk: verbs.Desk) -> None:
+    with pytest.raises(OperatorMistake, match="group tensorboard is empty"):
+        verbs.open_tensorboard(Cluster(board_at(hosts, None), hosts), desk, 6006)
+
+
+def board_at(hosts: Pretence, url: str | None) -> Inventory:
+    return replace(hosts.inventory, tensorboard_url=url)
 
 
 def test_runs_are_listed(hosts: Pretence, desk: verbs.Desk) -> None:

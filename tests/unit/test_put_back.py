@@ -71,6 +71,20 @@ def test_what_a_start_changes_is_put_back(host: Path) -> None:
     assert [call.split()[0] for call in calls] == ["list-units", "stop", "reset-failed", "daemon-reload"]
 
 
+def test_who_may_come_in_is_put_back_and_loaded(host: Path) -> None:
+    table, dropin = host / "var/lib/psfleet/firewall.nft", host / UNITS / "trainer@.service.d/firewall.conf"
+    for path in (table, dropin):
+        path.parent.mkdir(parents=True)
+        path.write_text("old")
+    before = look(host)
+    run(REMEMBER, host)
+    table.write_text("new")
+    dropin.write_text("new")
+    run(PUT_BACK, host)
+    assert look(host) == before
+    assert (host.parent / "calls").read_text().splitlines()[-1] == "restart psfleet-firewall.service"
+
+
 def test_a_host_without_a_task_keeps_that(host: Path) -> None:
     (host / "etc/trainer/ps-0.env").unlink()
     (host / WANTS / "trainer@ps-0.service").unlink()

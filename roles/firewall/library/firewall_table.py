@@ -1,0 +1,162 @@
+#!/usr/bin/python
+"""Load a host's packet filter on trial, keep it, or let members in before the table that names them is loaded."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: firewall_table
+short_description: Load a packet filter on trial, keep it, or let members in
+description:
+  - The action C(try_firewall) calls it with C(tried) and, through another connection, with C(confirmed).
+  - A table that nobody confirms is taken back by a timer of the host's own.
+options:
+  state:
+    type: str
+    choices: [tried, confirmed, admitted]
+    required: true
+    description: >-
+      C(tried) loads the table unless what is loaded is what was kept; C(confirmed) keeps what is on trial; C(admitted)
+      lets addresses in to what every member may reach, in the table that is loaded.
+  program:
+    type: path
+    required: true
+    description: The host's program that loads and checks the table.
+  wanted:
+    type: path
+    required: true
+    description: The table's file.
+  seconds:
+    type: int
+    default: 60
+    description: How long it is on trial.
+  track_seconds:
+    type: int
+    default: 5
+    description: How long open connections are only watched before the host's first table is loaded.
+  addresses:
+    type: list
+    elements: str
+    default: []
+    description: Whom to let in, with C(admitted).
+author:
+  - psfleet
+"""
+EXAMPLES = r"""
+- name: Let members in that are new
+  firewall_table:
+    state: admitted
+    program: /usr/local/sbin/psfleet-firewall
+    wanted: /etc/psfleet/firewall.nft
+    addresses: [10.0.0.14]
+"""
+RETURN = r"""
+admitted:
+  description: Addresses that were let in now.
+  type: list
+  returned: with C(admitted)
+"""
+TABLE = ("inet", "psfleet")
+# Loaded before the first table: a connection that the kernel doesn't track yet has unanswered replies, which the table
+# would take for a stranger's.
+WATCHING = "table inet psfleet { chain input { type filter hook input priority -10; ct state established accept; }; }"
+
+
+def addresses_of(names: Iterable[str]) -> list[str]:
+    """Return literal addresses, of a name those that this host's resolver has."""
+    found: set[str] = set()
+    for name in names:
+        try:
+            found.update(str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def elements(listing: str) -> set[str]:
+    """Read the addresses of `nft --json list set`."""
+    sets = [each["set"] for each in json.loads(listing)["nftables"] if "set" in each]
+    return {str(address) for each in sets for address in each.get("elem", ())}
+
+
+def is_kept(module: Any) -> bool:
+    """Whether the table that is wanted was confirmed, and is loaded as it was."""
+    if not Path(module.params["program"]).exists():  # in check mode, on a fresh host
+        return False
+    kept, _, _ = module.run_command([module.params["program"], "is-kept", module.params["wanted"]])
+    loaded, _, _ = module.run_command([module.params["program"], "check"])
+    return bool(kept == 0 and loaded == 0)
+
+
+def try_table(module: Any) -> None:
+    """Load the table, after the timer that takes it back."""
+    if is_kept(module):
+        module.exit_json(changed=False)
+    if module.check_mode:
+        module.exit_json(changed=True)
+    unloaded, _, _ = module.run_command(["nft", "list", "table", *TABLE])
+    if unloaded:
+        module.run_command(["nft", "-f", "-"], data=WATCHING, check_rc=True)
+        time.sleep(module.params["track_seconds"])
+    code, _, error = module.run_command(
+        [module.params["program"], "try", module.params["wanted"], str(module.params["seconds"])]
+    )
+    if code:
+        if unloaded:
+            module.run_command(["nft", "delete", "table", *TABLE])
+        module.fail_json(msg=f"the table can't be loaded, and what was there before is there still: {error.strip()}")
+    module.exit_json(changed=True)
+
+
+def keep_table(module: Any) -> None:
+    """Keep what is on trial."""
+    code, _, error = module.run_command([module.params["program"], "confirm"])
+    if code:
+        module.fail_json(msg=error.strip())
+    module.exit_json(changed=True)
+
+
+def admit(module: Any) -> None:
+    """Add addresses to the set of members. A host without a table is open to them."""
+    if not module.get_bin_path("nft"):
+        module.exit_json(changed=False, admitted=[])
+    new: list[str] = []
+    addresses = addresses_of(module.params["addresses"])
+    for family, version in (("member4", 4), ("member6", 6)):
+        code, listing, _ = module.run_command(["nft", "--json", "list", "set", *TABLE, family])
+        if code:
+            module.exit_json(changed=False, admitted=[])
+        wanted = {each for each in addresses if ipaddress.ip_address(each).version == version}
+        missing = sorted(wanted - elements(listing))
+        if missing and not module.check_mode:
+            module.run_command([module.params["program"], "admit", family, *missing], check_rc=True)
+        new += missing
+    module.exit_json(changed=bool(new), admitted=new)
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["tried", "confirmed", "admitted"], "required": True},
+            "program": {"type": "path", "required": True},
+            "wanted": {"type": "path", "required": True},
+            "seconds": {"type": "int", "default": 60},
+            "track_seconds": {"type": "int", "default": 5},
+            "addresses": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    {"tried": try_table, "confirmed": keep_table, "admitted": admit}[module.params["state"]](module)
+
+
+if __name__ == "__main__":
+    main()

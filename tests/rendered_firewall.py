@@ -1,0 +1,55 @@
+"""The packet filter's table as the role firewall writes it for one host of an inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import config_texts
+import firewall
+import jinja2
+from cluster_spec import cluster_spec
+
+ROLE = Path(__file__).parents[1] / "roles/firewall"
+SSH = 22
+UID = 6006
+FACTS = {"ssh_ports": [SSH], "login_uid": 1000, "name_servers": [], "resolved": {}, "listening": [], "others": []}
+
+
+def render(template: str, **values: object) -> str:
+    """Render one of the role's templates as Ansible does."""
+    loader = jinja2.FileSystemLoader(ROLE / "templates")
+    environment = jinja2.Environment(
+        loader=loader, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= firewall.FilterModule().filters() | config_texts.FILTERS | {"quote": str}
+    return environment.get_template(template).render(ansible_managed="Ansible managed", **values)
+
+
+def table(
+    groups: Mapping[str, Sequence[str]],
+    hostvars: Mapping[str, Mapping[str, Any]],
+    host: str,
+    closes: str = "all",
+    opened: Sequence[Mapping[str, Any]] = (),
+    facts: Mapping[str, Any] = FACTS,
+) -> str:
+    """Render the table of one host."""
+    spec = cluster_spec(groups, hostvars)
+    doors = firewall.firewall_doors(spec, host, groups, hostvars[host])
+    return render(
+        "firewall.nft.j2",
+        firewall_sources=firewall.firewall_sources(spec),
+        firewall_doors=doors,
+        firewall_open=opened,
+        firewall_uid=UID,
+        __firewall_closes=closes,
+        __firewall_facts=facts,
+        __firewall_guarded=firewall.guarded_ports(doors),
+    )
+
+
+def program(kept: Path, running: Path) -> str:
+    """Render the program that loads the table, with directories of its own."""
+    return render("psfleet-firewall.j2", __firewall_kept=str(kept), __firewall_running=str(running))

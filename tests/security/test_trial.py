@@ -1,0 +1,185 @@
+"""How a table is loaded on a host: on trial, kept, taken back, checked before a task starts, let in early."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import firewall_table
+import pytest
+
+from tests.rendered_firewall import FACTS, SSH
+from tests.security.hosts import UNASKED, Hosts
+
+HOST = "beta"
+WRONG = FACTS | {"ssh_ports": [2022]}
+TRIAL_SECONDS = 2
+
+
+@pytest.fixture
+def kept(opened: Hosts) -> Hosts:
+    """A host whose table was tried and confirmed."""
+    good = opened.wanted(HOST, opened.wall(HOST))
+    assert opened.program(HOST, "try", good, "30").returncode == 0
+    assert opened.program(HOST, "confirm").returncode == 0
+    return opened
+
+
+def can_log_in(hosts: Hosts) -> bool:
+    door = (hosts.address(HOST), SSH)
+    return hosts.knock("stranger", [door]) == {door: "open"}
+
+
+def test_what_is_confirmed_stays(kept: Hosts) -> None:
+    time.sleep(0.2)
+    assert kept.program(HOST, "is-kept", kept.wanted(HOST, kept.wall(HOST))).returncode == 0
+    assert kept.program(HOST, "check").returncode == 0
+    assert not list(kept.running(HOST).glob("*.nft"))
+    assert kept.seen("stranger", HOST) == {SSH}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first table", "a later one"])
+def test_a_wrong_table_is_taken_back_when_nobody_confirms(opened: Hosts, first: bool, request: Any) -> None:
+    if not first:
+        request.getfixturevalue("kept")
+    before = opened.seen("stranger", HOST)
+    wrong = opened.wanted(HOST, opened.wall(HOST, facts=WRONG))
+    with opened.talk("stranger", HOST, SSH) as open_already:
+        assert opened.program(HOST, "try", wrong, str(TRIAL_SECONDS)).returncode == 0
+        assert not can_log_in(opened)
+        assert first or float(open_already.say()) < 1, "an open connection proves nothing"
+        deadline = time.monotonic() + TRIAL_SECONDS + 3
+        while not can_log_in(opened):
+            assert time.monotonic() < deadline, "nobody took the table back"
+    assert opened.seen("stranger", HOST) == before
+    late = opened.program(HOST, "confirm")
+    assert late.returncode == 1
+    assert "no table is on trial any more" in late.stderr
+    assert (opened.program(HOST, "check").returncode == 0) is not first
+
+
+def test_a_table_that_cannot_be_loaded_leaves_the_one_before(kept: Hosts) -> None:
+    broken = kept.wanted(HOST, kept.wall(HOST).replace("@chief4", "@nobody4"))
+    tried = kept.program(HOST, "try", broken, "30")
+    assert tried.returncode == 1
+    assert "nobody4" in tried.stderr
+    assert kept.program(HOST, "check").returncode == 0
+
+
+def test_a_start_is_refused_without_the_table(kept: Hosts) -> None:
+    under = kept.networks.under(HOST)
+    subprocess.run([*under, "nft", "flush", "ruleset"], check=True)
+    refused = kept.program(HOST, "check")
+    assert refused.returncode == 1
+    assert "systemctl restart psfleet-firewall" in refused.stderr
+    assert kept.program(HOST, "load").returncode == 0
+    assert kept.program(HOST, "check").returncode == 0
+    assert kept.seen("stranger", HOST) == {SSH}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "flush table inet psfleet",
+        "flush chain inet psfleet guard",
+        "insert rule inet psfleet input accept",
+        "add chain inet psfleet input { policy accept; }",
+    ],
+)
+def test_a_start_is_refused_with_a_table_that_was_changed(kept: Hosts, change: str) -> None:
+    subprocess.run([*kept.networks.under(HOST), "nft", *change.split()], check=True)
+    assert kept.program(HOST, "check").returncode == 1
+
+
+def test_counters_are_no_change(kept: Hosts) -> None:
+    kept.seen("stranger", HOST)
+    assert kept.program(HOST, "check").returncode == 0
+
+
+def test_other_tables_are_left_alone(kept: Hosts) -> None:
+    under = kept.networks.under(HOST)
+    subprocess.run([*under, "nft", "add table inet theirs"], check=True)
+    kept.program(HOST, "load")
+    kept.program(HOST, "remove")
+    said = subprocess.run([*under, "nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
+    assert said.split("\n")[0] == "table inet theirs"
+    assert "psfleet" not in said
+    assert kept.seen("stranger", HOST) >= {SSH, UNASKED, 2300}
+
+
+class Ended(Exception):
+    """What Ansible's module does at its end."""
+
+
+def run_module(hosts: Hosts, state: str, check_mode: bool = False, **given: Any) -> dict[str, Any]:
+    """Run firewall_table on a host."""
+    result: dict[str, Any] = {}
+
+    def run_command(command: list[str], check_rc: bool = False, data: str | None = None) -> tuple[int, str, str]:
+        if command[0] == "program":
+            done = hosts.program(HOST, *command[1:])
+        else:
+            under = hosts.networks.under(HOST)
+            done = subprocess.run([*under, *command], input=data, capture_output=True, text=True)
+        assert not (check_rc and done.returncode), done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    def end(**said: Any) -> None:
+        result.update(said)
+        raise Ended
+
+    params = {"program": "program", "track_seconds": 0, "seconds": 30, "addresses": [], **given}
+    module = SimpleNamespace(
+        params=params,
+        check_mode=check_mode,
+        run_command=run_command,
+        exit_json=end,
+        fail_json=lambda **said: end(failed=True, **said),
+        get_bin_path=lambda name: name,
+    )
+    with pytest.raises(Ended):
+        {"tried": firewall_table.try_table, "confirmed": firewall_table.keep_table, "admitted": firewall_table.admit}[
+            state
+        ](module)
+    return result
+
+
+@pytest.fixture
+def _program_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(firewall_table.Path, "exists", lambda _: True)
+
+
+@pytest.mark.usefixtures("_program_is_there")
+def test_a_second_run_tries_nothing(opened: Hosts) -> None:
+    wanted = str(opened.wanted(HOST, opened.wall(HOST)))
+    assert run_module(opened, "tried", wanted=wanted, check_mode=True)["changed"]
+    assert opened.seen("stranger", HOST) >= {UNASKED}
+    assert run_module(opened, "tried", wanted=wanted)["changed"]
+    assert run_module(opened, "confirmed")["changed"]
+    assert not run_module(opened, "tried", wanted=wanted)["changed"]
+    subprocess.run([*opened.networks.under(HOST), "nft", "flush", "ruleset"], check=True)
+    assert run_module(opened, "tried", wanted=wanted)["changed"]
+    opened.stop_timer(HOST)
+
+
+def test_members_are_let_in_before_the_table_names_them(opened: Hosts) -> None:
+    assert run_module(opened, "admitted", addresses=["10.99.0.99"]) == {"changed": False, "admitted": []}
+    host, groups = "store", {"chief": ["alpha"], "ps": ["alpha"], "worker": ["alpha"], "nfs_server": ["beta"]}
+    good = opened.wanted(HOST, opened.wall(HOST, groups=groups))
+    assert opened.program(HOST, "try", good, "30").returncode == 0
+    assert opened.program(HOST, "confirm").returncode == 0
+    address = opened.address(host)
+    listing = subprocess.run(
+        [*opened.networks.under(HOST), "nft", "--json", "list", "set", "inet", "psfleet", f"member{opened.family}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert address not in json.dumps(listing)
+    assert run_module(opened, "admitted", addresses=[address], check_mode=True)["admitted"] == [address]
+    assert run_module(opened, "admitted", addresses=[address]) == {"changed": True, "admitted": [address]}
+    assert run_module(opened, "admitted", addresses=[address]) == {"changed": False, "admitted": []}
+    assert opened.program(HOST, "check").returncode == 0
