@@ -34,9 +34,13 @@ _TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --j
 _FORGET_DRAINED = "root rm -rf /opt/trainer/drained /run/psfleet-leaving"
 BEFORE = "/opt/trainer/before"
 _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
-# Who may come in to the tasks, and whom they speak with: as their addresses and ports were.
+# Who may come in to the tasks, and whom they speak with: all that roles/firewall writes.
 _TABLE = "var/lib/psfleet/firewall.nft"
-_WALLS = f"{_TABLE} etc/systemd/system/*.service.d/firewall.conf"
+_WALLS = (
+    f"{_TABLE} etc/psfleet/firewall.nft usr/local/sbin/psfleet-firewall etc/systemd/system/*.service.d/firewall.conf "
+    "etc/systemd/system/nftables.service.d/psfleet.conf etc/systemd/system/psfleet-firewall.service "
+    "etc/systemd/system/sysinit.target.wants/psfleet-firewall.service"
+)
 REMEMBER = f"""set -e
 umask 077
 rm -rf {BEFORE}.new
@@ -56,10 +60,16 @@ tar -tf {BEFORE}/files.tar >/dev/null
 systemctl stop "trainer@*.service"
 systemctl reset-failed "trainer@*.service" 2>/dev/null || true
 cd /
-rm -rf etc/trainer {_WANTED}
+rm -rf etc/trainer {_WANTED} {_WALLS} run/psfleet-firewall/tried.nft
 tar -xf {BEFORE}/files.tar
 systemctl daemon-reload
-if [ -e {_TABLE} ]; then systemctl restart psfleet-firewall.service; fi
+if [ -e {_TABLE} ]; then
+  systemctl restart psfleet-firewall.service
+elif nft list table inet psfleet >/dev/null 2>&1; then
+  systemctl stop psfleet-firewall.service 2>/dev/null || true
+  nft delete table inet psfleet
+  rm -rf run/psfleet-firewall
+fi
 """
 
 

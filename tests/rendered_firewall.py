@@ -14,7 +14,18 @@ from cluster_spec import cluster_spec
 ROLE = Path(__file__).parents[1] / "roles/firewall"
 SSH = 22
 UID = 6006
-FACTS = {"ssh_ports": [SSH], "login_uid": 1000, "name_servers": [], "resolved": {}, "listening": [], "others": []}
+FACTS = {
+    "nft": "/usr/sbin/nft",
+    "first": True,
+    "ssh_ports": [SSH],
+    "login_uid": 1000,
+    "name_servers": [],
+    "resolved": {},
+    "peers": [],
+    "vpn": {},
+    "listening": [],
+    "others": [],
+}
 
 
 def render(template: str, **values: object) -> str:

@@ -18,6 +18,8 @@ TIME_PORT = 123
 FREE_PORTS = "1024-65535"
 ANYONE = "any"
 LEASE_PORTS = (68, 546)
+# systemd reads no more of a list.
+MAX_LIST_BYTES = 2**20
 # Who filters beside: an accept in our table is not the last word.
 OTHERS = {
     "firewalld": "what our table lets in, it may refuse. Let each member in there, too: firewall-cmd --permanent "
@@ -148,8 +150,86 @@ def reached(
     return list(dict.fromkeys(["localhost", *addresses, *(str(ipaddress.ip_network(each)) for each in given)]))
 
 
+def firewall_refusals(
+    facts: Mapping[str, Any],
+    doors: Sequence[Mapping[str, Any]],
+    opened: Sequence[Mapping[str, Any]],
+    closed: bool,
+    sources: Mapping[str, Sequence[str]],
+    lists: Iterable[Sequence[str]],
+) -> list[str]:
+    """Say why a host is not closed: its first table would cut off who has a right to be there, or a list is too long.
+
+    Args:
+        facts: the host's, of `firewall_facts`.
+        doors: the host's.
+        opened: what the user opened on this host (`firewall_open`).
+        closed: whether all ports are closed.
+        sources: `firewall_sources`.
+        lists: whom the units speak with, as `reached` has it.
+    """
+    problems = []
+    for peers in lists:
+        size = sum(len(f"IPAddressAllow={peer}\n") for peer in peers)
+        if size >= MAX_LIST_BYTES:
+            problems.append(
+                f"the units' list of addresses has {len(peers)} entries and {size} bytes; expected less than "
+                f"{MAX_LIST_BYTES} bytes. Name fewer and larger networks in firewall_open and firewall_outward, or "
+                "firewall_outward: [any]"
+            )
+            break
+    if not facts["first"]:
+        return problems
+    # Strangers at a task's port are what the table is for; at NFS's they may be clients of another export.
+    ports = [port for door in doors if door["name"] == "nfs" for port in door["ports"]]
+    for peer in _others(facts, doors, opened, sources):
+        if peer["port"] in ports:
+            problems.append(
+                f"{peer['address']} is no member, and has a connection to port {peer['port']} (NFS) open, which the "
+                f"table would cut. If it is to stay: firewall_open: [{{port: {peer['port']}, from: "
+                f"[{peer['address']}]}}]. If not, unmount there what this host exports"
+            )
+    for each in facts["vpn"].get("ports", ()) if closed else ():
+        port, protocol = each.split("/")
+        if not any(entry.get("protocol", "tcp") == protocol and _has(entry["port"], int(port)) for entry in opened):
+            problems.append(
+                f"this run came through the VPN {facts['vpn']['device']} ({facts['vpn']['kind']}), which ends on this "
+                f"host, and the table would close its port {each}. Open it: firewall_open: [{{port: {port}, protocol: "
+                f"{protocol}}}]. Or leave what isn't psfleet's alone: firewall_closes: ports"
+            )
+    return problems
+
+
+def _others(
+    facts: Mapping[str, Any],
+    doors: Sequence[Mapping[str, Any]],
+    opened: Sequence[Mapping[str, Any]],
+    sources: Mapping[str, Sequence[str]],
+) -> list[Mapping[str, Any]]:
+    """Return who has a connection open that the table would cut."""
+    admitted: dict[int, list[Any]] = {}
+    for door in doors:
+        for port in door["ports"] if door["guarded"] else ():
+            members = [each for source in door["sources"] for each in sources[source]]
+            names = [literal for each in members for literal in facts["resolved"].get(each, [each])]
+            admitted.setdefault(port, []).extend(ipaddress.ip_network(each) for each in names)
+    for entry in opened:
+        for port in admitted if entry.get("protocol", "tcp") == "tcp" else ():
+            if _has(entry["port"], port):
+                admitted[port] += map(ipaddress.ip_network, entry.get("from") or ["0.0.0.0/0", "::/0"])
+    return [
+        peer
+        for peer in facts["peers"]
+        if not any(ipaddress.ip_address(peer["address"]) in network for network in admitted[peer["port"]])
+    ]
+
+
 def firewall_notes(
-    facts: Mapping[str, Any], doors: Sequence[Mapping[str, Any]], opened: Sequence[Mapping[str, Any]], closed: bool
+    facts: Mapping[str, Any],
+    doors: Sequence[Mapping[str, Any]],
+    opened: Sequence[Mapping[str, Any]],
+    closed: bool,
+    sources: Mapping[str, Sequence[str]],
 ) -> list[str]:
     """Say what the table does not do, and what it closes that listens now; `closed` where it closes all ports."""
     notes = [
@@ -158,6 +238,10 @@ def firewall_notes(
         if not addresses
     ]
     notes += [f"{other} is running: {OTHERS[other]}" for other in facts["others"]]
+    if cut := [f"{peer['address']} (port {peer['port']})" for peer in _others(facts, doors, opened, sources)]:
+        notes.append(
+            f"no members, and cut off: {', '.join(cut)}. Who is to reach a port all the same stands in firewall_open"
+        )
     if closed:
         known = {("tcp", port) for port in [*facts["ssh_ports"], *guarded_ports(doors)]}
         known |= {("udp", port) for port in LEASE_PORTS}
@@ -197,6 +281,7 @@ class FilterModule:
         return {
             "firewall_doors": firewall_doors,
             "firewall_notes": firewall_notes,
+            "firewall_refusals": firewall_refusals,
             "firewall_sources": firewall_sources,
             "guarded_ports": guarded_ports,
             "names_among": names_among,

@@ -197,17 +197,21 @@ class Hosts:
     def running(self, host: str) -> Path:
         return self._directory / host / "running"
 
-    def program(self, host: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    def tool(self, name: str) -> Path:
+        """What the hosts' program runs in the place of a real command."""
+        return self._directory / "bin" / name
+
+    def program(self, host: str, *words: str | Path, path: str = "") -> subprocess.CompletedProcess[str]:
         """Run the host's psfleet-firewall."""
-        path = self._directory / host / "psfleet-firewall"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(program(self.kept(host), self.running(host)))
-        path.chmod(0o755)
+        script = self._directory / host / "psfleet-firewall"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(program(self.kept(host), self.running(host)))
+        script.chmod(0o755)
         environment = os.environ | {
-            "PATH": f"{self._directory / 'bin'}:{os.environ['PATH']}",
+            "PATH": f"{self._directory / 'bin'}:{path or os.environ['PATH']}",
             "TIMER": str(self._timer(host)),
         }
-        command = [*self.networks.under(host), path, *words]
+        command = [*self.networks.under(host), script, *words]
         return subprocess.run(command, capture_output=True, text=True, env=environment)
 
     def wanted(self, host: str, text: str) -> Path:

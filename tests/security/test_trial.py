@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from types import SimpleNamespace
@@ -94,6 +95,66 @@ def test_a_start_is_refused_with_a_table_that_was_changed(kept: Hosts, change: s
     assert kept.program(HOST, "check").returncode == 1
 
 
+def test_a_table_without_a_timer_is_not_tried(kept: Hosts) -> None:
+    timer = kept.tool("systemd-run")
+    text = timer.read_text()
+    timer.write_text("#!/bin/sh\nexit 1\n")
+    try:
+        tried = kept.program(HOST, "try", kept.wanted(HOST, kept.wall(HOST, facts=WRONG)), "30")
+    finally:
+        timer.write_text(text)
+    assert tried.returncode == 1
+    assert "systemd-run" in tried.stderr
+    assert not list(kept.running(HOST).glob("*.nft"))
+    assert kept.program(HOST, "load").returncode == 0
+    assert can_log_in(kept)
+
+
+def test_a_confirmation_may_be_said_again(opened: Hosts) -> None:
+    good = opened.wanted(HOST, opened.wall(HOST))
+    assert opened.program(HOST, "try", good, "30").returncode == 0
+    # Broken off after it has decided.
+    (opened.running(HOST) / "tried.nft").rename(opened.running(HOST) / "confirmed.nft")
+    for _ in range(2):
+        assert opened.program(HOST, "confirm", good).returncode == 0
+        assert opened.program(HOST, "is-kept", good).returncode == 0
+    other = opened.running(HOST) / "other"
+    other.write_text(opened.wall(HOST, facts=WRONG))
+    assert opened.program(HOST, "confirm", other).returncode == 1
+
+
+def test_a_confirmation_that_was_broken_off_keeps_no_later_table(kept: Hosts) -> None:
+    (kept.running(HOST) / "confirmed.nft").write_text("broken off")
+    wrong = kept.wanted(HOST, kept.wall(HOST, facts=WRONG))
+    assert kept.program(HOST, "try", wrong, "30").returncode == 0
+    kept.stop_timer(HOST)
+    assert kept.program(HOST, "take-back").returncode == 0
+    assert kept.program(HOST, "confirm", wrong).returncode == 1
+    assert can_log_in(kept)
+
+
+def test_another_nft_may_list_the_table_in_other_words(kept: Hosts) -> None:
+    """A newer one does so after an upgrade."""
+    newer = kept.tool("nft")
+    newer.write_text(
+        '#!/bin/sh\n[ "$1" != --version ] || { echo nftables v9; exit; }\n'
+        f'{shutil.which("nft")} "$@" || exit\n[ "$1" != --stateless ] || echo "# other words"\n'
+    )
+    newer.chmod(0o755)
+    try:
+        assert kept.program(HOST, "check").returncode == 0
+        subprocess.run([*kept.networks.under(HOST), "nft", "flush", "chain", "inet", "psfleet", "guard"], check=True)
+        assert kept.program(HOST, "check").returncode == 1
+    finally:
+        newer.unlink()
+    assert kept.program(HOST, "check").returncode == 0
+    assert kept.seen("stranger", HOST) == {SSH}
+
+
+def test_nft_is_found_where_the_path_lacks_it(kept: Hosts) -> None:
+    assert kept.program(HOST, "check", path="/usr/bin:/bin").returncode == 0
+
+
 def test_counters_are_no_change(kept: Hosts) -> None:
     kept.seen("stranger", HOST)
     assert kept.program(HOST, "check").returncode == 0
@@ -131,14 +192,14 @@ def run_module(hosts: Hosts, state: str, check_mode: bool = False, **given: Any)
         result.update(said)
         raise Ended
 
-    params = {"program": "program", "track_seconds": 0, "seconds": 30, "addresses": [], **given}
+    params = {"program": "program", "wanted": "", "track_seconds": 0, "seconds": 30, "addresses": [], **given}
     module = SimpleNamespace(
         params=params,
         check_mode=check_mode,
         run_command=run_command,
         exit_json=end,
         fail_json=lambda **said: end(failed=True, **said),
-        get_bin_path=lambda name: name,
+        get_bin_path=lambda name, required=False: name,
     )
     with pytest.raises(Ended):
         {"tried": firewall_table.try_table, "confirmed": firewall_table.keep_table, "admitted": firewall_table.admit}[
@@ -183,3 +244,15 @@ def test_members_are_let_in_before_the_table_names_them(opened: Hosts) -> None:
     assert run_module(opened, "admitted", addresses=[address]) == {"changed": True, "admitted": [address]}
     assert run_module(opened, "admitted", addresses=[address]) == {"changed": False, "admitted": []}
     assert opened.program(HOST, "check").returncode == 0
+    assert opened.program(HOST, "is-kept", good).returncode == 1, "who is in no file is let in no longer"
+    assert opened.program(HOST, "load").returncode == 0
+    assert opened.program(HOST, "is-kept", good).returncode == 0
+
+
+def test_nobody_is_admitted_to_a_table_that_was_changed(kept: Hosts) -> None:
+    change = "insert rule inet psfleet input accept"
+    subprocess.run([*kept.networks.under(HOST), "nft", *change.split()], check=True)
+    result = run_module(kept, "admitted", addresses=["10.99.0.99", "fd99::99"])
+    assert result["failed"]
+    assert "systemctl restart psfleet-firewall" in result["msg"]
+    assert kept.program(HOST, "check").returncode == 1

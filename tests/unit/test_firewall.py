@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import firewall_facts
 import firewall_table
 import pytest
 from cluster_spec import MEMBER, cluster_spec
-from firewall import firewall_doors, firewall_notes, firewall_sources, names_among, of_family, opened_by, reached
+from firewall import (
+    firewall_doors,
+    firewall_notes,
+    firewall_refusals,
+    firewall_sources,
+    names_among,
+    of_family,
+    opened_by,
+    reached,
+)
 
 from tests.rendered_firewall import FACTS, table
 
@@ -30,6 +43,9 @@ HOSTS: dict[str, dict[str, Any]] = {
     "gamma": {"ansible_host": "192.0.2.13", "worker_tasks": 2, "trainer_run": RUN},
     "store": {"ansible_host": "192.0.2.14", "trainer_run": RUN},
 }
+
+
+SOURCES = firewall_sources(cluster_spec(GROUPS, HOSTS))
 
 
 def lines(text: str) -> list[str]:
@@ -127,7 +143,7 @@ def test_a_name_stands_for_what_the_host_resolves_it_to() -> None:
 
 def test_an_unknown_name_leaves_the_others_in() -> None:
     assert of_family(["192.0.2.1", "gone.example.org"], 4, {"gone.example.org": []}) == ["192.0.2.1"]
-    notes = firewall_notes(FACTS | {"resolved": {"gone.example.org": []}}, [], [], True)
+    notes = firewall_notes(FACTS | {"resolved": {"gone.example.org": []}}, [], [], True, {})
     assert notes == [
         "gone.example.org is unknown to this host's resolver: that member can't come in until site.yml finds its name"
     ]
@@ -143,16 +159,55 @@ def test_what_else_listens_is_named_when_it_is_closed() -> None:
         "listening": ["22/tcp sshd", "2400/tcp python", "5432/tcp postgres", "68/udp dhclient", "9100/tcp"]
     }
     doors = list(doors_of("gamma").values())
-    [note] = firewall_notes(facts, doors, [{"port": "9000-9200"}], True)
+    [note] = firewall_notes(facts, doors, [{"port": "9000-9200"}], True, SOURCES)
     assert note.startswith("closed to others, and listening: 5432/tcp postgres.")
-    assert firewall_notes(facts, doors, [], False) == []
+    assert firewall_notes(facts, doors, [], False, SOURCES) == []
 
 
 def test_other_filters_are_told_of() -> None:
-    assert [note.split()[0] for note in firewall_notes(FACTS | {"others": ["ufw", "docker"]}, [], [], True)] == [
-        "ufw",
-        "docker",
-    ]
+    notes = firewall_notes(FACTS | {"others": ["ufw", "docker"]}, [], [], True, {})
+    assert [note.split()[0] for note in notes] == ["ufw", "docker"]
+
+
+def refused(host: str, closed: bool = True, opened: Any = (), lists: Any = (), **facts: Any) -> list[str]:
+    doors = list(doors_of(host).values())
+    return firewall_refusals(FACTS | facts, doors, opened, closed, SOURCES, lists)
+
+
+def test_another_client_of_the_nfs_server_holds_up_the_first_table() -> None:
+    peers = [{"port": 2049, "address": each} for each in ("192.0.2.13", "203.0.113.9")]
+    [problem] = refused("store", peers=peers)
+    assert "203.0.113.9 is no member" in problem
+    assert "firewall_open: [{port: 2049, from: [203.0.113.9]}]" in problem
+    assert refused("store", peers=peers, opened=[{"port": 2049, "from": ["203.0.113.0/24"]}]) == []
+    assert refused("store", peers=peers, opened=[{"port": 2049, "from": ["198.51.100.0/24"]}]) == [problem]
+    assert refused("store", peers=peers, first=False) == []
+
+
+def test_a_stranger_at_a_task_is_named_and_holds_up_nothing() -> None:
+    peers = [{"port": 2300, "address": each} for each in ("192.0.2.13", "203.0.113.9")]
+    assert refused("beta", peers=peers) == []
+    [note] = firewall_notes(FACTS | {"peers": peers}, list(doors_of("beta").values()), [], False, SOURCES)
+    assert note.startswith("no members, and cut off: 203.0.113.9 (port 2300).")
+
+
+def test_a_vpn_that_ends_on_the_host_holds_up_the_first_table_until_its_port_is_open() -> None:
+    vpn = {"device": "wg0", "kind": "wireguard", "ports": ["51820/udp"]}
+    [problem] = refused("beta", vpn=vpn)
+    assert "the VPN wg0 (wireguard)" in problem
+    assert "firewall_open: [{port: 51820, protocol: udp}]" in problem
+    assert refused("beta", vpn=vpn, opened=[{"port": 51820}]) == [problem]
+    assert refused("beta", vpn=vpn, opened=[{"port": "51800-51900", "protocol": "udp"}]) == []
+    assert refused("beta", vpn=vpn, closed=False) == []
+    assert refused("beta", vpn=vpn, first=False) == []
+
+
+def test_a_list_that_systemd_would_not_read_is_refused() -> None:
+    long = [f"2001:db8:{number:x}::/48" for number in range(40_000)]
+    [problem] = refused("beta", lists=[["any"], long], first=False)
+    assert "has 40000 entries and" in problem
+    assert "firewall_outward: [any]" in problem
+    assert refused("beta", lists=[long[:20_000]]) == []
 
 
 def test_a_unit_speaks_with_the_members_and_with_what_the_user_named() -> None:
@@ -210,6 +265,102 @@ def test_nft_takes_300_members() -> None:
     assert said.returncode == 0, said.stderr
 
 
+def test_what_users_have_sshd_listen_on_is_no_port_of_ssh() -> None:
+    found = firewall_facts.listeners(
+        'tcp LISTEN 0 128 0.0.0.0:22 0.0.0.0:* users:(("sshd",pid=1,fd=3)) ino:1 sk:1 <->\n'
+        'tcp LISTEN 0 128 0.0.0.0:8080 0.0.0.0:* users:(("sshd",pid=2,fd=3)) uid:1000 ino:2 sk:2 <->\n'
+        'tcp LISTEN 0 128 127.0.0.1:6010 0.0.0.0:* users:(("sshd",pid=3,fd=3)) ino:3 sk:3 <->\n'
+        'tcp LISTEN 0 128 [::1]:6011 [::]:* users:(("sshd",pid=3,fd=3)) ino:4 sk:4 <->\n'
+    )
+    assert firewall_facts.ssh_ports(found, "", "") == [22]
+
+
+def test_peers_of_guarded_ports_are_read() -> None:
+    said = (
+        "0 0 192.0.2.14:2049 192.0.2.13:801\n"
+        "0 0 [::ffff:192.0.2.14]:2049 [::ffff:203.0.113.9]:802\n"
+        "0 0 [fe80::1%eth0]:2049 [fe80::2%eth0]:803\n"
+        "0 0 192.0.2.14:22 203.0.113.9:50000\n"
+        "0 0 127.0.0.1:2049 127.0.0.1:804\n"
+        "0 0 192.0.2.14:2049 192.0.2.14:805\n"
+    )
+    assert [(each["port"], each["address"]) for each in firewall_facts.peers(said, [2049])] == [
+        (2049, "192.0.2.13"),
+        (2049, "203.0.113.9"),
+        (2049, "fe80::2"),
+    ]
+
+
+class Ended(Exception):
+    """What Ansible's module does where it fails."""
+
+
+def module(said: dict[str, str], lacks: tuple[str, ...] = ()) -> Any:
+    """A module whose commands say what a test has for the name and the words after it."""
+
+    def run_command(command: list[str], **_: object) -> tuple[int, str, str]:
+        line = " ".join([Path(command[0]).name, *command[1:]])
+        return next(((0, text, "") for words, text in said.items() if line.startswith(words)), (1, "", "no"))
+
+    def fail_json(msg: str) -> None:
+        raise Ended(msg)
+
+    def get_bin_path(name: str, required: bool = False) -> str | None:
+        return None if name in lacks else f"/found/{name}"
+
+    return SimpleNamespace(run_command=run_command, fail_json=fail_json, get_bin_path=get_bin_path, check_mode=False)
+
+
+ROUTE = {"ip -json route get 10.8.0.2": '[{"dst":"10.8.0.2","dev":"wg0"}]'}
+UDP = firewall_facts.listeners(
+    "udp UNCONN 0 0 0.0.0.0:51820 0.0.0.0:* ino:0\n"
+    "udp UNCONN 0 0 [::]:51820 [::]:* ino:0\n"
+    'udp UNCONN 0 0 0.0.0.0:1194 0.0.0.0:* users:(("openvpn",pid=77,fd=3)) ino:1\n'
+    'tcp LISTEN 0 0 127.0.0.1:7505 0.0.0.0:* users:(("openvpn",pid=77,fd=4)) ino:1\n'
+)
+
+
+def test_a_vpn_that_the_login_came_through_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_kind(kind: str) -> dict[str, str]:
+        return ROUTE | {"ip -json -details link show dev wg0": f'[{{"linkinfo":{{"info_kind":"{kind}"}}}}]'}
+
+    wireguard = {"device": "wg0", "kind": "wireguard"}
+    assert firewall_facts.vpn(module(of_kind("wireguard"), ("wg",)), "10.8.0.2", UDP) == {
+        **wireguard,
+        "ports": ["51820/udp"],
+    }
+    asked = of_kind("wireguard") | {"wg show wg0 listen-port": "41000\n"}
+    assert firewall_facts.vpn(module(asked), "10.8.0.2", UDP) == {**wireguard, "ports": ["41000/udp"]}
+    monkeypatch.setattr(firewall_facts, "holders", {"wg0": {77}}.get)
+    assert firewall_facts.vpn(module(of_kind("tun")), "10.8.0.2", UDP)["ports"] == ["1194/udp"]
+    assert firewall_facts.vpn(module(of_kind("veth")), "10.8.0.2", UDP) == {}
+    assert firewall_facts.vpn(module({}), "10.8.0.2", UDP) == {}
+    assert firewall_facts.vpn(module({}), "", UDP) == {}
+
+
+def test_who_holds_a_tun_device_is_found(tmp_path: Path) -> None:
+    for pid, text in (("77", "pos:\t0\niff:\ttun1\n"), ("78", "iff:\ttun11\n"), ("79", "pos:\t0\n")):
+        (tmp_path / pid / "fdinfo").mkdir(parents=True)
+        (tmp_path / pid / "fdinfo" / "5").write_text(text)
+    assert firewall_facts.holders("tun1", tmp_path) == {77}
+
+
+@pytest.mark.parametrize("error", [socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_NONAME])
+def test_names_that_nobody_answers_for_are_not_left_out(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    def getaddrinfo(*_: object, **__: object) -> None:
+        raise socket.gaierror(error, "for a moment")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    listener = 'tcp LISTEN 0 128 0.0.0.0:22 0.0.0.0:* users:(("sshd",pid=1,fd=3))\n'
+    host = module({"nft list tables": "", "ss -Hlntupe": listener, "ss -Hnt state": ""})
+    asked = {"names": ["node-1.example.org"], "guarded": [2222], "kept": "/nowhere"}
+    if error == socket.EAI_NONAME:
+        assert firewall_facts.facts(host, asked)["resolved"] == {"node-1.example.org": []}
+        return
+    with pytest.raises(Ended, match=r"does not answer for node-1\.example\.org: for a moment.*name servers"):
+        firewall_facts.facts(host, asked)
+
+
 def test_every_ssh_port_is_found() -> None:
     found = firewall_facts.listeners(
         'tcp LISTEN 0 128 0.0.0.0:2022 0.0.0.0:* users:(("sshd",pid=1,fd=3))\n'
@@ -219,21 +370,28 @@ def test_every_ssh_port_is_found() -> None:
     sockets = "Listen=[::]:2122 (Stream)\nActiveState=active\n\nListen=[::]:22 (Stream)\nActiveState=inactive\n"
     assert firewall_facts.ssh_ports(found, sockets, "") == [2022, 2122]
     assert firewall_facts.ssh_ports(found, "", "192.0.2.1 50000 192.0.2.2 2222") == [2022, 2222]
-    assert [firewall_facts.is_local(at) for _, at, _, _ in found] == [False, False, True]
+    assert [firewall_facts.is_local(each.address) for each in found] == [False, False, True]
+    assert firewall_facts.is_local("::ffff:127.0.0.1")
 
 
-def test_the_login_is_found_above_sudo(tmp_path: Any) -> None:
-    for pid, parent, environment in (
-        (30, 20, b"HOME=/root\0"),
-        (20, 10, b"A=b\0SSH_CONNECTION=1 2 3 22\0"),
-        (10, 1, b""),
+@pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users need root")
+def test_the_login_is_found_above_sudo(tmp_path: Path) -> None:
+    login, connection = 1000, b"A=b\0SSH_CONNECTION=1 2 3 22\0"
+    for pid, parent, name, user, environment in (
+        (50, 40, "python3", 0, b"HOME=/root\0"),
+        (40, 30, "sudo", 0, connection),
+        (30, 20, "a) b", login, connection),
+        (20, 10, "sshd-session", login, b""),
+        (10, 5, "sshd", 0, b"SSH_CONNECTION=7 8 9 2022\0"),  # somebody else's login started it
+        (5, 1, "bash", 0, b"SSH_CONNECTION=7 8 9 2022\0"),
     ):
         process = tmp_path / str(pid)
         process.mkdir()
         (process / "environ").write_bytes(environment)
-        (process / "stat").write_text(f"{pid} (a) b) S {parent} 0")
-    assert firewall_facts.session(30, tmp_path) == ("1 2 3 22", tmp_path.stat().st_uid)
-    assert firewall_facts.session(10, tmp_path) == ("", 0)
+        (process / "stat").write_text(f"{pid} ({name}) S {parent} 0")
+        os.chown(process, user, user)
+    assert firewall_facts.session(50, tmp_path) == ("1 2 3 22", login)
+    assert firewall_facts.session(20, tmp_path) == ("", 0)
 
 
 def test_name_servers_are_read_without_zones() -> None:

@@ -85,6 +85,69 @@ def test_who_may_come_in_is_put_back_and_loaded(host: Path) -> None:
     assert (host.parent / "calls").read_text().splitlines()[-1] == "restart psfleet-firewall.service"
 
 
+WALLS = (
+    "var/lib/psfleet/firewall.nft",
+    "etc/psfleet/firewall.nft",
+    "usr/local/sbin/psfleet-firewall",
+    f"{UNITS}/psfleet-firewall.service",
+    f"{UNITS}/sysinit.target.wants/psfleet-firewall.service",
+    f"{UNITS}/nftables.service.d/psfleet.conf",
+    f"{UNITS}/trainer@.service.d/firewall.conf",
+    f"{UNITS}/tensorboard.service.d/firewall.conf",
+)
+
+
+def close(host: Path) -> None:
+    for name in WALLS:
+        (host / name).parent.mkdir(parents=True, exist_ok=True)
+        (host / name).write_text("wall")
+
+
+def note_nft(host: Path) -> None:
+    """An nft that has a table until it is deleted."""
+    path = host.parent / "nft"
+    path.write_text('#!/bin/sh\necho "nft $@" >>"$CALLS"\n')
+    path.chmod(0o755)
+
+
+def test_a_host_that_was_closed_is_closed_again(host: Path) -> None:
+    close(host)
+    note_nft(host)
+    before = look(host)
+    run(REMEMBER, host)
+    for name in WALLS:
+        (host / name).unlink()
+    run(PUT_BACK, host)
+    assert look(host) == before
+    calls = (host.parent / "calls").read_text().splitlines()
+    assert calls[-1] == "restart psfleet-firewall.service"
+    assert not any(call.startswith("nft") for call in calls)
+
+
+def test_a_host_that_was_open_is_opened_again(host: Path) -> None:
+    note_nft(host)
+    before = look(host)
+    run(REMEMBER, host)
+    close(host)
+    tried = host / "run/psfleet-firewall/tried.nft"
+    tried.parent.mkdir(parents=True)
+    tried.write_text("a table on trial")
+    run(PUT_BACK, host)
+    assert look(host) == before
+    assert (host.parent / "calls").read_text().splitlines()[-1] == "nft delete table inet psfleet"
+
+
+def test_a_table_on_trial_is_not_loaded_again(host: Path) -> None:
+    close(host)
+    before = look(host)
+    run(REMEMBER, host)
+    tried = host / "run/psfleet-firewall/tried.nft"
+    tried.parent.mkdir(parents=True)
+    tried.write_text("a table on trial")
+    run(PUT_BACK, host)
+    assert look(host) == before
+
+
 def test_a_host_without_a_task_keeps_that(host: Path) -> None:
     (host / "etc/trainer/ps-0.env").unlink()
     (host / WANTS / "trainer@ps-0.service").unlink()

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 import re
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -23,6 +25,15 @@ options:
     type: list
     elements: str
     required: true
+  guarded:
+    description: Ports that the table closes to all others, also where connections are open already.
+    type: list
+    elements: int
+    required: true
+  kept:
+    description: The table's file once it is confirmed.
+    type: path
+    required: true
 author:
   - psfleet
 """
@@ -30,8 +41,18 @@ EXAMPLES = r"""
 - name: Ask the host what its packet filter must know
   firewall_facts:
     names: [node-1.example.org]
+    guarded: [2222]
+    kept: /var/lib/psfleet/firewall.nft
 """
 RETURN = r"""
+nft:
+  description: Path of nft, which PATH may lack. Empty where it is not installed.
+  type: str
+  returned: success
+first:
+  description: Whether no table was confirmed here yet.
+  type: bool
+  returned: success
 ssh_ports:
   description: Ports on which SSH is running, and the one through which this module came.
   type: list
@@ -48,6 +69,14 @@ resolved:
   description: Each name's addresses. A name that is unknown has none.
   type: dict
   returned: success
+peers:
+  description: Other hosts that have a connection to a guarded port open, as C(port) and C(address).
+  type: list
+  returned: success
+vpn:
+  description: The VPN that ends on this host and that the login came through (C(device), C(kind), C(ports)). Else empty.
+  type: dict
+  returned: success
 listening:
   description: What listens for other hosts, as C(port/protocol program).
   type: list
@@ -58,43 +87,80 @@ others:
   returned: success
 """
 OTHERS = ("firewalld", "ufw", "docker")
+SSH_SERVERS = ("sshd", "dropbear")
+VPNS = ("wireguard", "tun")  # as ip names the kinds of devices
 SSH_UNITS = ("ssh.socket", "sshd.socket")  # systemd listens, and starts an sshd for each connection
+
+
+class Listener(NamedTuple):
+    """A socket on which something listens."""
+
+    protocol: str
+    address: str
+    port: int
+    program: str
+    pids: tuple[int, ...]
+    uid: int
 
 
 def session(pid: int, processes: Path = Path("/proc")) -> tuple[str, int]:
     """Return SSH_CONNECTION (client, its port, server, its port) and the user of the login that a process belongs to.
 
-    sudo takes the variable away: the shell above it has it still. Empty, and 0, where there is no such login.
+    The outermost process that has the variable is the login's shell: sudo has it too, as root, and takes it away from
+    its own children. Above the shell is the server, which may have been started by another login. Empty, and 0, where
+    there is no such login.
     """
+    found = "", 0
     while pid > 1:
         process = processes / str(pid)
         try:
             variables = (process / "environ").read_bytes().split(b"\0")
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            program, _, rest = (process / "stat").read_text().partition("(")[2].rpartition(")")
+            user = process.stat().st_uid
         except OSError:
+            break
+        if program.startswith(SSH_SERVERS):
             break
         for variable in variables:
             name, _, value = variable.partition(b"=")
             if name == b"SSH_CONNECTION":
-                return value.decode(), process.stat().st_uid
-        pid = parent
-    return "", 0
+                found = value.decode(), user
+        pid = int(rest.split()[1])
+    return found
 
 
-def listeners(said: str) -> list[tuple[str, str, int, str]]:
-    """Read `ss -Hlntup` as (protocol, address, port, program)."""
+def listeners(said: str) -> list[Listener]:
+    """Read `ss -Hlntupe`."""
     found = []
     for line in said.splitlines():
         fields = line.split()
         address, _, port = fields[4].rpartition(":")
         program = re.search(r'users:\(\("([^"]*)"', line)
-        found.append((fields[0], address.strip("[]"), int(port), program[1] if program else ""))
+        pids = tuple(map(int, re.findall(r"pid=(\d+)", line)))
+        user = re.search(r" uid:(\d+)", line)  # root's is not named
+        found.append(
+            Listener(
+                fields[0],
+                address.strip("[]"),
+                int(port),
+                program[1] if program else "",
+                pids,
+                int(user[1]) if user else 0,
+            )
+        )
     return found
 
 
-def ssh_ports(found: Iterable[tuple[str, str, int, str]], sockets: str, connection: str) -> list[int]:
-    """Return SSH's ports: a running sshd's, those that systemd holds for it, and the one through which this came."""
-    ports = {port for protocol, _, port, program in found if protocol == "tcp" and program in ("sshd", "dropbear")}
+def ssh_ports(found: Iterable[Listener], sockets: str, connection: str) -> list[int]:
+    """Return SSH's ports: a running sshd's, those that systemd holds for it, and the one through which this came.
+
+    What a user has sshd listen on (`ssh -R`, X11) is the user's, and no port of SSH's.
+    """
+    ports = {
+        each.port
+        for each in found
+        if each.protocol == "tcp" and each.program in SSH_SERVERS and not each.uid and not is_local(each.address)
+    }
     for unit in sockets.split("\n\n"):
         if "ActiveState=active" in unit.split("\n"):
             ports |= {int(port) for port in re.findall(r"^Listen=(?:.*:)?(\d+) \(Stream\)", unit, re.MULTILINE)}
@@ -103,7 +169,57 @@ def ssh_ports(found: Iterable[tuple[str, str, int, str]], sockets: str, connecti
 
 def is_local(address: str) -> bool:
     """Whether nobody but the host itself can reach what listens there."""
-    return address.startswith("127.") or address.partition("%")[0] in ("::1", "[::ffff:127.0.0.1]") or "%lo" in address
+    return address.startswith(("127.", "::ffff:127.")) or address.partition("%")[0] == "::1" or address.endswith("%lo")
+
+
+def peers(said: str, guarded: Iterable[int]) -> list[dict[str, Any]]:
+    """Read `ss -Hnt state established`: who has a connection to a guarded port open."""
+    ports = set(guarded)
+    found = set()
+    for line in said.splitlines():
+        here, there = (end.rpartition(":") for end in line.split()[2:4])
+        port, address = int(here[2]), there[0].strip("[]")
+        if port in ports and here[0] != there[0] and not is_local(address):
+            ip = ipaddress.ip_address(address.partition("%")[0])
+            found.add((port, str(getattr(ip, "ipv4_mapped", None) or ip)))
+    return [{"port": port, "address": address} for port, address in sorted(found)]
+
+
+def holders(device: str, processes: Path = Path("/proc")) -> set[int]:
+    """Return the processes that a tun device leads to."""
+    found = set()
+    for process in processes.glob("[0-9]*"):
+        try:
+            if any(f"iff:\t{device}\n" in each.read_text() for each in (process / "fdinfo").iterdir()):
+                found.add(int(process.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def vpn(module: Any, client: str, found: Iterable[Listener]) -> dict[str, Any]:
+    """Say through which VPN that ends on this host a client comes, and on which ports it comes in; else nothing."""
+    ip = module.get_bin_path("ip")
+    if not ip or not client:
+        return {}
+    _, said, _ = module.run_command([ip, "-json", "route", "get", client.partition("%")[0]])
+    device = client.partition("%")[2] or next((each.get("dev", "") for each in json.loads(said or "[]")), "")
+    _, said, _ = module.run_command([ip, "-json", "-details", "link", "show", "dev", device or "lo"])
+    links = [each for each in json.loads(said or "[]") if each]
+    kind = next((each.get("linkinfo", {}).get("info_kind", "") for each in links), "")
+    if kind not in VPNS:
+        return {}
+    open_to_others = [each for each in found if not is_local(each.address)]
+    if kind == "tun":
+        pids = holders(device)
+        ports = {f"{each.port}/{each.protocol}" for each in open_to_others if pids & set(each.pids)}
+    else:
+        # The kernel's own sockets have no program.
+        ports = {f"{each.port}/udp" for each in open_to_others if each.protocol == "udp" and not each.program}
+        if wg := module.get_bin_path("wg"):
+            code, said, _ = module.run_command([wg, "show", device, "listen-port"])
+            ports = ports if code else {f"{said.strip()}/udp"}
+    return {"device": device, "kind": kind, "ports": sorted(ports)}
 
 
 def name_servers(text: str) -> list[str]:
@@ -112,23 +228,27 @@ def name_servers(text: str) -> list[str]:
 
 
 def addresses_of(name: str) -> list[str]:
-    """Return what the host's resolver has for a name, and nothing where it has nothing."""
+    """Return what the host's resolver has for a name, and nothing where it is sure that there is no such name."""
     try:
         return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
-    except OSError:
-        return []
+    except socket.gaierror as error:
+        if error.errno == socket.EAI_NONAME:
+            return []
+        raise
 
 
 def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
     """Ask the host, and fail where it can't be closed safely."""
     there = module.get_bin_path("nft")
-    code, _, error = module.run_command(["nft", "list", "tables"]) if there else (1, "", "it is not installed")
+    code, _, error = module.run_command([there, "list", "tables"]) if there else (1, "", "it is not installed")
     if code and not (module.check_mode and not there):  # in check mode nobody has installed it
         module.fail_json(
             msg=f"nft can't be used here: {error.strip()}; expected the package nftables (common_packages has it) and "
             "a kernel that lets root filter packets. Or leave this host open: firewall_closes: none"
         )
-    _, said, _ = module.run_command(["ss", "-Hlntup"], check_rc=True)
+    ss = module.get_bin_path("ss", required=True)
+    _, said, _ = module.run_command([ss, "-Hlntupe"], check_rc=True)
+    _, established, _ = module.run_command([ss, "-Hnt", "state", "established"], check_rc=True)
     _, sockets, _ = module.run_command(["systemctl", "show", "--property=Listen,ActiveState", *SSH_UNITS])
     _, active, _ = module.run_command(["systemctl", "is-active", *(f"{name}.service" for name in OTHERS)])
     connection, login = session(os.getpid())
@@ -138,17 +258,31 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
         module.fail_json(
             msg="no SSH server is running here, and none would be left open; expected sshd among what `ss -lntp` lists"
         )
+    resolved = {}
+    for name in environment["names"]:
+        try:
+            resolved[name] = addresses_of(name)
+        except OSError as error:
+            module.fail_json(
+                msg=f"this host's resolver does not answer for {name}: {error.strerror}; expected its addresses, or "
+                f"that there is no such name. A table without them would shut that member out. Look with `getent "
+                f"ahosts {name}`, mend the name servers, and run site.yml again"
+            )
     try:
         resolver = Path("/etc/resolv.conf").read_text()
     except OSError:
         resolver = ""
     return {
+        "nft": there or "",
+        "first": not Path(environment["kept"]).exists(),
         "ssh_ports": ports,
         "login_uid": login,
         "name_servers": name_servers(resolver),
-        "resolved": {name: addresses_of(name) for name in environment["names"]},
+        "resolved": resolved,
+        "peers": peers(established, environment["guarded"]),
+        "vpn": vpn(module, connection.partition(" ")[0], found),
         "listening": sorted(
-            {f"{port}/{protocol} {program}".strip() for protocol, at, port, program in found if not is_local(at)}
+            {f"{each.port}/{each.protocol} {each.program}".strip() for each in found if not is_local(each.address)}
         ),
         "others": [name for name, state in zip(OTHERS, active.split(), strict=False) if state == "active"],
     }
@@ -156,7 +290,12 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"names": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
+        argument_spec={
+            "names": {"type": "list", "elements": "str", "required": True},
+            "guarded": {"type": "list", "elements": "int", "required": True},
+            "kept": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
     )
     module.exit_json(changed=False, **facts(module, module.params))
 

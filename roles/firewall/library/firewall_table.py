@@ -92,9 +92,8 @@ def is_kept(module: Any) -> bool:
     """Whether the table that is wanted was confirmed, and is loaded as it was."""
     if not Path(module.params["program"]).exists():  # in check mode, on a fresh host
         return False
-    kept, _, _ = module.run_command([module.params["program"], "is-kept", module.params["wanted"]])
-    loaded, _, _ = module.run_command([module.params["program"], "check"])
-    return bool(kept == 0 and loaded == 0)
+    code, _, _ = module.run_command([module.params["program"], "is-kept", module.params["wanted"]])
+    return bool(code == 0)
 
 
 def try_table(module: Any) -> None:
@@ -103,23 +102,24 @@ def try_table(module: Any) -> None:
         module.exit_json(changed=False)
     if module.check_mode:
         module.exit_json(changed=True)
-    unloaded, _, _ = module.run_command(["nft", "list", "table", *TABLE])
+    nft = module.get_bin_path("nft", required=True)
+    unloaded, _, _ = module.run_command([nft, "list", "table", *TABLE])
     if unloaded:
-        module.run_command(["nft", "-f", "-"], data=WATCHING, check_rc=True)
+        module.run_command([nft, "-f", "-"], data=WATCHING, check_rc=True)
         time.sleep(module.params["track_seconds"])
     code, _, error = module.run_command(
         [module.params["program"], "try", module.params["wanted"], str(module.params["seconds"])]
     )
     if code:
         if unloaded:
-            module.run_command(["nft", "delete", "table", *TABLE])
+            module.run_command([nft, "delete", "table", *TABLE])
         module.fail_json(msg=f"the table can't be loaded, and what was there before is there still: {error.strip()}")
     module.exit_json(changed=True)
 
 
 def keep_table(module: Any) -> None:
     """Keep what is on trial."""
-    code, _, error = module.run_command([module.params["program"], "confirm"])
+    code, _, error = module.run_command([module.params["program"], "confirm", module.params["wanted"]])
     if code:
         module.fail_json(msg=error.strip())
     module.exit_json(changed=True)
@@ -127,18 +127,21 @@ def keep_table(module: Any) -> None:
 
 def admit(module: Any) -> None:
     """Add addresses to the set of members. A host without a table is open to them."""
-    if not module.get_bin_path("nft"):
+    nft = module.get_bin_path("nft")
+    if not nft:
         module.exit_json(changed=False, admitted=[])
     new: list[str] = []
     addresses = addresses_of(module.params["addresses"])
     for family, version in (("member4", 4), ("member6", 6)):
-        code, listing, _ = module.run_command(["nft", "--json", "list", "set", *TABLE, family])
+        code, listing, _ = module.run_command([nft, "--json", "list", "set", *TABLE, family])
         if code:
             module.exit_json(changed=False, admitted=[])
         wanted = {each for each in addresses if ipaddress.ip_address(each).version == version}
         missing = sorted(wanted - elements(listing))
         if missing and not module.check_mode:
-            module.run_command([module.params["program"], "admit", family, *missing], check_rc=True)
+            code, _, error = module.run_command([module.params["program"], "admit", family, *missing])
+            if code:
+                module.fail_json(msg=f"{', '.join(missing)} can't be let in: {error.strip()}")
         new += missing
     module.exit_json(changed=bool(new), admitted=new)
 
