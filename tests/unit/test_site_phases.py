@@ -35,6 +35,15 @@ def test_tags_are_the_roles_names() -> None:
     assert found == {role.name for role in (ROOT / "roles").iterdir()} | {"always"}
 
 
+def test_a_tasks_new_port_never_comes_without_its_table() -> None:
+    plays = re.findall(
+        r"play #\d+ \(.*?\): (.*?)\t", listed(ROOT / "inventory/lab", "--list-tags", "--tags", "trainer")
+    )
+    said = listed(ROOT / "inventory/lab", "--list-tasks", "--tags", "trainer")
+    assert plays.index("Close the hosts to strangers") < plays.index("Configure the training tasks")
+    assert "firewall : Close the host to strangers, or open it again" in said
+
+
 def test_the_phase_of_one_host_is_the_last() -> None:
     """A play that loses all of its hosts ends the run for the others too."""
     plays = re.findall(r"play #\d+ \((.*?)\)", listed(ROOT / "inventory/lab", "--list-hosts"))

@@ -74,7 +74,7 @@ peers:
   type: list
   returned: success
 vpn:
-  description: The VPN that ends on this host and that the login came through (C(device), C(kind), C(ports)). Else empty.
+  description: The VPN that the login came through and that ends here (C(device), C(kind), C(ports)). Else empty.
   type: dict
   returned: success
 listening:
