@@ -40,9 +40,12 @@ def tunnel(long_run):
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         said = process.stdout.readline()
         assert said == f"TensorBoard is at http://localhost:{PORT} until Ctrl-C\n"
-        yield f"http://localhost:{PORT}"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        try:
+            yield f"http://localhost:{PORT}"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()  # else `with` waits for it
 
 
 def test_it_serves_the_run_through_a_tunnel(tunnel):
