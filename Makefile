@@ -14,7 +14,7 @@ COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-com
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
 .PHONY: help demo venv venv-tf packages lab site test local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
-  cloud test-driver test-security site-drills lock \
+  cloud test-driver test-security site-drills lock sbom advisories audit \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
 
 help:  ## list these targets
@@ -133,6 +133,22 @@ lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's
 	  $(COMPILE) $$hosts $(LOCK).in locks/cuda.in -c $(LOCK)-$$minor.txt -o $(CUDA_LOCK)-$$minor.txt || exit 1; done
 	$(COMPILE) --python-version 3.11 --universal locks/control.in -c locks/cpu-3.11.txt -o locks/control.txt
 	$(COMPILE) --python-version 3.11 --universal locks/cloud.in -c locks/control.txt -o locks/cloud.txt
+	$(COMPILE) --python-version 3.11 --universal locks/supply.in -c locks/control.txt -o locks/supply.txt
+
+# The tools that describe and audit the locks have libraries of their own.
+.cache/supply/.made: locks/supply.txt .venv/.control
+	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .cache/supply
+	.venv/bin/uv pip install --quiet --python .cache/supply/bin/python --require-hashes -r $<
+	@touch $@
+
+sbom: .cache/supply/.made  ## the release's bills of materials, in CycloneDX (docs/security.md)
+	python -m supply.bom
+
+advisories: venv  ## fetch the advisories that `make audit` compares with
+	python -m supply.advisories
+
+audit: .cache/supply/.made  ## known vulnerabilities of every lock's packages, from advisories fetched before
+	python -m supply.audit
 
 bench-throughput: venv-tf  ## training speed against TensorFlow's guide written plainly, and scaling
 	bench/throughput

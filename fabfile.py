@@ -232,11 +232,24 @@ def validate(context: Context, json: bool = False, inventory: str | None = None,
         raise Exit(printable(str(error)) or None, error.code) from error
 
 
-@task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
-def status(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
+@task(
+    auto_shortflags=False,
+    help={
+        "json": "print JSON instead of a table",
+        "deep": "compare code and environment on the hosts, byte by byte, with what was installed",
+        **_WHERE,
+    },
+)
+def status(
+    context: Context,
+    json: bool = False,
+    deep: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
     """Show each task, the hosts' code and the run."""
-    with _cluster(context, inventory, ask_vault_pass) as cluster:
-        verbs.show_status(cluster, verbs.Desk(), json)
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        verbs.show_status(cluster, verbs.Desk(), json, deep)
 
 
 @task(

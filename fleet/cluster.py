@@ -34,6 +34,7 @@ _TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --j
 _FORGET_DRAINED = "root rm -rf /opt/trainer/drained /run/psfleet-leaving"
 BEFORE = "/opt/trainer/before"
 _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
+_SECRETS = "etc/systemd/system/trainer@*.service.d/psfleet-secrets.conf"  # in etc/trainer they lie themselves
 # Who may come in to the tasks, and whom they speak with: all that roles/firewall writes.
 _TABLE = "var/lib/psfleet/firewall.nft"
 _WALLS = (
@@ -46,12 +47,13 @@ umask 077
 rm -rf {BEFORE}.new
 mkdir -p {BEFORE}.new
 cd /
-ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_WALLS} \
+ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_SECRETS} {_WALLS} \\
   >{BEFORE}.new/names 2>/dev/null || true
 tar -cf {BEFORE}.new/files.tar -T {BEFORE}.new/names
 systemctl list-units --plain --no-legend --state=active,activating,reloading "trainer@*.service" |
   cut -d" " -f1 >{BEFORE}.new/running
-chmod -R go+rX {BEFORE}.new
+chmod go+rx {BEFORE}.new
+chmod go+r {BEFORE}.new/running  # the archive has secrets
 rm -rf {BEFORE}
 mv {BEFORE}.new {BEFORE}
 """
@@ -60,7 +62,7 @@ tar -tf {BEFORE}/files.tar >/dev/null
 systemctl stop "trainer@*.service"
 systemctl reset-failed "trainer@*.service" 2>/dev/null || true
 cd /
-rm -rf etc/trainer {_WANTED} {_WALLS} run/psfleet-firewall/tried.nft
+rm -rf etc/trainer {_WANTED} {_SECRETS} {_WALLS} run/psfleet-firewall/tried.nft
 tar -xf {BEFORE}/files.tar
 systemctl daemon-reload
 if [ -e {_TABLE} ]; then

@@ -26,6 +26,7 @@ from fleet.vault import lend
 # In one call, so that what preflight derives from the inventory is there for the others.
 STAGE = ("preflight.yml", "release.yml")  # beside what runs
 SWITCH = ("preflight.yml", "training.yml")  # what runs is touched
+DEEP = ("deep_check.yml",)
 
 # Fetching the wheels of a new lock is one task, and the longest; what is silent for longer hangs.
 SILENT_SECONDS = 3600.0
@@ -36,7 +37,7 @@ _HOSTS_FAILED = 2
 _HOSTS_UNREACHABLE = 4
 # Tasks of roles/release: what goes on without a proof, and what the operator alone can mend.
 _UNPROVEN = "Say what is not proven"
-_OPERATORS = "Refuse a program, a run or settings that are wrong"
+_OPERATORS = {"Refuse a program, a run or settings that are wrong", "Sign the release on the control machine"}
 
 _RECAP = re.compile(
     r"^(?P<host>\S+)\s+: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<unreachable>\d+)\s+failed=(?P<failed>\d+)",
@@ -77,9 +78,7 @@ class Shipment:
         shipment = {"release": self.release, "selection": dict(self.selection), "untried": self.untried}
         told = {"fab_shipment": shipment}
         arguments = ["--inventory", self.inventory.source, "--extra-vars", json.dumps(told)]
-        if self.without:
-            arguments += ["--limit", ":".join(["all", *(f"!{host}" for host in self.without)])]
-        return arguments + (["--check"] if self.check else [])
+        return [*arguments, *_limit(self.without), *(["--check"] if self.check else [])]
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,54 @@ def ship(
 
     Raises with Ansible's output when a host is unreachable or failed, and when Ansible is silent for SILENT_SECONDS.
     """
-    playbooks = [ROOT / "ansible" / name for name in shipment.playbooks]
+    code, output = _play("shipping", shipment.inventory, shipment.playbooks, shipment.arguments, display, popen)
+    recaps = parse_recap(output)
+    if code:
+        raise _failure(code, output, recaps, shipment.inventory)
+    return Shipped(recaps, parse_changes(output))
+
+
+def check_deeply(
+    inventory: Inventory,
+    without: Sequence[str],
+    display: Display,
+    popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+) -> dict[str, str]:
+    """Have the hosts but those `without` compare their code and environment with what was installed.
+
+    Returns by host what is wrong there. Raises HostsUnreachable, and ClusterTrouble where the comparison itself failed.
+    """
+    arguments = ["--inventory", inventory.source, *_limit(without)]
+    code, output = _play("comparing", inventory, DEEP, arguments, display, popen)
+    found = {}
+    for line in output.splitlines():
+        if (result := _RESULT.match(line)) and result["kind"] == "fatal" and "UNREACHABLE" not in line:
+            with contextlib.suppress(ValueError):
+                found[result["host"]] = str(json.loads(line.partition(" => ")[2])["msg"])
+    recaps = parse_recap(output)
+    unreachable = {host: "Ansible could not reach it" for host, recap in recaps.items() if recap.unreachable}
+    if unreachable:
+        raise HostsUnreachable(unreachable, "\n".join(f"{host}: {said}" for host, said in found.items()))
+    if code and not found:
+        raise ClusterTrouble(f"{output.rstrip()}\n\nnothing was compared: ansible-playbook ended with code {code}")
+    return found
+
+
+def _limit(without: Sequence[str]) -> list[str]:
+    """Return the arguments that leave hosts out."""
+    return ["--limit", ":".join(["all", *(f"!{host}" for host in without)])] if without else []
+
+
+def _play(
+    doing: str,
+    inventory: Inventory,
+    names: Sequence[str],
+    arguments: Sequence[str],
+    display: Display,
+    popen: Callable[..., subprocess.Popen[str]],
+) -> tuple[int, str]:
+    """Run playbooks, and show what they do meanwhile; returns Ansible's exit code and its output."""
+    playbooks = [ROOT / "ansible" / name for name in names]
     for playbook in playbooks:
         if not playbook.is_file():
             raise OperatorMistake(f"{playbook} is missing: this checkout is incomplete")
@@ -146,9 +192,9 @@ def ship(
         "PYTHONUNBUFFERED": "1",
         "ANSIBLE_ASK_VAULT_PASS": "0",  # fab has asked
     }
-    with lend(shipment.inventory.vault_password) as (password, descriptors):
+    with lend(inventory.vault_password) as (password, descriptors):
         process = popen(
-            [_find_ansible(), *map(str, playbooks), *shipment.arguments, *password],
+            [_find_ansible(), *map(str, playbooks), *arguments, *password],
             cwd=ROOT,
             env=environment,
             pass_fds=descriptors,
@@ -158,14 +204,10 @@ def ship(
             text=True,
         )
         try:
-            output = "".join(_follow(process, display))
-            code = process.wait()
+            output = "".join(_follow(process, display, doing))
+            return process.wait(), output
         finally:
             _end(process)
-    recaps = parse_recap(output)
-    if code:
-        raise _failure(code, output, recaps, shipment.inventory)
-    return Shipped(recaps, parse_changes(output))
 
 
 def parse_recap(output: str) -> dict[str, Recap]:
@@ -190,7 +232,7 @@ def parse_changes(output: str, kind: str = "changed") -> dict[str, list[str]]:
     return changes
 
 
-def _follow(process: subprocess.Popen[str], display: Display) -> Iterator[str]:
+def _follow(process: subprocess.Popen[str], display: Display, doing: str) -> Iterator[str]:
     """Hand on Ansible's lines, and say each second which task is waited for."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     assert process.stdout is not None
@@ -205,13 +247,13 @@ def _follow(process: subprocess.Popen[str], display: Display) -> Iterator[str]:
     task, begun, heard = "Ansible starts", time.monotonic(), time.monotonic()
     while True:
         now = time.monotonic()
-        display.show(f"shipping: {task}" + (f" ({render_duration(now - begun)})" if now - begun >= 2 else ""))
+        display.show(f"{doing}: {task}" + (f" ({render_duration(now - begun)})" if now - begun >= 2 else ""))
         try:
             line = lines.get(timeout=LOOK_SECONDS)
         except queue.Empty:
             if time.monotonic() - heard > SILENT_SECONDS:
                 raise ClusterTrouble(
-                    f"shipping was ended: nothing was heard for {render_duration(SILENT_SECONDS)} of the task "
+                    f"{doing} was ended: nothing was heard for {render_duration(SILENT_SECONDS)} of the task "
                     f"{task!r}. See which host it waits for: ansible-playbook -v site.yml"
                 ) from None
             continue
@@ -248,7 +290,7 @@ def _failure(code: int, output: str, recaps: dict[str, Recap], inventory: Invent
     unreachable = {host: "Ansible could not reach it" for host, recap in recaps.items() if recap.unreachable}
     if code & _HOSTS_UNREACHABLE and unreachable:
         return HostsUnreachable(unreachable, message)
-    if _OPERATORS in parse_changes(output, "fatal"):
+    if _OPERATORS & parse_changes(output, "fatal").keys():
         # What it did before was right, and would only hide the value that is wrong.
         return OperatorMistake("\n".join(_messages(output)) or message)
     failed = {host for host, recap in recaps.items() if recap.failed}

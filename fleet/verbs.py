@@ -16,7 +16,7 @@ from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorM
 from fleet.inventory import Inventory, Task, list_notes
 from fleet.plan import Plan, make_plan, render_plan
 from fleet.quorum import chosen_minimum, find_shortages
-from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_release, ship
+from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_release, check_deeply, ship
 from fleet.run import Run
 from fleet.signals import undisturbed
 from fleet.sweep import is_same
@@ -54,6 +54,7 @@ class Desk:
     sleep: Callable[[float], None] = time.sleep
     ship: Callable[[Shipment, Display], Shipped] = ship
     build: Callable[[Inventory], str] = build_release
+    look: Callable[[Inventory, Sequence[str], Display], Mapping[str, str]] = check_deeply
     ask: Callable[[str], bool] = _ask
 
     def say(self, text: str) -> None:
@@ -297,19 +298,25 @@ def stop_cluster(cluster: Cluster, desk: Desk) -> None:
     _refuse_running(cluster, after)
 
 
-def show_status(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
-    """Show each task and the run; raise when a task that should run doesn't."""
+def show_status(cluster: Cluster, desk: Desk, as_json: bool = False, deep: bool = False) -> None:
+    """Show each task and the run; raise when a task that should run doesn't.
+
+    `deep` has each host compare its code and its environment, byte by byte, with what was installed there.
+    """
     observation = cluster.observe(running=True)
     inventory = cluster.inventory
     rows = report.task_rows(inventory, observation)
+    damage = _look_deeply(inventory, desk, observation) if deep else {}
     if as_json:
-        shown = {
+        shown: dict[str, Any] = {
             "inventory": inventory.source,
             "releases": observation.releases,
             "tasks": rows,
             "run": observation.run.as_json() if observation.run else None,
             "unreachable": observation.unreachable,
         }
+        if deep:
+            shown["damage"] = damage
         desk.say(json.dumps(shown, indent=1))
     else:
         desk.say(report.render_tasks(rows))
@@ -321,15 +328,32 @@ def show_status(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
             desk.say(account)
     wrong = [row for row in rows if row["trouble"] and row["state"] != "unreachable"]
     said = ", ".join(f"{row['task']} on {row['host']}" for row in wrong)
+    damaged = [f"{host}: {line}" for host, told in damage.items() for line in told.splitlines()]
     if observation.unreachable:
-        raise HostsUnreachable(observation.unreachable, f"and not as they should be: {said}" if said else "")
+        more = [f"and not as they should be: {said}"] if said else []
+        raise HostsUnreachable(observation.unreachable, "\n".join(more + damaged))
     cluster.refuse_when_not_installed(observation)
     cluster.refuse_when_not_configured(observation)
     if observation.run_error:
         raise observation.run_error
     if wrong:
         first = wrong[0]["task"]
-        raise ClusterTrouble(f"not as they should be: {said} (look: fab logs --task {first})")
+        damaged.insert(0, f"not as they should be: {said} (look: fab logs --task {first})")
+    if damaged:
+        raise ClusterTrouble("\n".join(damaged))
+    if deep and not as_json:
+        desk.say(f"code and environment on {len(observation.releases)} hosts are as they were installed")
+
+
+def _look_deeply(inventory: Inventory, desk: Desk, observation: Observation) -> Mapping[str, str]:
+    """Have the hosts that answered look at every byte; returns what is wrong by host."""
+    if not observation.releases:
+        return {}
+    progress = ProgressLine(sys.stderr, clock=desk.clock)  # standard output may be JSON
+    try:
+        return desk.look(inventory, list(observation.unreachable), progress)
+    finally:
+        progress.end()
 
 
 def show_logs(cluster: Cluster, desk: Desk, task_name: str | None, lines: int, follow: bool) -> None:

@@ -17,6 +17,8 @@ from trainer.config import Config, ConfigError, key_problem, unknown_key
 MAX_HOSTS = 10_000
 MAX_TASKS = 10_000
 ANSIBLES_GROUPS = ("all", "ungrouped")
+ONCE = "Set it once, in group_vars/all.yml"
+HIDDEN = "not shown here"
 DERIVED_SETTINGS = {
     "shared_dir": "the shared path is cluster_shared_dir",
     "local_run_dir": "an empty cluster_shared_dir says that",
@@ -142,7 +144,7 @@ def _wrong(reading: Reading, ours: set[str]) -> Iterator[Problem]:
                     judged[key] = variable.reason_against(value)
                 reason = judged[key]
             if reason is not None:
-                found.setdefault((name, show(value), reason), []).append(host)
+                found.setdefault((name, HIDDEN if variable.secret else show(value), reason), []).append(host)
                 del values[name]
     for (name, value, reason), hosts in found.items():
         file, line = reading.place(hosts[0], name)
@@ -186,7 +188,12 @@ def site_problems(reading: Reading) -> Iterator[Problem]:
             if refused or (type(theirs) is type(mine) and theirs == mine):
                 continue
             file, line = reading.place(host, name)
-            yield Problem(_difference(name, mine, chief, theirs, host), (chief, host), name, show(theirs), file, line)
+            if variable.secret:
+                text = f"{name} differs between {show(chief)} and {show(host)}; expected the same on all hosts. {ONCE}"
+                yield Problem(text, (chief, host), name, HIDDEN, file, line)
+            else:
+                text = _difference(name, mine, chief, theirs, host)
+                yield Problem(text, (chief, host), name, show(theirs), file, line)
             break
 
 
@@ -197,7 +204,7 @@ def _difference(name: str, mine: Any, chief: str, theirs: Any, host: str) -> str
         what, left, right = f"{name}: {part}", mine.get(part), theirs.get(part)
     return (
         f"{what} is {show(left)} on {show(chief)} and {show(right)} on {show(host)}; expected the same on all hosts. "
-        "Set it once, in group_vars/all.yml"
+        f"{ONCE}"
     )
 
 

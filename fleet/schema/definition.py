@@ -55,6 +55,11 @@ class Variable:
         return role
 
     @property
+    def secret(self) -> bool:
+        """Whether no message may show its value."""
+        return bool(self.schema.get("secret"))
+
+    @property
     def mandatory(self) -> bool:
         return bool(self.schema.get("mandatory"))
 

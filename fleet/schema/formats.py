@@ -311,6 +311,15 @@ def mount_options(text: str) -> str:
     return text
 
 
+def public_key(text: str) -> str:
+    """Return a public SSH key, a line of a .pub file."""
+    if "PRIVATE KEY" in text:
+        raise ValueError("it is a private key, which stays where it is: the .pub file beside it is meant")
+    if not re.fullmatch(r"(ssh|sk|ecdsa)-[\w.@-]+ [A-Za-z0-9+/]+=*( [^\n]*)?", text):
+        raise ValueError("it is no line of a .pub file")
+    return text
+
+
 FORMATS = {
     "address": address,
     "command-template": command_template,
@@ -321,6 +330,7 @@ FORMATS = {
     "own-directory": own_directory,
     "port-range": port_range,
     "port-text": port_text,
+    "public-key": public_key,
     "ssh-arguments": ssh_arguments,
     "url": url,
 }

@@ -103,6 +103,8 @@ def _option(schema: Mapping[str, Any], mandatory: bool) -> dict[str, Any]:
     option: dict[str, Any] = {"type": kind, "description": schema["description"]}
     if mandatory:
         option["required"] = True
+    if schema.get("secret"):
+        option["no_log"] = True
     if "enum" in schema:
         option["choices"] = schema["enum"]
     if kind == "list":

@@ -33,6 +33,7 @@ ORDER = [
     "test_all_hosts",
     "test_firewall",
     "test_repair",
+    "test_supply",
     "test_reboot",
     "test_planned_reboot",
     "test_plan",

@@ -25,7 +25,19 @@ from fleet.cluster import Cluster
 from fleet.decision import choose, pick_restarts
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.inventory import ROOT, Host, Inventory, Task
-from fleet.release import STAGE, SWITCH, Display, Recap, Shipment, Shipped, build_release, locks_of, parse_recap, ship
+from fleet.release import (
+    STAGE,
+    SWITCH,
+    Display,
+    Recap,
+    Shipment,
+    Shipped,
+    build_release,
+    check_deeply,
+    locks_of,
+    parse_recap,
+    ship,
+)
 from fleet.run import Run
 from fleet.ssh import Answer
 from fleet.units import Unit
@@ -1502,6 +1514,73 @@ def test_a_shipment_is_one_call_that_names_release_and_choice() -> None:
 def test_a_failed_shipment_says_whose_fault_it_is(output: str, code: int, kind: type[Exception]) -> None:
     with pytest.raises(kind, match=f"ended with code {code}"):
         ship(Shipment(make_inventory(), STAGE, "abc123", {}), Shown(), ansible(output, code))
+
+
+DEEP_OUTPUT = """
+TASK [release : Refuse what is not as it was installed] ************************
+ok: [head]
+fatal: [store]: FAILED! => {"changed": false, "msg": "release abc123: it holds x.py\\nsix.py is missing"}
+{unreachable}
+PLAY RECAP *****
+head  : ok=4    changed=0    unreachable=0    failed=0
+store : ok=3    changed=0    unreachable=0    failed=1
+far : ok=0    changed=0    unreachable={gone}    failed=0
+"""
+GONE = 'fatal: [far]: UNREACHABLE! => {"msg": "no way"}'
+
+
+def deep_output(gone: bool = False) -> str:
+    return DEEP_OUTPUT.replace("{unreachable}", GONE if gone else "").replace("{gone}", str(int(gone)))
+
+
+def test_a_deep_look_says_by_host_what_is_wrong() -> None:
+    commands: list[list[str]] = []
+    found = check_deeply(make_inventory(), ["near"], Shown(), ansible(deep_output(), 2, commands))
+    assert found == {"store": "release abc123: it holds x.py\nsix.py is missing"}
+    (command,) = commands
+    assert command[1].endswith("ansible/deep_check.yml")
+    assert command[2:] == ["--inventory", "inventory/pretended", "--limit", "all:!near"]
+
+
+def test_a_deep_look_that_a_host_missed_is_no_all_clear() -> None:
+    with pytest.raises(HostsUnreachable, match=r"far is unreachable(.|\n)*store: release abc123: it holds x\.py"):
+        check_deeply(make_inventory(), [], Shown(), ansible(deep_output(gone=True), 4))
+    with pytest.raises(ClusterTrouble, match="nothing was compared: ansible-playbook ended with code 1"):
+        check_deeply(make_inventory(), [], Shown(), ansible("no play", 1))
+
+
+def test_a_deep_status_says_what_is_wrong_and_on_how_many_hosts_nothing_is(hosts: Pretence, desk: verbs.Desk) -> None:
+    for name in hosts.units:
+        hosts.set(name, **UP)
+    hosts.unreachable = {}
+    asked: list[list[str]] = []
+    found: dict[str, str] = {}
+    desk.look = lambda inventory, without, display: asked.append(list(without)) or found  # type: ignore[func-returns-value]
+    cluster = Cluster(hosts.inventory, hosts)
+    verbs.show_status(cluster, desk)
+    assert asked == []
+    verbs.show_status(cluster, desk, deep=True)
+    assert asked == [[]]
+    assert "code and environment on 3 hosts are as they were installed" in printed(desk)
+    found["store"] = "six.py is missing\nx.py is in no wheel's record"
+    with pytest.raises(ClusterTrouble, match=r"^store: six\.py is missing\nstore: x\.py is in no wheel's record$"):
+        verbs.show_status(cluster, desk, deep=True)
+    hosts.unreachable = {"far": "no answer"}
+    with pytest.raises(HostsUnreachable, match=r"store: six\.py is missing"):
+        verbs.show_status(cluster, desk, deep=True)
+    assert asked[-1] == ["far"]
+
+
+def test_a_key_that_may_not_sign_is_the_operators_mistake() -> None:
+    refused = OUTPUT.replace(
+        "Refuse a program, a run or settings that are wrong", "Sign the release on the control machine"
+    )
+    with pytest.raises(OperatorMistake, match=r"^no such program$"):
+        ship(
+            Shipment(make_inventory(), STAGE, "abc123", {}),
+            Shown(),
+            ansible(refused.replace("fatal: [head]", "fatal: [head -> localhost]"), 2),
+        )
 
 
 def test_what_the_proof_refuses_is_said_alone() -> None:

@@ -47,7 +47,7 @@ def test_the_same_content_gives_the_same_release(kit):
     first, archive = release_archive.build(program="", **kit)
     Path(kit["kit"], "__init__.py").touch()
     assert release_archive.build(program="", **kit) == (first, archive)
-    assert names(archive) == ["locks/cpu-3.11.txt", "release.json", "trainer/__init__.py"]
+    assert names(archive) == ["SHA256SUMS", "locks/cpu-3.11.txt", "release.json", "trainer/__init__.py"]
     assert first["environments"]["3.11"]["name"].startswith("cpu-3.11-")
 
 
@@ -70,7 +70,8 @@ def test_gpus_bring_a_second_lock_into_the_one_release(kit, tmp_path):
     (tmp_path / "locks" / "cuda-3.11.txt").write_text("a==1\nnvidia==1\n")
     alone, _ = release_archive.build(program="", **kit)
     release, archive = release_archive.build(program="", **kit, lock_gpu=str(tmp_path / "locks" / "cuda"))
-    assert names(archive) == ["locks/cpu-3.11.txt", "locks/cuda-3.11.txt", "release.json", "trainer/__init__.py"]
+    listed = ["SHA256SUMS", "locks/cpu-3.11.txt", "locks/cuda-3.11.txt", "release.json", "trainer/__init__.py"]
+    assert names(archive) == listed
     assert release["environments"] == alone["environments"]
     assert release["gpu_environments"]["3.11"]["lock"] == "locks/cuda-3.11.txt"
     assert release["gpu_environments"]["3.11"]["name"].startswith("cuda-3.11-")
@@ -226,6 +227,31 @@ def test_a_wrong_version_a_missing_and_an_extra_distribution_are_found(environme
     assert found["my-tool"] == ["my_tool 1.0 is installed, the lock says 2.0"]
     assert found["other"] == ["other 1 is not installed"]
     assert "lock says none of it" in problems(environment[0], "other==1\n")["my-tool"][0]
+
+
+def thorough(environment):
+    lock = python_environment.read_lock("my-tool==1.0 \\\n    --hash=sha256:00\n")
+    return python_environment.find_problems(environment, lock, thorough=True)
+
+
+def test_every_byte_of_a_large_file_is_compared_where_that_is_asked_for(environment, monkeypatch):
+    monkeypatch.setattr(python_environment, "HASHED_BYTES", 1)
+    assert thorough(environment[0]) == {}
+    (environment[1] / "my_tool.py").write_bytes(b"answer = 43\n")
+    assert problems(environment[0]) == {}
+    assert "is not as its wheel has it" in thorough(environment[0])["my-tool"][0]
+
+
+@pytest.mark.parametrize("name", ["sitecustomize.py", "planted.pth", "my_tool/__pycache__/x.so", "a/b.py"])
+def test_a_module_that_no_wheel_has_brought_is_found_where_that_is_asked_for(environment, name):
+    site = environment[1]
+    (site / "__pycache__").mkdir()
+    (site / "__pycache__/my_tool.cpython-311.pyc").write_bytes(b"")
+    assert thorough(environment[0]) == {}
+    (site / name).parent.mkdir(parents=True, exist_ok=True)
+    (site / name).write_text("")
+    assert problems(environment[0]) == {}
+    assert thorough(environment[0]) == {"": [f"{site}/{name} is in no wheel's record"]}
 
 
 def test_no_environment_is_a_problem(tmp_path):

@@ -24,6 +24,7 @@ description:
     A file's size is always compared, the hash of its content for files up to 1 MiB (nearly all code).
   - Installs what is missing, wrong or damaged with uv, offline, with hashes, and compiles the bytecode.
   - An interrupted installation is completed by the next run.
+  - With O(thorough) it compares the hash of every file, and finds modules that no wheel has brought.
 options:
   dest:
     description: The environment's directory.
@@ -37,6 +38,10 @@ options:
     description: Directory with the wheels. Needed only when something is to be installed.
     type: path
     required: true
+  thorough:
+    description: Whether every byte is compared. It takes a minute for an environment with TensorFlow.
+    type: bool
+    default: false
   python:
     description: The interpreter that the environment is made for.
     type: path
@@ -60,6 +65,7 @@ problems:
 """
 
 HASHED_BYTES = 2**20
+PART_BYTES = 2**24
 
 
 def read_lock(text: str) -> dict[str, str]:
@@ -67,8 +73,8 @@ def read_lock(text: str) -> dict[str, str]:
     return {_normal(name): version for name, version in re.findall(r"(?m)^([A-Za-z0-9._-]+)==([^\s;]+)", text)}
 
 
-def find_problems(environment: Path, lock: dict[str, str]) -> dict[str, list[str]]:
-    """Compare an environment with its lock and its wheels' records.
+def find_problems(environment: Path, lock: dict[str, str], thorough: bool = False) -> dict[str, list[str]]:
+    """Compare an environment with its lock and its wheels' records; `thorough`, with each file's hash.
 
     Returns:
         {normalised distribution name: what is wrong with it}; the name is empty for the environment itself.
@@ -78,6 +84,8 @@ def find_problems(environment: Path, lock: dict[str, str]) -> dict[str, list[str
         return {"": [f"{environment} is no Python environment"]}
     installed: set[str] = set()
     for site in environment.glob("lib/python3.*/site-packages"):
+        if thorough and (strangers := find_strangers(site)):
+            problems[""] = strangers
         for directory in site.glob("*.dist-info"):
             name, _, version = directory.name.removesuffix(".dist-info").partition("-")
             installed.add(_normal(name))
@@ -86,7 +94,7 @@ def find_problems(environment: Path, lock: dict[str, str]) -> dict[str, list[str
                     f"{name} {version} is installed, the lock says {lock.get(_normal(name), 'none of it')}"
                 )
             else:
-                damage = _damaged_files(site, directory)
+                damage = _damaged_files(site, directory, None if thorough else HASHED_BYTES)
                 if damage:
                     problems[_normal(name)] = damage
     for name in lock.keys() - installed:
@@ -94,10 +102,30 @@ def find_problems(environment: Path, lock: dict[str, str]) -> dict[str, list[str
     return problems
 
 
-def _damaged_files(site: Path, directory: Path) -> list[str]:
+def find_strangers(site: Path) -> list[str]:
+    """List files among the packages that no record has; the compiler's are passed over."""
+    recorded = {row[0] for directory in site.glob("*.dist-info") for row in _read_record(directory) or [] if row}
+    found = []
+    for place, _below, names in os.walk(site):
+        below = os.path.relpath(place, site)
+        compiled = os.path.basename(place) == "__pycache__"  # noqa: PTH119
+        for name in names:
+            path = name if below == "." else f"{below}/{name}"
+            if path not in recorded and not (compiled and name.endswith(".pyc")):
+                found.append(f"{site}/{path} is in no wheel's record")
+    return sorted(found)
+
+
+def _read_record(directory: Path) -> list[list[str]] | None:
     try:
-        rows = list(csv.reader((directory / "RECORD").read_text(encoding="utf-8").splitlines()))
+        return list(csv.reader((directory / "RECORD").read_text(encoding="utf-8").splitlines()))
     except FileNotFoundError:
+        return None
+
+
+def _damaged_files(site: Path, directory: Path, hashed: int | None) -> list[str]:
+    rows = _read_record(directory)
+    if rows is None:
         return [f"{directory}/RECORD is missing"]
     damaged = []
     # Strings rather than paths: there are 28,000 files, and this runs on every host each time.
@@ -106,7 +134,7 @@ def _damaged_files(site: Path, directory: Path) -> list[str]:
         try:
             actual = os.stat(file).st_size  # noqa: PTH116
             # Large files are compared by size alone: reading 1.4 GB of libraries on each run would take seconds a host.
-            wrong = actual != int(size) or (actual <= HASHED_BYTES and _record_digest(file) != digest)
+            wrong = actual != int(size) or ((hashed is None or actual <= hashed) and _record_digest(file) != digest)
         except OSError:
             damaged.append(f"{file} is missing")
         else:
@@ -117,8 +145,10 @@ def _damaged_files(site: Path, directory: Path) -> list[str]:
 
 def _record_digest(file: str) -> str:
     with open(file, "rb", buffering=0) as stream:  # noqa: PTH123
-        digest = hashlib.sha256(stream.readall()).digest()
-    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        digest = hashlib.sha256()
+        while part := stream.read(PART_BYTES):
+            digest.update(part)
+    return "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
 
 
 def _normal(name: str) -> str:
@@ -131,6 +161,7 @@ def main() -> None:
             "dest": {"type": "path", "required": True},
             "lock": {"type": "path", "required": True},
             "wheels": {"type": "path", "required": True},
+            "thorough": {"type": "bool", "default": False},
             "python": {"type": "path", "default": "/usr/bin/python3"},
         },
         supports_check_mode=True,
@@ -140,7 +171,7 @@ def main() -> None:
         module.exit_json(changed=True, problems=[f"{environment} is to be made"])
     lock_text = lock_file.read_text()
     lock = read_lock(lock_text)
-    problems = find_problems(environment, lock)
+    problems = find_problems(environment, lock, module.params["thorough"])
     found = sorted(line for lines in problems.values() for line in lines)
     if problems and not module.check_mode:
         _mend(module, environment, lock_text, problems)

@@ -23,6 +23,7 @@ short_description: Build the archive of one release, named by the hash of what i
 description:
   - Packs the kit's C(trainer) package, the user's program and the lock files into one archive.
   - The same content gives the same archive, byte by byte, and so the same name.
+  - The archive has a list of its files with their hashes, C(SHA256SUMS), as sha256sum(1) reads it.
 options:
   kit:
     description: Directory of the C(trainer) package.
@@ -79,7 +80,8 @@ gpu_environments:
 MAX_PROGRAM_BYTES = 64 * 2**20
 _MAX_SIZE = f"{MAX_PROGRAM_BYTES // 2**20} MiB"
 MAX_PROGRAM_FILES = 50_000
-OWN_NAMES = ("trainer", "trainer.py", "locks", "env", "release.json")
+SUMS = "SHA256SUMS"
+OWN_NAMES = ("trainer", "trainer.py", "locks", "env", "release.json", SUMS, f"{SUMS}.sig")
 # The program stands before these on sys.path. `test` is Python's too, and nobody imports that one.
 LIBRARIES = ("tensorflow", "keras", "tf_keras", "numpy")
 IGNORED_SUFFIXES = (".pyc", ".pyo", ".egg-info", ".dist-info")
@@ -129,6 +131,12 @@ def _check_names(source: str, files: Mapping[str, bytes]) -> None:
             f"release_program: {source!r} brings {name!r}, {why}. "
             "Rename your package, and the program in trainer_run with it"
         )
+    for name in files:
+        if set(name) & set("\n\r\\"):  # sha256sum writes such a name in another way
+            raise ReleaseError(
+                f"release_program: {source!r} holds the file {name!r}. Rename it: a release has no file with a line "
+                "break or a backslash in its name"
+            )
     if not any(name.endswith(".py") for name in files):
         raise ReleaseError(
             f"release_program: {source!r} holds no Python file. Name the directory that holds your package"
@@ -217,7 +225,14 @@ def build(kit: str, program: str, lock: str, lock_gpu: str | None = None) -> tup
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
     release = {"id": digest.hexdigest()[:12], **release}
     files["release.json"] = (json.dumps(release, indent=2) + "\n").encode()
+    files[SUMS] = list_files(release["id"], files)
     return release, _tar(files)
+
+
+def list_files(release: str, files: Mapping[str, bytes]) -> bytes:
+    """Write the list that is signed: the release's name, which a signature of another one would lack, and its files."""
+    lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(files.items())]
+    return "".join([f"# psfleet release {release}\n", *lines]).encode()
 
 
 def _add_locks(files: dict[str, bytes], lock: str, setting: str) -> dict[str, dict[str, str]]:

@@ -22,7 +22,7 @@ options:
     type: path
     required: true
   config_dir:
-    description: Directory with C(run.json) and the tasks' environment files.
+    description: Directory with C(run.json), the tasks' environment files and the secrets.
     type: path
     required: true
   unit:
@@ -30,7 +30,7 @@ options:
     type: path
     required: true
   settings_readers:
-    description: Names of the tasks that read C(run.json). The others only serve.
+    description: Names of the tasks that read C(run.json) and the secrets. The others only serve.
     type: list
     elements: str
     required: true
@@ -70,7 +70,11 @@ def inputs(task: str, reads_settings: bool, release: Path, config_dir: Path, uni
     yield config_dir / f"{task}.env"
     if reads_settings:
         yield config_dir / "run.json"
-    yield from sorted(release.rglob("*"))
+        yield unit.with_name(f"trainer@{task}.service.d") / "psfleet-secrets.conf"
+        yield config_dir / "secrets"
+        yield from sorted((config_dir / "secrets").glob("*"))
+    # The list of the files and its signature are what others read.
+    yield from sorted(path for path in release.rglob("*") if not path.name.startswith("SHA256SUMS"))
     # A distribution that is installed anew leaves its mark on the directory.
     yield from release.glob("env/lib/python3.*/site-packages")
 
