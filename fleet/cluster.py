@@ -42,6 +42,11 @@ _WALLS = (
     "etc/systemd/system/nftables.service.d/psfleet.conf etc/systemd/system/psfleet-firewall.service "
     "etc/systemd/system/sysinit.target.wants/psfleet-firewall.service"
 )
+# Of all that a start may change beside the release, but for what only its proof reads.
+DIGEST = (
+    f"cd /\nfind etc/trainer etc/systemd/system/trainer@.service {_SECRETS} {_WALLS} -path etc/trainer/secrets-coming "
+    "-prune -o -type f -exec sha256sum {} + 2>/dev/null | sort | sha256sum"
+)
 REMEMBER = f"""set -e
 umask 077
 rm -rf {BEFORE}.new
@@ -345,9 +350,7 @@ class Cluster:
             f"echo '@units'; systemctl show --property={','.join(PROPERTIES)} {names}",
         ]
         if settings:
-            script.append(
-                "echo '@settings'; cat /etc/systemd/system/trainer@.service /etc/trainer/* 2>/dev/null | sha256sum"
-            )
+            script.append(f"echo '@settings'; root sh -c {shlex.quote(DIGEST)}")
         if running:
             script.append(
                 "echo '@directories'; root sh -c 'for pid; do echo \"$pid $(readlink /proc/$pid/cwd)\"; done' sh "

@@ -26,7 +26,9 @@ def test_a_deep_look_finds_nothing_on_right_hosts(lab, long_run):
     assert "are as they were installed" in done.stdout
 
 
-@pytest.mark.parametrize("damage", ["echo x >>trainer/__main__.py", pytest.param("touch tensorflow.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "damage", ["echo x >>trainer/__main__.py", pytest.param("touch tensorflow.py", marks=pytest.mark.slow)]
+)
 def test_a_release_that_was_changed_starts_no_task_until_it_is_mended(damage, lab, long_run):
     host = lab["worker-1"]
     with host.sudo():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cluster import PUT_BACK, REMEMBER, Cluster
+from fleet.cluster import DIGEST, PUT_BACK, REMEMBER, Cluster
 from fleet.inventory import Task
 from fleet.ssh import Answer
 
@@ -40,6 +40,41 @@ def run(script: str, root: Path) -> None:
     script = script.replace("/opt/trainer", f"{root}/opt/trainer").replace("cd /\n", f"cd {root}\n")
     environment = os.environ | {"PATH": f"{root.parent}:{os.environ['PATH']}", "CALLS": str(root.parent / "calls")}
     subprocess.run(["sh", "-c", script], env=environment, check=True)
+
+
+def digest(root: Path) -> str:
+    return subprocess.run(
+        ["sh", "-c", DIGEST.replace("cd /\n", f"cd {root}\n")], capture_output=True, text=True, check=True
+    ).stdout
+
+
+CHIEF = f"{UNITS}/trainer@chief-0.service.d"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "etc/trainer/run.json",
+        "etc/trainer/secrets/KEY",
+        f"{UNITS}/trainer@.service",
+        f"{CHIEF}/psfleet-secrets.conf",
+        f"{CHIEF}/firewall.conf",
+        "var/lib/psfleet/firewall.nft",
+    ],
+)
+def test_whatever_a_start_changes_shows_in_the_digest(host: Path, name: str) -> None:
+    before = digest(host)
+    assert digest(host) == before
+    (host / name).parent.mkdir(parents=True, exist_ok=True)
+    (host / name).write_text("another")
+    assert digest(host) != before
+
+
+def test_the_secrets_of_a_proof_are_no_change(host: Path) -> None:
+    before = digest(host)
+    (host / "etc/trainer/secrets-coming").mkdir()
+    (host / "etc/trainer/secrets-coming/KEY").write_text("another")
+    assert digest(host) == before
 
 
 def look(root: Path) -> dict[str, str]:

@@ -48,11 +48,12 @@ class Installed:
         self.signers = root / "opt/signers"
 
     def sign(self, key: Path, *allowed: Path) -> bytes:
-        signed = release_signature.sign_archive(self.archive, key, release_signature.read_public(key))
-        with tarfile.open(signed) as tar:
+        signature = release_signature.sign_archive(self.archive, key, release_signature.read_public(key))
+        with tarfile.open(self.archive) as tar:
             tar.extractall(self.directory, filter="data")
+        (self.directory / "SHA256SUMS.sig").write_bytes(signature.read_bytes())
         self.allow(*(allowed or (key,)))
-        return signed.read_bytes()
+        return signature.read_bytes()
 
     def allow(self, *keys: Path) -> None:
         self.signers.write_text(release_signature.allow([release_signature.read_public(each) for each in keys]))

@@ -81,7 +81,11 @@ class Site:
         (self.inventory / "group_vars/all/vault.yml").write_bytes(shut)
 
     def play(self, *arguments: str, tasks: list[dict[str, Any]] = TASKS) -> subprocess.CompletedProcess[str]:
-        given = {"trainer_tasks": tasks, "__trainer_secrets_dir": f"{self.etc}/secrets"}
+        given = {
+            "trainer_tasks": tasks,
+            "__trainer_secrets_dir": f"{self.etc}/secrets",
+            "__trainer_secrets_coming": f"{self.etc}/secrets-coming",
+        }
         command = ["ansible-playbook", "--inventory", self.inventory, "--extra-vars", json.dumps(given)]
         return subprocess.run(
             [*command, "--extra-vars", json.dumps({"__trainer_units": str(self.units)}), *arguments, "play.yml"],
@@ -135,16 +139,17 @@ def seen_in_proc() -> Iterator[list[str]]:
     looking.join()
 
 
-def test_a_planted_secret_is_found_in_its_own_file_alone(site: Site, seen_in_proc: list[str]) -> None:
+def test_a_planted_secret_is_found_in_its_own_files_alone(site: Site, seen_in_proc: list[str]) -> None:
     done = site.play("-vvvvv", "--diff")
     assert done.returncode == 0, done.stdout + done.stderr
     assert not holds((done.stdout + done.stderr).encode())
     assert (site.root / "log").read_text().count("Keep the secrets for the tasks") > 0
     found = [path for path in site.root.rglob("*") if path.is_file() and holds(path.read_bytes())]
-    assert found == [site.etc / "secrets/API_KEY"]
-    assert found[0].read_text() == PLANTED
-    assert found[0].stat().st_mode & 0o777 == 0o600
-    assert found[0].parent.stat().st_mode & 0o777 == 0o700
+    assert sorted(found) == [site.etc / "secrets/API_KEY", site.etc / "secrets-coming/API_KEY"]
+    for path in found:
+        assert path.read_text() == PLANTED
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
     assert seen_in_proc == []
 
 

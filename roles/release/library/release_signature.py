@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import os
 import re
 import subprocess
@@ -19,7 +17,7 @@ DOCUMENTATION = r"""
 module: release_signature
 short_description: Sign a release with an SSH key
 description:
-  - Signs the archive's C(SHA256SUMS) with C(ssh-keygen -Y sign), and writes the archive with C(SHA256SUMS.sig) anew.
+  - Signs the archive's C(SHA256SUMS) with C(ssh-keygen -Y sign). The archive stays as it is, whoever signs it.
   - What the same key has signed already keeps its signature.
   - A key that no inventory names is made at its first use, without a passphrase, and stays on the control machine.
 options:
@@ -52,8 +50,8 @@ EXAMPLES = r"""
   delegate_to: localhost
 """
 RETURN = r"""
-archive:
-  description: Path of the archive with its signature.
+signature:
+  description: Path of the signature, a file beside the archive.
   type: str
   returned: success
 signers:
@@ -93,7 +91,12 @@ def make_key(path: Path) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f".{path.name}.{os.getpid()}")
-    _ssh_keygen(["-q", "-t", "ed25519", "-N", "", "-C", "psfleet releases", "-f", str(made)])
+    said = _ssh_keygen(["-q", "-t", "ed25519", "-N", "", "-C", "psfleet releases", "-f", str(made)])
+    if said.returncode:
+        raise SigningError(
+            f"ssh-keygen made no key {str(path)!r}: {_last_line(said.stderr)}. Mend that, or name a key of yours in "
+            "release_key"
+        )
     try:
         path.hardlink_to(made)
     except FileExistsError:
@@ -162,23 +165,11 @@ def sign(key: Path, public: str, content: bytes, signature: Path) -> None:
 
 
 def sign_archive(archive: Path, key: Path, public: str) -> Path:
-    """Write an archive with the signature of its list."""
-    stem = archive.name.removesuffix(".tar.gz")
-    signature, signed = archive.with_name(f"{stem}.sig"), archive.with_name(f"{stem}.signed.tar.gz")
-    buffer = io.BytesIO()
-    with (
-        tarfile.open(archive) as unsigned,
-        tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
-        for member in unsigned:
-            content = read(unsigned, member)
-            tar.addfile(member, io.BytesIO(content))
-            if member.name == SUMS:
-                sign(key, public, content, signature)
-                member.name, member.size = f"{SUMS}.sig", signature.stat().st_size
-                tar.addfile(member, io.BytesIO(signature.read_bytes()))
-    replace(signed, gzip.compress(buffer.getvalue(), mtime=0))
-    return signed
+    """Write the signature of an archive's list beside the archive; return its path."""
+    signature = archive.with_name(f"{archive.name.removesuffix('.tar.gz')}.sig")
+    with tarfile.open(archive) as tar:
+        sign(key, public, read(tar, tar.getmember(SUMS)), signature)
+    return signature
 
 
 def read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -234,11 +225,11 @@ def main() -> None:
             make_key(key)
         public = read_public(key)
         allowed = pick_signers(key, public, module.params["signers"])
-        archive = sign_archive(Path(module.params["archive"]), key, public)
+        signature = sign_archive(Path(module.params["archive"]), key, public)
     except SigningError as error:
         module.fail_json(msg=str(error))
     # A cache of this machine, and nothing that a host sees.
-    module.exit_json(changed=False, archive=str(archive.resolve()), signers=allow(allowed))
+    module.exit_json(changed=False, signature=str(signature.resolve()), signers=allow(allowed))
 
 
 if __name__ == "__main__":

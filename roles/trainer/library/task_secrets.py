@@ -14,8 +14,8 @@ module: task_secrets
 short_description: Keep secrets for the tasks that run the user's program
 description:
   - Writes each secret to a file of mode 0600 in a directory of mode 0700. systemd hands them to a task's process
-    (C(LoadCredential=)), which finds them in C($CREDENTIALS_DIRECTORY).
-  - With O(units) it also writes a drop-in for each task that gets them, and takes away what has no use any more.
+    (C(LoadCredential=)), which finds them in C($CREDENTIALS_DIRECTORY). Takes away what is no secret any more.
+  - With O(units) it also writes a drop-in for each task that gets them.
 options:
   secrets:
     description: The secrets by name.
@@ -26,8 +26,7 @@ options:
     type: path
     required: true
   units:
-    description: >-
-      systemd's directory of units. Left out, secrets are only written, and whatever runs keeps what it has.
+    description: systemd's directory of units. Left out, no unit is touched.
     type: path
   tasks:
     description: Names of the host's tasks that run the program.
@@ -97,16 +96,15 @@ def keep(
     for name, text in sorted(secrets.items()):
         if write(directory / name, text, 0o600, check):
             written.append(name)
-    if units is None:
-        return written, []
-    kept = {units / f"trainer@{task}.service.d" / DROP_IN for task in tasks if secrets}
-    for path in sorted(kept):
-        if not check:
-            path.parent.mkdir(mode=0o755, exist_ok=True)
-        if write(path, drop_in(list(secrets), directory), 0o644, check):
-            written.append(path.parent.name)
     removed = [path for path in sorted(directory.glob("*")) if path.name not in secrets]
-    removed += [path for path in sorted(units.glob(f"trainer@*.service.d/{DROP_IN}")) if path not in kept]
+    if units is not None:
+        kept = {units / f"trainer@{task}.service.d" / DROP_IN for task in tasks if secrets}
+        for path in sorted(kept):
+            if not check:
+                path.parent.mkdir(mode=0o755, exist_ok=True)
+            if write(path, drop_in(list(secrets), directory), 0o644, check):
+                written.append(path.parent.name)
+        removed += [path for path in sorted(units.glob(f"trainer@*.service.d/{DROP_IN}")) if path not in kept]
     for path in [] if check else removed:
         path.unlink()
     return written, [str(path) for path in removed]
