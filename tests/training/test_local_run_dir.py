@@ -126,7 +126,9 @@ def test_a_server_of_another_release_is_left_out_until_it_runs_the_right_one(run
     directory = RunDirectory(hosts.disk("chief-0"), RUN)
 
     def told() -> list[Any]:
-        return [found for found in read_events(directory.event_log, last=99) if found["event"] == "member-other-release"]
+        return [
+            found for found in read_events(directory.event_log, last=99) if found["event"] == "member-other-release"
+        ]
 
     until(told, "the event", say=lambda: chief.output)
     [event] = told()
