@@ -56,7 +56,7 @@ def test_it_serves_the_run_through_a_tunnel(tunnel):
         except OSError:  # it is slow while it reads its first run
             return []
 
-    assert wait_until(runs, 60, f"TensorBoard shows {LONG_RUN}")
+    assert wait_until(runs, 120, f"TensorBoard shows {LONG_RUN}")
 
 
 def test_strangers_do_not_reach_it(address):
