@@ -24,7 +24,7 @@ def test_check_mode_on_converged_hosts_reports_no_change(limit):
 @pytest.mark.parametrize(
     "part",
     [
-        ("--tags", "trainer,tensorboard"),
+        pytest.param(("--tags", "trainer,tensorboard"), marks=pytest.mark.slow),
         ("--start-at-task", "trainer : Install the unit"),
         pytest.param(("--tags", "release"), marks=pytest.mark.slow),
     ],
