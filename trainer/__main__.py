@@ -9,25 +9,29 @@ import argparse
 import dataclasses
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from trainer.cluster.member import State
 from trainer.cluster.spec import SERVICE_JOBS, Cluster
 from trainer.config import Config, ConfigError, absolute_path, read_assignments
 from trainer.failures import TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.gpus import find_missing
 from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
 from trainer.reporting.logs import set_up_logging
+from trainer.reporting.metrics import Told
 from trainer.reporting.notify import Notifier
+from trainer.reporting.scrape import listen, serve
 from trainer.reporting.status import describe, describe_all, read_all, read_status
 from trainer.reporting.sweep import describe_sweep, read_sweep
 from trainer.run.branch import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
-from trainer.run.release import MissedRelease, refuse_missed_release
+from trainer.run.release import MissedRelease, own_release, refuse_missed_release
 from trainer.run.selection import apply_selection, read_selection
 from trainer.runtime import prepare_tensorflow
 from trainer.tasks.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
@@ -156,14 +160,15 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     set_up_logging(journal=is_journal(environment))
     cluster = read_cluster(options, environment)
     notifier = Notifier.from_environment(environment)
+    listener = listen(environment)
     if options.parent:
-        return become_task(options, environment, cluster, notifier)
+        return become_task(options, environment, cluster, listener, notifier)
     if not is_server(cluster):
         read_config(options, environment)  # what is wrong with it is said before TensorFlow's import
     from trainer.supervisor import Supervisor
 
     release = environment.get("TRAINER_RELEASE")
-    become = partial(become_task, options, environment, cluster)
+    become = partial(become_task, options, environment, cluster, listener)
     return Supervisor(
         cluster.task,
         become,
@@ -171,6 +176,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         notifier,
         Path(release) if release else None,
         partial(become, only_wait=True) if cluster.job == "evaluator" else None,
+        listener,
     ).run()
 
 
@@ -178,11 +184,18 @@ def become_task(
     options: argparse.Namespace,
     environment: Mapping[str, str],
     cluster: Cluster,
+    listener: socket.socket | None,
     notifier: Notifier,
     *,
     only_wait: bool = False,
 ) -> int:
-    """Become the server, the coordinator or the evaluator; `only_wait` is for an evaluator without TensorFlow."""
+    """Become the server, the coordinator or the evaluator; `only_wait` is for an evaluator without TensorFlow.
+
+    Where there is a `listener`, it is scraped there.
+    """
+    told = Told(tuple(state.value for state in State), notifier.restarts, own_release(Path.cwd()))
+    if listener is not None:
+        serve(listener, told)
     prepare_tensorflow()
     # Also where flags said it: TensorFlow and the user's program may look there.
     os.environ["TF_CONFIG"] = dataclasses.replace(cluster, service={}).as_tf_config()
@@ -221,10 +234,11 @@ def become_task(
     if evaluates:
         from trainer.tasks.evaluator import run_evaluator
 
-        return run_evaluator(config, notifier, partial(read_config, options, environment, True), only_wait=only_wait)
+        again = partial(read_config, options, environment, True)
+        return run_evaluator(config, notifier, again, only_wait=only_wait, told=told)
     from trainer.tasks.sweep import train_point
 
-    return train_point(config, cluster, notifier)
+    return train_point(config, cluster, notifier, told)
 
 
 def find_missed_release(selected: Callable[[], Config]) -> str | None:

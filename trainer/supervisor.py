@@ -21,7 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
-from trainer.reporting.notify import ALIVE, CHANNEL, READY, RESTART_UNIT, Notifier
+from trainer.reporting.notify import ALIVE, CHANNEL, READY, RESTART_UNIT, RESTARTS, Notifier
+from trainer.reporting.scrape import given
 from trainer.warm_start import adopt_orphans, fork, warm_up, why_unsafe
 
 log = logging.getLogger(__name__)
@@ -61,12 +62,14 @@ class Supervisor:
         notifier: Notifier,
         release: Path | None = None,
         wait: Callable[[Notifier], int] | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         """Take the task's name and what its child runs.
 
         `fresh` is the command of a new process instead, where a fork would be unsafe; `release` the link to the code
         that runs: once it points elsewhere, the next child is systemd's to start. `wait` is what children run before
-        TensorFlow is imported, until one of them ends with NEEDED.
+        TensorFlow is imported, until one of them ends with NEEDED. `listener` is where the task is scraped: its
+        children answer there.
         """
         self._name = name
         self._run = run
@@ -74,6 +77,7 @@ class Supervisor:
         self._fresh = fresh
         self._notifier = notifier
         self._release = release
+        self._listener = listener
         self._started_from = release.resolve() if release else None
         self._child: Child | None = None
         self._restarts = 0
@@ -141,11 +145,12 @@ class Supervisor:
         self._woken.close()
         ours.close()
         theirs.settimeout(1.0)
-        return run(self._notifier.through(theirs))
+        return run(self._notifier.through(theirs, self._restarts))
 
     def _spawn(self, channel: socket.socket) -> int:
         channel.set_inheritable(True)
-        environment = {**os.environ, CHANNEL: str(channel.fileno())}
+        environment = {**os.environ, CHANNEL: str(channel.fileno()), RESTARTS: str(self._restarts)}
+        environment |= given(self._listener)
         command = [*self._fresh, "--parent", str(os.getpid())]
         return os.posix_spawn(command[0], command, environment, setpgroup=0, setsigmask=())
 

@@ -28,6 +28,7 @@ from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.failures import TRY_AGAIN, UserError
 from trainer.reporting.progress import Progress
+from trainer.reporting.tally import Seen
 from trainer.run.directory import RunDirectory
 from trainer.run.release import MEND
 from trainer.run.restart_budget import end_attempt
@@ -77,7 +78,7 @@ class Membership:
     ) -> None:
         """Begin to ask the members. `release` is the coordinator's own, where it comes from one."""
         self._phases = phases
-        self.began = time.monotonic()
+        self.began = self._asked_since = time.monotonic()
         """When the time without training began that the present generation ends."""
         self.hurt = False
         """Whether a process of this generation has ended, also if another has taken its place."""
@@ -112,6 +113,7 @@ class Membership:
             Releases(release).other if release and config.local_run_dir else None,
         )
         self.heartbeat.on_beat = self.look
+        progress.tally.members = self.seen
         self._fence = Fence(self._silent_addresses)
         self.heartbeat.start()
         self._fence.start()
@@ -232,6 +234,14 @@ class Membership:
             f"{', '.join(tasks)} one after the other. Their journals say why (fab logs --task {tasks[-1]}): too little "
             "memory for a batch, or an operation that fails a check"
         )
+
+    def seen(self) -> dict[str, Seen]:
+        """Return each member as it was seen last."""
+        now = time.monotonic()
+        return {
+            task: Seen(member.state.value, now - max(member.answered_at or 0.0, self._asked_since))
+            for task, member in self.heartbeat.members().items()
+        }
 
     def look(self) -> None:
         """Compare the records with what this generation needs; the heartbeat calls this after each round."""

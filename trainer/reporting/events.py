@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,11 @@ TAIL_BYTES = 64 * 1024
 SHOWN = 5
 # Of these there are so many that nothing else would be shown.
 ROUTINE = ("checkpoint-saved", "evaluated")
+# What nobody wants to happen to a run, for who counts it.
+FAULTS = (
+    "member-lost", "member-silent", "member-given-up", "member-other-release", "ps-lost", "recovering", "phase-overdue",
+    "lease-taken", "save-failed", "checkpoint-set-aside", "failed",
+)  # fmt: skip
 
 
 def at_once(write: Callable[[], None]) -> None:
@@ -28,11 +34,21 @@ def at_once(write: Callable[[], None]) -> None:
 
 
 class EventLog:
-    """Appends events; `post` says on which thread."""
+    """Appends events, and counts them by kind; `post` says on which thread."""
 
     def __init__(self, path: Path, post: Callable[[Callable[[], None]], object] = at_once) -> None:
         self._path = path
         self._post = post
+        self.counts: Counter[str] | None = None
+        """How many there are of each kind, once `count` has looked."""
+
+    def count(self) -> None:
+        """Have those counted that are there already, before what is written next."""
+
+        def look() -> None:
+            self.counts = count_events(self._path)
+
+        self._post(look)
 
     def write(
         self,
@@ -51,7 +67,12 @@ class EventLog:
         known = {"task": task, "host": host, "seconds": rounded, "steps_lost": steps_lost, "message": message or None}
         record = {"time": round(time.time(), 3), "event": event}
         record |= {key: value for key, value in known.items() if value is not None}
-        self._post(partial(append, self._path, json.dumps(record)))
+        self._post(partial(self._append, event, json.dumps(record)))
+
+    def _append(self, event: str, line: str) -> None:
+        append(self._path, line)
+        if self.counts is not None:
+            self.counts[event] += 1
 
 
 def append(path: Path, line: str) -> None:
@@ -75,6 +96,15 @@ def read_events(path: Path, last: int = SHOWN) -> list[dict[str, Any]]:
         return []
     events = [event for line in lines if (event := parse(line)) is not None and event["event"] not in ROUTINE]
     return events[-last:]
+
+
+def count_events(path: Path) -> Counter[str]:
+    """Return how many events of each kind there are; none where nothing can be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return Counter(str(event["event"]) for line in file if (event := parse(line)) is not None)
+    except OSError:
+        return Counter()
 
 
 def parse(line: str) -> dict[str, Any] | None:

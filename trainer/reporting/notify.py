@@ -11,16 +11,23 @@ READY, ALIVE = "READY=1", "WATCHDOG=1"
 # For the supervisor alone: what a fork can't mend, the unit's own start can, which mounts the shared path anew.
 RESTART_UNIT = "X_RESTART_UNIT=1"
 CHANNEL = "TRAINER_SUPERVISOR"  # the environment's name for the descriptor of a socket to the supervisor
+RESTARTS = "TRAINER_RESTARTS"  # the same for how many processes of this task came before
 
 
 class Notifier:
     """Sends states to systemd's notification socket or to the supervisor; does nothing when there is neither."""
 
     def __init__(
-        self, address: str | None = None, watchdog_seconds: float | None = None, channel: socket.socket | None = None
+        self,
+        address: str | None = None,
+        watchdog_seconds: float | None = None,
+        channel: socket.socket | None = None,
+        restarts: int = 0,
     ) -> None:
         """Take systemd's socket, or a `channel` to the supervisor, and how often systemd wants a sign of life."""
         self.watchdog_seconds = watchdog_seconds
+        self.restarts = restarts
+        """How many processes of this task its supervisor has seen end before this one."""
         self._address = address
         self._channel = channel
 
@@ -28,11 +35,12 @@ class Notifier:
     def from_environment(cls, environment: Mapping[str, str]) -> Notifier:
         usec, descriptor = environment.get("WATCHDOG_USEC", ""), environment.get(CHANNEL)
         channel = socket.socket(fileno=int(descriptor)) if descriptor else None
-        return cls(environment.get("NOTIFY_SOCKET"), int(usec) / 1e6 if usec.isdigit() else None, channel)
+        seconds = int(usec) / 1e6 if usec.isdigit() else None
+        return cls(environment.get("NOTIFY_SOCKET"), seconds, channel, int(environment.get(RESTARTS, "0")))
 
-    def through(self, channel: socket.socket) -> Notifier:
+    def through(self, channel: socket.socket, restarts: int = 0) -> Notifier:
         """Return the notifier of a child, whose states go to its supervisor."""
-        return Notifier(None, self.watchdog_seconds, channel)
+        return Notifier(None, self.watchdog_seconds, channel, restarts)
 
     def ready(self, status: str) -> None:
         """Say that the process has started: systemd goes on with what waits for it."""

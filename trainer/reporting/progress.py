@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 import os
 import queue
 import socket
@@ -22,6 +23,8 @@ from trainer.reporting.events import EventLog
 from trainer.reporting.goodput import Ledger, describe_ledger
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import Status, numbers, read_status
+from trainer.reporting.tally import Saved, Tally
+from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
 from trainer.states import Phase, RunState
 
@@ -29,6 +32,7 @@ log = logging.getLogger(__name__)
 REOPEN_SECONDS = 60.0
 QUEUED = 1000
 CLOSE_SECONDS = 10.0
+ROOM_SECONDS = 10.0  # how often the shared path's room is looked at
 _files = itertools.count()
 
 
@@ -151,6 +155,8 @@ class Progress:
         self._unwritten: Status | None = None
         self._board: EventWriter | None = None
         self.events = EventLog(directory.event_log, self.post)
+        self.tally = Tally()
+        self._looked_at = -math.inf
         self._config = config
         self._read()
         if not waits:
@@ -163,6 +169,9 @@ class Progress:
             self._read()
             self.status.state, self.status.message = state, message
             self._writes = self.leads
+        if self.leads:
+            self.events.count()
+            self.post(self._look)
         self.events.write("started", host=socket.gethostname(), message=f"process {os.getpid()}")
 
     def _read(self) -> None:
@@ -207,6 +216,14 @@ class Progress:
             self.status.checkpoint, self.status.step = checkpoint, step
             self._show()
 
+    def saved(self, step: int, seconds: float) -> None:
+        """Count a save; called by the thread that made it."""
+        self.tally.save_seconds.add(seconds)
+        self.tally.checkpoint = newest_checkpoint(self._directory, step) or self.tally.checkpoint
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.tally.evaluation = step, dict(metrics)
+
     def exported(self, export: str) -> None:
         self.status.export = export
 
@@ -249,6 +266,17 @@ class Progress:
         if not waits and not self._writer.post(self._write_status):
             self._unwritten = None
 
+    def _look(self) -> None:
+        """Learn what only the shared path says; on the thread that may wait for it."""
+        self._looked_at = time.monotonic()
+        try:
+            space = os.statvfs(self._config.shared_dir)
+            self.tally.room = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+            if self.tally.checkpoint is None:
+                self.tally.checkpoint = newest_checkpoint(self._directory)
+        except OSError as error:
+            log.debug("cannot look at %s: %s", self._config.shared_dir, error)
+
     def _write_status(self) -> None:
         with self._lock:
             status, self._unwritten = self._unwritten, None
@@ -257,3 +285,15 @@ class Progress:
                 status.write(self._directory)
         except OSError as error:
             log.warning("cannot write %s: %s", self._directory.status, error)
+        if time.monotonic() - self._looked_at >= ROOM_SECONDS:
+            self._look()
+
+
+def newest_checkpoint(directory: RunDirectory, step: int | None = None) -> Saved | None:
+    """Return the newest checkpoint, or that of a step; None where it can't be read."""
+    try:
+        step = directory.catalogue.newest() if step is None else step
+        manifest = None if step is None else Manifest.read(directory.catalogue.manifest(step))
+    except (OSError, ValueError):
+        return None
+    return None if manifest is None else Saved(manifest.step, manifest.created, sum(manifest.files.values()))

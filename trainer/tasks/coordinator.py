@@ -41,6 +41,7 @@ from trainer.failures import (
 from trainer.memory_limit import check_room
 from trainer.program import load_program, program_file
 from trainer.reporting.logs import load_tensorflow
+from trainer.reporting.metrics import Told
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
 from trainer.reporting.status import numbers, read_status
@@ -71,12 +72,13 @@ def run_coordinator(
     in_process: bool = False,
     keeps_servers: bool = False,
     stopping: StopRequest | None = None,
+    told: Told | None = None,
 ) -> int:
     """Train the run to its end; returns the exit code.
 
     Under multi_worker_mirrored the workers run this too; only the chief writes to the run directory. `in_process` says
     that the servers live in this process, where nobody can lose them, `keeps_servers` that another run needs them next.
-    `stopping` is told of a SIGTERM that came too late for this run to stop.
+    `stopping` is told of a SIGTERM that came too late for this run to stop, `told` what to say to who scrapes.
     """
     cluster.check_strategy(config.strategy)
     cluster.check_input(config.input)
@@ -104,6 +106,8 @@ def run_coordinator(
             return FINISHED
         # A coordinator that is refused must not say of the run what it is doing itself.
         progress = Progress(config, directory, notifier, leads, waits=leads)
+        if told is not None and leads:
+            told.of(config.run, progress.tally, progress)
         progress.enter(RunState.WAITING, "loading TensorFlow and the program")
         phases = Phases.of(config, progress.phase)
         notifier.ready(progress.status.line())
@@ -357,6 +361,7 @@ class Training:
         strategy = make_strategy(config, cluster, self._membership.processes if self._membership else None)
         self._stopping.listen()
         progress.enter(RunState.WAITING, "building the model")
+        progress.tally.workers = self._workers(cluster)
         whole = None  # where the model lies in this process, it fits into one
         if config.strategy == "parameter_server":
             if self._membership is not None:
@@ -372,6 +377,7 @@ class Training:
             member = cluster.index + (cluster.job == "worker")
             runner = LocalStepRunner(config, program, strategy, service, directory.catalogue.newest() or 0, member)
         self._runner = runner
+        progress.tally.step_examples = runner.step_examples
         with strategy.scope():
             callbacks = callbacks_of(config, program, runner.model, leads=progress.leads)
         evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)
@@ -394,6 +400,7 @@ class Training:
             tells_epochs=config.api == "fit" or bool(callbacks),
         )
         self._controller = controller
+        restoring = time.monotonic()
         with self._phases.during(Phase.RESTORING):
             controller.restore()
         if progress.leads:
@@ -403,6 +410,8 @@ class Training:
             except OSError as error:  # training goes on where it can
                 log.warning("cannot write down the state: %s", error)
         first, trained_from = controller.step, time.monotonic()
+        if first:
+            progress.tally.restore_seconds = trained_from - restoring
         self._phases.enter(Phase.TRAINING)
         ended = ""
         try:
@@ -421,6 +430,12 @@ class Training:
         else:
             wait_for_the_end(directory, config, controller.step, self._stopping)
             progress.enter(RunState.FINISHED)
+
+    def _workers(self, cluster: Cluster) -> list[str]:
+        """Name who trains, in the order in which calls tell their worker."""
+        if self._config.strategy != "parameter_server":
+            return [cluster.task]
+        return self._membership.workers if self._membership else [f"worker-{n}" for n in range(cluster.workers)]
 
     def _train(self, callbacks: list[Any]) -> bool:
         """Train with the API of the settings; returns False when a callback ended the training before its last step."""

@@ -15,10 +15,12 @@ from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.memory_limit import check_room
 from trainer.program import build_model, load_program, program_file
 from trainer.reporting.logs import load_tensorflow
+from trainer.reporting.metrics import Told
 from trainer.reporting.notify import Notifier
+from trainer.reporting.tally import Tally
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
-from trainer.run.records import read_record, write_record
+from trainer.run.records import numbers_of, read_record, write_record
 from trainer.run.selection import selected_sweep
 from trainer.run.sweep import Sweep
 from trainer.states import Phase
@@ -30,12 +32,18 @@ ROOM = "take evaluation: distributed, which leaves tables on the ps, or a larger
 
 
 def run_evaluator(
-    config: Config, notifier: Notifier, selected: Callable[[], Config], *, only_wait: bool = False
+    config: Config,
+    notifier: Notifier,
+    selected: Callable[[], Config],
+    *,
+    only_wait: bool = False,
+    told: Told | None = None,
 ) -> int:
     """Evaluate the run's checkpoints until the run is finished and its last one is evaluated; returns the exit code.
 
     `selected` reads the settings again: when another run is chosen, this process ends (75) so that the next one
     evaluates that. With `only_wait` it ends (NEEDED) when there is a checkpoint to evaluate, and needs no TensorFlow.
+    `told` is what it says to who scrapes.
     """
     if config.evaluation != "sidecar":
         who = "nobody evaluates" if config.evaluation == "none" else "the coordinator evaluates"
@@ -49,6 +57,9 @@ def run_evaluator(
     evaluator: Evaluator | None = None
     program: Any = None
     last, last_saved = last_evaluated(directory)
+    tally = Tally(evaluation=read_evaluation(directory))
+    if told is not None:
+        told.of(config.run, tally)
     tries: Counter[tuple[int, int | None]] = Counter()
     skipped = False
     try:
@@ -69,7 +80,7 @@ def run_evaluator(
                 if evaluator is None:
                     load_tensorflow()
                     program = load_program(config.program, config.program_args)
-                    evaluator = Evaluator(program, directory, config.best_metric)
+                    evaluator = Evaluator(program, directory, config.best_metric, tally)
                 notifier.status(f"evaluating {config.run}: step {newest}")
                 done = evaluator.evaluate(newest, saved)
                 end_try(directory)
@@ -162,6 +173,15 @@ def sweep_or_none(config: Config) -> Sweep | None:
         return None
 
 
+def read_evaluation(directory: RunDirectory) -> tuple[int, dict[str, float]] | None:
+    """Return the last evaluation's step and metrics; None where none can be read."""
+    try:
+        record = read_record(directory.evaluation)
+        return (int(record["step"]), numbers_of(record["metrics"])) if record and record.get("metrics") else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def what_is_trained(config: Config) -> tuple[str, str, Mapping[str, Any]]:
     return config.run, config.program, config.program_args
 
@@ -178,7 +198,9 @@ def config_or_none(selected: Callable[[], Config]) -> Config | None:
 class Evaluator:
     """A whole model in this process, and the data to evaluate it on."""
 
-    def __init__(self, program: Any, directory: RunDirectory, best_metric: str = "") -> None:
+    def __init__(
+        self, program: Any, directory: RunDirectory, best_metric: str = "", tally: Tally | None = None
+    ) -> None:
         from trainer.training.evaluation import Results
         from trainer.training.export import bytes_of_checkpoint, ensure_built
         from trainer.training.input import eval_dataset
@@ -192,6 +214,7 @@ class Evaluator:
         ensure_built(self._model, self._dataset.element_spec)
         self._trained = trained_by(self._model, with_optimizers=False)
         self._results = Results(directory, best_metric=best_metric)
+        self._tally = tally or Tally()
 
     def evaluate(self, step: int, saved: int | None = None) -> bool:
         """Evaluate one checkpoint and publish the result; returns False when it has gone or can't be read.
@@ -217,5 +240,7 @@ class Evaluator:
             log.warning("skipping step %d: %s", step, wrong)
             return False
         results = self._model.evaluate(self._dataset, verbose=0, return_dict=True)
-        self._results.publish(step, fetch_numbers(results), time.monotonic() - started, saved, checkpointed=True)
+        metrics = fetch_numbers(results)
+        self._results.publish(step, metrics, time.monotonic() - started, saved, checkpointed=True)
+        self._tally.evaluation = step, metrics
         return True

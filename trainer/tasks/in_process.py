@@ -5,13 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, Cluster, free_addresses
 from trainer.config import STRATEGIES, Config, ConfigError
 from trainer.failures import FINISHED
 from trainer.reporting.logs import load_tensorflow, set_up_logging
+from trainer.reporting.metrics import Told
 from trainer.reporting.notify import Notifier
+from trainer.reporting.scrape import listen, serve
 from trainer.runtime import prepare_tensorflow
 from trainer.tasks.coordinator import run_coordinator
 from trainer.tasks.evaluator import run_evaluator
@@ -24,14 +28,27 @@ _addresses: dict[str, list[str]] = {"worker": [], "ps": [], "dispatcher": [], "d
 _servers: list[Any] = []
 
 
-def run_in_process(config: Config, workers: int, servers: int, evaluator: bool, data: int = 0) -> int:
-    """Train as the coordinator of a cluster in this process, then evaluate; returns the exit code."""
+def run_in_process(
+    config: Config,
+    workers: int,
+    servers: int,
+    evaluator: bool,
+    data: int = 0,
+    scraped: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Train as the coordinator of a cluster in this process, then evaluate; returns the exit code.
+
+    `scraped` is the environment's word on where.
+    """
     set_up_logging(journal=False)
+    told = Told()
+    if (listener := listen(scraped)) is not None:
+        serve(listener, told)
     prepare_tensorflow()
     cluster = start_cluster(config.strategy, workers, servers, data)
     # What would be Ctrl-C for a supervisor stops this one likewise: after a checkpoint.
     signal.signal(signal.SIGINT, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
-    code = run_coordinator(config, cluster, Notifier(), in_process=True)
+    code = run_coordinator(config, cluster, Notifier(), in_process=True, told=told)
     return run_evaluator(config, Notifier(), lambda: config) if code == FINISHED and evaluator else code
 
 

@@ -34,6 +34,8 @@ from trainer.config import (
 )
 from trainer.failures import FINISHED, STOPPED, USER_ERROR
 from trainer.fork_server import PARENT, Forked, ForkServer, start_process
+from trainer.reporting.notify import RESTARTS
+from trainer.reporting.scrape import ADDRESS
 from trainer.reporting.status import describe, read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
@@ -45,6 +47,7 @@ STOP_SECONDS = 60.0  # the coordinator's time to save
 LEAVE_SECONDS = 5.0  # the other members' time to end, once the coordinator has stopped
 END_SECONDS = 30.0  # the other members' time to end, once the coordinator has finished
 EVALUATE_SECONDS = 120.0  # the evaluator's time for the last checkpoint
+SCRAPED = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)  # the order of the metrics' ports, as on hosts
 SAYING = threading.Lock()
 CHOICES = {
     "strategy": tuple(STRATEGIES),
@@ -71,6 +74,12 @@ def add_local_options(parser: argparse.ArgumentParser) -> None:
         "--in-process",
         action="store_true",
         help="serve the workers and ps in the coordinator's own process, for a debugger; evaluate at the end",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="N",
+        help="show Prometheus metrics at 127.0.0.1: the coordinator's at port N, the other tasks' at those after it",
     )
     settings = parser.add_argument_group("run settings", "docs/run-settings.md says what each of them means.")
     add_set_option(settings)
@@ -126,18 +135,25 @@ def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     workers, servers = cluster_size(config.strategy, options.workers, options.ps)
     data = data_workers(config, options.data)
     evaluator = config.evaluation == "sidecar" if options.evaluator is None else options.evaluator
+    ports = metrics_port(options.metrics_port)
     if options.in_process:
         from trainer.tasks.in_process import run_in_process
 
         os.environ.setdefault("DATA_DIR", data_dir(config))
-        code = run_in_process(config, workers, servers, evaluator, data)
+        code = run_in_process(config, workers, servers, evaluator, data, metrics_at(ports, 0))
     else:
-        code = run_supervised(config, local_cluster(workers, servers, data), evaluator, environment)
+        code = run_supervised(config, local_cluster(workers, servers, data), evaluator, environment, ports)
     print(describe(read_status(RunDirectory(config.shared_dir, config.run), config)))
     return code
 
 
-def run_supervised(config: Config, jobs: dict[str, list[str]], evaluator: bool, environment: Mapping[str, str]) -> int:
+def run_supervised(
+    config: Config,
+    jobs: dict[str, list[str]],
+    evaluator: bool,
+    environment: Mapping[str, str],
+    metrics_port: int | None = None,
+) -> int:
     """Run every task as a process, all forked from one that has imported TensorFlow; returns the coordinator's code."""
     with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:
         path = Path(directory) / "run.json"
@@ -145,7 +161,7 @@ def run_supervised(config: Config, jobs: dict[str, list[str]], evaluator: bool, 
         started = environment.get(FORK_SERVER)
         forks = ForkServer(started) if started else ForkServer(Path(directory) / "forks", environment)
         try:
-            return Supervisor(make_tasks(config, path, jobs, evaluator, forks), forks).run()
+            return Supervisor(make_tasks(config, path, jobs, evaluator, forks, metrics_port), forks).run()
         finally:
             forks.end()
 
@@ -162,6 +178,18 @@ def cluster_size(strategy: str, workers: int | None, servers: int | None) -> tup
             say("local", f"{option} {given} is not used: strategy {strategy} has no {job}")
         sizes.append((given or default) if used else 0)
     return sizes[0], sizes[1]
+
+
+def metrics_port(given: int | None) -> int | None:
+    """Return the first port of the metrics, where they are wanted."""
+    if given is not None and not 1 <= given <= 65535:
+        raise ConfigError(f"--metrics-port must be a number from 1 to 65535, such as 2700, not {given}")
+    return given
+
+
+def metrics_at(first: int | None, slot: int) -> dict[str, str]:
+    """Return the environment of a task that is scraped, by its place among the tasks."""
+    return {} if first is None else {ADDRESS: f"127.0.0.1:{first + slot}"}
 
 
 def data_workers(config: Config, given: int | None) -> int:
@@ -203,6 +231,7 @@ class Task:
         self._environment = environment
         self._forks = forks
         self._started = 0.0
+        self._starts = 0
         self._reader: threading.Thread | None = None
 
     @property
@@ -211,7 +240,9 @@ class Task:
 
     def start(self) -> None:
         self.code = self.restart_at = None
-        self.process = start_process(self._forks, self._arguments, self._environment)
+        environment = {**self._environment, RESTARTS: str(self._starts)}
+        self._starts += 1
+        self.process = start_process(self._forks, self._arguments, environment)
         self._started = time.monotonic()
         say(self.name, f"started, pid {self.process.pid}")
         self._reader = threading.Thread(target=self._relay, args=(self.process,), daemon=True)
@@ -247,12 +278,18 @@ def data_dir(config: Config) -> str:
 
 
 def make_tasks(
-    config: Config, settings: Path, jobs: dict[str, list[str]], evaluator: bool, forks: ForkServer | None = None
+    config: Config,
+    settings: Path,
+    jobs: dict[str, list[str]],
+    evaluator: bool,
+    forks: ForkServer | None = None,
+    metrics_port: int | None = None,
 ) -> list[Task]:
     """Return the tasks with the same environment that Ansible renders for hosts; the coordinator is the last."""
     names = [(job, index) for job in (*SERVICE_JOBS, "ps", "worker") for index in range(len(jobs.get(job, [])))]
     names += [("evaluator", 0)] if evaluator else []
     names.append(("chief", 0))
+    scraped = sorted(names, key=lambda name: (SCRAPED.index(name[0]), name[1]))
     command = ["-m", "trainer", "--parent", PARENT]
     # Said on the command line, so that a selection made on a shared path of real hosts does not count here.
     command += ["--run", config.run, "--program", config.program]
@@ -261,6 +298,7 @@ def make_tasks(
         cluster = Cluster.checked(jobs, job, index)
         environment = {**os.environ, "TF_CONFIG": cluster.as_tf_config(), "TRAINER_SETTINGS": str(settings)}
         environment.setdefault("DATA_DIR", data_dir(config))
+        environment |= metrics_at(metrics_port, scraped.index((job, index)))
         for inherited in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):
             environment.pop(inherited, None)
         tasks.append(Task(cluster.task, command, environment, cluster.trains, forks))

@@ -279,7 +279,8 @@ class Controller:
         for call in ended:
             self._trained.add(call.worker)
             self._counted = max(self._counted, call.counted)
-            self._schedule.returned(call.steps, call.began, call.worker, now)
+            seconds = self._schedule.returned(call.steps, call.began, call.worker, now)
+            self._progress.tally.returned(call.worker, call.steps, seconds)
             self._outputs = call.outputs
         return True
 
@@ -475,6 +476,7 @@ class Controller:
             self._progress.events.write("save-failed", seconds=seconds, message=f"step {step}: {error}")
             return
         self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}")
+        self._progress.saved(step, seconds)
         self._progress.checkpointed(self._directory.catalogue.prefix(step), max(step, self.step))
         for evaluated in [each for each in self._unsaved.copy() if each <= step]:
             metrics = self._unsaved.pop(evaluated, None)
@@ -510,6 +512,7 @@ class Controller:
                 self._unsaved[self.step] = metrics
             self._results = self._results or Results(self._directory, self._progress.post, self._config.best_metric)
             self._results.publish(self.step, metrics, time.monotonic() - started, checkpointed=kept)
+            self._progress.evaluated(self.step, metrics)
             self._progress.events.write("evaluated", seconds=time.monotonic() - started, message=f"step {self.step}")
         self._progress.enter(RunState.TRAINING)
         # Evaluating is no training: the speed that is shown next leaves it out.

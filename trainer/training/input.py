@@ -32,6 +32,9 @@ POLICIES = {
     "data": tf.data.experimental.AutoShardPolicy.DATA,
     "off": tf.data.experimental.AutoShardPolicy.OFF,
 }
+# What makes batches, of the size that is its second input, and what makes others of them.
+BATCHING = ("BatchDataset", "BatchDatasetV2", "PaddedBatchDataset", "PaddedBatchDatasetV2", "ParallelBatchDataset")
+UNBATCHING = ("UnbatchDataset", "RebatchDataset", "RebatchDatasetV2")
 PYTHON_OPERATIONS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 PYTHON_IN_PIPELINE = (
     "has Python in its pipeline (from_generator, py_function or numpy_function). Under parameter_server the workers' "
@@ -143,19 +146,24 @@ def train_dataset_fn(
     *,
     seeded: bool = True,
     exact: bool = False,
+    batches: Callable[[int | None], object] = lambda size: None,
 ) -> Callable[[], Any]:
     """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data.
 
     `begins` is asked each time that a worker's reading begins. `seeded` says that its order follows from that alone.
     With `exact`, which needs it, the iterator gives pairs: how far it is (the pass, and the examples taken of it),
     and the batch. Where a worker has several GPUs, its iterator gives
-    `strategy.run` a batch for each of them. With a `service` that one reads, for all workers.
+    `strategy.run` a batch for each of them. With a `service` that one reads, for all workers. `batches` is told the
+    size of the program's batches, as far as it is known.
     """
 
     def part(_: Any = None) -> tf.data.Dataset:
         if service is not None:
-            return service_train_dataset(program, strategy, begins, service, seeded=seeded)
-        return worker_train_dataset(program, workers, strategy, begins, seeded=seeded, exact=exact)
+            dataset = service_train_dataset(program, strategy, begins, service, seeded=seeded)
+        else:
+            dataset = worker_train_dataset(program, workers, strategy, begins, seeded=seeded, exact=exact)
+        batches(batch_size(tf.compat.v1.get_default_graph()))
+        return dataset
 
     def dataset_fn() -> Any:
         return part() if strategy.num_replicas_in_sync == 1 else strategy.distribute_datasets_from_function(part)
@@ -239,6 +247,20 @@ def pass_after_pass(
     )
     passes = passes.filter(lambda turn, placed: placed[1].has_value())
     return passes.map(lambda turn, placed: (placed[0], placed[1].get_value()))
+
+
+def batch_size(graph: Any) -> int | None:
+    """Return the size of the batches of a pipeline that was traced there; None where it has none, or several.
+
+    A dataset's type has it only where the last batch, which may be smaller, is dropped.
+    """
+    sizes = {
+        None if operation.type in UNBATCHING else tf.get_static_value(operation.inputs[1])
+        for operation in graph.get_operations()
+        if operation.type in (*BATCHING, *UNBATCHING)
+    }
+    size = sizes.pop() if len(sizes) == 1 else None
+    return None if size is None else int(size)
 
 
 def examples_in(batch: Any) -> tf.Tensor:

@@ -44,8 +44,8 @@ class Schedule(Protocol):
     def given(self, steps: int) -> None:
         """A call of so many steps was given."""
 
-    def returned(self, steps: int, began: float, worker: int, now: float) -> None:
-        """A call returned that was given at the time `began` and run by this worker."""
+    def returned(self, steps: int, began: float, worker: int, now: float) -> float:
+        """A call returned that was given at the time `began` and run by this worker; returns how long that took it."""
 
     def is_look_due(self, now: float) -> bool:
         """Return whether it is time to look at what is due beside the calls."""
@@ -107,18 +107,19 @@ class Scheduler:
         self._given += steps
         self.in_flight += 1
 
-    def returned(self, steps: int, began: float, worker: int, now: float) -> None:
+    def returned(self, steps: int, began: float, worker: int, now: float) -> float:
         self.in_flight -= 1
         self._has_news = True
         # It waited in the queue while its worker was busy with the one before.
         seconds = now - max(began, self._returned_at.get(worker, began), self._paused_until)
         self._returned_at[worker] = now
         if seconds <= 0 or steps <= 0:
-            return
+            return 0.0
         measured, known = seconds / steps, self._step_seconds.get(worker, math.inf)
         # A worker's first call includes what TensorFlow prepares; that is forgotten at once.
         self._step_seconds[worker] = measured if measured < known / 2 else (known + measured) / 2
         self._longest = max(self._longest, steps)
+        return seconds
 
     def paused(self, until: float) -> None:
         self._paused_until = until
@@ -204,12 +205,13 @@ class Blocks:
         self._left.pop(0)
         self.in_flight += 1
 
-    def returned(self, steps: int, began: float, worker: int, now: float) -> None:
+    def returned(self, steps: int, began: float, worker: int, now: float) -> float:
         self.in_flight -= 1
         self._done.append(steps)
         self._seconds += now - began
         if not self._left:
             self._learn()
+        return now - began
 
     def is_look_due(self, now: float) -> bool:
         return not self._left and not self.in_flight

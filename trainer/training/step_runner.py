@@ -83,6 +83,8 @@ class StepRunner(Protocol):
     """The variable that counts the steps of the calls that have ended."""
     tells: Collection[str]
     """The names of what a step tells."""
+    step_examples: int | None
+    """How many examples a step has, where that is known."""
 
     @property
     def element_spec(self) -> Any:
@@ -144,6 +146,7 @@ class RemoteStepRunner:
         self._exact = config.input_position == "exact"
         self._seed = draw_seed(config)
         self._first = self._counted = 0  # the step where the reading began, and the highest that a call has told
+        self.step_examples: int | None = None
         self._places = [FIRST] * workers  # how far each part is read, with input_position: exact
         self._data = {"program": config.program, "program_args": json.loads(json.dumps(dict(config.program_args)))}
         with worker_threads() as self._threads:
@@ -273,8 +276,12 @@ class RemoteStepRunner:
             self._service,
             seeded=self._exact or self._config.seed is not None,
             exact=self._exact,
+            batches=self._set_examples,
         )
         return self._coordinator.create_per_worker_dataset(make)
+
+    def _set_examples(self, batch: int | None) -> None:
+        self.step_examples = None if batch is None else batch * self._strategy.num_replicas_in_sync
 
     def _begins(self, worker: int) -> Beginning:
         """Return where a worker's reading begins that begins now: a worker may come back."""
@@ -346,6 +353,9 @@ class LocalStepRunner:
             train_step = trace_step(strategy, self.model, self._iterator)
             self._call = trace_call(strategy, train_step, self.step, self._iterator)
         self.tells = names_told(outputs_of(train_step))
+        first = {spec.shape[0] for spec in tf.nest.flatten(self.element_spec) if getattr(spec, "shape", None)}
+        known = first.pop() if len(first) == 1 else None
+        self.step_examples = None if known is None else known * strategy.num_replicas_in_sync
         self._ended: list[Call] = []
 
     @property

@@ -1,0 +1,84 @@
+"""What a process counts of its run for who scrapes it, where nothing else keeps the number."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+STEP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+SAVE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+class Histogram:
+    """How many of the values lie up to each bound. One thread adds, any may read."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # the last one has what is above all bounds
+        self.sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Add the same value so often: a call of a thousand steps is no loop."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return the bounds as Prometheus writes them, each with the number of values up to it."""
+        number, found = 0, []
+        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
+            number += count
+            found.append((bound, float(number)))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """The newest checkpoint."""
+
+    step: int
+    at: float
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A member as the heartbeat has it."""
+
+    state: str
+    silence: float
+    """Seconds since its last answer, or since it was first asked."""
+
+
+@dataclasses.dataclass
+class Tally:
+    """The numbers of one run in one process; a reader may see one a moment before another."""
+
+    steps: int = 0
+    examples: int | None = None
+    """Examples of those steps; None where nobody knows the size of a batch."""
+    step_examples: int | None = None
+    """How many one step has."""
+    workers: Sequence[str] = ()
+    """The present workers' names, by their number in TensorFlow's cluster."""
+    worker_steps: dict[str, int] = dataclasses.field(default_factory=dict)
+    step_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(STEP_BOUNDS))
+    save_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(SAVE_BOUNDS))
+    restore_seconds: float | None = None
+    checkpoint: Saved | None = None
+    evaluation: tuple[int, Mapping[str, float]] | None = None
+    """The last evaluation's step and metrics."""
+    room: tuple[int, int] | None = None
+    """Bytes of the shared path in all, and free."""
+    members: Callable[[], Mapping[str, Seen]] | None = None
+    """What asks for the members, where there are some to be watched."""
+
+    def returned(self, worker: int, steps: int, seconds: float) -> None:
+        """Count a call that has ended, for which a worker took so long."""
+        name = self.workers[worker] if worker < len(self.workers) else f"worker-{worker}"
+        self.steps += steps
+        self.worker_steps[name] = self.worker_steps.get(name, 0) + steps
+        if self.step_examples is not None:
+            self.examples = (self.examples or 0) + steps * self.step_examples
+        if steps > 0:
+            self.step_seconds.add(max(0.0, seconds) / steps, steps)
