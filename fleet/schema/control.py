@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import glob
+import os
 import re
 import subprocess
 import sys
@@ -40,6 +41,8 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
     for variable in ("release_lock", "release_lock_gpu") if reading.groups.get("gpu") else ("release_lock",):
         for text in _lock_problems(_lock_of(site, variable), root, locks):
             yield Problem(text, (chief,), variable, None, *reading.place(chief, variable))
+    yield from _signing_problems(site, root, chief, reading)
+    yield from _cache_problems(site, root, chief, reading)
     run = site.get("trainer_run")
     name = run.get("program") if isinstance(run, dict) else None
     # Where the one or the other was refused already, nothing more can be said.
@@ -170,12 +173,59 @@ def _sources(program: Path) -> dict[str, bytes]:
 
     Raises what the release's own reader does, so that nothing is refused only after other phases changed the hosts.
     """
-    library = str(Path(__file__).resolve().parents[2] / "roles" / "release" / "library")
-    if library not in sys.path:
-        sys.path.append(library)
+    _find_the_releases_modules()
     from release_archive import read_program  # Ansible's part of it takes a while
 
     return {name: content for name, content in read_program(str(program)).items() if name.endswith(".py")}
+
+
+def _find_the_releases_modules() -> None:
+    library = str(Path(__file__).resolve().parents[2] / "roles" / "release" / "library")
+    if library not in sys.path:
+        sys.path.append(library)
+
+
+def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: Reading) -> Iterator[Problem]:
+    """Whether the key that signs releases is there, and is one whose releases the hosts take."""
+    named, signers = site.get("release_key", ""), site.get("release_signers", [])
+    if not named and not signers:
+        return  # the control machine's own key, which the hosts are told
+    _find_the_releases_modules()
+    from release_signature import SigningError, pick_signers, read_public
+
+    key = formats.control_file(root, named) if named else _cache_of(site, root) / "release-key"
+    variable = "release_key" if named else "release_signers"
+    try:
+        if named or key.exists():
+            pick_signers(key, read_public(key), signers)
+            return
+        said = (
+            f"{variable} names others' keys, and this machine's own, {key}, is not made yet; expected a key of this "
+            "machine among them. Name yours in release_key, or leave release_signers out"
+        )
+    except (SigningError, OSError) as error:
+        said = str(error)
+    yield Problem(said, (chief,), variable, None, *reading.place(chief, variable))
+
+
+def _cache_of(site: Mapping[str, Any], root: Path) -> Path:
+    return formats.control_file(root, str(site.get("release_cache", ".cache")))
+
+
+def _cache_problems(site: Mapping[str, Any], root: Path, chief: str, reading: Reading) -> Iterator[Problem]:
+    """Whether there is a directory for wheels and releases, or one can be made."""
+    cache = _cache_of(site, root)
+    there = next(each for each in (cache, *cache.parents) if each.exists())
+    what = "is no directory" if not there.is_dir() else "" if os.access(there, os.W_OK | os.X_OK) else "is not yours"
+    if what:
+        said = f"release_cache is {show(str(site.get('release_cache', '.cache')))}, and {there} {what}"
+        yield Problem(
+            f"{said}; expected a directory of this machine that you may write to",
+            (chief,),
+            "release_cache",
+            show(str(cache)),
+            *reading.place(chief, "release_cache"),
+        )
 
 
 def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: str, tree: ast.Module) -> Iterator[str]:
