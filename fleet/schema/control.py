@@ -11,6 +11,7 @@ import difflib
 import glob
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
         for variable, text in _program_problems(name, names, str(site.get("release_program", "")), root, locks):
             place = reading.place(chief, variable) if variable == "release_program" else reading.parts.get("program")
             yield Problem(text, (chief,), variable, show(name), *(place or (None, None)))
+    yield from _ssh_problems(reading)
     keys: dict[str, list[str]] = {}
     for host in our_hosts(reading.groups):
         values = reading.values[host]
@@ -63,6 +65,37 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
             variable = "ansible_ssh_private_key_file"
             said = f"{name_hosts(hosts)}: {variable} is {show(key)}, and {problem}"
             yield Problem(said, tuple(hosts), variable, show(key), *reading.place(hosts[0], variable))
+
+
+def _ssh_problems(reading: Reading) -> Iterator[Problem]:
+    """Ask ssh itself about its options; it connects to nobody, and reads no other file (`-F none`)."""
+    given: dict[tuple[str, str], list[str]] = {}
+    for host in our_hosts(reading.groups):
+        for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+            if text := reading.values[host].get(name):
+                given.setdefault((name, text), []).append(host)
+    for (name, text), hosts in given.items():
+        said = _run(["ssh", "-F", "none", "-G", *shlex.split(text), "192.0.2.1"])
+        if said is not None and said.returncode:
+            reason = (said.stderr.strip().splitlines() or ["it gives no reason"])[0][:200]
+            yield Problem(
+                f"{name_hosts(hosts)}: {name} is {show(text)}, and ssh refuses it: {reason}; expected options of "
+                "ssh_config(5), such as -o StrictHostKeyChecking=accept-new",
+                tuple(hosts),
+                name,
+                show(text),
+                *reading.place(hosts[0], name),
+            )
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    """Run a command of OpenSSH's; None where there is none here, which is said by itself."""
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_KEY_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def _lock_of(site: Mapping[str, Any], variable: str) -> str:
@@ -329,16 +362,7 @@ def key_problem(path: Path) -> str | None:
         return "that is a public key; name the file without .pub"
     if mode & 0o077:
         return f"others may read it (mode {mode & 0o777:04o}), so ssh refuses it: chmod 600 {path}"
-    try:
-        done = subprocess.run(
-            ["ssh-keygen", "-y", "-P", "", "-f", str(path)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_KEY_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None  # without ssh-keygen there is no ssh either, which is said by itself
-    if done.returncode == 0 or "passphrase" in done.stderr:
+    done = _run(["ssh-keygen", "-y", "-P", "", "-f", str(path)])
+    if done is None or done.returncode == 0 or "passphrase" in done.stderr:
         return None
     return f"ssh-keygen can't open it: {(done.stderr.strip().splitlines() or ['it is no private key'])[-1][:200]}"

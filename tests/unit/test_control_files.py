@@ -279,6 +279,22 @@ def test_the_key_that_signs_is_looked_at_before_any_host(key: Path, project: Pat
         assert said in problem
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-o NoSuchOption=1", "Bad configuration option: nosuchoption"),
+        ("-o ConnectTimeout=soon", "invalid time value"),
+        ("-o StrictHostKeyChecking=maybe", "unsupported option"),
+        ("-c nothing", "Unknown cipher type"),
+    ],
+)
+def test_what_ssh_would_refuse_is_refused(project: Path, options: str, said: str) -> None:
+    (problem,) = problems(project, ansible_ssh_common_args=options)
+    assert f"ansible_ssh_common_args is '{options}', and ssh refuses it" in problem
+    assert said in problem
+    assert problems(project, ansible_ssh_extra_args="-4 -o StrictHostKeyChecking=no -o LogLevel=ERROR") == []
+
+
 def test_a_cache_that_is_no_directory_is_refused(project: Path) -> None:
     assert problems(project, release_cache="new/cache") == []
     for cache in ("locks/cpu-3.11.txt", "locks/cpu-3.11.txt/deep"):
