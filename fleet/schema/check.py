@@ -53,7 +53,9 @@ def group_problems(reading: Reading) -> Iterator[Problem]:
     patterns = [each for each in own if isinstance(each, str)] if isinstance(own, list) else []
     for pattern in patterns:
         if taken := next((each for each in known if fnmatchcase(each, pattern)), None):
-            text = f"cluster_own_groups has {show(pattern)}, which takes in psfleet's {taken}, and what is misspelt for it"
+            text = (
+                f"cluster_own_groups has {show(pattern)}, which takes in psfleet's {taken}, and what is misspelt for it"
+            )
             mend = f"expected names of your own, such as site_* or {taken}_*"
             file, line = reading.place(str(chief), "cluster_own_groups")
             yield Problem(f"{text}; {mend}", (), "cluster_own_groups", show(pattern), file, line)

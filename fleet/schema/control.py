@@ -53,7 +53,8 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
         names = [str(each) for each in given] if isinstance(given, Mapping) else []
         for variable, text in _program_problems(name, names, str(site.get("release_program", "")), root, locks):
             place = reading.place(chief, variable) if variable == "release_program" else reading.parts.get("program")
-            yield Problem(text, (chief,), variable, show(name), *(place or (None, None)))
+            said = f"trainer_run: {text}" if variable == "trainer_run" else text
+            yield Problem(said, (chief,), variable, show(name), *(place or (None, None)))
     yield from _ssh_problems(reading)
     keys: dict[str, list[str]] = {}
     for host in our_hosts(reading.groups):
@@ -96,6 +97,15 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+def program_problem(site: Mapping[str, Any], name: str, arguments: Sequence[str], root: Path) -> str | None:
+    """What is wrong with a program that a command names instead of the inventory's; None where nothing is known."""
+    locked: set[str] = set()
+    for _ in _lock_problems(_lock_of(site, "release_lock"), root, locked):
+        return None  # the inventory's own problems are said by themselves
+    given = str(site.get("release_program") or "")
+    return next((text for _, text in _program_problems(name, arguments, given, root, locked)), None)
 
 
 def _lock_of(site: Mapping[str, Any], variable: str) -> str:
@@ -189,14 +199,14 @@ def _program_problems(
         close = difflib.get_close_matches(module, modules, n=1, cutoff=0.6)
         ask = "Name the directory of your package in release_program, relative to the project's root"
         mend = f"Did you mean {close[0]}?" if close else ask
-        yield "trainer_run", f"trainer_run: program is {show(name)}, and {where} has no module {module}. {mend}"
+        yield "trainer_run", f"program is {show(name)}, and {where} has no module {module}. {mend}"
         return
     source = files[file]
     try:
         tree = ast.parse(source.read_bytes() if isinstance(source, Path) else source)
     except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:
         line = getattr(error, "lineno", None)
-        yield "trainer_run", f"trainer_run: program is {show(name)}, and {file}:{line} is no Python: {error}"
+        yield "trainer_run", f"program is {show(name)}, and {file}:{line} is no Python: {error}"
         return
     yield from (("trainer_run", text) for text in _object_problems(name, arguments, attribute, file, tree))
 
@@ -272,12 +282,12 @@ def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: 
                 return
             close = difflib.get_close_matches(part, [each for each in bound if not each.startswith("_")], n=1)
             mend = f"Did you mean {close[0]}?" if close else "Name an object of it: package.module:Name"
-            yield f"trainer_run: program is {show(name)}, and {file} has no {part}. {mend}"
+            yield f"program is {show(name)}, and {file} has no {part}. {mend}"
             return
         found = bound[part]
         if (what := _no_object(found)) is not None:
             right = f"expected a class or an object with {', '.join(REQUIRED)}"
-            yield f"trainer_run: program is {show(name)}, and {part} in {file}:{found.lineno} is {what}; {right}"
+            yield f"program is {show(name)}, and {part} in {file}:{found.lineno} is {what}; {right}"
         if not isinstance(found, ast.ClassDef):
             return
         body = found.body
@@ -288,16 +298,16 @@ def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: 
         made, given = methods.get(method), ("self",) if method == "build_model" else ("self", "context")
         if isinstance(made, ast.FunctionDef) and not made.decorator_list and not _takes(made, len(given)):
             right = f"{method}({', '.join(given)})"
-            yield f"trainer_run: program is {show(name)}; expected {right} in {file}:{made.lineno}"
+            yield f"program is {show(name)}; expected {right} in {file}:{made.lineno}"
     missing = [each for each in REQUIRED if each not in methods]
     if missing and "__getattr__" not in methods:
         where = f"{file}:{found.lineno}"
-        yield f"trainer_run: program is {show(name)}, and its class in {where} has no {', '.join(missing)}"
+        yield f"program is {show(name)}, and its class in {where} has no {', '.join(missing)}"
     taken = _parameters_of(methods)
     for argument in arguments if taken is not None else ():
         if argument not in (taken or []):
             takes = f"takes {', '.join(taken)}" if taken else "takes none"
-            yield f"trainer_run: program_args has {show(argument)}, and the constructor of {name} {takes}"
+            yield f"program_args has {show(argument)}, and the constructor of {name} {takes}"
 
 
 def _parameters_of(methods: Mapping[str, ast.stmt]) -> list[str] | None:
