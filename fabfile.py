@@ -88,6 +88,9 @@ def _leaving(message: str = "") -> Iterator[None]:
             signal.signal(each, signal.SIG_DFL)
 
 
+_MOST_LINES = 1_000_000  # of each task, which journalctl counts with 32 bits
+
+
 # Invoke turns a number's text into one itself, and ends with a traceback where it can't: so flags are texts.
 def _whole(flag: str, text: str) -> int:
     """Return a flag's whole number, 1 or more."""
@@ -271,6 +274,8 @@ def logs(
 ) -> None:
     """Show the tasks' journals, each line with its task."""
     number = _whole("lines", lines)
+    if number > _MOST_LINES:
+        raise Exit(f"--lines is {lines}: expected {_MOST_LINES:,} at most, as in --lines 20", 2)
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         verbs.show_logs(cluster, verbs.Desk(), task, number, follow)
 
@@ -355,7 +360,7 @@ def drill(
     list: bool = False,
     random: bool = False,
     seed: str | None = None,
-    minutes: str = "10",
+    minutes: str | None = None,
     slack: str = "1",
     inventory: str | None = None,
     ask_vault_pass: bool = False,
@@ -366,7 +371,11 @@ def drill(
         return
     if random and (names or all):
         raise Exit("--random chooses the drills itself: leave out --all and the names", 2)
-    chosen, length = None if seed is None else _whole("seed", seed), _above_zero("minutes", minutes)
+    for flag, given in (("seed", seed), ("minutes", minutes)):
+        if given is not None and not random:
+            raise Exit(f"--{flag} is for faults by chance, and no drill takes it: leave it out, or add --random", 2)
+    chosen = None if seed is None else _whole("seed", seed)
+    length = 10.0 if minutes is None else _above_zero("minutes", minutes)
     factor = _above_zero("slack", slack)
     with (
         _cluster(context, inventory, ask_vault_pass, check=True) as cluster,

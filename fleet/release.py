@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.inventory import ROOT, Inventory
+from fleet.schema.control import program_problem
 from fleet.signals import undisturbed
 from fleet.tables import render_duration
 from fleet.vault import lend
@@ -119,6 +120,15 @@ def build_release(inventory: Inventory) -> str:
     except release_archive.ReleaseError as error:
         raise OperatorMistake(str(error)) from error
     return str(release["id"])
+
+
+def find_program(inventory: Inventory, program: str, arguments: Sequence[str]) -> None:
+    """Raise OperatorMistake where the checkout has no such program, or it takes no such arguments.
+
+    It is read, not imported; the proof on the hosts has the last word.
+    """
+    if problem := program_problem(inventory.variables[inventory.chief.host], program, arguments, ROOT):
+        raise OperatorMistake(problem)
 
 
 def locks_of(variables: Mapping[str, Any]) -> tuple[str, str]:

@@ -12,7 +12,9 @@ from typing import Any
 
 import yaml
 
-from fleet.errors import OperatorMistake
+from fleet.errors import OperatorMistake, first_line
+from fleet.schema.problems import show
+from fleet.schema.reading import plain
 from trainer.config import PROGRAM_NAME, RUN_NAME
 from trainer.parameters import values_problem
 
@@ -20,6 +22,7 @@ KEYS = ("name", "program", "program_args", "grid", "points")
 MOST_POINTS = 1000
 # It travels on command lines, the longest of which Linux takes has 131,071 bytes.
 LONGEST = 50_000
+MOST_CHARACTERS = 1_000_000  # of the file, with its comments
 EXPECTED = "expected a mapping of `grid` (each name with a list of values) or `points` (a list of mappings), and more"
 
 
@@ -35,9 +38,17 @@ Loader.add_implicit_resolver(
 def read_sweep_file(path: Path) -> dict[str, Any]:
     """Return the selection that a sweep's file asks for; raises OperatorMistake."""
     try:
-        told = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise OperatorMistake(f"the sweep {path} can't be read: {error}") from error
+        if path.exists() and not path.is_file():  # a device has no end
+            raise ValueError("it is no regular file")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
+        told = plain(yaml.load(text, Loader=Loader))  # which refuses anchors that multiply
+    except (OSError, ValueError, RecursionError) as error:
+        raise OperatorMistake(
+            f"the sweep {str(path)!r} can't be read: {first_line(error)}. Name a YAML file (docs/sweeps.md)"
+        ) from error
     except yaml.YAMLError as error:
         raise OperatorMistake(f"the sweep {path} is no YAML: {error}") from error
     if problem := file_problem(told, path.stem):
@@ -74,18 +85,18 @@ def file_problem(told: Any, stem: str) -> str | None:
             return f"unknown key {key!r}; the keys are {', '.join(KEYS)}"
     name, grid, points = told.get("name", stem), told.get("grid", {}), told.get("points", [])
     if not isinstance(name, str) or not RUN_NAME.fullmatch(f"{name}-{MOST_POINTS}"):
-        return f"name is {name!r}: the runs are called after it; use letters, digits, '.', '_' and '-'"
+        return f"name is {show(name)}: the runs are called after it; use letters, digits, '.', '_' and '-'"
     if not isinstance(told.get("program", "p:P"), str) or not PROGRAM_NAME.fullmatch(told.get("program", "p:P")):
-        return f"program is {told['program']!r}: expected package.module:Name"
+        return f"program is {show(told['program'])}: expected package.module:Name"
     if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
-        return f"grid is {grid!r}: expected a list of values for each name, such as learning_rate: [0.1, 0.01]"
+        return f"grid is {show(grid)}: expected a list of values for each name, such as learning_rate: [0.1, 0.01]"
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-        return f"points is {points!r}: expected a list of mappings, such as - {{learning_rate: 0.1}}"
+        return f"points is {show(points)}: expected a list of mappings, such as - {{learning_rate: 0.1}}"
     if not grid and not points:
         return EXPECTED
     common = told.get("program_args", {})
     if not isinstance(common, dict):
-        return f"program_args is {common!r}: expected a mapping of names to values"
+        return f"program_args is {show(common)}: expected a mapping of names to values"
     return None
 
 

@@ -16,7 +16,7 @@ from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorM
 from fleet.inventory import Inventory, Task, list_notes
 from fleet.plan import Plan, make_plan, render_plan
 from fleet.quorum import chosen_minimum, find_shortages
-from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_release, check_deeply, ship
+from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_release, check_deeply, find_program, ship
 from fleet.run import Run
 from fleet.signals import undisturbed
 from fleet.sweep import is_same
@@ -53,6 +53,7 @@ class Desk:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     ship: Callable[[Shipment, Display], Shipped] = ship
+    find: Callable[[Inventory, str, Sequence[str]], None] = find_program
     build: Callable[[Inventory], str] = build_release
     look: Callable[[Inventory, Sequence[str], Display], Mapping[str, str]] = check_deeply
     ask: Callable[[str], bool] = _ask
@@ -89,6 +90,11 @@ def start_cluster(
     decision.check_source(source, run_name)
     decision.refuse_templates(sweep or program_args or {})
     decision.choose(run_name, program, {}, None)  # a wrong name is said before any host is asked
+    asked = sweep or {"program": program, "program_args": program_args or {}}
+    if named := asked.get("program"):
+        points = (sweep or {}).get("sweep", {}).get("points", [])
+        arguments = [name for given in (asked.get("program_args", {}), *points) for name in given]
+        desk.find(inventory, named, list(dict.fromkeys(arguments)))
     release = desk.build(inventory)
     if not plan_only:
         cluster.keep_starts_away()
@@ -361,7 +367,7 @@ def show_logs(cluster: Cluster, desk: Desk, task_name: str | None, lines: int, f
     inventory = cluster.inventory
     if lines < 0:
         raise OperatorMistake(f"--lines {lines}: expected a number of lines such as 50")
-    tasks = [inventory.task(task_name)] if task_name else list(inventory.tasks)
+    tasks = list(inventory.tasks) if task_name is None else [inventory.task(task_name)]
     width = max(len(task.name) for task in tasks)
 
     def show(name: str, message: str) -> None:

@@ -22,6 +22,8 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--set {text}: expected NAME=VALUE, as in --set learning_rate=0.01")
+        if name in values:
+            raise ValueError(f"--set {name} is there twice, and one of the two would be lost: give it once")
         values[name] = parse_value(value)
     if problem := values_problem(values):
         raise ValueError(f"--set: {problem}")
@@ -32,12 +34,19 @@ def parse_value(text: str) -> Any:
     """Return what a text says as JSON, else the text itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
 def values_problem(values: Mapping[Any, Any]) -> str | None:
     """Say what is wrong with parameters whatever program they are for; None where nothing is."""
+    try:
+        return _values_problem(values)
+    except RecursionError:
+        return "they are nested too deeply: name a file that the program reads"
+
+
+def _values_problem(values: Mapping[Any, Any]) -> str | None:
     for name, value in values.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             return f"{name!r} can't name a parameter of a constructor: use letters, digits and underscore"

@@ -121,6 +121,7 @@ def _cluster_problems(reading: Reading) -> Iterator[Problem]:
         return
     yield from _vacancy_problems(spec, groups, hostvars)
     yield from _port_problems(spec, reading)
+    yield from _opened_problems(spec, reading)
     yield from _size_problems(spec)
     for said in gpu_problems(groups, hostvars, spec["tasks"], strategy_of(groups, hostvars)):
         yield Problem(said)
@@ -473,6 +474,34 @@ def _port_problems(spec: Mapping[str, Any], reading: Reading) -> Iterator[Proble
                 *place,
             )
         taken[host, port] = name
+
+
+def _opened_problems(spec: Mapping[str, Any], reading: Reading) -> Iterator[Problem]:
+    """Refuse a task's port that is opened to everybody: TensorFlow's servers run what they are sent, unasked who it is.
+
+    TensorBoard's may be opened; it shows the training and runs nothing.
+    """
+    ports: dict[str, dict[int, str]] = {}
+    for task in spec["tasks"]:
+        if task["port"]:
+            ports.setdefault(task["host"], {})[task["port"]] = task["name"]
+    told: dict[str, list[str]] = {}
+    for host, names in ports.items():
+        for entry in reading.values[host].get("firewall_open", ()):
+            first, _, last = str(entry["port"]).partition("-")
+            anyone = any(network.endswith("/0") for network in entry.get("from", ["0.0.0.0/0"]))
+            hit = next((port for port in names if int(first) <= port <= int(last or first)), None)
+            if hit is not None and anyone and entry.get("protocol", "tcp") == "tcp":
+                told.setdefault(f"port {entry['port']} to everybody, and {hit} is {names[hit]}'s", []).append(host)
+    for said, hosts in told.items():
+        yield Problem(
+            f"{name_hosts(hosts)}: firewall_open opens {said}, whose server runs what it is sent; expected a port of "
+            "another program, or `from` with the networks that may reach it. Members reach it in any case",
+            tuple(hosts),
+            "firewall_open",
+            None,
+            *reading.place(hosts[0], "firewall_open"),
+        )
 
 
 def _size_problems(spec: Mapping[str, Any]) -> Iterator[Problem]:

@@ -51,6 +51,14 @@ def group_problems(reading: Reading) -> Iterator[Problem]:
     chief = reference_host(reading.groups)
     own = reading.values.get(chief, {}).get("cluster_own_groups") if chief else None
     patterns = [each for each in own if isinstance(each, str)] if isinstance(own, list) else []
+    for pattern in patterns:
+        if taken := next((each for each in known if fnmatchcase(each, pattern)), None):
+            text = (
+                f"cluster_own_groups has {show(pattern)}, which takes in psfleet's {taken}, and what is misspelt for it"
+            )
+            mend = f"expected names of your own, such as site_* or {taken}_*"
+            file, line = reading.place(str(chief), "cluster_own_groups")
+            yield Problem(f"{text}; {mend}", (), "cluster_own_groups", show(pattern), file, line)
     for group, hosts in reading.groups.items():
         if group in known or group in ANSIBLES_GROUPS or any(fnmatchcase(group, each) for each in patterns):
             continue

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import difflib
 import glob
+import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +42,8 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
     for variable in ("release_lock", "release_lock_gpu") if reading.groups.get("gpu") else ("release_lock",):
         for text in _lock_problems(_lock_of(site, variable), root, locks):
             yield Problem(text, (chief,), variable, None, *reading.place(chief, variable))
+    yield from _signing_problems(site, root, chief, reading)
+    yield from _cache_problems(site, root, chief, reading)
     run = site.get("trainer_run")
     name = run.get("program") if isinstance(run, dict) else None
     # Where the one or the other was refused already, nothing more can be said.
@@ -49,7 +53,9 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
         names = [str(each) for each in given] if isinstance(given, Mapping) else []
         for variable, text in _program_problems(name, names, str(site.get("release_program", "")), root, locks):
             place = reading.place(chief, variable) if variable == "release_program" else reading.parts.get("program")
-            yield Problem(text, (chief,), variable, show(name), *(place or (None, None)))
+            said = f"trainer_run: {text}" if variable == "trainer_run" else text
+            yield Problem(said, (chief,), variable, show(name), *(place or (None, None)))
+    yield from _ssh_problems(reading)
     keys: dict[str, list[str]] = {}
     for host in our_hosts(reading.groups):
         values = reading.values[host]
@@ -60,6 +66,46 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
             variable = "ansible_ssh_private_key_file"
             said = f"{name_hosts(hosts)}: {variable} is {show(key)}, and {problem}"
             yield Problem(said, tuple(hosts), variable, show(key), *reading.place(hosts[0], variable))
+
+
+def _ssh_problems(reading: Reading) -> Iterator[Problem]:
+    """Ask ssh itself about its options; it connects to nobody, and reads no other file (`-F none`)."""
+    given: dict[tuple[str, str], list[str]] = {}
+    for host in our_hosts(reading.groups):
+        for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+            if text := reading.values[host].get(name):
+                given.setdefault((name, text), []).append(host)
+    for (name, text), hosts in given.items():
+        said = _run(["ssh", "-F", "none", "-G", *shlex.split(text), "192.0.2.1"])
+        if said is not None and said.returncode:
+            reason = (said.stderr.strip().splitlines() or ["it gives no reason"])[0][:200]
+            yield Problem(
+                f"{name_hosts(hosts)}: {name} is {show(text)}, and ssh refuses it: {reason}; expected options of "
+                "ssh_config(5), such as -o StrictHostKeyChecking=accept-new",
+                tuple(hosts),
+                name,
+                show(text),
+                *reading.place(hosts[0], name),
+            )
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    """Run a command of OpenSSH's; None where there is none here, which is said by itself."""
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_KEY_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def program_problem(site: Mapping[str, Any], name: str, arguments: Sequence[str], root: Path) -> str | None:
+    """What is wrong with a program that a command names instead of the inventory's; None where nothing is known."""
+    locked: set[str] = set()
+    for _ in _lock_problems(_lock_of(site, "release_lock"), root, locked):
+        return None  # the inventory's own problems are said by themselves
+    given = str(site.get("release_program") or "")
+    return next((text for _, text in _program_problems(name, arguments, given, root, locked)), None)
 
 
 def _lock_of(site: Mapping[str, Any], variable: str) -> str:
@@ -153,14 +199,14 @@ def _program_problems(
         close = difflib.get_close_matches(module, modules, n=1, cutoff=0.6)
         ask = "Name the directory of your package in release_program, relative to the project's root"
         mend = f"Did you mean {close[0]}?" if close else ask
-        yield "trainer_run", f"trainer_run: program is {show(name)}, and {where} has no module {module}. {mend}"
+        yield "trainer_run", f"program is {show(name)}, and {where} has no module {module}. {mend}"
         return
     source = files[file]
     try:
         tree = ast.parse(source.read_bytes() if isinstance(source, Path) else source)
     except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:
         line = getattr(error, "lineno", None)
-        yield "trainer_run", f"trainer_run: program is {show(name)}, and {file}:{line} is no Python: {error}"
+        yield "trainer_run", f"program is {show(name)}, and {file}:{line} is no Python: {error}"
         return
     yield from (("trainer_run", text) for text in _object_problems(name, arguments, attribute, file, tree))
 
@@ -170,12 +216,59 @@ def _sources(program: Path) -> dict[str, bytes]:
 
     Raises what the release's own reader does, so that nothing is refused only after other phases changed the hosts.
     """
-    library = str(Path(__file__).resolve().parents[2] / "roles" / "release" / "library")
-    if library not in sys.path:
-        sys.path.append(library)
+    _find_the_releases_modules()
     from release_archive import read_program  # Ansible's part of it takes a while
 
     return {name: content for name, content in read_program(str(program)).items() if name.endswith(".py")}
+
+
+def _find_the_releases_modules() -> None:
+    library = str(Path(__file__).resolve().parents[2] / "roles" / "release" / "library")
+    if library not in sys.path:
+        sys.path.append(library)
+
+
+def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: Reading) -> Iterator[Problem]:
+    """Whether the key that signs releases is there, and is one whose releases the hosts take."""
+    named, signers = site.get("release_key", ""), site.get("release_signers", [])
+    if not named and not signers:
+        return  # the control machine's own key, which the hosts are told
+    _find_the_releases_modules()
+    from release_signature import SigningError, pick_signers, read_public
+
+    key = formats.control_file(root, named) if named else _cache_of(site, root) / "release-key"
+    variable = "release_key" if named else "release_signers"
+    try:
+        if named or key.exists():
+            pick_signers(key, read_public(key), signers)
+            return
+        said = (
+            f"{variable} names others' keys, and this machine's own, {key}, is not made yet; expected a key of this "
+            "machine among them. Name yours in release_key, or leave release_signers out"
+        )
+    except (SigningError, OSError) as error:
+        said = str(error)
+    yield Problem(said, (chief,), variable, None, *reading.place(chief, variable))
+
+
+def _cache_of(site: Mapping[str, Any], root: Path) -> Path:
+    return formats.control_file(root, str(site.get("release_cache", ".cache")))
+
+
+def _cache_problems(site: Mapping[str, Any], root: Path, chief: str, reading: Reading) -> Iterator[Problem]:
+    """Whether there is a directory for wheels and releases, or one can be made."""
+    cache = _cache_of(site, root)
+    there = next(each for each in (cache, *cache.parents) if each.exists())
+    what = "is no directory" if not there.is_dir() else "" if os.access(there, os.W_OK | os.X_OK) else "is not yours"
+    if what:
+        said = f"release_cache is {show(str(site.get('release_cache', '.cache')))}, and {there} {what}"
+        yield Problem(
+            f"{said}; expected a directory of this machine that you may write to",
+            (chief,),
+            "release_cache",
+            show(str(cache)),
+            *reading.place(chief, "release_cache"),
+        )
 
 
 def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: str, tree: ast.Module) -> Iterator[str]:
@@ -189,12 +282,12 @@ def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: 
                 return
             close = difflib.get_close_matches(part, [each for each in bound if not each.startswith("_")], n=1)
             mend = f"Did you mean {close[0]}?" if close else "Name an object of it: package.module:Name"
-            yield f"trainer_run: program is {show(name)}, and {file} has no {part}. {mend}"
+            yield f"program is {show(name)}, and {file} has no {part}. {mend}"
             return
         found = bound[part]
         if (what := _no_object(found)) is not None:
             right = f"expected a class or an object with {', '.join(REQUIRED)}"
-            yield f"trainer_run: program is {show(name)}, and {part} in {file}:{found.lineno} is {what}; {right}"
+            yield f"program is {show(name)}, and {part} in {file}:{found.lineno} is {what}; {right}"
         if not isinstance(found, ast.ClassDef):
             return
         body = found.body
@@ -205,16 +298,16 @@ def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: 
         made, given = methods.get(method), ("self",) if method == "build_model" else ("self", "context")
         if isinstance(made, ast.FunctionDef) and not made.decorator_list and not _takes(made, len(given)):
             right = f"{method}({', '.join(given)})"
-            yield f"trainer_run: program is {show(name)}; expected {right} in {file}:{made.lineno}"
+            yield f"program is {show(name)}; expected {right} in {file}:{made.lineno}"
     missing = [each for each in REQUIRED if each not in methods]
     if missing and "__getattr__" not in methods:
         where = f"{file}:{found.lineno}"
-        yield f"trainer_run: program is {show(name)}, and its class in {where} has no {', '.join(missing)}"
+        yield f"program is {show(name)}, and its class in {where} has no {', '.join(missing)}"
     taken = _parameters_of(methods)
     for argument in arguments if taken is not None else ():
         if argument not in (taken or []):
             takes = f"takes {', '.join(taken)}" if taken else "takes none"
-            yield f"trainer_run: program_args has {show(argument)}, and the constructor of {name} {takes}"
+            yield f"program_args has {show(argument)}, and the constructor of {name} {takes}"
 
 
 def _parameters_of(methods: Mapping[str, ast.stmt]) -> list[str] | None:
@@ -279,16 +372,7 @@ def key_problem(path: Path) -> str | None:
         return "that is a public key; name the file without .pub"
     if mode & 0o077:
         return f"others may read it (mode {mode & 0o777:04o}), so ssh refuses it: chmod 600 {path}"
-    try:
-        done = subprocess.run(
-            ["ssh-keygen", "-y", "-P", "", "-f", str(path)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_KEY_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None  # without ssh-keygen there is no ssh either, which is said by itself
-    if done.returncode == 0 or "passphrase" in done.stderr:
+    done = _run(["ssh-keygen", "-y", "-P", "", "-f", str(path)])
+    if done is None or done.returncode == 0 or "passphrase" in done.stderr:
         return None
     return f"ssh-keygen can't open it: {(done.stderr.strip().splitlines() or ['it is no private key'])[-1][:200]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import getopt
 import ipaddress
 import re
@@ -62,6 +63,11 @@ RELEASES = "/opt/trainer"
 ROUTE_OPTIONS = (
     *("hostkeyalias", "hostname", "identityfile", "port", "proxycommand", "proxyjump", "user"),
     *("-J", "-i", "-l", "-p", "-F", "-W"),
+)
+# Those with which ssh logs in and does something else than it is asked to, or doesn't log in.
+OTHER_OPTIONS = (
+    *("forkafterauthentication", "include", "localcommand", "remotecommand", "requesttty", "sessiontype", "stdinnull"),
+    *("-f", "-G", "-n", "-N", "-O", "-Q", "-s", "-t", "-V"),
 )
 # All of ssh(1)'s flags, with a colon after those that take a value.
 _SSH_FLAGS = "46AaCfGgKkMNnqsTtVvXxYyB:b:c:D:E:e:F:I:i:J:L:l:m:O:o:P:p:Q:R:S:W:w:"
@@ -224,6 +230,8 @@ def control_file(root: Path, text: str) -> Path:
 
 def network(text: str) -> str:
     """Return a network as chrony and exports(5) take it."""
+    if "%" in text:  # Python takes any text behind it for a zone
+        raise ValueError("a network with a zone holds on one host alone")
     try:
         return str(ipaddress.ip_network(text))
     except ValueError as error:
@@ -236,8 +244,16 @@ def url(text: str) -> str:
         raise ValueError(
             "it has other characters than an archive's address, or does not begin with http:// or https://"
         )
-    if not urlsplit(text).hostname:
+    parts = urlsplit(text)
+    if "@" in parts.netloc:
+        raise ValueError("leave out the login: everybody on the host may read it")
+    if not parts.hostname:
         raise ValueError("it names no host")
+    address(parts.hostname)
+    try:
+        assert parts.port != 0
+    except (ValueError, AssertionError) as error:
+        raise ValueError("its port is none from 1 to 65535") from error
     return text
 
 
@@ -260,16 +276,19 @@ def command_template(text: str) -> str:
     """Return a command in one line, in which {host} and {address} alone are filled in."""
     if any(not character.isprintable() for character in text):
         raise ValueError("it has characters that can't be printed")
-    names = {name for _, name, spec, conversion in string.Formatter().parse(text) if name is not None}
-    if names - {"host", "address"}:
-        raise ValueError(f"it has {{{sorted(names - {'host', 'address'})[0]}}}")
-    _words(text)
+    for _, name, form, conversion in string.Formatter().parse(text):
+        if name is not None and (name not in ("host", "address") or form or conversion):
+            raise ValueError(f"it has {{{name}{'!' if conversion else ':' if form else ''}")
+    if not _words(text):
+        raise ValueError("it is blank")
     return text
 
 
 def ssh_arguments(text: str) -> str:
-    """Return arguments for ssh, none of which changes the way to the host: fab would not go the same way."""
+    """Return arguments for ssh, none of which changes the way to the host, or has ssh do something else there."""
     for option in ssh_options(text):
+        if option in OTHER_OPTIONS:
+            raise ValueError(f"with {option} ssh would not run what it is given")
         if option in ROUTE_OPTIONS:
             raise ValueError(f"{option} changes the way to the host: put it into ~/.ssh/config")
     return text
@@ -285,7 +304,7 @@ def ssh_options(text: str) -> dict[str, str]:
         raise ValueError(f"ssh would take {rest[0][:60]} for the host's name")
     options: dict[str, str] = {}
     for flag, value in flags:
-        if flag in ROUTE_OPTIONS:
+        if flag in (*ROUTE_OPTIONS, *OTHER_OPTIONS):
             options[flag] = value
         if flag == "-o":
             name, *said = re.split(r"\s*=\s*|\s+", value.strip(), maxsplit=1)
@@ -301,13 +320,30 @@ def _words(text: str) -> list[str]:
 
 
 def mount_options(text: str) -> str:
-    """Return the options of an NFS mount, on which a write that failed must not count as done."""
-    soft = next((each for each in text.split(",") if each.partition("=")[0] in ("soft", "softerr")), None)
-    if soft:
-        raise ValueError(
-            f"with {soft} a server that is away for long makes writes fail, and what was written may be lost in "
-            "silence; write hard"
-        )
+    """Return the options of an NFS mount of psfleet's server, on which a write that failed must not count as done."""
+    for each in text.split(","):
+        name, _, value = each.partition("=")
+        if name in ("soft", "softerr"):
+            raise ValueError(
+                f"with {each} a server that is away for long makes writes fail, and what was written may be lost in "
+                "silence; write hard"
+            )
+        if name == "ro":
+            raise ValueError("with ro no task could write a checkpoint; leave it out")
+        if name in ("vers", "nfsvers") and value not in ("4", "4.2"):
+            raise ValueError(f"psfleet's server speaks no other version of NFS than 4.2; write {name}=4.2")
+        if name == "port" and value != "2049":
+            raise ValueError("psfleet's server listens on 2049; leave port out")
+    return text
+
+
+def export_options(text: str) -> str:
+    """Return the options of an export, on which what a client was told is written must be on the disk."""
+    options = text.split(",")
+    if "async" in options:
+        raise ValueError("with async a server that loses its power loses checkpoints that count as saved; write sync")
+    if "ro" in options:
+        raise ValueError("with ro no task could write a checkpoint; write rw")
     return text
 
 
@@ -317,6 +353,15 @@ def public_key(text: str) -> str:
         raise ValueError("it is a private key, which stays where it is: the .pub file beside it is meant")
     if not re.fullmatch(r"(ssh|sk|ecdsa)-[\w.@-]+ [A-Za-z0-9+/]+=*( [^\n]*)?", text):
         raise ValueError("it is no line of a .pub file")
+    kind, content, *comment = text.split(" ", 2)
+    try:
+        key = base64.b64decode(content, validate=True)
+    except ValueError as error:
+        raise ValueError("its second word is no whole key: copy the line anew") from error
+    if not key.startswith(len(kind).to_bytes(4, "big") + kind.encode()) or len(key) < len(kind) + 36:
+        raise ValueError(f"its second word is no key of {kind}, or a part of one: copy the line anew")
+    if not "".join(comment).isprintable():
+        raise ValueError("its comment has characters that can't be printed")
     return text
 
 
@@ -324,6 +369,7 @@ FORMATS = {
     "address": address,
     "command-template": command_template,
     "control-path": control_path,
+    "export-options": export_options,
     "host-address": host_address,
     "mount-options": mount_options,
     "network": network,

@@ -107,11 +107,10 @@ def _plain(value: Any, room: list[int], depth: int) -> Any:
             return kind(value)
     if isinstance(value, Mapping):
         return {_plain(key, room, depth + 1): _plain(item, room, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set)):
+    if isinstance(value, (list, tuple)):
         return [_plain(item, room, depth + 1) for item in value]
-    if isinstance(value, datetime.date):
-        return value  # no setting is one, and its message tells how to write it
-    return show(value)  # bytes: no setting is one
+    # No setting is a date, bytes (!!binary) or a set (!!set): as what they are they are refused.
+    return value if isinstance(value, (datetime.date, bytes)) else frozenset({show(value)})
 
 
 def _say(error: Exception) -> str:

@@ -10,6 +10,8 @@ RUN = {"program": "trainer.examples.digits:Digits"}
 SITE = {"cluster_shared_dir": "/srv/trainer", "cluster_uid": 6006, "trainer_run": RUN}
 GROUPS = {"chief": ["head"], "ps": ["ps-0"], "worker": ["worker-0", "worker-1"]}
 
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGzbTJnP8kEhbaqAJ0Wm0fZ1c6YgnmAIVw3ZAqt3rSgD"
+
 Case = tuple[str, dict[str, list[str]], dict[str, dict[str, Any]]]
 
 ADDRESSES: list[Any] = [
@@ -85,6 +87,11 @@ SETTINGS: list[tuple[str, Any]] = [
     ("steps", "1e6"), ("checkpoint_seconds", "1e2"), ("run", datetime.date(2024, 1, 1)),
     ("program_args", {"since": datetime.date(2024, 1, 1)}),
     ("program_args", {"a": [{"b": datetime.datetime(2024, 1, 1)}]}),
+    ("program_args", {"a": b"x"}), ("program_args", {"a": {"x", "y"}}), ("program_args", {"a": [b"x"]}),
+    ("program_args", {"a": {1: 2}}), ("program_args", {"a b": 1}), ("program_args", {"class": 1}),
+    ("program_args", {"a": float("nan")}), ("program_args", {"a": "x" * 20_000}), ("input", "remote"),
+    ("input_sharding", "Auto"), ("checkpoints_kept_best", -1), ("checkpoints_best_mode", "MAX"),
+    ("initial_weights", "s3://b/x"), ("initial_weights", "digits@x"), ("silent_seconds", 5), ("training_seconds", 60),
     ("partitioner", "big"), ("elastic", "yes"), ("steps_per_execution", "fast"), ("steps_per_execution", 10**30),
 ]  # fmt: skip
 GROUP_NAMES = [
@@ -142,6 +149,36 @@ VALUES: list[tuple[str, Any]] = [
     ("cluster_minimum", {"worker": 1.5}), ("cluster_minimum", {"ps": "80%"}),
     ("cluster_minimum", {"chief": 0}), ("cluster_minimum", {"worker": True}), ("cluster_minimum", {"worker": -1}),
     ("drill_power_off", 'off "{host}'),
+    ("drill_power_off", "off {host!r}"), ("drill_power_off", "off {host:>99999999}"), ("drill_power_off", "   "),
+    ("drill_power_off", "off {host[0]}"), ("drill_power_on", "on {}"),
+    ("common_time_clients", ["fe80::%a\nallow all/64"]), ("firewall_outward", ["fd00::%;}/64"]),
+    ("firewall_outward", ["example.org"]), ("firewall_outward", "any"), ("firewall_closes", True),
+    ("firewall_open", [{"port": 80, "from": ["fe80::%eth0/64"]}]), ("firewall_open", [{"port": 80, "form": []}]),
+    ("firewall_open", [{"port": 80, "from": []}]), ("firewall_open", [{"port": "8010-8000"}]),
+    ("firewall_open", [{"port": "80,443"}]), ("firewall_open", [{"port": 80, "protocol": "icmp"}]),
+    ("firewall_open", [{"port": 2400}]), ("firewall_open", [{"port": "1-65535"}]), ("firewall_open", [9100]),
+    ("firewall_open", [{"port": "2000-3000", "from": ["10.0.0.0/8", "::/0"]}]), ("firewall_confirm_seconds", 0),
+    ("release_signers", ["ssh-ed25519 AAAA"]), ("release_signers", ["ssh-rsa AAAAC3NzaC1lZDI1NTE5AAAAIDummyx mixed"]),
+    ("release_signers", ["ssh-ed25519 !!!!"]), ("release_signers", "ssh-ed25519 AAAA"),
+    ("release_signers", [f"{PUBLIC_KEY} a\x00b"]), ("release_signers", [f"{PUBLIC_KEY} a\u2028b"]),
+    ("release_signers", [PUBLIC_KEY[:-8]]), ("release_signers", [f"cert-authority {PUBLIC_KEY}"]),
+    ("trainer_secrets", {"A\n": "x"}), ("trainer_secrets", {1: "x"}), ("trainer_secrets", {"../A": "x"}),
+    ("trainer_secrets", {"A": ""}), ("trainer_secrets", {"A": b"x"}), ("trainer_secrets", ["A"]),
+    ("nvidia_driver_mirror", "http://host:99999/x"), ("nvidia_driver_mirror", "http://host:port/"),
+    ("nvidia_driver_mirror", "http://me:secret@host/debian"), ("nvidia_driver_mirror", "http://-x/"),
+    ("nvidia_driver_mirror", "http://host:0/x"), ("common_packages", ["openssh-server-"]),
+    ("common_journal_size", "1"), ("common_journal_size", "999999999999999T"),
+    ("cluster_own_groups", ["worker*"]), ("cluster_own_groups", ["gpu"]), ("cluster_own_groups", ["wo?ker"]),
+    ("ansible_ssh_common_args", "-N"), ("ansible_ssh_common_args", "-f"), ("ansible_ssh_common_args", "-vV"),
+    ("ansible_ssh_common_args", "-o RemoteCommand=id"), ("ansible_ssh_extra_args", "-o SessionType=none"),
+    ("ansible_ssh_extra_args", "-o Include=/x"), ("ansible_become_flags", "-u nobody"), ("ansible_become_exe", "su"),
+    ("ansible_shell_type", "fish"), ("ansible_shell_executable", "/bin/false"), ("ansible_ssh_executable", "/bin/x"),
+    ("ansible_python_interpreter", "/bin/sh"), ("ansible_python_interpreter", "/usr/bin/python2.7"),
+    ("ansible_python_interpreter", "/usr/bin/python3.9"), ("ansible_python_interpreter", "/usr/bin/../x/python3"),
+    ("ansible_python_interpreter", "/opt/trainer/current/env/bin/python"), ("release_build_proof", "no"),
+    ("nfs_server_options", "rw,async"), ("nfs_server_options", "ro"), ("nfs_client_options", "ro"),
+    ("nfs_client_options", "vers=3"), ("nfs_client_options", "hard,nfsvers=4.1"),
+    ("nfs_client_options", "hard,port=2050"),
     ("ansible_user", "-oProxyCommand=id"), ("ansible_ssh_private_key_file", "-x"), ("worker_index", "first"),
     ("worker_index", -1), ("worker_index", 10**30), ("cluster_own_groups", "bastion"), ("drills_destructive", "yes"),
     ("drill_power_off", "a\nb"), ("drill_power_off", "x {host.__class__}"), ("trainer_run", None), ("trainer_run", []),
@@ -216,7 +253,7 @@ def cases() -> Iterator[Case]:
         yield f"variable {name!r}", {}, {"worker-1": {name: value}}
     for name, value in VALUES:
         gpu = {"gpu": ["worker-0", "worker-1"]} if name.startswith(("gpu", "nvidia")) else {}
-        yield f"{name} {value!r:.60}", gpu, {"all": ({"gpu_count": 1} if gpu else {}) | {name: value}}
+        yield f"{name} {value!r:.120}", gpu, {"all": ({"gpu_count": 1} if gpu else {}) | {name: value}}
     for name, value in DIFFERENT:
         yield f"{name} of one host: {value!r:.60}", {}, {"worker-1": {name: value}}
     yield "no chief", {"chief": []}, {}

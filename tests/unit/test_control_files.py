@@ -48,6 +48,9 @@ made = Net()
 DEEP = "made = " + "-" * 200_000 + "1\n"
 
 
+OTHERS = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGzbTJnP8kEhbaqAJ0Wm0fZ1c6YgnmAIVw3ZAqt3rSgD"
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     for name, text in {
@@ -257,6 +260,46 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_key_that_opens_is_right_with_a_passphrase_too(key: Path) -> None:
     assert key_problem(key) is None
     assert key_problem(Path(f"{key}-shut")) is None
+
+
+def test_the_key_that_signs_is_looked_at_before_any_host(key: Path, project: Path) -> None:
+    public = Path(f"{key}.pub").read_text().strip()
+    for right in ({"release_key": str(key)}, {"release_key": f"{key}.pub", "release_signers": [public]}):
+        assert problems(project, **right) == []
+    wrong = [
+        ({"release_key": "nowhere"}, "release_key: there is no file"),
+        ({"release_key": "~nobody-here/key"}, "release_key: there is no file"),
+        ({"release_key": "locks"}, "release_key: there is no file"),
+        ({"release_key": "locks/cpu-3.11.txt"}, "can't be read"),
+        ({"release_key": str(key), "release_signers": [OTHERS]}, "release_signers in the inventory has not"),
+        ({"release_signers": [OTHERS]}, "names others' keys, and this machine's own"),
+    ]
+    for site, said in wrong:
+        (problem,) = problems(project, **site)
+        assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-o NoSuchOption=1", "Bad configuration option: nosuchoption"),
+        ("-o ConnectTimeout=soon", "invalid time value"),
+        ("-o StrictHostKeyChecking=maybe", "unsupported option"),
+        ("-c nothing", "Unknown cipher type"),
+    ],
+)
+def test_what_ssh_would_refuse_is_refused(project: Path, options: str, said: str) -> None:
+    (problem,) = problems(project, ansible_ssh_common_args=options)
+    assert f"ansible_ssh_common_args is '{options}', and ssh refuses it" in problem
+    assert said in problem
+    assert problems(project, ansible_ssh_extra_args="-4 -o StrictHostKeyChecking=no -o LogLevel=ERROR") == []
+
+
+def test_a_cache_that_is_no_directory_is_refused(project: Path) -> None:
+    assert problems(project, release_cache="new/cache") == []
+    for cache in ("locks/cpu-3.11.txt", "locks/cpu-3.11.txt/deep"):
+        (problem,) = problems(project, release_cache=cache)
+        assert "locks/cpu-3.11.txt is no directory; expected a directory of this machine" in problem
 
 
 def test_a_key_that_opens_nothing_is_refused(key: Path, project: Path) -> None:

@@ -100,6 +100,33 @@ def test_parameter_without_a_value_exits_2_before_a_host_is_asked(
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("start-cluster --program trainer.examples.digits:Digts", "digits.py has no Digts. Did you mean Digits?"),
+        ("start-cluster --program trainer.examples.digit:Digits --plan", "Did you mean trainer.examples.digits?"),
+        ("restart-cluster --program trainer.examples.digits:Digits --set dropot=1", "takes learning_rate, dropout"),
+        ("start-cluster --set rate=1 --set rate=2", "--set rate is there twice"),
+        ("start-cluster --set rate=" + 900 * "[" + 900 * "]", "nested too deeply"),
+        ("logs --task=", "has no task ''"),
+        ("logs --lines 99999999999999999999", "expected 1,000,000 at most"),
+        ("drill worker --seed 5", "--seed is for faults by chance"),
+        ("drill worker --minutes 5", "--minutes is for faults by chance"),
+        ("sweep /dev/zero", "'/dev/zero' can't be read: it is no regular file"),
+    ],
+)
+def test_what_a_verb_can_not_do_exits_2_before_a_host_is_asked(
+    words: str,
+    said: str,
+    silent_inventory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fab", *words.split()])
+    assert fab(*words.split(), "--inventory", str(silent_inventory)) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "drill --random --seed x",

@@ -265,7 +265,7 @@ def hosts() -> Pretence:
 @pytest.fixture
 def desk(hosts: Pretence) -> verbs.Desk:
     clock = Clock(hosts=hosts)
-    return verbs.Desk(io.StringIO(), clock, clock.sleep, nothing, build=lambda _: hosts.release or "")
+    return verbs.Desk(io.StringIO(), clock, clock.sleep, nothing, lambda *_: None, lambda _: hosts.release or "")
 
 
 def nothing(_shipment: Shipment, _display: Display) -> Shipped:

@@ -418,6 +418,12 @@ def test_true_is_another_value_than_1(tmp_path: Path) -> None:
     assert len(sweep_file(tmp_path, "grid: {a: [1, true]}")["sweep"]["points"]) == 2
 
 
+# Seven lines that stand for ten million values.
+MULTIPLIED = "\n".join(
+    ["", "  a: &a0 [x]", *(f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 8))]
+)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -435,6 +441,13 @@ def test_true_is_another_value_than_1(tmp_path: Path) -> None:
         ("program: digits\npoints: [{}]", "program is 'digits': expected package.module:Name"),
         ("grid: {rate: [1]}\npoints: [{rate: 1}]", 'the point {"rate": 1} is there twice'),
         ("a: [", "is no YAML"),
+        (f"grid: {{a: {5000 * '['}{5000 * ']'}}}", "can't be read"),
+        (f"grid: {{a: [{5000 * '9'}]}}", "can't be read"),
+        ("grid: {day: [2026-13-45]}", "can't be read: month must be in 1..12"),
+        (f"grid: {MULTIPLIED}", "can't be read: it has more than 20000 values"),
+        (f"grid: {{a: [1]}} # {1_000_000 * 'x'}", "it has more than 1,000,000 characters"),
+        ("grid: {a: [!!binary eA==]}", "expected what JSON can say"),
+        ("grid: {a: !!set {x, y}}", "expected a list of values for each name"),
         (f"points: {json.dumps([{'a': letter * 9000} for letter in 'abcdef'])}", "characters long, and 50,000 is the"),
         (f"grid: {{a: {list(range(100))}, b: {list(range(100))}}}", "10,000 points, and 1,000 is the most"),
     ],
@@ -447,7 +460,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OperatorMistake, match=r"nowhere.yml can't be read"):
+    with pytest.raises(OperatorMistake, match=r"nowhere.yml' can't be read"):
         read_sweep_file(tmp_path / "nowhere.yml")
 
 
