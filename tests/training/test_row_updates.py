@@ -71,6 +71,25 @@ def test_sgd_by_rows_is_keras_own(make: Make) -> None:
     assert not np.array_equal(by_rows.table, START)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.Adagrad(0.1),
+        lambda: keras.Adagrad(keras.schedules.ExponentialDecay(0.1, 2, 0.5), initial_accumulator_value=0.01),
+        lambda: keras.Adagrad(0.1, clipnorm=0.1),
+    ],
+)
+def test_adagrad_in_one_operation_is_keras_own_but_for_rounding(make: Make) -> None:
+    plain, by_rows = Model(make()), Model(make())
+    update_by_rows(by_rows)
+    assert is_by_rows(by_rows.optimizer)
+    for ours, expected in zip(by_rows.train(SOME_ROWS, 6), plain.train(SOME_ROWS, 6), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=2e-6, atol=1e-7)
+    for ours, expected in zip(by_rows.optimizer.variables, plain.optimizer.variables, strict=True):
+        np.testing.assert_allclose(ours.numpy(), expected.numpy(), rtol=2e-6)
+    assert not np.array_equal(by_rows.table, START)
+
+
 def test_sgd_by_rows_has_no_slot() -> None:
     """It would take as much memory as the table, and to write it as long as the whole step."""
     model = Model(keras.SGD(0.1))
@@ -102,7 +121,9 @@ def test_a_checkpoint_with_the_momentum_that_sgd_by_rows_has_not_is_restored(tmp
         lambda: keras.SGD(0.1, momentum=tf.Variable(0.0)),
         lambda: keras.SGD(0.1, weight_decay=0.1),
         lambda: keras.SGD(0.1, use_ema=True),
-        lambda: keras.Adagrad(0.1),
+        lambda: keras.Adagrad(0.1, use_ema=True),
+        lambda: keras.Adagrad(0.1, epsilon=1e-5),
+        lambda: keras.Adagrad(0.1, initial_accumulator_value=0.0),
         lambda: keras.Adam(0.1),
         lambda: keras.Ftrl(0.1),
         lambda: keras.legacy.SGD(0.1),
@@ -115,9 +136,9 @@ def test_what_would_differ_is_left_to_keras(make: Make) -> None:
     assert not is_by_rows(model.optimizer)
 
 
-@pytest.mark.parametrize("kind", [keras.SGD, keras.Adagrad])
-def test_an_update_of_rows_is_not_compiled_anew_for_each_number_of_them(kind: Any) -> None:
-    model = Model(kind(0.1))
+@pytest.mark.parametrize("make", [lambda: keras.SGD(0.1), lambda: keras.Adagrad(0.1), lambda: keras.Adagrad(0.1, 0.0)])
+def test_an_update_of_rows_is_not_compiled_anew_for_each_number_of_them(make: Make) -> None:
+    model = Model(make())
     model.optimizer.jit_compile = True  # as Keras sets it where there is a GPU
     update_by_rows(model)
     assert not model.optimizer.jit_compile

@@ -1,8 +1,9 @@
 """Updates that touch only the rows of a table which a step has looked up.
 
-Where a gradient names rows (`tf.IndexedSlices`), tf_keras's `SGD` and `Adam` still compute on the whole variable. The
-updates made here take the place of an optimizer's `update_step`; its variables, and so its checkpoints, stay as they
-are, but that such an SGD has no momentum. docs/large-tables.md says which optimizer gets which.
+Where a gradient names rows (`tf.IndexedSlices`), tf_keras's `SGD` and `Adam` still compute on the whole variable, and
+`Adagrad` sends each row four times between worker and ps. The updates made here take the place of an optimizer's
+`update_step`; its variables, and so its checkpoints, stay as they are, but that such an SGD has no momentum.
+docs/large-tables.md says which optimizer gets which.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from trainer.variables import bytes_of
 
 log = logging.getLogger(__name__)
 LARGE_BYTES = 64 * 1024 * 1024  # of a shard; to compute on less takes no time that anybody feels
+EPSILON_PART = 1e-5  # of the least accumulator: what a smaller epsilon of Adagrad does is lost in rounding
 Update = Callable[[Any, Any, Any], None]
 
 
@@ -31,19 +33,19 @@ def update_by_rows(model: Any, *, lazy_adam: bool = False) -> None:
     """
     kinds = tf.keras.optimizers.Optimizer
     optimizers = [one for one in optimizers_of(model) if isinstance(one, kinds) and not hasattr(one, "inner_optimizer")]
-    updates = {tf.keras.optimizers.SGD: sgd}
+    updates = {tf.keras.optimizers.SGD: sgd, tf.keras.optimizers.Adagrad: adagrad}
     if lazy_adam:
         updates[tf.keras.optimizers.Adam] = adam
         check_lazy_adam(model, optimizers)
     for optimizer in optimizers:
         # An exact type: a class of the program's own may have another update.
         update = updates.get(type(optimizer))
-        if update and not touches_all_rows(optimizer):
+        if update is adagrad and not touches_all_rows(optimizer) and optimizer.epsilon > greatest_epsilon(optimizer):
+            leave_xla_out(optimizer)  # its own update changes only the rows
+        elif update and not touches_all_rows(optimizer):
             replace_update(optimizer, update)
             if update is sgd:
                 leave_momentum_out(optimizer)
-        elif type(optimizer) is tf.keras.optimizers.Adagrad and not touches_all_rows(optimizer):
-            leave_xla_out(optimizer)  # its own update changes only the rows
         elif type(optimizer).__module__.startswith("tf_keras."):
             warn_of_large_tables(optimizer)
 
@@ -131,6 +133,28 @@ def sgd(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
     """Do what SGD without momentum does; it would write one that nobody reads."""
     rate = tf.cast(optimizer.learning_rate, variable.dtype)
     variable.scatter_add(tf.IndexedSlices(-gradient.values * rate, gradient.indices))
+
+
+def greatest_epsilon(optimizer: Any) -> float:
+    """Return the greatest epsilon of an Adagrad with which `adagrad` gives the same results but for rounding."""
+    return EPSILON_PART * float(optimizer.initial_accumulator_value)
+
+
+def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
+    """Do what Adagrad does, in one operation on the ps where the rows lie: the gradient alone is sent.
+
+    It adds epsilon to the root of an accumulator, Keras to the accumulator.
+    """
+    accumulator = optimizer._accumulators[optimizer._index_dict[optimizer._var_key(variable)]]
+    tf.raw_ops.ResourceSparseApplyAdagradV2(
+        var=variable.handle,
+        accum=accumulator.handle,
+        lr=tf.cast(optimizer.learning_rate, variable.dtype),
+        epsilon=tf.cast(optimizer.epsilon, variable.dtype),
+        grad=gradient.values,
+        indices=gradient.indices,
+        use_locking=True,  # of two workers with the same row both count
+    )
 
 
 def adam(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
