@@ -20,6 +20,7 @@ from trainer.config import Config, ConfigError, absolute_path, read_assignments
 from trainer.failures import TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.gpus import find_missing
 from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
+from trainer.reporting.journal import about
 from trainer.reporting.logs import set_up_logging
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import describe, describe_all, read_all, read_status
@@ -155,6 +156,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         die_with_parent(options.parent)
     set_up_logging(journal=is_journal(environment))
     cluster = read_cluster(options, environment)
+    about(task=cluster.task)
     notifier = Notifier.from_environment(environment)
     if options.parent:
         return become_task(options, environment, cluster, notifier)
@@ -196,6 +198,7 @@ def become_task(
 
     def selected() -> Config:
         config = read_config(options, environment, evaluates)
+        about(run=config.run)  # a server asks again and again, and serves one run after the other
         refuse_missed_release(config, Path(link) if link else None, own)
         return config
 
@@ -222,9 +225,10 @@ def become_task(
         from trainer.tasks.evaluator import run_evaluator
 
         return run_evaluator(config, notifier, partial(read_config, options, environment, True), only_wait=only_wait)
+    from trainer.reporting.notifications import Notifications
     from trainer.tasks.sweep import train_point
 
-    return train_point(config, cluster, notifier)
+    return train_point(config, cluster, notifier, Notifications(config, environment.get("CREDENTIALS_DIRECTORY")))
 
 
 def find_missed_release(selected: Callable[[], Config]) -> str | None:

@@ -21,6 +21,20 @@ TAIL_BYTES = 64 * 1024
 SHOWN = 5
 # Of these there are so many that nothing else would be shown.
 ROUTINE = ("checkpoint-saved", "evaluated")
+# What TensorBoard shows beside the curves.
+FAULTS = (
+    "member-lost",
+    "member-silent",
+    "member-given-up",
+    "member-other-release",
+    "ps-lost",
+    "recovering",
+    "phase-overdue",
+    "lease-taken",
+    "save-failed",
+    "checkpoint-set-aside",
+    "failed",
+)
 
 
 def at_once(write: Callable[[], None]) -> None:
@@ -28,11 +42,17 @@ def at_once(write: Callable[[], None]) -> None:
 
 
 class EventLog:
-    """Appends events; `post` says on which thread."""
+    """Appends events; `post` says on which thread, and `heard` hears of each."""
 
-    def __init__(self, path: Path, post: Callable[[Callable[[], None]], object] = at_once) -> None:
+    def __init__(
+        self,
+        path: Path,
+        post: Callable[[Callable[[], None]], object] = at_once,
+        heard: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
         self._path = path
         self._post = post
+        self._heard = heard
 
     def write(
         self,
@@ -52,6 +72,8 @@ class EventLog:
         record = {"time": round(time.time(), 3), "event": event}
         record |= {key: value for key, value in known.items() if value is not None}
         self._post(partial(append, self._path, json.dumps(record)))
+        if self._heard is not None:
+            self._heard(record)
 
 
 def append(path: Path, line: str) -> None:

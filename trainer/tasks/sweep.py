@@ -9,6 +9,7 @@ from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped
+from trainer.reporting.notifications import Notifications
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import read_status
 from trainer.run.directory import RunDirectory
@@ -23,18 +24,22 @@ POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0  # before the next try to write to a shared path that is full
 
 
-def train_point(config: Config, cluster: Cluster, notifier: Notifier) -> int:
+def train_point(
+    config: Config, cluster: Cluster, notifier: Notifier, notifications: Notifications | None = None
+) -> int:
     """Train the run; returns the exit code, which in a sweep with points left asks for another process (75).
 
     A point that fails is written down, and the next one begins.
     """
     sweep = selected_sweep(config)
     if sweep is None:
-        return run_coordinator(config, cluster, notifier)
+        return run_coordinator(config, cluster, notifier, notifications=notifications)
     if sweep.present() is not None:
         stopping = StopRequest()
         try:
-            code = run_coordinator(config, cluster, notifier, keeps_servers=True, stopping=stopping)
+            code = run_coordinator(
+                config, cluster, notifier, keeps_servers=True, stopping=stopping, notifications=notifications
+            )
             stopping.listen()  # what is written here is written to its end
         except Stopped:
             return STOPPED
