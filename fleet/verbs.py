@@ -22,7 +22,7 @@ from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_relea
 from fleet.run import Run
 from fleet.signals import undisturbed
 from fleet.sweep import is_same
-from fleet.tables import ProgressLine, put
+from fleet.tables import ProgressLine, put, render_duration
 from fleet.terminal import printable
 from fleet.units import Health
 from fleet.view import console_of, draw, is_terminal
@@ -383,7 +383,8 @@ def status_record(
         "releases": observation.releases,
         "tasks": report.task_rows(inventory, observation, quiet),
         "run": observation.run.as_json() if observation.run else None,
-        "unreachable": observation.unreachable,
+        "unreachable": dict(observation.unreachable)
+        | {host: f"no answer for {render_duration(seconds)}" for host, seconds in (quiet or {}).items()},
     }
 
 
