@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_a_time_is_the_operators(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "10", "25:00", "2026-13-01", "$(reboot)", "-1 h"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(OperatorMistake, match="--since is .*: expected a time such as '10 min'"):
+    with pytest.raises(OperatorMistake, match=r"--since is .*: expected a time such as '10 min'"):
         read_time(text, NOW)
 
 
@@ -112,7 +112,11 @@ def test_an_entry_has_its_run_and_step() -> None:
 class Journals(fleet.Pretence):
     """Hosts whose journals have these lines, of (time, run, message)."""
 
-    lines: list[tuple[int, str | None, str]] = []
+    lines: ClassVar[list[tuple[int, str | None, str]]] = [
+        (3, "digits", "third"),
+        (1, None, "first"),
+        (2, "other", "second"),
+    ]
     failed: Answer | None = None
 
     def run(self, scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
@@ -128,9 +132,7 @@ class Journals(fleet.Pretence):
 
 @pytest.fixture
 def hosts() -> Journals:
-    hosts = Journals(fleet.make_inventory())
-    hosts.lines = [(3, "digits", "third"), (1, None, "first"), (2, "other", "second")]
-    return hosts
+    return Journals(fleet.make_inventory())
 
 
 @pytest.mark.parametrize("follow", [False, True])
