@@ -16,12 +16,14 @@ from invoke import Context, Exit
 if not sys.flags.dont_write_bytecode:
     sys.dont_write_bytecode = False  # Invoke forbids it, and each call would compile Ansible and the kit anew
 
-from fleet import verbs
+from fleet import decision, verbs
 from fleet.cluster import Cluster
 from fleet.drills import rehearsal
 from fleet.errors import FleetError
 from fleet.gpu import check_gpus
 from fleet.inventory import load_inventory
+from fleet.journal import Chosen, read_time
+from fleet.live import watch_status
 from fleet.ssh import SshHosts
 from fleet.sweep import read_sweep_file
 from fleet.terminal import printable
@@ -41,6 +43,7 @@ _START = {
     "plan": "say what would be done, and do nothing",
     "allow_missing": "start without hosts that don't answer, where each job has its minimum (cluster_minimum)",
     "timeout": "seconds to wait for the first trained step (default: 300)",
+    "json": "print the outcome as JSON, and what is done meanwhile on standard error",
     **_WHERE,
 }
 
@@ -91,6 +94,11 @@ def _leaving(message: str = "") -> Iterator[None]:
 _MOST_LINES = 1_000_000  # of each task, which journalctl counts with 32 bits
 
 
+def _desk(json: bool) -> verbs.Desk:
+    """With `--json` standard output has that alone, so that another program can read it."""
+    return verbs.Desk(sys.stderr, answers=sys.stdout) if json else verbs.Desk()
+
+
 # Invoke turns a number's text into one itself, and ends with a traceback where it can't: so flags are texts.
 def _whole(flag: str, text: str) -> int:
     """Return a flag's whole number, 1 or more."""
@@ -129,6 +137,7 @@ def start_cluster(
     plan: bool = False,
     allow_missing: bool = False,
     timeout: str = "300",
+    json: bool = False,
     inventory: str | None = None,
     ask_vault_pass: bool = False,
 ) -> None:
@@ -137,7 +146,7 @@ def start_cluster(
     with _leaving("left"), _cluster(context, inventory, ask_vault_pass, check=True) as cluster:
         verbs.start_cluster(
             cluster,
-            verbs.Desk(),
+            _desk(json),
             run,
             program,
             detach,
@@ -156,7 +165,7 @@ def start_cluster(
         "file": "YAML: a grid or a list of the program's parameters (docs/sweeps.md); --file may be left out",
         "status": "show how far it is, and start nothing",
         "name": "with --status: which sweep, instead of the selected one",
-        "json": "with --status: print JSON instead of a table",
+        "json": "print the outcome as JSON, and what is done meanwhile on standard error",
         **{flag: _START[flag] for flag in ("detach", "plan", "allow_missing")},
         **_WHERE,
     },
@@ -176,22 +185,24 @@ def sweep(
     """Train the points of a grid or a list one after the other, unattended; or show how far that is."""
     if status:
         with _cluster(context, inventory, ask_vault_pass) as cluster:
-            verbs.show_sweep(cluster, verbs.Desk(), name, json)
+            verbs.show_sweep(cluster, _desk(json), name, json)
         return
     if not file:
         raise Exit("name the sweep's file, as in fab sweep learning-rates.yml, or ask for the last one: --status", 2)
     with _leaving("left"), _cluster(context, inventory, ask_vault_pass, check=True) as cluster:
         asked = read_sweep_file(Path(file))
         verbs.start_cluster(
-            cluster, verbs.Desk(), detach=detach, plan_only=plan, allow_missing=allow_missing, sweep=asked
+            cluster, _desk(json), detach=detach, plan_only=plan, allow_missing=allow_missing, sweep=asked
         )
 
 
-@task(auto_shortflags=False, help=_WHERE)
-def stop_cluster(context: Context, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
+@task(auto_shortflags=False, help={"json": _START["json"], **_WHERE})
+def stop_cluster(
+    context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False
+) -> None:
     """Save a checkpoint, stop every task and keep it down at the next boot."""
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving("left; fab status shows what still runs"):
-        verbs.stop_cluster(cluster, verbs.Desk())
+        verbs.stop_cluster(cluster, _desk(json))
 
 
 @task(auto_shortflags=False, iterable=["set"], help=_START)
@@ -205,6 +216,7 @@ def restart_cluster(
     plan: bool = False,
     allow_missing: bool = False,
     timeout: str = "300",
+    json: bool = False,
     inventory: str | None = None,
     ask_vault_pass: bool = False,
 ) -> None:
@@ -213,7 +225,7 @@ def restart_cluster(
     with _leaving("left"), _cluster(context, inventory, ask_vault_pass, check=True) as cluster:
         verbs.start_cluster(
             cluster,
-            verbs.Desk(),
+            _desk(json),
             run,
             program,
             detach,
@@ -230,7 +242,7 @@ def restart_cluster(
 def validate(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Say what is wrong with the inventory, without asking a host."""
     try:
-        check_inventory(verbs.Desk(), inventory, json, ask_vault_pass)
+        check_inventory(_desk(json), inventory, json, ask_vault_pass)
     except FleetError as error:
         raise Exit(printable(str(error)) or None, error.code) from error
 
@@ -240,6 +252,7 @@ def validate(context: Context, json: bool = False, inventory: str | None = None,
     help={
         "json": "print JSON instead of a table",
         "deep": "compare code and environment on the hosts, byte by byte, with what was installed",
+        "watch": "go on looking until Ctrl-C; with --json, an object on a line at each look",
         **_WHERE,
     },
 )
@@ -247,56 +260,79 @@ def status(
     context: Context,
     json: bool = False,
     deep: bool = False,
+    watch: bool = False,
     inventory: str | None = None,
     ask_vault_pass: bool = False,
 ) -> None:
     """Show each task, the hosts' code and the run."""
+    if watch and deep:
+        raise Exit("--deep reads every byte on the hosts, which --watch would do again and again: choose one", 2)
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
-        verbs.show_status(cluster, verbs.Desk(), json, deep)
+        if watch:
+            watch_status(cluster, _desk(json), json)
+        else:
+            verbs.show_status(cluster, _desk(json), json, deep)
 
 
 @task(
     auto_shortflags=False,
     help={
         "task": "show one task only, such as worker-1",
-        "lines": "how many lines of each task (default: 20)",
+        "lines": "how many of the last lines of each task (default: 20, and 1000 with --run, --since or --grep)",
+        "run": "what was said while this run trained",
+        "since": "lines since then: '10 min', '2 h', '14:30', '2026-03-02 14:30'",
+        "grep": "lines with this regular expression; capitals count where it has any",
         "follow": "go on with new lines until Ctrl-C",
+        "json": "print each entry as an object on a line",
         **_WHERE,
     },
 )
 def logs(
     context: Context,
     task: str | None = None,
-    lines: str = "20",
+    lines: str | None = None,
+    run: str | None = None,
+    since: str | None = None,
+    grep: str | None = None,
     follow: bool = False,
+    json: bool = False,
     inventory: str | None = None,
     ask_vault_pass: bool = False,
 ) -> None:
     """Show the tasks' journals, each line with its task."""
-    number = _whole("lines", lines)
-    if number > _MOST_LINES:
+    number = None if lines is None else _whole("lines", lines)
+    if number is not None and number > _MOST_LINES:
         raise Exit(f"--lines is {lines}: expected {_MOST_LINES:,} at most, as in --lines 20", 2)
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
-        verbs.show_logs(cluster, verbs.Desk(), task, number, follow)
+        decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
+        chosen = Chosen(run, None if since is None else read_time(since), grep)
+        verbs.show_logs(cluster, _desk(json), task, number, follow, chosen)
 
 
-@task(auto_shortflags=False, help={"port": "of this machine (default: 6006)", **_WHERE})
+@task(
+    auto_shortflags=False,
+    help={"port": "of this machine (default: 6006)", "json": "print the address as JSON", **_WHERE},
+)
 def tensorboard(
-    context: Context, port: str = "6006", inventory: str | None = None, ask_vault_pass: bool = False
+    context: Context,
+    port: str = "6006",
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
 ) -> None:
     """Open TensorBoard through an SSH tunnel, until Ctrl-C."""
     number = _whole("port", port)
     if number > 65535:
         raise Exit(f"--port is {port}: expected a port from 1 to 65535, as in --port 6006", 2)
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
-        verbs.open_tensorboard(cluster, verbs.Desk(), number)
+        verbs.open_tensorboard(cluster, _desk(json), number)
 
 
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
 def runs(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Show every run on the shared path."""
     with _cluster(context, inventory, ask_vault_pass) as cluster:
-        verbs.show_runs(cluster, verbs.Desk(), json)
+        verbs.show_runs(cluster, _desk(json), json)
 
 
 @task(
@@ -312,7 +348,7 @@ def checkpoints(
 ) -> None:
     """Show a run's checkpoints: what is known of each, and why it is kept."""
     with _cluster(context, inventory, ask_vault_pass) as cluster:
-        verbs.show_checkpoints(cluster, verbs.Desk(), run, json)
+        verbs.show_checkpoints(cluster, _desk(json), run, json)
 
 
 @task(
@@ -328,14 +364,14 @@ def export(
 ) -> None:
     """Export a run's newest checkpoint as a SavedModel, where its end did not."""
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
-        verbs.export_run(cluster, verbs.Desk(), run, json)
+        verbs.export_run(cluster, _desk(json), run, json)
 
 
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
 def gpu_check(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Prove the GPUs: driver, number, and a product of matrices on each."""
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
-        check_gpus(cluster, verbs.Desk(), json)
+        check_gpus(cluster, _desk(json), json)
 
 
 @task(
@@ -350,6 +386,7 @@ def gpu_check(context: Context, json: bool = False, inventory: str | None = None
         "seed": "with --random: the number that decides on the faults (default: one that is drawn, and printed)",
         "minutes": "with --random: for how long (default: 10)",
         "slack": "multiply the bounds by this, on machines that have other work besides (default: 1)",
+        "json": _START["json"],
         **_WHERE,
     },
 )
@@ -362,12 +399,13 @@ def drill(
     seed: str | None = None,
     minutes: str | None = None,
     slack: str = "1",
+    json: bool = False,
     inventory: str | None = None,
     ask_vault_pass: bool = False,
 ) -> None:
     """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
     if list:
-        rehearsal.list_drills(verbs.Desk())
+        rehearsal.list_drills(_desk(json))
         return
     if random and (names or all):
         raise Exit("--random chooses the drills itself: leave out --all and the names", 2)
@@ -382,6 +420,6 @@ def drill(
         _leaving("left; the cluster was given back"),
     ):
         if random:
-            rehearsal.soak(cluster, verbs.Desk(), chosen, length, factor)
+            rehearsal.soak(cluster, _desk(json), chosen, length, factor)
             return
-        rehearsal.drill(cluster, verbs.Desk(), [name for name in (names or "").split(",") if name], all, factor)
+        rehearsal.drill(cluster, _desk(json), [name for name in (names or "").split(",") if name], all, factor)

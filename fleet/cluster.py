@@ -6,11 +6,13 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
+from fleet import journal
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
 from fleet.inventory import Inventory, Task
+from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
 from fleet.run import Run, parse_run
 from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
@@ -95,6 +97,15 @@ class Observation:
     run: Run | None = None
     run_error: FleetError | None = None  # why there is no run
     selection: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, other: Observation) -> None:
+        """Take what another look has said; what it doesn't speak of stays."""
+        for each in fields(self):
+            known, said = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(known, dict):
+                known |= said
+            elif said is not None:
+                setattr(self, each.name, said)
 
     @property
     def release(self) -> str | None:
@@ -277,42 +288,50 @@ class Cluster:
             raise ClusterTrouble(f"the trainer on {host} can't tell the sweep: {_last_line(answer)}")
         return sweep
 
-    def read_journal(self, tasks: Sequence[Task], lines: int, show: Callable[[str, str], None]) -> None:
-        """Hand over (task, line) of the last lines of each task's journal, in the order of time."""
+    def read_journal(
+        self, tasks: Sequence[Task], lines: int, show: Callable[[Entry], None], chosen: Chosen = EVERY_LINE
+    ) -> None:
+        """Hand over the last entries of each task's journal, in the order of time."""
         scripts = {
-            host: "\n".join(_journalctl([task], lines) for task in mine) for host, mine in _by_host(tasks).items()
+            host: "\n".join(journal.script([task], lines, chosen) for task in mine)
+            for host, mine in _by_host(tasks).items()
         }
         answers = self.hosts.run(scripts)
-        entries = [_parse_entry(text) for answer in answers.values() for text in answer.stdout.split("\n")]
-        for _, name, line in sorted(filter(None, entries), key=lambda entry: entry[0]):
-            show(name, line)
-        _refuse_bad_answers(answers, "the journal can't be read")
+        texts = [text for answer in answers.values() for text in answer.stdout.split("\n")]
+        entries = [
+            entry for text in texts if (entry := journal.parse(text)) and entry.run in (None, chosen.run or entry.run)
+        ]
+        for entry in sorted(entries, key=lambda entry: entry.time):
+            show(entry)
+        _refuse_bad_journals(answers)
 
-    def follow_journal(self, tasks: Sequence[Task], lines: int, show: Callable[[str, str], None]) -> None:
-        """Hand over (task, line) as the journals grow, until the operator leaves or the hosts are gone."""
+    def follow_journal(
+        self, tasks: Sequence[Task], lines: int, show: Callable[[Entry], None], chosen: Chosen = EVERY_LINE
+    ) -> None:
+        """Hand over entries as the journals grow, until the operator leaves or the hosts are gone."""
 
         def read(host: str, text: str) -> None:
-            entry = _parse_entry(text)
-            if entry:
-                show(entry[1], entry[2])
-            elif text:
-                show(host, text)
+            entry = journal.parse(text)
+            if entry is None and text:
+                entry = Entry(0.0, host, text)  # journalctl's own words
+            if entry and entry.run in (None, chosen.run or entry.run):
+                show(entry)
 
-        scripts = {host: _journalctl(mine, lines) + " --follow" for host, mine in _by_host(tasks).items()}
-        _refuse_bad_answers(self.hosts.follow(scripts, read), "the journal can't be read")
+        scripts = {host: journal.script(mine, lines, chosen, follow=True) for host, mine in _by_host(tasks).items()}
+        _refuse_bad_journals(self.hosts.follow(scripts, read))
 
     def trouble(self, found: Mapping[Task, str]) -> list[Trouble]:
         """Add to what is wrong with each task the last lines of its journal."""
         lines: dict[str, list[str]] = {task.name: [] for task in found}
         scripts = {
-            host: "\n".join(_journalctl([task], JOURNAL_LINES) for task in mine)
+            host: "\n".join(journal.script([task], JOURNAL_LINES) for task in mine)
             for host, mine in _by_host(list(found)).items()
         }
         for answer in self.hosts.run(scripts).values():
             for text in answer.stdout.split("\n"):
-                entry = _parse_entry(text)
-                if entry and entry[1] in lines:
-                    lines[entry[1]] += entry[2].splitlines()
+                entry = journal.parse(text)
+                if entry and entry.task in lines:
+                    lines[entry.task] += entry.message.splitlines()
         return [Trouble(task.name, task.host, what, lines[task.name][-JOURNAL_LINES:]) for task, what in found.items()]
 
     def refuse_when_not_installed(self, observation: Observation) -> None:
@@ -430,6 +449,17 @@ def _refuse_bad_answers(answers: Mapping[str, Answer], what: str) -> None:
         raise ClusterTrouble("\n".join(failed))
 
 
+def _refuse_bad_journals(answers: Mapping[str, Answer]) -> None:
+    for answer in answers.values():
+        if "pattern" in answer.stderr:  # as in "Bad pattern"
+            raise OperatorMistake(f"--grep: expected a regular expression (PCRE): {_last_line(answer)}")
+    # With --grep it ends with 1 where nothing is found.
+    found = {
+        host: replace(each, code=0) if each.code == 1 and not each.stderr else each for host, each in answers.items()
+    }
+    _refuse_bad_answers(found, "the journal can't be read")
+
+
 def _split_sections(text: str) -> dict[str, str]:
     """Cut a script's output at its lines `@name`."""
     parts: dict[str, list[str]] = {}
@@ -447,32 +477,6 @@ def _load_json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return None
-
-
-def _journalctl(tasks: Sequence[Task], lines: int) -> str:
-    units = " ".join(f"--unit={task.unit}" for task in tasks)
-    # On a terminal, which `follow` has, journalctl colours even JSON; without --all it leaves out long lines.
-    return (
-        f"root env SYSTEMD_COLORS=0 journalctl --quiet --no-pager --all --lines={lines} --output=json "
-        f"--output-fields=MESSAGE,UNIT,_SYSTEMD_UNIT {units}"
-    )
-
-
-def _parse_entry(text: str) -> tuple[int, str, str] | None:
-    """Read one line of `journalctl --output=json`: (time in microseconds, task, message)."""
-    if not text.startswith("{"):
-        return None
-    try:
-        entry = json.loads(text)
-    except ValueError:
-        return None
-    message = entry.get("MESSAGE") or ""
-    if isinstance(message, list):  # bytes that are no UTF-8
-        message = bytes(message).decode(errors="replace")
-    # systemd's own lines about a unit name it in UNIT, the task's lines in _SYSTEMD_UNIT.
-    unit = entry.get("UNIT") or entry.get("_SYSTEMD_UNIT") or ""
-    task = unit.removeprefix("trainer@").removesuffix(".service")
-    return int(entry.get("__REALTIME_TIMESTAMP") or 0), task, message
 
 
 def _last_line(answer: Answer) -> str:

@@ -32,7 +32,7 @@ def check_gpus(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
     reports = {host: read_report(answer) for host, answer in answers.items() if not answer.unreachable}
     unreachable = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
     if as_json:
-        desk.say(json.dumps(reports, indent=2))
+        desk.answer("gpu-check", {"hosts": reports, "unreachable": unreachable})
     else:
         rows = [row(host, reports[host]) if host in reports else (host, *_UNKNOWN, "unreachable") for host in hosts]
         desk.say(render_table(_HEADER, rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fleet.cluster import Observation
 from fleet.decision import Choice, pick_restarts
@@ -36,6 +37,16 @@ class Plan:
     def tasks(self) -> list[Task]:
         """The tasks that shall run."""
         return [task for task in self.inventory.tasks if task.host not in self.missing]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "release": self.release,
+            "ship": list(self.behind),
+            "select": dict(self.choice.selection) if self.choice.write else None,
+            "stop": [task.name for task in self.stop],
+            "start": [task.name for task in self.start],
+            "missing": dict(self.missing),
+        }
 
     def without(self, lost: Mapping[str, str]) -> Plan:
         """Return the plan without hosts that are lost, each with why."""

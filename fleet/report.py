@@ -20,6 +20,7 @@ from trainer.reporting.goodput import describe_ledger
 from trainer.reporting.status import describe_absent
 
 NOTE_WIDTH = 60
+MOST_PACES = 8
 
 
 def render_progress(run: Run, stalled_seconds: float = 0.0) -> str:
@@ -57,8 +58,13 @@ def render_waiting(inventory: Inventory, observation: Observation) -> str:
     return f"{text}; coordinator: {said}" if said else text
 
 
-def task_rows(inventory: Inventory, observation: Observation) -> list[dict[str, Any]]:
-    """One row a task, in the inventory's order; `trouble` says whether it is as it should be."""
+def task_rows(
+    inventory: Inventory, observation: Observation, quiet: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """One row a task, in the inventory's order; `trouble` says whether it is as it should be.
+
+    Of a host that is `quiet` for so many seconds, it is how it was.
+    """
     rows = []
     for task in inventory.tasks:
         row: dict[str, Any] = {"task": task.name, "host": task.host}
@@ -68,6 +74,8 @@ def task_rows(inventory: Inventory, observation: Observation) -> list[dict[str, 
             rows.append({**row, "state": "unreachable", "trouble": True, "note": reason})
             continue
         state, trouble = judge_task(task, observation)
+        if quiet and task.host in quiet:
+            state, trouble = f"no answer for {render_duration(quiet[task.host])}", True
         listens = observation.listening.get(task.name)
         row |= {
             "state": state,
@@ -136,11 +144,26 @@ def render_run(run: Run | None) -> str:
 
 
 def render_account(run: Run | None) -> str:
-    """Where the run's time went, and what befell it last; nothing of a run that never began."""
-    lines = [describe_ledger(run.ledger)] if run and run.ledger else []
+    """The workers' pace, where the run's time went, and what befell it last; nothing of a run that never began."""
+    lines = [render_paces(run.workers)] if run and run.state == "training" else []
+    lines += [describe_ledger(run.ledger)] if run and run.ledger else []
     if run and run.events:
         lines += ["last events", *(f"  {one_line(describe_event(event))}" for event in run.events)]
-    return "\n".join(lines)
+    return "\n".join(filter(None, lines))
+
+
+def render_paces(workers: Mapping[str, Mapping[str, Any]]) -> str:
+    """Each worker's steps per second in one line; of many the slowest."""
+    paces = {
+        task: each["steps_per_second"] for task, each in workers.items() if each.get("steps_per_second") is not None
+    }
+    if not paces:
+        return ""
+    shown, of_all = paces, ""
+    if len(paces) > MOST_PACES:
+        shown = dict(sorted(paces.items(), key=lambda item: item[1])[:MOST_PACES])
+        of_all = f"slowest of {len(paces)} workers, of which the fastest has {render_number(max(paces.values()))}: "
+    return one_line(f"steps/s: {of_all}" + ", ".join(f"{task} {render_number(pace)}" for task, pace in shown.items()))
 
 
 def _without_pace(run: Run) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 
@@ -40,7 +39,7 @@ def validate(
             "problems": [problem.as_json() for problem in problems],
             "notes": notes,
         }
-        desk.say(json.dumps(shown, indent=1))
+        desk.answer("validate", shown)
     if problems:
         raise OperatorMistake("" if as_json else f"{source or 'no inventory'}: {len(problems)} wrong\n{tell(problems)}")
     if not as_json:

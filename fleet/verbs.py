@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from fleet import decision, report
+from fleet.answers import render as render_answer
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.inventory import Inventory, Task, list_notes
+from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.plan import Plan, make_plan, render_plan
 from fleet.quorum import chosen_minimum, find_shortages
 from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_release, check_deeply, find_program, ship
 from fleet.run import Run
 from fleet.signals import undisturbed
 from fleet.sweep import is_same
-from fleet.tables import ProgressLine, put
+from fleet.tables import ProgressLine, put, render_duration
 from fleet.terminal import printable
 from fleet.units import Health
+from fleet.view import console_of, draw, is_terminal
 from trainer.reporting.sweep import describe_sweep
 
 # How often the chief's host is asked for the run, and all hosts for their units.
@@ -35,6 +38,8 @@ UNITS_SHARE = 20
 SILENCE_SECONDS = 180.0
 # The evaluator gets so long after the last step.
 EVALUATION_SECONDS = 180.0
+# How many lines of each task's journal are shown.
+LINES, CHOSEN_LINES = 20, 1000
 LEFT = "left; what was started goes on. Look: fab status. Stop it: fab stop-cluster"
 
 
@@ -57,9 +62,15 @@ class Desk:
     build: Callable[[Inventory], str] = build_release
     look: Callable[[Inventory, Sequence[str], Display], Mapping[str, str]] = check_deeply
     ask: Callable[[str], bool] = _ask
+    answers: TextIO | None = None
+    """Where `--json` goes, while `out` is for who looks on; None where nobody asked for it."""
 
     def say(self, text: str) -> None:
         put(self.out, text)
+
+    def answer(self, verb: str, record: Mapping[str, Any], on_a_line: bool = False) -> None:
+        """Print what `--json` asked for."""
+        put(self.answers or self.out, render_answer(verb, record, on_a_line=on_a_line))
 
 
 def start_cluster(
@@ -95,6 +106,7 @@ def start_cluster(
         points = (sweep or {}).get("sweep", {}).get("points", [])
         arguments = [name for given in (asked.get("program_args", {}), *points) for name in given]
         desk.find(inventory, named, list(dict.fromkeys(arguments)))
+    verb = "sweep" if sweep else "restart-cluster" if restart else "start-cluster"
     release = desk.build(inventory)
     if not plan_only:
         cluster.keep_starts_away()
@@ -115,6 +127,7 @@ def start_cluster(
     if "sweep" in choice.selection:
         if not choice.new and (told := cluster.read_sweep()) and told["over"]:
             desk.say(describe_sweep(told))
+            _answer_start(desk, verb, "finished before", sweep=told)
             failed = any(point["state"] == "failed" for point in told["points"])
             desk.say(
                 "Try what failed again: fab sweep FILE"
@@ -130,13 +143,15 @@ def start_cluster(
             )
         desk.say(report.render_summary(inventory, before.run))
         desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
+        _answer_start(desk, verb, "finished before", run=before.run.as_json())
         return
     plan = make_plan(inventory, before, release, choice, restart)
     for note in list_notes(inventory):
         desk.say(note)
     desk.say(render_plan(plan))
     if plan_only:
-        _show_changes(desk, plan)
+        changes = _show_changes(desk, plan)
+        _answer_start(desk, verb, "planned", plan=plan.as_json(), changes=changes)
         return
     try:
         plan, _ = _ship_to_those_there(desk, plan, STAGE, allow_missing)
@@ -170,7 +185,8 @@ def start_cluster(
     with _what_was_started_goes_on():
         if "sweep" in choice.selection:
             cluster.let_starts_in()
-            _follow_sweep(cluster, desk, choice.selection["sweep"]["name"], detach)
+            followed = _follow_sweep(cluster, desk, choice.selection["sweep"]["name"], detach)
+            _answer_start(desk, verb, "finished" if followed else "training", plan=plan.as_json(), sweep=followed)
             return
         watch = _Watch(cluster, desk, ready.clocks[inventory.chief.host], begun, plan.hosts)
         try:
@@ -185,19 +201,30 @@ def start_cluster(
             if detach:
                 desk.say(f"run {run.run} trains: {report.render_progress(run)}")
                 desk.say(report.render_tasks(report.task_rows(inventory, cluster.observe())))
+                _answer_start(desk, verb, "training", plan=plan.as_json(), run=run.as_json())
                 return
             run = watch.until_finished()
             seconds = desk.clock() - begun
             evaluated = inventory.evaluator not in plan.tasks or watch.until_evaluated(run)
         finally:
             watch.progress.end()
-    desk.say(report.render_summary(inventory, watch.run or run, seconds, watch.steps_per_second))
+    last = watch.run or run
+    desk.say(report.render_summary(inventory, last, seconds, watch.steps_per_second))
+    _answer_start(
+        desk, verb, "finished", plan=plan.as_json(), run=last.as_json(), seconds=round(seconds, 1), evaluated=evaluated
+    )
     if not evaluated:
         assert inventory.evaluator is not None
         raise ClusterTrouble(
             f"the last step isn't evaluated {EVALUATION_SECONDS:.0f} s after the end",
             cluster.trouble({inventory.evaluator: "no evaluation of the last checkpoint"}),
         )
+
+
+def _answer_start(desk: Desk, verb: str, outcome: str, **known: Any) -> None:
+    if desk.answers is not None:
+        nothing = dict.fromkeys(("plan", "changes", "run", "sweep", "seconds", "evaluated"))
+        desk.answer(verb, {"outcome": outcome, **nothing, **known})
 
 
 @contextmanager
@@ -214,7 +241,10 @@ def show_sweep(cluster: Cluster, desk: Desk, name: str | None = None, as_json: b
     told = cluster.read_sweep(name)
     if told is None:
         raise OperatorMistake(f"there is no sweep{f' {name}' if name else ''} yet: fab sweep FILE")
-    desk.say(json.dumps(told, indent=1) if as_json else describe_sweep(told))
+    if as_json:
+        desk.answer("sweep", {"outcome": None, "sweep": told})
+    else:
+        desk.say(describe_sweep(told))
 
 
 def _choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]) -> decision.Choice:
@@ -230,11 +260,14 @@ def _choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any
     return decision.choose_sweep(asked, before.selection, runs, known, cluster.inventory.run_settings)
 
 
-def _follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> None:
-    """Say what becomes of each point, then show the table; raises where the coordinator is down before the end."""
+def _follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict[str, Any] | None:
+    """Say what becomes of each point, then show the table, and return it; None of a sweep that is left to itself.
+
+    Raises where the coordinator is down before the end.
+    """
     if detach:
         desk.say(f"sweep {name} goes on by itself. Look: fab sweep --status. Stop it: fab stop-cluster")
-        return
+        return None
     chief, evaluator = cluster.inventory.chief, cluster.inventory.evaluator
     progress = ProgressLine(desk.out, clock=desk.clock)
     told: set[str] | None = None
@@ -273,6 +306,7 @@ def _follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> None
     desk.say(describe_sweep(sweep))
     if evaluator is not None and not sweep["evaluated"]:
         desk.say("Not every point is evaluated yet; the evaluator goes on. Look: fab sweep --status")
+    return sweep
 
 
 def stop_cluster(cluster: Cluster, desk: Desk) -> None:
@@ -297,6 +331,8 @@ def stop_cluster(cluster: Cluster, desk: Desk) -> None:
     desk.say(report.render_tasks(rows))
     if after.run:
         desk.say(report.render_run(after.run))
+    if desk.answers is not None:
+        desk.answer("stop-cluster", status_record(cluster.inventory, after))
     if after.unreachable:
         raise HostsUnreachable(after.unreachable, "What runs there goes on; run `fab stop-cluster` again")
     if errors:
@@ -314,16 +350,9 @@ def show_status(cluster: Cluster, desk: Desk, as_json: bool = False, deep: bool 
     rows = report.task_rows(inventory, observation)
     damage = _look_deeply(inventory, desk, observation) if deep else {}
     if as_json:
-        shown: dict[str, Any] = {
-            "inventory": inventory.source,
-            "releases": observation.releases,
-            "tasks": rows,
-            "run": observation.run.as_json() if observation.run else None,
-            "unreachable": observation.unreachable,
-        }
-        if deep:
-            shown["damage"] = damage
-        desk.say(json.dumps(shown, indent=1))
+        desk.answer("status", status_record(inventory, observation) | ({"damage": dict(damage)} if deep else {}))
+    elif is_terminal(desk.out):
+        console_of(desk.out).print(draw(inventory, observation))
     else:
         desk.say(report.render_tasks(rows))
         desk.say(report.render_release(observation))
@@ -351,6 +380,20 @@ def show_status(cluster: Cluster, desk: Desk, as_json: bool = False, deep: bool 
         desk.say(f"code and environment on {len(observation.releases)} hosts are as they were installed")
 
 
+def status_record(
+    inventory: Inventory, observation: Observation, quiet: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """Return what `--json` says of the cluster."""
+    return {
+        "inventory": inventory.source,
+        "releases": observation.releases,
+        "tasks": report.task_rows(inventory, observation, quiet),
+        "run": observation.run.as_json() if observation.run else None,
+        "unreachable": dict(observation.unreachable)
+        | {host: f"no answer for {render_duration(seconds)}" for host, seconds in (quiet or {}).items()},
+    }
+
+
 def _look_deeply(inventory: Inventory, desk: Desk, observation: Observation) -> Mapping[str, str]:
     """Have the hosts that answered look at every byte; returns what is wrong by host."""
     if not observation.releases:
@@ -362,22 +405,36 @@ def _look_deeply(inventory: Inventory, desk: Desk, observation: Observation) -> 
         progress.end()
 
 
-def show_logs(cluster: Cluster, desk: Desk, task_name: str | None, lines: int, follow: bool) -> None:
-    """Show the journal of one task, or of all with the task's name before each line."""
+def show_logs(
+    cluster: Cluster, desk: Desk, task_name: str | None, lines: int | None, follow: bool, chosen: Chosen = EVERY_LINE
+) -> None:
+    """Show the journal of one task, or of all with the task's name before each line.
+
+    Without `lines` it is the last 20 of each task; where a run, a time or a pattern was chosen, the last 1000.
+    """
     inventory = cluster.inventory
-    if lines < 0:
+    if lines is not None and lines < 0:
         raise OperatorMistake(f"--lines {lines}: expected a number of lines such as 50")
+    most = lines if lines is not None else LINES if chosen == EVERY_LINE else CHOSEN_LINES
     tasks = list(inventory.tasks) if task_name is None else [inventory.task(task_name)]
     width = max(len(task.name) for task in tasks)
+    number: Counter[str] = Counter()
 
-    def show(name: str, message: str) -> None:
-        for line in message.splitlines() or [""]:
-            desk.say(line if task_name else f"{name.ljust(width)} | {line}")
+    def show(entry: Entry) -> None:
+        number[entry.task] += 1
+        if desk.answers is not None:
+            desk.answer("logs", entry.as_json(), on_a_line=True)
+            return
+        for line in entry.message.splitlines() or [""]:
+            desk.say(line if task_name else f"{entry.task.ljust(width)} | {line}")
 
     if follow:
-        cluster.follow_journal(tasks, lines, show)
-    else:
-        cluster.read_journal(tasks, lines, show)
+        cluster.follow_journal(tasks, most, show, chosen)
+        return
+    cluster.read_journal(tasks, most, show, chosen)
+    full = [task for task, count in number.items() if count >= most]
+    if lines is None and full and chosen != EVERY_LINE:
+        put(sys.stderr, f"these are the last {most} lines of {', '.join(full)}; for more: --lines {10 * most}")
 
 
 def open_tensorboard(cluster: Cluster, desk: Desk, port: int) -> None:
@@ -391,6 +448,8 @@ def open_tensorboard(cluster: Cluster, desk: Desk, port: int) -> None:
     address, _, remote_port = url.removeprefix("http://").rpartition(":")
     chief = cluster.inventory.chief.host
     with cluster.hosts.tunnel(chief, port, address.strip("[]"), int(remote_port)) as is_there:
+        if desk.answers is not None:
+            desk.answer("tensorboard", {"url": f"http://localhost:{port}"}, on_a_line=True)
         desk.say(f"TensorBoard is at http://localhost:{port} until Ctrl-C")
         while is_there():
             desk.sleep(1.0)
@@ -399,17 +458,19 @@ def open_tensorboard(cluster: Cluster, desk: Desk, port: int) -> None:
 
 def show_runs(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
     """Show every run below the shared path."""
-    say_rows(desk, cluster.list_runs(), as_json, report.render_runs, "no run yet: fab start-cluster")
+    say_rows(desk, "runs", cluster.list_runs(), as_json, report.render_runs, "no run yet: fab start-cluster")
 
 
 def show_checkpoints(cluster: Cluster, desk: Desk, run: str | None = None, as_json: bool = False) -> None:
     """Show a run's checkpoints and why each is kept."""
     decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
-    say_rows(desk, cluster.list_checkpoints(run), as_json, report.render_checkpoints, "no checkpoint yet")
+    found = cluster.list_checkpoints(run)
+    say_rows(desk, "checkpoints", found, as_json, report.render_checkpoints, "no checkpoint yet")
 
 
 def say_rows(
     desk: Desk,
+    verb: str,
     rows: list[dict[str, Any]],
     as_json: bool,
     render: Callable[[list[dict[str, Any]]], str],
@@ -417,7 +478,7 @@ def say_rows(
 ) -> None:
     """Print rows as JSON or as a table, and say it where there are none."""
     if as_json:
-        desk.say(json.dumps(rows, indent=1))
+        desk.answer(verb, {verb: rows})
     else:
         desk.say(render(rows) if rows else none)
 
@@ -426,8 +487,11 @@ def export_run(cluster: Cluster, desk: Desk, run: str | None = None, as_json: bo
     """Export the newest checkpoint of a run that has ended."""
     decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
     found = cluster.export_run(run)
+    if as_json:
+        desk.answer("export", found)
+        return
     place = f"{cluster.inventory.chief.host}:{found['export']}"
-    desk.say(json.dumps(found) if as_json else f"exported step {found['step']} of {found['run']} to {place}")
+    desk.say(f"exported step {found['step']} of {found['run']} to {place}")
 
 
 class _Watch:
@@ -654,12 +718,16 @@ def _ship_to_those_there(desk: Desk, plan: Plan, playbooks: Sequence[str], allow
             desk.say(f"going on without {', '.join(lost)}")
 
 
-def _show_changes(desk: Desk, plan: Plan) -> None:
-    """Say what the switch would change on the hosts; nothing is done, and nothing is shipped that could be proven."""
+def _show_changes(desk: Desk, plan: Plan) -> Mapping[str, Sequence[str]]:
+    """Say what the switch would change on the hosts, and return it.
+
+    Nothing is done, and nothing is shipped that could be proven.
+    """
     changes = _ship(desk, plan, SWITCH, check=True).changes
     for task, hosts in changes.items():
         desk.say(f"  change  {task}: {', '.join(hosts)}")
     desk.say("nothing was done, and nothing is proven yet: that needs the release on the hosts")
+    return changes
 
 
 def _compare(cluster: Cluster, desk: Desk, plan: Plan, before: Observation, shipped: Shipped) -> bool:

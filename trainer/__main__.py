@@ -22,6 +22,7 @@ from trainer.config import Config, ConfigError, absolute_path, read_assignments
 from trainer.failures import TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.gpus import find_missing
 from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
+from trainer.reporting.journal import about
 from trainer.reporting.logs import set_up_logging
 from trainer.reporting.metrics import Told
 from trainer.reporting.notify import Notifier
@@ -159,6 +160,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         die_with_parent(options.parent)
     set_up_logging(journal=is_journal(environment))
     cluster = read_cluster(options, environment)
+    about(task=cluster.task)
     notifier = Notifier.from_environment(environment)
     listener = listen(environment)
     if options.parent:
@@ -209,6 +211,7 @@ def become_task(
 
     def selected() -> Config:
         config = read_config(options, environment, evaluates)
+        about(run=config.run)  # a server asks again and again, and serves one run after the other
         refuse_missed_release(config, Path(link) if link else None, own)
         return config
 
@@ -236,9 +239,11 @@ def become_task(
 
         again = partial(read_config, options, environment, True)
         return run_evaluator(config, notifier, again, only_wait=only_wait, told=told)
+    from trainer.reporting.notifications import Notifications
     from trainer.tasks.sweep import train_point
 
-    return train_point(config, cluster, notifier, told)
+    notifications = Notifications(config, environment.get("CREDENTIALS_DIRECTORY"))
+    return train_point(config, cluster, notifier, told, notifications)
 
 
 def find_missed_release(selected: Callable[[], Config]) -> str | None:

@@ -11,10 +11,12 @@ import difflib
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 from trainer.parameters import parse_assignments, plain_number, values_problem
 
@@ -23,6 +25,7 @@ MAX_SECONDS = 315_360_000  # ten years
 MAX_WHOLE = 10**15
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SOURCE = re.compile(rf"(?P<run>{RUN_NAME.pattern})@(?P<step>\d{{1,15}})")
+SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 PROGRAM_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -126,6 +129,10 @@ class Config:
     restarts_without_step: int = 10
     log_seconds: float = 5.0
     evaluate_poll_seconds: float = 2.0
+    notify_webhook: str = ""
+    notify_webhook_secret: str = ""
+    notify_command: str = ""
+    notify_away_seconds: float = 600.0
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -269,6 +276,26 @@ def url_problem(name: str, path: str) -> str | None:
     return f"{name} is {path!r}: {NO_URL}" if URL.fullmatch(path) else None
 
 
+def is_command(text: str) -> bool:
+    """Return whether a text is a command with the absolute path of its program."""
+    try:
+        return Path(shlex.split(text)[0]).is_absolute() and "\0" not in text
+    except (IndexError, ValueError):
+        return False
+
+
+def webhook_problem(url: str) -> str | None:
+    """Say why a text is no address of a webhook that may stand in the settings; None where it is one."""
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_one = False
+    if not is_one or re.search(r"[^\x21-\x7e]", url):
+        return "it is no http:// or https:// address"
+    return "it has a user or a password in it" if "@" in parts.netloc else None
+
+
 def absolute_path(text: str) -> str:
     """Return the absolute path of a directory that the command line names; raises ConfigError for a URL."""
     if problem := url_problem("shared_dir", text):
@@ -348,6 +375,20 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "restarts_without_step": (lambda value: value >= 1, "must be at least 1"),
     "log_seconds": (lambda value: value > 0, "must be more than 0"),
     "evaluate_poll_seconds": (lambda value: value > 0, "must be more than 0"),
+    "notify_webhook": (
+        lambda value: value == "" or webhook_problem(value) is None,
+        "must be empty, or the http:// or https:// address that takes a POST, without a user or a password in it: put "
+        "an address that is a secret into trainer_secrets, and its name into notify_webhook_secret;",
+    ),
+    "notify_webhook_secret": (
+        lambda value: value == "" or SECRET_NAME.fullmatch(value) is not None,
+        "must be empty, or the name of a secret in trainer_secrets whose text is the webhook's address;",
+    ),
+    "notify_command": (
+        lambda value: value == "" or is_command(value),
+        "must be empty, or a command that begins with the absolute path of a program on the chief's host;",
+    ),
+    "notify_away_seconds": (lambda value: value >= 1, "must be at least 1"),
     "seed": (lambda value: value is None or 0 <= value < 2**31, "must be null or between 0 and 2147483647"),
 }
 

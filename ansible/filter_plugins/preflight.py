@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from cluster_spec import (  # noqa: E402
@@ -172,7 +174,35 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
     vacant = ", ".join(cluster_spec(groups, hostvars)["vacant"]) if numbered else ""
     if vacant:
         notes.append(f"no host is {vacant}: the training goes on without, until a new machine has that index")
+    notes += _webhook_notes(run_settings(groups, hostvars), groups["chief"][0], hostvars)
     return notes
+
+
+def _webhook_notes(settings: Mapping[str, Any], chief: str, hostvars: HostVars) -> Iterator[str]:
+    """Say where the coordinator's list of addresses (firewall_outward) keeps it from a webhook."""
+    url, secret = settings.get("notify_webhook"), settings.get("notify_webhook_secret")
+    outward = hostvars[chief].get("firewall_outward", [])
+    if not (url or secret) or hostvars[chief].get("firewall_closes") == "none" or "any" in outward:
+        return
+    named = urlsplit(url).hostname or "" if url else ""
+    try:
+        address = ipaddress.ip_address(named)
+    except ValueError:
+        # A name may lead into the networks that are named; where there are none, only to a member.
+        if not outward and named != "localhost":
+            where = f"notify_webhook names {named}" if url else f"notify_webhook_secret is {secret}"
+            yield (
+                f"{where}, and firewall_outward of {chief} is empty: its tasks reach members and name servers alone. "
+                "Name the webhook's networks there, or [any]"
+            )
+        return
+    members = {str(value) for each in hostvars.values() for value in map(each.get, ("cluster_address", "ansible_host"))}
+    networks = [ipaddress.ip_network(each, strict=False) for each in outward]
+    if not address.is_loopback and named not in members and not any(address in network for network in networks):
+        yield (
+            f"notify_webhook names {named}, which the coordinator does not reach: add it to firewall_outward of "
+            f"{chief}, as in firewall_outward: [{named}/{address.max_prefixlen}]"
+        )
 
 
 def control_problems(ansible_version: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from fleet.cluster import Cluster
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, Drill
@@ -21,6 +22,14 @@ from fleet.verbs import Desk
 
 def list_drills(desk: Desk) -> None:
     """Say what each drill does, and its bounds."""
+    if desk.answers is not None:
+        told = [
+            {"drill": each.name, "noticed_bound": each.detected, "paused_bound": finite(each.paused)}
+            | {"destructive": each.destructive, "text": each.text}
+            for each in CATALOGUE
+        ]
+        desk.answer("drill", {"outcome": None, "drills": told})
+        return
     rows = [
         [drill.name, _seconds(drill.detected), _seconds(drill.paused), "yes" if drill.destructive else "", drill.text]
         for drill in CATALOGUE
@@ -41,13 +50,19 @@ def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool =
     if refusals and not everything:
         raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
     failed: list[str] = []
+    told: list[dict[str, Any]] = []
     with taken(cluster, desk) as stage:
         for each in chosen:
             stage.keep()
             if each.name in refusals:
                 desk.say(f"skip  {each.name}: {refusals[each.name]}")
-            elif not _go_through(stage, each):
+                continue
+            found = _go_through(stage, each)
+            told.append(as_json(found, each))
+            if found.problems:
                 failed.append(each.name)
+    if desk.answers is not None:
+        desk.answer("drill", {"outcome": "failed" if failed else "passed", "drills": told, "skipped": refusals})
     if failed:
         raise ClusterTrouble(f"{len(failed)} of {len(chosen) - len(refusals)} drills failed: {', '.join(failed)}")
 
@@ -73,6 +88,9 @@ def soak(cluster: Cluster, desk: Desk, seed: int | None = None, minutes: float =
         soaked, begun = Soak(stage, seed, slack), desk.clock()
         problems = soaked.go_on_until(begun + 60 * minutes, rounds(seed, stage, drills))
         desk.say(soaked.summary(desk.clock() - begun))
+    if desk.answers is not None:
+        outcome = "failed" if problems else "passed"
+        desk.answer("drill", {"outcome": outcome, "seed": seed, "problems": problems, "skipped": refusals})
     if problems:
         raise ClusterTrouble("\n".join([f"{len(problems)} promises were not kept, seed {seed}:", *problems]))
 
@@ -154,8 +172,8 @@ def refuse(each: Drill, inventory: Inventory) -> str | None:
     return None
 
 
-def _go_through(stage: Stage, each: Drill) -> bool:
-    """Do one drill and print its line; whether it passed."""
+def _go_through(stage: Stage, each: Drill) -> Findings:
+    """Do one drill and print its line."""
     try:
         found = each.scene(stage, each)
     except (DrillFailed, FleetError) as error:
@@ -165,7 +183,27 @@ def _go_through(stage: Stage, each: Drill) -> bool:
         stage.desk.say(line)
     if found.problems:
         stage.forget_run(keep=True)
-    return not found.problems
+    return found
+
+
+def as_json(found: Findings, each: Drill) -> dict[str, Any]:
+    """Return what `--json` says of a drill that was done."""
+    return {
+        "drill": each.name,
+        "passed": not found.problems,
+        "noticed_seconds": found.detected,
+        "paused_seconds": found.paused,
+        "noticed_bound": each.detected,
+        "paused_bound": finite(each.paused),
+        "steps_lost": found.lost,
+        "restarted": list(found.restarted),
+        "problems": list(found.problems),
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """Return a bound; None where there is none, for which JSON has no word."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def judge(found: Findings, each: Drill) -> None:

@@ -72,7 +72,7 @@ def test_logs_name_each_lines_task(long_run):
 def test_runs_lists_the_run(long_run):
     shown = fab("runs", "--json", inventory=long_run)
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    (run,) = [run for run in json.loads(shown.stdout) if run["run"] == LONG_RUN]
+    (run,) = [run for run in json.loads(shown.stdout)["runs"] if run["run"] == LONG_RUN]
     assert (run["state"], run["program"]) == ("training", "slow:Slow")
 
 

@@ -1775,7 +1775,7 @@ def test_status_of_a_sweep_is_a_table_or_json(hosts: Pretence, desk: verbs.Desk)
     verbs.show_sweep(cluster, desk)
     assert printed(desk).startswith("sweep s: 1 of 2 points have ended\nPARAMETERS")
     verbs.show_sweep(cluster, desk, as_json=True)
-    assert json.loads(printed(desk)[printed(desk).index("{") :]) == hosts.sweep
+    assert json.loads(printed(desk)[printed(desk).index("{") :])["sweep"] == hosts.sweep
 
 
 def test_status_says_of_which_sweep_the_run_is_a_point(hosts: Pretence, desk: verbs.Desk) -> None:

@@ -365,3 +365,28 @@ def problems_of(path):
     hostvars = listed.pop("_meta")["hostvars"]
     groups = {group: content.get("hosts", []) for group, content in listed.items()} | {"all": list(hostvars)}
     return preflight_problems(groups, hostvars, ANSIBLE)
+
+
+@pytest.mark.parametrize(
+    ("run", "site", "said"),
+    [
+        ({"notify_webhook": "http://198.51.100.7:9/x"}, {}, "as in firewall_outward: [198.51.100.7/32]"),
+        ({"notify_webhook": "http://198.51.100.7/x"}, {"firewall_outward": ["192.0.2.0/24"]}, "does not reach"),
+        ({"notify_webhook": "http://[2001:db8::1]/x"}, {}, "as in firewall_outward: [2001:db8::1/128]"),
+        ({"notify_webhook": "https://hooks.example.org/x"}, {}, "notify_webhook names hooks.example.org, and"),
+        ({"notify_webhook_secret": "HOOK"}, {}, "notify_webhook_secret is HOOK, and firewall_outward of head is empty"),
+        ({"notify_webhook": "http://198.51.100.7/x"}, {"firewall_outward": ["198.51.100.0/24"]}, None),
+        ({"notify_webhook": "http://198.51.100.7/x"}, {"firewall_closes": "none"}, None),
+        ({"notify_webhook": "http://127.0.0.1/x"}, {}, None),
+        ({"notify_webhook": "https://hooks.example.org/x"}, {"firewall_outward": ["198.51.100.0/24"]}, None),
+        ({"notify_webhook_secret": "HOOK"}, {"firewall_outward": ["any"]}, None),
+        ({"notify_command": "/usr/local/bin/page"}, {}, None),
+    ],
+)
+def test_a_webhook_that_the_list_of_addresses_shuts_off_is_noted(
+    run: dict[str, str], site: dict[str, object], said: str | None
+) -> None:
+    run = {"evaluation": "none"} | run
+    found = preflight_notes(*inventory(**everywhere(trainer_run=RUN | run, **site)))
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]

@@ -25,9 +25,17 @@ class Board:
 
     def __init__(self, directory: Path) -> None:
         self.steps: list[int] = []
+        self.faults: list[tuple[int, float]] = []
+        self.pages: list[tuple[int, str, str]] = []
 
     def write(self, step: int, values: dict[str, float], at: float) -> None:
-        self.steps.append(step)
+        if "faults" in values:
+            self.faults.append((step, values["faults"]))
+        else:
+            self.steps.append(step)
+
+    def write_text(self, step: int, name: str, markdown: str, at: float | None = None) -> None:
+        self.pages.append((step, name, markdown))
 
 
 class Systemd(Notifier):
@@ -176,3 +184,43 @@ def test_ledger_goes_from_process_to_process_and_is_told_at_the_end(
     assert ledger["productive"] == record["ledger"]["productive"]
     assert ledger["ended"]
     assert "goodput" in caplog.text
+
+
+def test_each_workers_steps_are_added_up_over_all_processes(
+    begin: Callable[..., Progress], directory: RunDirectory
+) -> None:
+    first = begin()
+    first.enter(RunState.TRAINING)
+    first.trained(30, 6.0, {}, {"worker-0": 20, "worker-10": 0, "worker-2": 10}, 5.0)
+    first.close()
+    assert list(read_status(directory).workers.items()) == [
+        ("worker-0", {"steps": 20, "steps_per_second": 4.0}),
+        ("worker-2", {"steps": 10, "steps_per_second": 2.0}),
+        ("worker-10", {"steps": 0, "steps_per_second": 0.0}),
+    ]
+    second = begin()
+    assert second.status.workers["worker-0"] == {"steps": 20, "steps_per_second": None}
+    second.trained(40, 6.0, {}, {"worker-0": 10}, 5.0)
+    assert second.status.workers["worker-0"] == {"steps": 30, "steps_per_second": 2.0}
+    assert second.status.workers["worker-2"] == {"steps": 10, "steps_per_second": 0.0}
+    second.enter(RunState.STOPPED)
+    assert second.status.workers["worker-0"] == {"steps": 30, "steps_per_second": None}
+
+
+def test_tensorboard_has_the_settings_and_the_faults(begin: Callable[..., Progress], directory: RunDirectory) -> None:
+    progress = begin()
+    progress.events.write("lease-taken", message="from head")  # before there is a curve
+    progress.trained(10, 1.0, {})
+    progress.events.write("checkpoint-saved", message="step 10")
+    progress.events.write("ps-lost", task="ps-0", host="192.0.2.1:2300", message="its process\nhas ended")
+    progress.enter(RunState.TRAINING)
+    progress.close()
+    board: Any = progress._board
+    assert board.faults == [(0, 0), (0, 1), (10, 1), (10, 2)]
+    (_, _, settings), lease, lost = board.pages
+    assert "| `steps` | `100` |" in settings
+    assert "notify" not in settings
+    assert (lease[:2], lost[:2]) == ((0, "faults"), (10, "faults"))
+    assert lost[2].startswith("    20")
+    assert lost[2].endswith("  ps-lost  ps-0 on 192.0.2.1:2300  its process has ended")
+    assert begin().status.faults == 2

@@ -22,7 +22,7 @@ TAIL_BYTES = 64 * 1024
 SHOWN = 5
 # Of these there are so many that nothing else would be shown.
 ROUTINE = ("checkpoint-saved", "evaluated")
-# What nobody wants to happen to a run, for who counts it.
+# What nobody wants to happen to a run: it is counted, and TensorBoard shows it beside the curves.
 FAULTS = (
     "member-lost", "member-silent", "member-given-up", "member-other-release", "ps-lost", "recovering", "phase-overdue",
     "lease-taken", "save-failed", "checkpoint-set-aside", "failed",
@@ -34,11 +34,17 @@ def at_once(write: Callable[[], None]) -> None:
 
 
 class EventLog:
-    """Appends events, and counts them by kind; `post` says on which thread."""
+    """Appends events, and counts them by kind; `post` says on which thread, and `heard` hears of each."""
 
-    def __init__(self, path: Path, post: Callable[[Callable[[], None]], object] = at_once) -> None:
+    def __init__(
+        self,
+        path: Path,
+        post: Callable[[Callable[[], None]], object] = at_once,
+        heard: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
         self._path = path
         self._post = post
+        self._heard = heard
         self.counts: Counter[str] | None = None
         """How many there are of each kind, once `count` has looked."""
 
@@ -68,6 +74,8 @@ class EventLog:
         record = {"time": round(time.time(), 3), "event": event}
         record |= {key: value for key, value in known.items() if value is not None}
         self._post(partial(self._append, event, json.dumps(record)))
+        if self._heard is not None:
+            self._heard(record)
 
     def _append(self, event: str, line: str) -> None:
         append(self._path, line)

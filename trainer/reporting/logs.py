@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.reporting.journal import SOCKET, JournalHandler
+
 # What TensorFlow prints in every process, whatever TF_CPP_MIN_LOG_LEVEL says.
 CHATTER = ("absl::InitializeLog()", "oneDNN custom operations are on", "Could not find cuda drivers on your machine")
 # What it prints as an error where the machine has no GPU's driver, and so nothing to find.
@@ -18,8 +20,11 @@ NO_DRIVER = "failed call to cuInit"
 DRIVER = Path("/dev/nvidiactl")
 
 
-def set_up_logging(journal: bool) -> None:
-    """Log to standard error; with times unless the journal adds them."""
+def set_up_logging(journal: bool, native: str = SOCKET) -> None:
+    """Log to standard error, with times; to the journal without them, and with fields where it has its `native` socket.
+
+    What others write to standard error comes to the journal all the same.
+    """
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
@@ -27,8 +32,15 @@ def set_up_logging(journal: bool) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(shorten_level)
+    root = logging.getLogger()
+    (lines,) = root.handlers
+    lines.addFilter(shorten_level)
+    if journal:
+        with contextlib.suppress(OSError):
+            handler = JournalHandler(lines, native)
+            handler.addFilter(shorten_level)
+            handler.setFormatter(lines.formatter)
+            root.handlers = [handler]
     logging.getLogger("tensorflow").addFilter(expected_retracing)
     for noisy in ("absl", "tensorflow", "h5py"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

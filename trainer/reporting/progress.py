@@ -19,8 +19,10 @@ from typing import Any
 from trainer.config import Config
 from trainer.failures import first_line
 from trainer.parameters import describe_value
-from trainer.reporting.events import EventLog
+from trainer.reporting.events import FAULTS, EventLog, describe_event
 from trainer.reporting.goodput import Ledger, describe_ledger
+from trainer.reporting.journal import about
+from trainer.reporting.notifications import Notifications
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import Status, numbers, read_status
 from trainer.reporting.tally import Saved, Tally
@@ -54,6 +56,12 @@ class EventWriter:
             summary.value.add(tag=name, simple_value=value)
         self._write(step, summary, time.time() if at is None else at)
 
+    def write_text(self, step: int, name: str, markdown: str, at: float | None = None) -> None:
+        """Write a page for TensorBoard's text."""
+        from tensorboard.plugins.text.summary import pb
+
+        self._write(step, pb(name, markdown), time.time() if at is None else at)
+
     def write_parameters(self, values: Mapping[str, Any]) -> None:
         """Write the program's parameters for TensorBoard's HParams; the directories below this one have the metrics."""
         from tensorboard.plugins.hparams.summary import session_start_pb
@@ -86,6 +94,33 @@ class EventWriter:
     def _append(self, **fields: Any) -> None:
         self._file.write(self._tf.compat.v1.Event(**fields).SerializeToString())
         self._file.flush()
+
+
+def write_mark(board: EventWriter, number: int, record: Mapping[str, Any]) -> None:
+    """Let a curve rise by one, and add to a page: TensorBoard has no marks."""
+    step, at = record["step"], record["time"]
+    board.write(step, {"faults": number - 1}, at)
+    board.write(step, {"faults": number}, at)
+    board.write_text(step, "faults", "    " + describe_event(record).replace("\n", " "), at)  # as it stands: code
+
+
+def describe_settings(config: Config) -> str:
+    """Return the run settings as a table of Markdown, without those that say whom to notify."""
+    rows = [(key, value) for key, value in config.as_dict().items() if not key.startswith("notify_")]
+    cells = [(f"`{key}`", f"`{describe_value(value)}`".replace("|", "\\|")) for key, value in rows]
+    return "\n".join(["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in cells)])
+
+
+def add_up(known: Mapping[str, Mapping[str, Any]], given: Mapping[str, int], seconds: float) -> dict[str, Any]:
+    """Return each worker's steps, and its steps per second of late: 0 of one that gave none, None where none trains."""
+    names = sorted({*known, *given}, key=lambda task: (len(task), task))
+    return {
+        task: {
+            "steps": known.get(task, {}).get("steps", 0) + given.get(task, 0),
+            "steps_per_second": round(given.get(task, 0) / seconds, 3) if seconds > 0 and given else None,
+        }
+        for task in names
+    }
 
 
 class Writer:
@@ -143,10 +178,17 @@ class Progress:
     """
 
     def __init__(
-        self, config: Config, directory: RunDirectory, notifier: Notifier, leads: bool = True, waits: bool = False
+        self,
+        config: Config,
+        directory: RunDirectory,
+        notifier: Notifier,
+        leads: bool = True,
+        waits: bool = False,
+        notifications: Notifications | None = None,
     ) -> None:
         """Take the run; one that `waits` (for the lease) writes nothing until it may `begin`."""
         self.leads = leads
+        self._notifications = notifications
         self._directory = directory
         self._notifier = notifier
         self._writer = Writer()
@@ -154,7 +196,8 @@ class Progress:
         self._lock = threading.RLock()
         self._unwritten: Status | None = None
         self._board: EventWriter | None = None
-        self.events = EventLog(directory.event_log, self.post)
+        self._marks: list[tuple[int, dict[str, Any]]] = []  # faults that TensorBoard does not show yet
+        self.events = EventLog(directory.event_log, self.post, self._mark)
         self.tally = Tally()
         self._looked_at = -math.inf
         self._config = config
@@ -181,6 +224,7 @@ class Progress:
         self.status.program_args = dict(config.program_args)
         self.status.steps_per_second = self.status.eta_seconds = None
         self.status.without = {}
+        self.status.workers = add_up(self.status.workers, {}, 0.0)
         self.ledger = Ledger(self.status.ledger)
 
     def enter(self, state: RunState, message: str = "") -> None:
@@ -189,10 +233,13 @@ class Progress:
             self.status.state, self.status.message = state, message
             if state is not RunState.TRAINING:
                 self.status.steps_per_second = self.status.eta_seconds = None
+                self.status.workers = add_up(self.status.workers, {}, 0.0)
             if state.ended:
                 self.status.phase = None
                 self.ledger.end()
                 self.events.write(state, message=message or f"step {self.status.step}")
+                if self._writes and self._notifications is not None:
+                    self._notifications.state(self.status)
             self._show()
             if state.ended and self.leads and self.status.ledger:
                 log.info("%s", describe_ledger(self.status.ledger))
@@ -210,6 +257,8 @@ class Progress:
             if members != self.status.without:
                 self.status.without = members
                 self._show()
+            if self._writes and self._notifications is not None:
+                self._notifications.without(self.status)
 
     def checkpointed(self, checkpoint: str, step: int) -> None:
         with self._lock:
@@ -227,25 +276,59 @@ class Progress:
     def exported(self, export: str) -> None:
         self.status.export = export
 
-    def trained(self, step: int, steps_per_second: float, values: dict[str, float]) -> None:
-        """Show the step, the speed since the last time, and the loss and metrics since then."""
+    def trained(
+        self,
+        step: int,
+        steps_per_second: float,
+        values: dict[str, float],
+        given: Mapping[str, int] | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        """Show the step, the speed since the last time, and the loss and metrics since then.
+
+        `given` has how many steps each worker gave in these `seconds`; those that are lost later are among them.
+        """
         with self._lock:
             self.ledger.trained(step)
             status = self.status
             status.step, status.steps_per_second = step, round(steps_per_second, 3)
+            about(step=step)
+            status.workers = add_up(status.workers, given or {}, seconds)
             status.eta_seconds = round(max(0, (status.steps or 0) - step) / steps_per_second, 1)
             status.loss = values.get("loss")
             status.metrics = {name: value for name, value in values.items() if name != "loss"}
             if self.leads:
                 if self._board is None:
                     self._board = EventWriter(self._directory.train_events)
-                    if status.program_args:
-                        parameters = EventWriter(self._directory.events)
-                        self.post(partial(parameters.write_parameters, status.program_args))
+                    self._write_settings(step)
+                    self._write_marks()
                 shown = {**values, "steps_per_second": steps_per_second}
                 self.post(partial(self._board.write, step, shown, time.time()))
                 log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers(values))
             self._show()
+
+    def _write_settings(self, step: int) -> None:
+        """Have TensorBoard show what is trained: the parameters for its HParams, all settings as a page."""
+        board, program_args = self._board, self.status.program_args
+        if board is None:
+            return
+        if program_args:
+            self.post(partial(EventWriter(self._directory.events).write_parameters, program_args))
+        self.post(partial(board.write_text, step, "settings", describe_settings(self._config)))
+
+    def _mark(self, record: Mapping[str, Any]) -> None:
+        """Have TensorBoard show a fault beside the curves, at the step and the time at which it was noticed."""
+        if record["event"] in FAULTS:
+            with self._lock:
+                self.status.faults += 1
+                self._marks.append((self.status.faults, {"step": self.status.step or 0, **record}))
+                self._write_marks()
+
+    def _write_marks(self) -> None:
+        if self._board is not None:
+            for number, record in self._marks:
+                self.post(partial(write_mark, self._board, number, record))
+            self._marks = []
 
     def post(self, write: Callable[[], None]) -> None:
         """Have something else written to the shared path, in its turn."""
@@ -257,6 +340,7 @@ class Progress:
         self._writer.close(seconds)
 
     def _show(self) -> None:
+        about(run=self.status.run, step=self.status.step)
         self.status.ledger = self.ledger.as_dict()
         self._notifier.status(self.status.line())
         if not self._writes:

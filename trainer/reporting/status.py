@@ -42,6 +42,10 @@ class Status:
     export: str | None = None
     begun_from: str | None = None
     without: dict[str, str] = dataclasses.field(default_factory=dict)
+    workers: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Under parameter_server: the `steps` that each worker gave, lost ones among them, and its `steps_per_second`."""
+    faults: int = 0
+    """How many were told, over all of the run's processes."""
     ledger: dict[str, Any] | None = None
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     updated: float | None = None

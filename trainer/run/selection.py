@@ -56,7 +56,7 @@ def apply_selection(config: Config, selection: Mapping[str, Any] | None = None, 
     try:
         if "sweep" in selection:
             sweep = Sweep.of(selection, config.shared_dir)
-            config = config.replace(**selection["sweep"].get("settings", {}))  # as they were when it was begun
+            config = config.replace(**of_the_run(selection["sweep"].get("settings", {})))
             point = sweep.unevaluated() if evaluates else sweep.present()
             selection = select_point(selection, point or sweep.points[-1])
         chosen = config.replace(**selection)
@@ -70,6 +70,14 @@ def apply_selection(config: Config, selection: Mapping[str, Any] | None = None, 
         return chosen.replace(program_args={**record.get("program_args", {}), **given})
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def of_the_run(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a sweep's points keep as they were when it was begun.
+
+    Whom to notify is the site's to say: no file on the shared path names a command or an address.
+    """
+    return {key: value for key, value in settings.items() if not key.startswith("notify_")}
 
 
 def remember(config: Config, program_is_known: bool) -> dict[str, Any]:

@@ -5,6 +5,7 @@ It is the coordinator (TensorFlow's job `chief`), and under multi_worker_mirrore
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import signal
@@ -42,6 +43,7 @@ from trainer.memory_limit import check_room
 from trainer.program import load_program, program_file
 from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.metrics import Told
+from trainer.reporting.notifications import Notifications
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
 from trainer.reporting.status import numbers, read_status
@@ -62,6 +64,7 @@ SETTLE_SECONDS = 10.0
 FREED_SECONDS = THREADS_SECONDS = 5.0
 STORAGE_PAUSE_SECONDS = 5.0
 HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
+ENDS = (RunState.FINISHED, RunState.FAILED)
 GENERATIONS_IN_VAIN = 3  # generations in a row that trained nothing, after which a new process may do better
 
 
@@ -73,6 +76,7 @@ def run_coordinator(
     keeps_servers: bool = False,
     stopping: StopRequest | None = None,
     told: Told | None = None,
+    notifications: Notifications | None = None,
 ) -> int:
     """Train the run to its end; returns the exit code.
 
@@ -105,7 +109,7 @@ def run_coordinator(
                 shut_down_servers(cluster.servers, COMING_SECONDS)
             return FINISHED
         # A coordinator that is refused must not say of the run what it is doing itself.
-        progress = Progress(config, directory, notifier, leads, waits=leads)
+        progress = Progress(config, directory, notifier, leads, waits=leads, notifications=notifications)
         if told is not None and leads:
             told.of(config.run, progress.tally, progress)
         progress.enter(RunState.WAITING, "loading TensorFlow and the program")
@@ -167,6 +171,9 @@ def run_coordinator(
             progress.close(FLUSH_SECONDS)
         if lease is not None:
             lease.release()
+        if notifications is not None and progress is not None and progress.status.state in ENDS:
+            with contextlib.suppress(Stopped):  # who stops this process need not wait, either
+                notifications.close()
 
 
 def pause_unless_stopped(seconds: float) -> int:

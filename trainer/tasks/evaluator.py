@@ -14,6 +14,7 @@ from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
 from trainer.memory_limit import check_room
 from trainer.program import build_model, load_program, program_file
+from trainer.reporting.journal import about
 from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.metrics import Told
 from trainer.reporting.notify import Notifier
@@ -81,6 +82,7 @@ def run_evaluator(
                     load_tensorflow()
                     program = load_program(config.program, config.program_args)
                     evaluator = Evaluator(program, directory, config.best_metric, tally)
+                about(step=newest)
                 notifier.status(f"evaluating {config.run}: step {newest}")
                 done = evaluator.evaluate(newest, saved)
                 end_try(directory)

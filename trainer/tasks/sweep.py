@@ -10,6 +10,7 @@ from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped
 from trainer.reporting.metrics import Told
+from trainer.reporting.notifications import Notifications
 from trainer.reporting.notify import Notifier
 from trainer.reporting.status import read_status
 from trainer.run.directory import RunDirectory
@@ -24,7 +25,13 @@ POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0  # before the next try to write to a shared path that is full
 
 
-def train_point(config: Config, cluster: Cluster, notifier: Notifier, told: Told | None = None) -> int:
+def train_point(
+    config: Config,
+    cluster: Cluster,
+    notifier: Notifier,
+    told: Told | None = None,
+    notifications: Notifications | None = None,
+) -> int:
     """Train the run; returns the exit code, which in a sweep with points left asks for another process (75).
 
     `told` is what this process says to who scrapes it.
@@ -32,11 +39,19 @@ def train_point(config: Config, cluster: Cluster, notifier: Notifier, told: Told
     """
     sweep = selected_sweep(config)
     if sweep is None:
-        return run_coordinator(config, cluster, notifier, told=told)
+        return run_coordinator(config, cluster, notifier, told=told, notifications=notifications)
     if sweep.present() is not None:
         stopping = StopRequest()
         try:
-            code = run_coordinator(config, cluster, notifier, keeps_servers=True, stopping=stopping, told=told)
+            code = run_coordinator(
+                config,
+                cluster,
+                notifier,
+                keeps_servers=True,
+                stopping=stopping,
+                told=told,
+                notifications=notifications,
+            )
             stopping.listen()  # what is written here is written to its end
         except Stopped:
             return STOPPED

@@ -83,6 +83,9 @@ class Controller:
             self._schedule = Scheduler(config.steps_per_execution, workers)
         self._workers = workers
         self._trained: set[int] = set()
+        named = [] if self._in_step else members.workers if members else [f"worker-{each}" for each in range(workers)]
+        self._names = dict(enumerate(named))
+        self._given = dict.fromkeys(named, 0)  # the steps that each worker gave since they were shown
         self._checkpoints = Checkpoints(
             directory,
             runner.trained,
@@ -278,6 +281,8 @@ class Controller:
         now = time.monotonic()
         for call in ended:
             self._trained.add(call.worker)
+            if task := self._names.get(call.worker):
+                self._given[task] += call.steps
             self._counted = max(self._counted, call.counted)
             seconds = self._schedule.returned(call.steps, call.began, call.worker, now)
             self._progress.tally.returned(call.worker, call.steps, seconds)
@@ -526,7 +531,8 @@ class Controller:
             return
         self.values = fetch_numbers(self.outputs)
         speed = (self.step - self._logged_step) / max(now - self._logged_at, 1e-9)
-        self._progress.trained(self.step, speed, self.values)
+        self._progress.trained(self.step, speed, self.values, self._given, now - self._logged_at)
+        self._given = dict.fromkeys(self._given, 0)
         if not self._tells_epochs:  # else they are the epoch's
             self._runner.reset_metrics()
         self._logged_step, self._logged_at = self.step, time.monotonic()

@@ -1,0 +1,15 @@
+"""What the verbs answer with `--json`; fleet/schema/answers.json describes each, and docs/json.md tells of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# Within a version keys are only added. What else changes raises it.
+VERSION = 1
+
+
+def render(verb: str, record: Mapping[str, Any], *, on_a_line: bool = False) -> str:
+    """Return one answer of a verb as JSON; on a line, where more follow."""
+    return json.dumps({"version": VERSION, "verb": verb, **record}, indent=None if on_a_line else 1)

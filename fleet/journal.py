@@ -1,0 +1,117 @@
+"""The tasks' journals on the hosts: what to ask `journalctl` for, and how to read what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from fleet.errors import OperatorMistake
+from fleet.inventory import Task
+
+FIELDS = "MESSAGE,UNIT,_SYSTEMD_UNIT,PRIORITY,PSFLEET_RUN,PSFLEET_STEP"
+# The supervisor and systemd speak of the end of a run's task after its last line.
+LAST_WORDS_SECONDS = 5
+_AGO = re.compile(r"(\d+)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)(\s+ago)?")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a journal; several lines, where a program logged them as one."""
+
+    time: float  # seconds since 1970, by the host's clock
+    task: str
+    message: str
+    priority: int | None = None
+    run: str | None = None
+    step: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which lines: of a run, since a time (seconds since 1970), with a pattern."""
+
+    run: str | None = None
+    since: float | None = None
+    grep: str | None = None
+
+
+EVERY_LINE = Chosen()
+
+
+def read_time(text: str, now: float | None = None) -> float:
+    """Return the seconds since 1970 that `--since` names, by the clock and the time zone of this machine.
+
+    Raises OperatorMistake for what is none.
+    """
+    now = time.time() if now is None else now
+    if found := _AGO.fullmatch(text.strip().lower()):
+        return now - int(found[1]) * _SECONDS[found[2][0]]
+    today = datetime.fromtimestamp(now).strftime("%Y-%m-%d")
+    for form, said in (("%Y-%m-%d %H:%M", f"{today} {text}"), ("%Y-%m-%d %H:%M:%S", f"{today} {text}")):
+        try:
+            return datetime.strptime(said.strip(), form).timestamp()
+        except ValueError:
+            pass
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError):
+        raise OperatorMistake(
+            f"--since is {text!r}: expected a time such as '10 min', '2 h', '14:30', '2026-03-02' or '2026-03-02 14:30'"
+        ) from None
+
+
+def script(tasks: Sequence[Task], lines: int, chosen: Chosen = EVERY_LINE, follow: bool = False) -> str:
+    """Return the shell command that prints the last entries of tasks' journals as JSON, one a line."""
+    units = " ".join(f"--unit={task.unit}" for task in tasks)
+    # On a terminal, which `follow` has, journalctl colours even JSON; without --all it leaves out long lines.
+    journalctl = "root env SYSTEMD_COLORS=0 journalctl --quiet --no-pager"
+    words = [journalctl, "--all", f"--lines={lines}", "--output=json", f"--output-fields={FIELDS}", units]
+    since = [] if chosen.since is None else [f"--since=@{chosen.since:.0f}"]
+    if chosen.grep is not None:
+        words.append(f"--grep={shlex.quote(chosen.grep)}")
+    if follow:
+        words.append("--follow")
+    if chosen.run is None:
+        return " ".join([*words, *since])
+    # What systemd, the supervisor and TensorFlow say names no run: it is the run's from its first line to its last.
+    match = shlex.quote(f"PSFLEET_RUN={chosen.run}")
+    span = f"{journalctl} --output=short-unix {units} {match}"
+    begin = f"first=$({' '.join([span, *since])} | head -n 1 | cut -d. -f1)"
+    end = f"last=$({span} --lines=1 | head -n 1 | cut -d. -f1)"
+    until = "" if follow else f' --until="@$((last + {LAST_WORDS_SECONDS}))"'
+    return f'{begin}; {end}; if [ -n "$first" ]; then {" ".join(words)} --since="@$first"{until}; fi'
+
+
+def parse(text: str) -> Entry | None:
+    """Read one line of `journalctl --output=json`; None for any other."""
+    if not text.startswith("{"):
+        return None
+    try:
+        entry = json.loads(text)
+    except ValueError:
+        return None
+    message = entry.get("MESSAGE") or ""
+    if isinstance(message, list):  # bytes that are no UTF-8
+        message = bytes(message).decode(errors="replace")
+    # systemd's own lines about a unit name it in UNIT, the task's lines in _SYSTEMD_UNIT.
+    unit = entry.get("UNIT") or entry.get("_SYSTEMD_UNIT") or ""
+    step, priority = entry.get("PSFLEET_STEP"), entry.get("PRIORITY")
+    run = entry.get("PSFLEET_RUN")
+    return Entry(
+        int(entry.get("__REALTIME_TIMESTAMP") or 0) / 1e6,
+        unit.removeprefix("trainer@").removesuffix(".service"),
+        message,
+        int(priority) if isinstance(priority, str) and priority.isdecimal() else None,
+        run if isinstance(run, str) else None,
+        int(step) if isinstance(step, str) and step.isdecimal() else None,
+    )

@@ -1,0 +1,264 @@
+"""What each verb answers with `--json` is as fleet/schema/answers.json says, and all of it is said there."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from fleet import verbs
+from fleet.answers import VERSION
+from fleet.cluster import Cluster
+from fleet.drills import rehearsal
+from fleet.drills.catalogue import CATALOGUE
+from fleet.drills.scenes import Findings
+from fleet.errors import FleetError, HostsUnreachable, OperatorMistake
+from fleet.gpu import check_gpus
+from fleet.inventory import Host, Inventory, Task
+from fleet.schema.problems import Problem
+from fleet.ssh import Answer
+from fleet.validate import validate
+from tests.unit import test_fleet_verbs as fleet
+from tests.unit.test_gpu_fab import RIGHT
+from tests.unit.test_gpu_fab import Pretence as GpuHosts
+from trainer.reporting.status import Status
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = json.loads((ROOT / "fleet/schema/answers.json").read_text(encoding="utf-8"))
+WORKERS = {"worker-0": {"steps": 20, "steps_per_second": 2.5}}
+EVENT = {"time": 1.0, "event": "ps-lost", "task": "ps-0", "host": "x", "seconds": 1.5, "steps_lost": 3, "message": "m"}
+
+
+def closed(schema: Any) -> Any:
+    """Return the schema with keys refused that it doesn't name, wherever it names any."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inside = {key: closed(value) for key, value in schema.items()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            inside[key] = strict(schema[key])
+    if "properties" in schema:
+        inside["properties"] = {key: strict(value) for key, value in schema["properties"].items()}
+    return inside
+
+
+def strict(schema: Any) -> Any:
+    return {"allOf": [closed(schema)], "unevaluatedProperties": False} if names_keys(schema) else closed(schema)
+
+
+def names_keys(schema: Any) -> bool:
+    if "$ref" in schema:
+        return names_keys(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]])
+    return "properties" in schema or any(map(names_keys, [*schema.get("anyOf", ()), *schema.get("allOf", ())]))
+
+
+STRICT = jsonschema.Draft202012Validator({**closed(SCHEMA), "unevaluatedProperties": False})
+
+
+@pytest.fixture
+def hosts() -> fleet.Pretence:
+    hosts = fleet.Pretence(fleet.make_inventory(), run_status=fleet.status("new", None))
+    run = json.loads(json.dumps(Status("digits", "/srv/x", state="training", step=20).__dict__))  # type: ignore[arg-type]
+    run |= {"loss": "NaN", "metrics": {"accuracy": 0.5}, "workers": WORKERS, "events": [EVENT], "host": "x", "pid": 1}
+    run |= {"evaluation": {"step": 10, "metrics": {"loss": 0.5}}, "ledger": {"goodput": 0.5, "elapsed": 2.0}}
+    hosts.runs = json.dumps([run])
+    saved = {"step": 20, "created": 1.0, "size": 5, "loss": 0.5, "evaluation": {"loss": 0.1}, "kept": ["newest"]}
+    hosts.checkpoints = Answer(json.dumps([saved]))
+    hosts.exported = Answer(json.dumps({"run": "digits", "step": 30, "export": "/srv/x"}))
+    return hosts
+
+
+@pytest.fixture
+def desk(hosts: fleet.Pretence) -> verbs.Desk:
+    clock = fleet.Clock(hosts=hosts)
+    return verbs.Desk(
+        io.StringIO(), clock, clock.sleep, fleet.nothing, lambda _: hosts.release or "", answers=io.StringIO()
+    )
+
+
+def answer_of(desk: verbs.Desk) -> dict[str, Any]:
+    """Return the one answer on standard output, which is as it is documented."""
+    assert isinstance(desk.answers, io.StringIO)
+    found: dict[str, Any] = json.loads(desk.answers.getvalue())
+    STRICT.validate(found)
+    assert found["version"] == VERSION
+    return found
+
+
+def cluster_of(hosts: fleet.Pretence) -> Cluster:
+    return Cluster(hosts.inventory, hosts)
+
+
+def test_the_schema_is_one_and_knows_the_version() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["properties"]["version"] == {"const": VERSION}
+
+
+def test_each_verb_has_json_a_schema_and_a_row_in_the_docs() -> None:
+    source = (ROOT / "fabfile.py").read_text(encoding="utf-8")
+    parts = re.findall(r"^@task\(.*?^def (\w+)\((.*?)\) -> None:", source, re.MULTILINE | re.DOTALL)
+    named = {name.replace("_", "-") for name, _ in parts}
+    assert len(named) >= 13
+    assert [name for name, parameters in parts if "json: bool = False" not in parameters] == []
+    assert named == set(SCHEMA["properties"]["verb"]["enum"])
+    page = (ROOT / "docs/json.md").read_text(encoding="utf-8")
+    assert named == set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE))
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_start_that_is_followed_to_its_end(hosts: fleet.Pretence, desk: verbs.Desk, restart: bool) -> None:
+    hosts.tick = fleet.train()
+    verbs.start_cluster(cluster_of(hosts), desk, restart=restart)
+    found = answer_of(desk)
+    assert found["verb"] == ("restart-cluster" if restart else "start-cluster")
+    assert (found["outcome"], found["run"]["state"], found["evaluated"]) == ("finished", "finished", True)
+    assert "run digits finished" in fleet.printed(desk)
+
+
+def test_a_start_that_is_left(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+    hosts.tick = fleet.train()
+    verbs.start_cluster(cluster_of(hosts), desk, "digits-2", detach=True)
+    found = answer_of(desk)
+    assert (found["outcome"], found["plan"]["select"]) == ("training", {"run": "digits-2"})
+
+
+def test_a_plan(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+    verbs.start_cluster(cluster_of(hosts), desk, plan_only=True)
+    assert answer_of(desk)["plan"]["start"] == [task.name for task in hosts.inventory.tasks]
+
+
+def test_a_run_that_was_finished_before(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+    hosts.run_status = fleet.status("finished", 30, evaluation={"step": 30, "metrics": {}})
+    verbs.start_cluster(cluster_of(hosts), desk)
+    assert answer_of(desk)["outcome"] == "finished before"
+
+
+def test_what_is_refused_leaves_standard_output_empty(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+    with pytest.raises(OperatorMistake):
+        verbs.start_cluster(cluster_of(hosts), desk, "a/b")
+    assert isinstance(desk.answers, io.StringIO)
+    assert desk.answers.getvalue() == ""
+
+
+def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+    verbs.start_cluster(cluster_of(hosts), desk, detach=True, sweep=fleet.SWEEP)
+    found = answer_of(desk)
+    assert (found["verb"], found["outcome"], found["sweep"]) == ("sweep", "training", None)
+    hosts.sweep = fleet.swept("finished", "training", present="s-2") | {"attempt": 1}
+    desk.answers = io.StringIO()
+    verbs.show_sweep(cluster_of(hosts), desk, as_json=True)
+    assert answer_of(desk)["sweep"]["present"] == "s-2"
+
+
+def test_a_stop(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+    hosts.run_status = fleet.status("stopped", 20)
+    verbs.stop_cluster(cluster_of(hosts), desk)
+    found = answer_of(desk)
+    assert (found["verb"], found["run"]["step"]) == ("stop-cluster", 20)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_status(hosts: fleet.Pretence, desk: verbs.Desk, deep: bool) -> None:
+    fleet.run_up(hosts)
+    hosts.run_status = json.loads(hosts.runs)[0]
+    hosts.unreachable["far"] = "no route"
+    desk.look = lambda *_: {"head": "a file differs"}
+    with pytest.raises(HostsUnreachable):
+        verbs.show_status(cluster_of(hosts), desk, as_json=True, deep=deep)
+    found = answer_of(desk)
+    assert found["run"]["workers"] == WORKERS
+    assert [task["state"] for task in found["tasks"] if task["host"] == "far"] == ["unreachable"]
+    assert found.get("damage") == ({"head": "a file differs"} if deep else None)
+
+
+def test_lists_and_an_export(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+    for verb, key, show in (
+        ("runs", "runs", verbs.show_runs),
+        ("checkpoints", "checkpoints", verbs.show_checkpoints),
+        ("export", "export", verbs.export_run),
+    ):
+        desk.answers = io.StringIO()
+        show(cluster_of(hosts), desk, as_json=True)
+        found = answer_of(desk)
+        assert found["verb"] == verb
+        assert found[key]
+
+
+def test_each_line_of_a_journal_is_an_object(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+    verbs.show_logs(cluster_of(hosts), desk, None, None, follow=False)
+    assert isinstance(desk.answers, io.StringIO)
+    lines = [json.loads(line) for line in desk.answers.getvalue().splitlines()]
+    for line in lines:
+        STRICT.validate(line)
+    assert [line["message"] for line in lines if line["task"] == "ps-0"] == ["ps-0 says"]
+
+
+def test_the_address_of_tensorboard(hosts: fleet.Pretence, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory = fleet.board_at(hosts, "http://10.0.0.9:6006")
+    monkeypatch.setattr(hosts, "tunnel", partial(fleet.led, hosts, 0), raising=False)
+    with pytest.raises(HostsUnreachable):
+        verbs.open_tensorboard(Cluster(inventory, hosts), desk, 7007)
+    assert answer_of(desk)["url"] == "http://localhost:7007"
+
+
+def test_an_inventory_that_is_wrong(desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem("steps: must be at least 1, not 0", hosts=("a",), variable="trainer_run", value="0")
+    monkeypatch.setattr("fleet.validate.read_source", lambda *_: SimpleNamespace(name="inventory/x"))
+    monkeypatch.setattr("fleet.validate.find_problems", lambda _: [problem])
+    with pytest.raises(OperatorMistake):
+        validate(desk, "inventory/x", True)
+    assert answer_of(desk)["problems"][0]["variable"] == "trainer_run"
+
+
+def test_gpus(desk: verbs.Desk) -> None:
+    said = Answer(json.dumps(RIGHT))
+    tasks = [Task("chief", 0, "a", "192.0.2.1", 2222, server=False)]
+    inventory = Inventory("x", {"gpu": ["a"]}, {"a": Host("a", "192.0.2.1")}, tasks, {})
+    check_gpus(Cluster(inventory, GpuHosts(a=said)), desk, True)
+    assert answer_of(desk)["hosts"] == {"a": RIGHT}
+
+
+@pytest.fixture
+def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
+    """A stage on which nothing is done: only what is said of a drill counts here."""
+
+    def set_up(problems: list[str]) -> None:
+        found = Findings("seen", 1.5, 3.0, 20, ["worker-1"], [], problems)
+        monkeypatch.setattr(rehearsal, "_go_through", lambda stage, each: found)
+
+    class Empty:
+        def keep(self) -> None: ...
+
+    monkeypatch.setattr(rehearsal, "taken", fleet.contextmanager(lambda cluster, desk: iter([Empty()])))
+    monkeypatch.setattr(rehearsal, "refuse", lambda each, inventory: "no power" if each.name == "ps-off" else None)
+    return set_up
+
+
+@pytest.mark.parametrize("problems", [[], ["nobody noticed"]])
+def test_drills(
+    hosts: fleet.Pretence, desk: verbs.Desk, drilled: Callable[[list[str]], None], problems: list[str]
+) -> None:
+    drilled(problems)
+    try:
+        rehearsal.drill(cluster_of(hosts), desk, [], everything=True)
+    except FleetError:
+        assert problems
+    found = answer_of(desk)
+    assert found["outcome"] == ("failed" if problems else "passed")
+    assert found["skipped"] == {"ps-off": "no power"}
+    assert len(found["drills"]) == len(CATALOGUE) - 1
+
+
+def test_the_list_of_drills(desk: verbs.Desk) -> None:
+    rehearsal.list_drills(desk)
+    assert [each["drill"] for each in answer_of(desk)["drills"]] == [each.name for each in CATALOGUE]

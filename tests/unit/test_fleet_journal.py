@@ -1,0 +1,170 @@
+"""Which lines of the journals `fab logs` asks for, with a journalctl that is only pretended."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from fleet import verbs
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.inventory import Task
+from fleet.journal import Chosen, parse, read_time, script
+from fleet.ssh import PREAMBLE, Answer
+from tests.unit import test_fleet_verbs as fleet
+
+TASK = Task("worker", 0, "store", "192.0.2.20", 2400, server=True)
+NOW = datetime(2026, 3, 2, 15, 0).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("10 min", NOW - 600),
+        ("10m ago", NOW - 600),
+        ("2 h", NOW - 7200),
+        ("1 day", NOW - 86400),
+        ("90s", NOW - 90),
+        ("14:30", NOW - 1800),
+        ("14:30:10", NOW - 1790),
+        ("2026-03-02", NOW - 15 * 3600),
+        ("2026-03-02 14:30", NOW - 1800),
+        ("2026-03-02T14:30:00+00:00", datetime.fromisoformat("2026-03-02T14:30:00+00:00").timestamp()),
+    ],
+)
+def test_a_time_is_the_operators(text: str, seconds: float) -> None:
+    assert read_time(text, NOW) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "10", "25:00", "2026-13-01", "$(reboot)", "-1 h"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(OperatorMistake, match=r"--since is .*: expected a time such as '10 min'"):
+        read_time(text, NOW)
+
+
+@pytest.fixture
+def journalctl(tmp_path: Path) -> Path:
+    """A journalctl that writes down its arguments, and has a run's first and last line."""
+    program = tmp_path / "journalctl"
+    program.write_text(
+        f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\ncase "$*" in\n'
+        "*run=none*|*RUN=none*) ;;\n*short-unix*--lines=1*) printf '90.5 head x: last\\nof two\\n' ;;\n"
+        "*short-unix*) printf '10.25 head x: first\\n20.5 head x: second\\n' ;;\nesac\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+def asked(journalctl: Path, text: str) -> list[str]:
+    """Have a shell run a script, and return how it called journalctl."""
+    path = f"{journalctl.parent}:/usr/bin:/bin"
+    preamble = PREAMBLE.replace("sudo -n ", "")
+    done = subprocess.run(
+        ["sh", "-c", preamble + text], env={"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    return (journalctl.parent / "asked").read_text().splitlines()
+
+
+def test_a_pattern_and_a_time_reach_journalctl_as_they_are(journalctl: Path) -> None:
+    (line,) = asked(journalctl, script([TASK], 50, Chosen(since=12.4, grep="a b'c; touch x")))
+    assert "--lines=50" in line
+    assert line.endswith("--unit=trainer@worker-0.service --grep=a b'c; touch x --since=@12")
+
+
+def test_a_run_is_all_that_was_said_from_its_first_line_to_its_last(journalctl: Path) -> None:
+    *_, line = asked(journalctl, script([TASK], 50, Chosen(run="digits")))
+    assert line.endswith("--unit=trainer@worker-0.service --since=@10 --until=@95")
+    assert "PSFLEET_RUN=" not in line.replace("MESSAGE,UNIT,_SYSTEMD_UNIT,PRIORITY,PSFLEET_RUN", "")
+
+
+def test_a_run_that_said_nothing_asks_for_no_lines(journalctl: Path) -> None:
+    assert len(asked(journalctl, script([TASK], 50, Chosen(run="none")))) == 2
+
+
+def test_a_run_is_followed_from_its_first_line(journalctl: Path) -> None:
+    *_, line = asked(journalctl, script([TASK], 50, Chosen(run="digits"), follow=True))
+    assert line.endswith("--follow --since=@10")
+
+
+def test_an_entry_has_its_run_and_step() -> None:
+    entry = parse('{"__REALTIME_TIMESTAMP": "1500000", "_SYSTEMD_UNIT": "trainer@ps-0.service", "MESSAGE": "a\\nb", '
+                  '"PRIORITY": "4", "PSFLEET_RUN": "digits", "PSFLEET_STEP": "40"}')  # fmt: skip
+    assert entry is not None
+    assert entry.as_json() == {
+        "time": 1.5,
+        "task": "ps-0",
+        "message": "a\nb",
+        "priority": 4,
+        "run": "digits",
+        "step": 40,
+    }
+
+
+class Journals(fleet.Pretence):
+    """Hosts whose journals have these lines, of (time, run, message)."""
+
+    lines: ClassVar[list[tuple[int, str | None, str]]] = [
+        (3, "digits", "third"),
+        (1, None, "first"),
+        (2, "other", "second"),
+    ]
+    failed: Answer | None = None
+
+    def run(self, scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
+        return dict.fromkeys(scripts, self.failed) if self.failed else super().run(scripts, timeout)
+
+    def _journal(self, task: Any) -> str:
+        entries = [
+            {"__REALTIME_TIMESTAMP": str(at), "_SYSTEMD_UNIT": task.unit, "MESSAGE": message, "PSFLEET_RUN": run}
+            for at, run, message in self.lines
+        ]
+        return "\n".join(json.dumps(entry) for entry in entries)
+
+
+@pytest.fixture
+def hosts() -> Journals:
+    return Journals(fleet.make_inventory())
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_lines_of_another_run_are_left_out(hosts: Journals, follow: bool) -> None:
+    desk = verbs.Desk(io.StringIO())
+    verbs.show_logs(Cluster(hosts.inventory, hosts), desk, "ps-0", None, follow, Chosen(run="digits"))
+    assert sorted(fleet.printed(desk).split()) == ["first", "third"]
+
+
+def test_lines_without_a_choice_are_all_in_order(hosts: Journals) -> None:
+    desk = verbs.Desk(io.StringIO())
+    verbs.show_logs(Cluster(hosts.inventory, hosts), desk, "ps-0", None, follow=False)
+    assert fleet.printed(desk).split() == ["first", "second", "third"]
+
+
+def test_a_pattern_that_is_found_nowhere_is_no_trouble_and_a_bad_one_is_the_operators(hosts: Journals) -> None:
+    cluster, desk, chosen = Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO()), Chosen(grep="(")
+    hosts.failed = Answer("", "", 1)
+    verbs.show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
+    assert fleet.printed(desk) == ""
+    hosts.failed = Answer("", 'Bad pattern "(": missing closing parenthesis', 1)
+    with pytest.raises(OperatorMistake, match="--grep: expected a regular expression"):
+        verbs.show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
+    hosts.failed = Answer("", "sudo: a password is required", 1)
+    with pytest.raises(ClusterTrouble, match="the journal can't be read"):
+        verbs.show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
+
+
+def test_what_was_cut_off_is_said_where_lines_were_chosen(
+    hosts: Journals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verbs, "CHOSEN_LINES", 3)
+    chosen = Chosen(since=time.time())
+    verbs.show_logs(Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO()), "ps-0", None, False, chosen)
+    assert capsys.readouterr().err == "these are the last 3 lines of ps-0; for more: --lines 30\n"

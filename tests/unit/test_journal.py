@@ -1,0 +1,156 @@
+"""Log lines in the journal's native protocol, as a journal that is only a socket receives them."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.reporting import journal
+from trainer.reporting.journal import JournalHandler, about, unread
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "socket"
+
+
+@pytest.fixture
+def received(path: Path) -> Iterator[socket.socket]:
+    """The journal's end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(path))
+        receiver.settimeout(5)
+        yield receiver
+
+
+@pytest.fixture
+def otherwise() -> Iterator[list[str]]:
+    """What went to standard error instead."""
+    yield []
+    about(task=None, run=None, step=None)
+
+
+class Kept(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+def logger_to(path: Path, otherwise: list[str]) -> tuple[logging.Logger, JournalHandler]:
+    handler = JournalHandler(Kept(otherwise), str(path))
+    logger = logging.Logger("trainer.test")
+    logger.addHandler(handler)
+    return logger, handler
+
+
+def fields_of(datagram: bytes) -> dict[str, str]:
+    """Read an entry as journald does."""
+    fields = {}
+    while datagram:
+        head, _, rest = datagram.partition(b"\n")
+        if b"=" in head:
+            name, _, value = head.partition(b"=")
+            datagram = rest
+        else:
+            name, (length,) = head, struct.unpack("<Q", rest[:8])
+            value, datagram = rest[8 : 8 + length], rest[9 + length :]
+        fields[name.decode()] = value.decode()
+    return fields
+
+
+def test_an_entry_says_task_run_and_step(path: Path, received: socket.socket, otherwise: list[str]) -> None:
+    logger, _ = logger_to(path, otherwise)
+    about(task="worker-1", run="digits", step=40)
+    logger.warning("lost %s", "ps-0")
+    fields = fields_of(received.recv(65536))
+    assert {
+        "MESSAGE": "lost ps-0",
+        "PRIORITY": "4",
+        "PSFLEET_TASK": "worker-1",
+        "PSFLEET_RUN": "digits",
+        "PSFLEET_STEP": "40",
+        "LOGGER": "trainer.test",
+    }.items() <= fields.items()
+    about(step=None)
+    logger.info("next")
+    assert "PSFLEET_STEP" not in fields_of(received.recv(65536))
+    assert otherwise == []
+
+
+def test_no_line_of_a_message_passes_for_a_field(path: Path, received: socket.socket, otherwise: list[str]) -> None:
+    logger, _ = logger_to(path, otherwise)
+    about(run="digits")
+    logger.error("first\nPSFLEET_RUN=other\nPRIORITY=0")
+    fields = fields_of(received.recv(65536))
+    assert fields["MESSAGE"] == "first\nPSFLEET_RUN=other\nPRIORITY=0"
+    assert (fields["PSFLEET_RUN"], fields["PRIORITY"]) == ("digits", "3")
+
+
+def test_without_a_journal_nobody_is_there_to_send_to(path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        JournalHandler(logging.NullHandler(), str(path))
+
+
+def test_a_line_that_the_journal_does_not_take_goes_to_standard_error(
+    path: Path, received: socket.socket, otherwise: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger, _ = logger_to(path, otherwise)
+    logger.info("x" * 10_000_000)  # longer than a datagram may be
+    assert [len(line) for line in otherwise] == [10_000_000]
+    monkeypatch.setattr(journal, "REST_SECONDS", 0.0)
+    logger.handlers[0]._rests_until = 0.0  # type: ignore[attr-defined]
+    received.close()
+    logger.info("the journal is gone")
+    assert otherwise[1:] == ["the journal is gone"]
+
+
+def test_a_journal_that_hangs_costs_one_wait(
+    path: Path, received: socket.socket, otherwise: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SEND_SECONDS", 0.1)
+    logger, _ = logger_to(path, otherwise)
+    for number in range(2000):  # more than its queue takes
+        logger.info("line %d", number)
+    assert otherwise[-1] == "line 1999"
+    assert received.recv(65536)
+
+
+def test_who_ends_waits_until_its_last_words_are_read(
+    path: Path, received: socket.socket, otherwise: list[str]
+) -> None:
+    logger, handler = logger_to(path, otherwise)
+    logger.info("last words")
+    assert unread(handler._socket) > 0
+    reader = threading.Timer(0.1, received.recv, [65536])
+    reader.start()
+    handler.flush()
+    assert unread(handler._socket) == 0
+
+
+def test_under_systemd_logs_go_to_the_journal_and_what_others_print_to_standard_error(
+    path: Path, received: socket.socket
+) -> None:
+    program = (
+        "import logging, sys\n"
+        "from trainer.reporting.journal import about\n"
+        "from trainer.reporting.logs import set_up_logging\n"
+        f"set_up_logging(journal=True, native={str(path)!r})\n"
+        "about(run='digits')\n"
+        "logging.getLogger('trainer').warning('slow')\n"
+        "print('from elsewhere', file=sys.stderr)\n"
+    )
+    done = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    fields = fields_of(received.recv(65536))
+    assert done.communicate()[1] == "from elsewhere\n"
+    assert (fields["MESSAGE"], fields["PRIORITY"], fields["PSFLEET_RUN"]) == ("warning: slow", "4", "digits")
