@@ -19,6 +19,7 @@ FACTS = {
     "first": True,
     "ssh_ports": [SSH],
     "login_uid": 1000,
+    "scraper_uid": None,
     "name_servers": [],
     "resolved": {},
     "peers": [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ from trainer.config import CHECKS, STRATEGIES, Config  # noqa: E402
 # Jobs in the order in which a host's tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
 JOBS = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)
 # The first port of a job on a host; its second task there listens on the next one, and so on.
-DEFAULT_PORTS = {"chief": 2222, "ps": 2300, "worker": 2400, "dispatcher": 2500, "data": 2600, "tensorboard": 6006}
+DEFAULT_PORTS = {
+    "chief": 2222, "ps": 2300, "worker": 2400, "dispatcher": 2500, "data": 2600, "metrics": 2700, "tensorboard": 6006,
+    "prometheus": 9090, "alertmanager": 9093, "node_exporter": 9100,
+}  # fmt: skip
+# Groups whose hosts have no tasks of their own for it.
+SERVICES = ("tensorboard", "prometheus", "alertmanager")
 # The kernel refuses one environment string of 128 KiB or more (MAX_ARG_STRLEN), its name and `=` included.
 MAX_ENVIRONMENT_STRING = 131_071
 # Jobs of many members, whose hosts may say which index they have.
@@ -43,22 +48,25 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         groups: hosts of each group, in the order written. A group's name is a TensorFlow job.
         hostvars: each host's variables. Read are `cluster_address` (else `ansible_host`), for each job
             `<job>_tasks` (default 1) and `<job>_port` (the first task's port), `ps_index` and `worker_index` (the first
-            task's index; without it a task's index is its place in the group), in the group gpu `gpu_count` or
+            task's index; without it a task's index is its place in the group), `metrics_port` (the port where the
+            host's first task is scraped), the ports of the groups' services, in the group gpu `gpu_count` or
             `gpu_devices`, and of `trainer_run` the strategy, the evaluation and the input: they say which of the
             groups have tasks.
 
     Returns:
         `{"cluster": {job: ["address:port", ...]}, "cluster_json": "...", "tasks": [{"name", "job", "index", "host",
-        "address", "port", "server"}], "by_host": {host: [task, ...]}, "hosts": [host, ...],
+        "address", "port", "server", "metrics_port"}], "by_host": {host: [task, ...]}, "hosts": [host, ...],
         "tensorboard": {host: {"address", "port"}}, "gpus": {host: {"count", "devices"}}, "vacant": [name, ...],
-        "sources_json": "...", "storage": {"path", "shared", "settings"}}`.
+        "sources_json": "...", "storage": {"path", "shared", "settings"}}`, and as `tensorboard` has it `prometheus`,
+        `alertmanager` and `node_exporter`.
         `cluster` is what TF_CONFIG carries: the strategy's jobs and the data service's, one without tasks left out;
         `cluster_json` is the same as a line of text. `tasks` has the evaluator too, and `by_host` the same tasks host
         by host. A task's `port` is None where it listens on nothing; `server` says that it only serves: it waits for
-        the coordinator's orders, and reads the run settings anew while it runs. On hosts of the group gpu each task has
-        `cuda_visible_devices`. `hosts` are those of all jobs, with or without tasks. `vacant` names the members below
-        a job's highest index that no host is. `sources_json` has the addresses from which each job's hosts send, and
-        all hosts under MEMBER, for the packet filter.
+        the coordinator's orders, and reads the run settings anew while it runs. `metrics_port` is None where nobody
+        scrapes the task. `node_exporter` has every host of psfleet's groups, where the group prometheus has hosts. On
+        hosts of the group gpu each task has `cuda_visible_devices`. `hosts` are those of all jobs, with or without
+        tasks. `vacant` names the members below a job's highest index that no host is. `sources_json` has the addresses
+        from which each job's hosts send, and all hosts of the cluster under MEMBER, for the packet filter.
         `storage` is `storage_of`'s.
 
     Raises:
@@ -98,13 +106,13 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         if members and job != "evaluator":
             cluster[job] = members
     tasks.sort(key=lambda task: (JOBS.index(task["job"]), task["index"]))
-    tensorboard = {
-        host: {"address": _address(host, hostvars[host]), "port": _port(host, "tensorboard", hostvars[host])}
-        for host in groups.get("tensorboard", ())
-    }
     by_host: dict[str, list[dict[str, Any]]] = {}
     for task in tasks:
         by_host.setdefault(task["host"], []).append(task)
+    for host, own in by_host.items():
+        first = _metrics_port(host, hostvars[host], bool(groups.get("prometheus")))
+        for slot, task in enumerate(own):
+            task["metrics_port"] = first + slot if first else None
     gpus = {host: _host_gpus(host, hostvars[host]) for host in groups.get("gpu", ())}
     for host, found in gpus.items():
         _give_devices(host, found["devices"], by_host.get(host, []), strategy_of(groups, hostvars))
@@ -114,7 +122,8 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         "tasks": tasks,
         "by_host": by_host,
         "hosts": list(dict.fromkeys(host for job in JOBS for host in groups.get(job, ()))),
-        "tensorboard": tensorboard,
+        **{service: _listeners(service, groups.get(service, ()), hostvars) for service in SERVICES},
+        "node_exporter": _listeners("node_exporter", _watched(groups), hostvars),
         "gpus": gpus,
         "vacant": [
             f"{job}-{index}"
@@ -137,7 +146,48 @@ def _sources(
     everyone = dict.fromkeys(host for group in (*JOBS, "tensorboard", "nfs_server") for host in groups.get(group, ()))
     known = (hostvars[host].get("cluster_address") or hostvars[host].get("ansible_host") for host in everyone)
     members = dict.fromkeys(address for address in known if address)
-    return {job: list(addresses) for job, addresses in by_job.items()} | {MEMBER: list(members)}
+    sources = {job: list(addresses) for job, addresses in by_job.items()} | {MEMBER: list(members)}
+    # They read of the members, and no member needs to know them.
+    if scrapers := groups.get("prometheus"):
+        sources["prometheus"] = [_address(host, hostvars[host]) for host in scrapers]
+    return sources
+
+
+def _listeners(
+    service: str, hosts: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return where each host's service listens."""
+    return {
+        host: {"address": _address(host, hostvars[host]), "port": _port(host, service, hostvars[host])}
+        for host in hosts
+    }
+
+
+def _watched(groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the hosts that node_exporter is for: all of psfleet's, where somebody scrapes them."""
+    if not groups.get("prometheus"):
+        return []
+    ours = (*JOBS, *SERVICES, "nfs_server", "gpu")
+    return list(dict.fromkeys(host for group in ours for host in groups.get(group, ())))
+
+
+def metrics_targets(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List where each task is scraped, `[{"task", "job", "index", "host", "address", "port"}]`; none where it is not.
+
+    An IPv6 address has no brackets here.
+    """
+    return [
+        {
+            "task": task["name"],
+            "job": task["job"],
+            "index": task["index"],
+            "host": task["host"],
+            "address": task["address"],
+            "port": task["metrics_port"],
+        }
+        for task in spec["tasks"]
+        if task["metrics_port"] is not None
+    ]
 
 
 def _host_gpus(host: str, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,13 +263,17 @@ def _site(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[st
 def host_tasks(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
     """Pick the tasks of one host, each with its TF_CONFIG as one line of JSON under `tf_config`.
 
+    `metrics` is where it is scraped, as `address:port`, instead of `metrics_port`; empty where it is not.
+
     Called for every host, so it takes care not to walk through all tasks: Ansible makes each element that a filter
     touches anew (0.2 s a call for 1,000 tasks).
     """
-    return [
-        {**task, "tf_config": tf_config(spec["cluster_json"], task["job"], task["index"])}
-        for task in spec["by_host"].get(host, ())
-    ]
+    tasks = []
+    for task in spec["by_host"].get(host, ()):
+        given = {**task, "tf_config": tf_config(spec["cluster_json"], task["job"], task["index"])}
+        port = given.pop("metrics_port")
+        tasks.append({**given, "metrics": "" if port is None else f"{_bracketed(task['address'])}:{port}"})
+    return tasks
 
 
 def tf_config(cluster_json: str, job: str, index: int) -> str:
@@ -310,6 +364,13 @@ def _port(host: str, job: str, variables: Mapping[str, Any]) -> int | None:
     return port
 
 
+def _metrics_port(host: str, variables: Mapping[str, Any], scraped: bool) -> int | None:
+    """Return the first port where a host's tasks are scraped: as the host says, else where somebody scrapes."""
+    if "metrics_port" not in variables and not scraped:
+        return None
+    return None if variables.get("metrics_port") == 0 else _port(host, "metrics", variables)
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -318,4 +379,4 @@ class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Any]:
-        return {"cluster_spec": cluster_spec, "host_tasks": host_tasks}
+        return {"cluster_spec": cluster_spec, "host_tasks": host_tasks, "metrics_targets": metrics_targets}

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cluster_spec import MEMBER
 
 NFS_PORT = 2049
+# Local users that may reach a port on their own host: who logged in, and Prometheus with its exporters.
+LOGIN, SCRAPER = "login", "prometheus"
 TIME_PORT = 123
 # What the kernel gives to a program that names no port, and NCCL names none.
 FREE_PORTS = "1024-65535"
@@ -63,7 +65,8 @@ def firewall_doors(
         variables: the host's own; read is `common_time_clients`.
 
     Returns:
-        `[{"name", "protocol", "ports", "sources", "networks", "guarded"}]`. `sources` are names of `firewall_sources`.
+        `[{"name", "protocol", "ports", "sources", "networks", "guarded", "users"}]`. `sources` are names of
+        `firewall_sources`, `users` those of this host who may come in besides the tasks': LOGIN, SCRAPER.
         A guarded door is closed to all others, also to connections that are open already.
     """
     callers = opened_by(firewall_sources(spec))
@@ -73,13 +76,29 @@ def firewall_doors(
             ports.setdefault(task["job"], []).append(task["port"])
     doors = [_door(job, numbers, sources=callers[job]) for job, numbers in ports.items()]
     if host in spec["tensorboard"]:
-        doors.append(_door("tensorboard", [spec["tensorboard"][host]["port"]], sources=[MEMBER]))
+        doors.append(_door("tensorboard", [spec["tensorboard"][host]["port"]], sources=[MEMBER], users=[LOGIN]))
+    doors += _monitoring_doors(spec, host)
     if host in groups.get("nfs_server", ()):
         doors.append(_door("nfs", [NFS_PORT], sources=[MEMBER]))
     if clients := variables.get("common_time_clients"):
         doors.append(_door("time", [TIME_PORT], protocol="udp", networks=clients, guarded=False))
     if "worker" in callers and "ps" not in callers and ports and host in groups.get("gpu", ()):
         doors.append(_door("nccl", [FREE_PORTS], sources=["chief", "worker"], guarded=False))
+    return doors
+
+
+def _monitoring_doors(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
+    """List what is scraped on a host, and the services that scrape and warn: they are reached by these hosts alone."""
+    scrapers = ["prometheus"] if spec["prometheus"] else []
+    doors = []
+    if scraped := [task["metrics_port"] for task in spec["by_host"].get(host, ()) if task["metrics_port"] is not None]:
+        doors.append(_door("metrics", scraped, sources=scrapers, users=[SCRAPER]))
+    if host in spec["node_exporter"]:
+        port = spec["node_exporter"][host]["port"]
+        doors.append(_door("node_exporter", [port], sources=scrapers, users=[SCRAPER]))
+    for service in ("prometheus", "alertmanager"):
+        if host in spec[service]:
+            doors.append(_door(service, [spec[service][host]["port"]], sources=scrapers, users=[LOGIN, SCRAPER]))
     return doors
 
 
@@ -90,6 +109,7 @@ def _door(
     networks: Sequence[str] = (),
     protocol: str = "tcp",
     guarded: bool = True,
+    users: Sequence[str] = (),
 ) -> dict[str, Any]:
     return {
         "name": name,
@@ -98,7 +118,14 @@ def _door(
         "sources": list(sources),
         "networks": list(networks),
         "guarded": guarded,
+        "users": list(users),
     }
+
+
+def uids_of(door: Mapping[str, Any], facts: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of a door's local users on this host; a user that is not there has none."""
+    known = {LOGIN: facts["login_uid"], SCRAPER: facts["scraper_uid"]}
+    return [known[user] for user in door["users"] if known[user] is not None]
 
 
 def guarded_ports(doors: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -288,4 +315,5 @@ class FilterModule:
             "networks_of_family": networks_of_family,
             "of_family": of_family,
             "reached": reached,
+            "uids_of": uids_of,
         }

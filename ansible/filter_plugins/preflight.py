@@ -11,9 +11,11 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from cluster_spec import (  # noqa: E402
+    DEFAULT_PORTS,
     JOBS,
     MAX_ENVIRONMENT_STRING,
     NUMBERED_JOBS,
+    SERVICES,
     ClusterSpecError,
     busy_jobs,
     cluster_spec,
@@ -439,7 +441,9 @@ def _vacancy_problems(spec: Mapping[str, Any], groups: Groups, hostvars: HostVar
 
 def _port_problems(spec: Mapping[str, Any], reading: Reading) -> Iterator[Problem]:
     listeners = [(task["port"], task["host"], task["name"]) for task in spec["tasks"] if task["port"]]
-    listeners += [(board["port"], host, "tensorboard") for host, board in spec["tensorboard"].items()]
+    listeners += [(task["metrics_port"], task["host"], "metrics") for task in spec["tasks"] if task["metrics_port"]]
+    for service in (*SERVICES, "node_exporter"):
+        listeners += [(each["port"], host, service) for host, each in spec[service].items()]
     taken: dict[tuple[str, int], str] = {}
     for host in check.our_hosts(reading.groups):
         values = reading.values[host]
@@ -449,7 +453,8 @@ def _port_problems(spec: Mapping[str, Any], reading: Reading) -> Iterator[Proble
     for port, host, name in listeners:
         variable = f"{name.split('-')[0]}_port"
         place = reading.place(host, variable)
-        other = taken.get((host, port)) or definition().listeners.get(port)
+        reserved = None if port == DEFAULT_PORTS.get(name) else definition().listeners.get(port)
+        other = taken.get((host, port)) or reserved
         if other:
             yield Problem(
                 f"port {port} on host {host!r} is taken twice, by {other} and by {name}. Set {variable} on that host "

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from cluster_spec import ClusterSpecError, cluster_spec, host_tasks
+from cluster_spec import ClusterSpecError, cluster_spec, host_tasks, metrics_targets
 
 LAB = {
     "chief": ["head"],
@@ -189,6 +189,43 @@ def test_host_tasks_carry_the_whole_cluster():
     config = json.loads(task["tf_config"])
     assert config == {"cluster": spec["cluster"], "task": {"type": "worker", "index": 1}}
     assert [task["name"] for task in host_tasks(spec, "head")] == ["chief-0", "evaluator-0"]
+
+
+def test_tasks_are_scraped_where_somebody_scrapes_in_the_order_of_the_spec():
+    groups = LAB | {"prometheus": ["watch"], "alertmanager": ["watch"]}
+    hosts = addresses(groups)
+    spec = cluster_spec(groups, hosts)
+    assert [(t["task"], t["port"]) for t in metrics_targets(spec) if t["host"] == "head"] == [
+        ("chief-0", 2700), ("evaluator-0", 2701),
+    ]  # fmt: skip
+    assert {t["task"] for t in metrics_targets(spec)} == {task["name"] for task in spec["tasks"]}
+    assert metrics_targets(spec)[0] == {
+        "task": "chief-0", "job": "chief", "index": 0, "host": "head", "address": "10.0.3.10", "port": 2700,
+    }  # fmt: skip
+    assert set(spec["node_exporter"]) == set(hosts)
+    assert spec["prometheus"] == {"watch": {"address": hosts["watch"]["ansible_host"], "port": 9090}}
+    assert spec["alertmanager"]["watch"]["port"] == 9093
+    assert [task["metrics"] for task in host_tasks(spec, "head")] == ["10.0.3.10:2700", "10.0.3.10:2701"]
+
+
+def test_no_task_listens_for_nobody():
+    spec = cluster_spec(LAB, addresses(LAB))
+    assert metrics_targets(spec) == []
+    assert [task["metrics"] for task in host_tasks(spec, "head")] == ["", ""]
+    assert (spec["prometheus"], spec["alertmanager"], spec["node_exporter"]) == ({}, {}, {})
+
+
+def test_a_host_says_where_it_is_scraped_and_that_it_is_not():
+    hosts = addresses(LAB)
+    hosts["head"] |= {"metrics_port": 3000, "cluster_address": "fd00::7"}
+    found = metrics_targets(cluster_spec(LAB, hosts))
+    assert [(t["task"], t["address"], t["port"]) for t in found] == [
+        ("chief-0", "fd00::7", 3000), ("evaluator-0", "fd00::7", 3001),
+    ]  # fmt: skip
+    assert host_tasks(cluster_spec(LAB, hosts), "head")[0]["metrics"] == "[fd00::7]:3000"
+    groups = LAB | {"prometheus": ["head"]}
+    hosts["ps-0"] |= {"metrics_port": 0}
+    assert "ps-0" not in {t["host"] for t in metrics_targets(cluster_spec(groups, hosts))}
 
 
 def test_tensorboard_is_given_its_address():

@@ -89,7 +89,42 @@ def test_a_door_is_open_to_the_jobs_that_call_it() -> None:
     assert doors_of("alpha")["tensorboard"]["sources"] == [MEMBER]
     assert doors_of("store")["nfs"] == {
         "name": "nfs", "protocol": "tcp", "ports": [2049], "sources": [MEMBER], "networks": [], "guarded": True,
+        "users": [],
     }  # fmt: skip
+
+
+def test_only_who_scrapes_comes_in_to_what_is_scraped() -> None:
+    groups = GROUPS | {"prometheus": ["watch"], "alertmanager": ["gamma"]}
+    hosts = HOSTS | {"watch": {"ansible_host": "192.0.2.15", "trainer_run": RUN}}
+    spec = cluster_spec(groups, hosts)
+    doors = {host: {door["name"]: door for door in firewall_doors(spec, host, groups, hosts[host])} for host in hosts}
+    assert firewall_sources(spec)["prometheus"] == ["192.0.2.15"]
+    assert "192.0.2.15" not in firewall_sources(spec)[MEMBER]
+    assert doors["gamma"]["metrics"]["ports"] == [2700, 2701]
+    assert doors["gamma"]["alertmanager"]["ports"] == [9093]
+    assert set(doors["watch"]) == {"node_exporter", "prometheus"}
+    assert set(doors["store"]) == {"node_exporter", "nfs"}
+    for host in hosts:
+        for name in set(doors[host]) & {"metrics", "node_exporter", "prometheus", "alertmanager"}:
+            assert (doors[host][name]["sources"], doors[host][name]["guarded"]) == (["prometheus"], True)
+    text = table(groups, hosts, "gamma", facts=FACTS | {"scraper_uid": 120})
+    assert "tcp dport { 2700,2701 } ip saddr @prometheus4 accept" in lines(text)
+    assert "oif lo tcp dport { 2700,2701 } meta skuid { 120 } accept" in lines(text)
+    assert "oif lo tcp dport { 9093 } meta skuid { 1000,120 } accept" in lines(text)
+    assert "oif lo tcp dport { 2700" not in table(groups, hosts, "gamma")  # there is no such user on this host
+
+
+def test_a_port_that_is_scraped_from_elsewhere_is_closed_until_it_is_opened() -> None:
+    hosts = HOSTS | {"gamma": HOSTS["gamma"] | {"metrics_port": 2900}}
+    doors = {
+        door["name"]: door for door in firewall_doors(cluster_spec(GROUPS, hosts), "gamma", GROUPS, hosts["gamma"])
+    }
+    assert (doors["metrics"]["ports"], doors["metrics"]["sources"]) == ([2900, 2901], [])
+    assert "2900,2901" in sets_of_guarded(table(GROUPS, hosts, "gamma"))
+
+
+def sets_of_guarded(text: str) -> str:
+    return re.findall(r"set guarded \{\n\s+type inet_service\n\s+elements = \{ (\S+) \}", text)[0]
 
 
 def test_members_in_step_call_the_chief_and_one_another() -> None:

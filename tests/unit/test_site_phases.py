@@ -12,7 +12,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-PREFLIGHT = "localhost:chief:ps:worker:evaluator:data:tensorboard:nfs_server:gpu"
+PREFLIGHT = "localhost:chief:ps:worker:evaluator:data:tensorboard:nfs_server:gpu:prometheus:alertmanager"
 
 
 def listed(inventory: Path, *arguments: str) -> str:

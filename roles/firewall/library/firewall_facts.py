@@ -6,6 +6,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import pwd
 import re
 import socket
 from collections.abc import Iterable, Mapping
@@ -59,6 +60,10 @@ ssh_ports:
   returned: success
 login_uid:
   description: Number of the user who logged in. 0 where that was root, or nobody came through SSH.
+  type: int
+  returned: success
+scraper_uid:
+  description: Number of the user C(prometheus), who scrapes. None where there is no such user.
   type: int
   returned: success
 name_servers:
@@ -237,6 +242,14 @@ def addresses_of(name: str) -> list[str]:
         raise
 
 
+def uid_of(name: str) -> int | None:
+    """Return the number of a user of this host, or None."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
+
+
 def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
     """Ask the host, and fail where it can't be closed safely."""
     there = module.get_bin_path("nft")
@@ -277,6 +290,7 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
         "first": not Path(environment["kept"]).exists(),
         "ssh_ports": ports,
         "login_uid": login,
+        "scraper_uid": uid_of("prometheus"),
         "name_servers": name_servers(resolver),
         "resolved": resolved,
         "peers": peers(established, environment["guarded"]),
