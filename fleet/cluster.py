@@ -36,7 +36,8 @@ _TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --j
 _FORGET_DRAINED = "root rm -rf /opt/trainer/drained /run/psfleet-leaving"
 BEFORE = "/opt/trainer/before"
 _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
-_SECRETS = "etc/systemd/system/trainer@*.service.d/psfleet-secrets.conf"  # in etc/trainer they lie themselves
+# What differs from task to task, and which secrets it loads; in etc/trainer they lie themselves.
+_DROP_INS = " ".join(f"etc/systemd/system/trainer@*.service.d/psfleet-{name}.conf" for name in ("task", "secrets"))
 # Who may come in to the tasks, and whom they speak with: all that roles/firewall writes.
 _TABLE = "var/lib/psfleet/firewall.nft"
 _WALLS = (
@@ -46,7 +47,7 @@ _WALLS = (
 )
 # Of all that a start may change beside the release, but for what only its proof reads.
 DIGEST = (
-    f"cd /\nfind etc/trainer etc/systemd/system/trainer@.service {_SECRETS} {_WALLS} -path etc/trainer/secrets-coming "
+    f"cd /\nfind etc/trainer etc/systemd/system/trainer@.service {_DROP_INS} {_WALLS} -path etc/trainer/secrets-coming "
     "-prune -o -type f -exec sha256sum {} + 2>/dev/null | sort | sha256sum"
 )
 REMEMBER = f"""set -e
@@ -54,7 +55,7 @@ umask 077
 rm -rf {BEFORE}.new
 mkdir -p {BEFORE}.new
 cd /
-ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_SECRETS} {_WALLS} \\
+ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_DROP_INS} {_WALLS} \\
   >{BEFORE}.new/names 2>/dev/null || true
 tar -cf {BEFORE}.new/files.tar -T {BEFORE}.new/names
 systemctl list-units --plain --no-legend --state=active,activating,reloading "trainer@*.service" |
@@ -69,7 +70,7 @@ tar -tf {BEFORE}/files.tar >/dev/null
 systemctl stop "trainer@*.service"
 systemctl reset-failed "trainer@*.service" 2>/dev/null || true
 cd /
-rm -rf etc/trainer {_WANTED} {_SECRETS} {_WALLS} run/psfleet-firewall/tried.nft
+rm -rf etc/trainer {_WANTED} {_DROP_INS} {_WALLS} run/psfleet-firewall/tried.nft
 tar -xf {BEFORE}/files.tar
 systemctl daemon-reload
 if [ -e {_TABLE} ]; then

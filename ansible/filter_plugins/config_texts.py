@@ -7,6 +7,7 @@ from typing import Any
 
 # What neither systemd nor a shell takes for anything but itself.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@+=\[\]-]+")
+_LIMIT = re.compile(r"[0-9]+[%MGT]?|infinity")
 _SPECIAL = re.compile(r'["\\`$]')
 
 
@@ -34,7 +35,15 @@ def config_word(value: object) -> str:
     return text
 
 
-FILTERS = {"environment_value": environment_value, "config_word": config_word}
+def limit_word(value: object) -> str:
+    """Return a limit of systemd's control groups, which may be a percentage; raises ValueError for anything else."""
+    text = str(value)
+    if not _LIMIT.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} is no limit; expected a number with %, M, G or T, or infinity (trainer_limits)")
+    return text
+
+
+FILTERS = {"environment_value": environment_value, "config_word": config_word, "limit_word": limit_word}
 
 
 class FilterModule:

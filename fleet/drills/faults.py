@@ -164,7 +164,7 @@ def await_save(stage: Stage) -> str:
     look = "import os, sys, time\nend = time.time() + 60\n"
     look += "while not any('temp' in name for name in os.listdir(sys.argv[1])):\n"
     look += " time.sleep(0.002)\n assert time.time() < end, 'no save in 60 s'\n"
-    return f"python3 -c {shlex.quote(look)} {shlex.quote(stage.checkpoint_dir)}"
+    return f"{AS_TRAINER} python3 -c {shlex.quote(look)} {shlex.quote(stage.checkpoint_dir)}"
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,7 @@ class KillWhileSaving(Kill):
         ((host, mine),) = by_host(stage, self.hits(stage)).items()
         killed = " ".join(str(process.pid) for _, process in mine)
         # At once, since the next coordinator is there in a moment, and removes what is left behind.
-        look = f"{await_save(stage)} && kill -9 {killed} && ls {shlex.quote(stage.checkpoint_dir)}"
-        script = f"root sh -c {shlex.quote(look)}"
+        script = f"{await_save(stage)} && root kill -9 {killed} && {AS_TRAINER} ls {shlex.quote(stage.checkpoint_dir)}"
         left = run_everywhere(stage, {host: script}, 90.0)[host].split()
         half = [name for name in left if "temp" in name]
         if not half:
@@ -419,13 +418,14 @@ class Damage(Fault):
     def strike(self, stage: Stage) -> str:
         ((host, ((_, process),)),) = by_host(stage, [stage.chief]).items()
         pids = " ".join(map(str, process.pids))
+        place = shlex.quote(stage.checkpoint_dir)
+        damage = f"cd {place}; newest=$1; {self.script}"
         script = f"""
-cd {shlex.quote(stage.checkpoint_dir)} || exit 1
-endings=index; ls | grep -q 'manifest.json$' && endings=manifest.json
-newest=$(ls | sed -n "s/^\\(ckpt-[0-9]*\\)\\.$endings\\$/\\1/p" | sort -t - -k 2 -n | tail -n 1)
+endings=index; {AS_TRAINER} ls {place} | grep -q 'manifest.json$' && endings=manifest.json
+newest=$({AS_TRAINER} ls {place} | sed -n "s/^\\(ckpt-[0-9]*\\)\\.$endings\\$/\\1/p" | sort -t - -k 2 -n | tail -n 1)
 [ -n "$newest" ] || {{ echo 'there is no checkpoint' >&2; exit 1; }}
 root kill -STOP {pids} || exit 1
-{AS_TRAINER} sh -ec {shlex.quote(f"newest=$1; {self.script}")} sh "$newest" || {{ root kill -CONT {pids}; exit 1; }}
+{AS_TRAINER} sh -ec {shlex.quote(damage)} sh "$newest" || {{ root kill -CONT {pids}; exit 1; }}
 """
         done = run_everywhere(stage, {host: script})[host].strip()
         try:

@@ -310,7 +310,7 @@ def all_checkpoints_bad(stage: Stage, drill: Drill) -> Findings:
     proof = drill.fault.strike(stage)
     found = _ends_with_an_error(stage, begun, "checkpoint", drill)
     found.proof = proof
-    aside = stage.on(stage.chief.host, f"ls {shlex.quote(stage.checkpoint_dir)}").split()
+    aside = stage.on(stage.chief.host, f"{AS_TRAINER} ls {shlex.quote(stage.checkpoint_dir)}").split()
     found.expect([name for name in aside if name.endswith(".bad")], "nothing was set aside by name")
     return found
 
@@ -430,7 +430,7 @@ def undisturbed(scene: Scene) -> Scene:
 
 
 def _evaluation(stage: Stage) -> int:
-    text = stage.on(stage.chief.host, f"cat {shlex.quote(stage.run_dir)}/evaluation.json 2>/dev/null || true")
+    text = stage.on(stage.chief.host, f"{AS_TRAINER} cat {shlex.quote(stage.run_dir)}/evaluation.json 2>/dev/null || true")
     match = re.search(r'"step": (\d+)', text)
     return int(match[1]) if match else -1
 
@@ -484,7 +484,7 @@ def finishes(metric: str, least: float) -> Scene:
         for name, process in stage.processes().items():
             good = (process.active, process.result) == ("inactive", "success")
             found.expect(good or name not in ends, f"{name} is {describe_process(process)}, and should have finished")
-        text = stage.on(stage.chief.host, f"cat {shlex.quote(stage.run_dir)}/evaluation.json 2>/dev/null || true")
+        text = stage.on(stage.chief.host, f"{AS_TRAINER} cat {shlex.quote(stage.run_dir)}/evaluation.json 2>/dev/null || true")
         value = re.search(rf'"{metric}": ([0-9.]+)', text)
         found.notes.append(f"{metric} {float(value[1]):.4f}" if value else f"no {metric}")
         found.expect(value and float(value[1]) >= least, f"{metric} is not at least {least}: {text[:100]}")

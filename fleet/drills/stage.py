@@ -313,9 +313,9 @@ class Stage:
         directory = shlex.quote(self.run_dir)
         script = (
             f"date +%s.%N; echo '@unit'; {show_units([self.chief])}; "
-            f"echo '@status'; cat {directory}/status.json 2>/dev/null; echo; echo '@files'; "
-            f"ls {directory}/checkpoints 2>/dev/null; echo '@events'; "
-            f"tail -n {LAST_EVENTS} {directory}/events.jsonl 2>/dev/null; true"
+            f"echo '@status'; {AS_TRAINER} cat {directory}/status.json 2>/dev/null; echo; echo '@files'; "
+            f"{AS_TRAINER} ls {directory}/checkpoints 2>/dev/null; echo '@events'; "
+            f"{AS_TRAINER} tail -n {LAST_EVENTS} {directory}/events.jsonl 2>/dev/null; true"
         )
         text = self.on(self.chief.host, script, timeout=10.0)
         try:

@@ -158,13 +158,26 @@ def test_a_task_without_gpus_of_its_own_asks_tensorflow_nothing():
     assert find_missing({"CUDA_VISIBLE_DEVICES": "-1"}) is None
 
 
-@pytest.mark.parametrize("role", ["gpu", "release"])
-def test_the_proofs_have_the_rights_of_a_task(role):
+def sandbox_of_the_tasks():
     unit = (ROOT / "roles/trainer/templates/trainer@.service.j2").read_text()
-    allowed = unit.partition("# What a task may touch")[2].partition("\n\n")[0].splitlines()[1:]
-    proof = yaml.safe_load((ROOT / f"roles/{role}/vars/main.yml").read_text())[f"__{role}_sandbox"]
-    assert proof == [line for line in allowed if not line.startswith("ReadWritePaths=")]
+    block = unit.partition("# What a task may touch")[2].partition("\n\n")[0].splitlines()[1:]
+    return [line for line in block if not line.startswith("#")]
+
+
+def test_the_proof_of_a_release_has_the_rights_of_a_task():
+    proof = yaml.safe_load((ROOT / "roles/release/vars/main.yml").read_text())["__release_sandbox"]
+    assert proof == sandbox_of_the_tasks()
     assert "NoNewPrivileges=yes" in proof
+
+
+def test_the_proof_of_the_gpus_has_the_rights_of_a_task_with_gpus():
+    proof = yaml.safe_load((ROOT / "roles/gpu/vars/main.yml").read_text())["__gpu_sandbox"]
+    more = (ROOT / "roles/gpu/templates/psfleet-gpu.conf.j2").read_text().partition("PrivateDevices=no")
+    changes = "".join(more[1:]).splitlines()
+    changed = {line.partition("=")[0] for line in changes}
+    kept = [line for line in sandbox_of_the_tasks() if line.partition("=")[0] not in changed]
+    assert sorted(proof) == sorted(kept + changes)
+    assert [line for line in proof if "SystemCallFilter" in line] == [line for line in kept if "SystemCallF" in line]
 
 
 def test_tasks_and_proof_keep_what_the_driver_translates_in_one_place():

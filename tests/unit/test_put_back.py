@@ -58,6 +58,7 @@ CHIEF = f"{UNITS}/trainer@chief-0.service.d"
         "etc/trainer/secrets/KEY",
         f"{UNITS}/trainer@.service",
         f"{CHIEF}/psfleet-secrets.conf",
+        f"{CHIEF}/psfleet-task.conf",
         f"{CHIEF}/firewall.conf",
         "var/lib/psfleet/firewall.nft",
     ],

@@ -209,7 +209,17 @@ def is_gone(record: dict[str, Any]) -> bool:
     """Return whether a lease's holder was a process of this host, since its last start, and exists no more."""
     if (record.get("host"), record.get("boot")) != (socket.gethostname(), boot()):
         return False
-    return started(record["pid"]) != record["started"]
+    since = started(record["pid"])
+    return since != record["started"] and not (since is None and is_hidden(int(record["pid"])))
+
+
+def is_hidden(pid: int) -> bool:
+    """Return whether a process of this user's is there that /proc does not show: one of another unit (ProtectProc=)."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return not Path(f"/proc/{pid}").exists()
 
 
 def is_free(epoch: int, record: dict[str, Any]) -> bool:

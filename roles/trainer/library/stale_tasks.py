@@ -68,6 +68,7 @@ def inputs(task: str, reads_settings: bool, release: Path, config_dir: Path, uni
     """List what a task reads when it starts."""
     yield unit
     yield config_dir / f"{task}.env"
+    yield unit.with_name(f"trainer@{task}.service.d") / "psfleet-task.conf"
     if reads_settings:
         yield config_dir / "run.json"
         yield unit.with_name(f"trainer@{task}.service.d") / "psfleet-secrets.conf"
