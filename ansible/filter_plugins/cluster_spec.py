@@ -11,6 +11,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from gpu_devices import HIDDEN, GpuError, computes, host_devices, share_devices  # noqa: E402
+from wireguard import WireguardError, endpoint, is_encrypted, tunnel_address, wireguard_hosts  # noqa: E402
 
 from trainer.cluster.spec import SERVICE_JOBS  # noqa: E402
 from trainer.config import CHECKS, STRATEGIES, Config  # noqa: E402
@@ -35,6 +36,8 @@ LOCAL_DIR = "/var/lib/trainer/local"
 NOBODY = "127.0.0.1:1"
 # Of the packet filter: every host of the cluster, whatever its jobs.
 MEMBER = "member"
+# And where their encrypted packets come from.
+ENDPOINT = "endpoint"
 
 
 class ClusterSpecError(ValueError):
@@ -46,7 +49,8 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
 
     Args:
         groups: hosts of each group, in the order written. A group's name is a TensorFlow job.
-        hostvars: each host's variables. Read are `cluster_address` (else `ansible_host`), for each job
+        hostvars: each host's variables. Read are `cluster_address` (else `ansible_host`), with `cluster_encryption`
+            `wireguard_address` and `wireguard_network` (all addresses are the tunnel's then), for each job
             `<job>_tasks` (default 1) and `<job>_port` (the first task's port), `ps_index` and `worker_index` (the first
             task's index; without it a task's index is its place in the group), `metrics_port` (the port where the
             host's first task is scraped), the ports of the groups' services, in the group gpu `gpu_count` or
@@ -66,7 +70,8 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         scrapes the task. `node_exporter` has every host of psfleet's groups, where the group prometheus has hosts. On
         hosts of the group gpu each task has `cuda_visible_devices`. `hosts` are those of all jobs, with or without
         tasks. `vacant` names the members below a job's highest index that no host is. `sources_json` has the addresses
-        from which each job's hosts send, and all hosts of the cluster under MEMBER, for the packet filter.
+        from which each job's hosts send, and all hosts of the cluster under MEMBER, for the packet filter; with
+        encryption the addresses of all hosts outside the tunnel under ENDPOINT.
         `storage` is `storage_of`'s.
 
     Raises:
@@ -144,12 +149,14 @@ def _sources(
     for task in tasks:
         by_job.setdefault(task["job"], {})[task["address"]] = None
     everyone = dict.fromkeys(host for group in (*JOBS, "tensorboard", "nfs_server") for host in groups.get(group, ()))
-    known = (hostvars[host].get("cluster_address") or hostvars[host].get("ansible_host") for host in everyone)
-    members = dict.fromkeys(address for address in known if address)
+    members = dict.fromkeys(_address(host, hostvars[host]) for host in everyone if endpoint(hostvars[host]))
     sources = {job: list(addresses) for job, addresses in by_job.items()} | {MEMBER: list(members)}
     # They read of the members, and no member needs to know them.
     if scrapers := groups.get("prometheus"):
         sources["prometheus"] = [_address(host, hostvars[host]) for host in scrapers]
+    if is_encrypted(_site(groups, hostvars)):
+        ends = (endpoint(hostvars[host]) for host in wireguard_hosts(groups))
+        sources[ENDPOINT] = list(dict.fromkeys(str(end) for end in ends if end))
     return sources
 
 
@@ -286,7 +293,8 @@ def _json(value: Any) -> str:
 
 
 def _address(host: str, variables: Mapping[str, Any]) -> str:
-    address = variables.get("cluster_address") or variables.get("ansible_host")
+    """The address by which the others reach a host: with encryption the tunnel's."""
+    address = endpoint(variables)
     if not address:
         raise ClusterSpecError(
             f"host '{host}' has no address. Give it one that every other host can reach: ansible_host: 192.0.2.10 "
@@ -297,6 +305,11 @@ def _address(host: str, variables: Mapping[str, Any]) -> str:
             f"host '{host}' has the address {address!r}; expected a literal such as 192.0.2.10. "
             "A template or a fact would render a smaller cluster when a run is limited to some hosts"
         )
+    if is_encrypted(variables):
+        try:
+            return tunnel_address(host, variables)
+        except WireguardError as error:
+            raise ClusterSpecError(str(error)) from error
     return address
 
 

@@ -39,7 +39,9 @@ def limit_word(value: object) -> str:
     """Return a limit of systemd's control groups, which may be a percentage; raises ValueError for anything else."""
     text = str(value)
     if not _LIMIT.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} is no limit; expected a number with %, M, G or T, or infinity (trainer_limits)")
+        raise ValueError(
+            f"{text[:80]!r} is no limit; expected a number with %, M, G or T, or infinity (trainer_limits)"
+        )
     return text
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cluster_spec import MEMBER
+from cluster_spec import ENDPOINT, MEMBER
+from wireguard import INTERFACE, PORT, is_encrypted, tunnel_network
 
 NFS_PORT = 2049
 # Local users that may reach a port on their own host: who logged in, and Prometheus with its exporters.
@@ -62,7 +63,7 @@ def firewall_doors(
         spec: the cluster, as `cluster_spec` derives it.
         host: whose doors.
         groups: who serves the shared path, and whose GPUs speak with one another.
-        variables: the host's own; read is `common_time_clients`.
+        variables: the host's own; read are `common_time_clients`, and `wireguard_port` with `cluster_encryption`.
 
     Returns:
         `[{"name", "protocol", "ports", "sources", "networks", "guarded", "users"}]`. `sources` are names of
@@ -80,6 +81,9 @@ def firewall_doors(
     doors += _monitoring_doors(spec, host)
     if host in groups.get("nfs_server", ()):
         doors.append(_door("nfs", [NFS_PORT], sources=[MEMBER]))
+    if is_encrypted(variables):
+        port = variables.get("wireguard_port", PORT)
+        doors.append(_door("wireguard", [port], protocol="udp", sources=[ENDPOINT], guarded=False))
     if clients := variables.get("common_time_clients"):
         doors.append(_door("time", [TIME_PORT], protocol="udp", networks=clients, guarded=False))
     if "worker" in callers and "ps" not in callers and ports and host in groups.get("gpu", ()):
@@ -100,6 +104,13 @@ def _monitoring_doors(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]
         if host in spec[service]:
             doors.append(_door(service, [spec[service][host]["port"]], sources=scrapers, users=[LOGIN, SCRAPER]))
     return doors
+
+
+def firewall_tunnel(variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `interface` and the `network` of encrypted packets; empty where nothing is encrypted."""
+    if not is_encrypted(variables):
+        return {}
+    return {"interface": INTERFACE, "network": str(tunnel_network(variables))}
 
 
 def _door(
@@ -310,6 +321,7 @@ class FilterModule:
             "firewall_notes": firewall_notes,
             "firewall_refusals": firewall_refusals,
             "firewall_sources": firewall_sources,
+            "firewall_tunnel": firewall_tunnel,
             "guarded_ports": guarded_ports,
             "names_among": names_among,
             "networks_of_family": networks_of_family,

@@ -7,6 +7,7 @@ import ipaddress
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +28,16 @@ from cluster_spec import (  # noqa: E402
     tf_config,
 )
 from gpu_devices import gpu_problems  # noqa: E402
+from wireguard import (  # noqa: E402
+    WireguardError,
+    endpoint,
+    is_encrypted,
+    keys_file,
+    read_keys,
+    tunnel_address,
+    tunnel_network,
+    wireguard_hosts,
+)
 
 from fleet.schema import check, formats  # noqa: E402
 from fleet.schema.control import control_file_problems  # noqa: E402
@@ -65,7 +76,12 @@ def preflight_problems(
         *text_problems(paths),
         *file_problems(paths, list(map(str, groups)), groups.get("all", ())),
     ]
-    return [*control_problems(ansible_version), *map(str, files), *map(str, inventory_problems(groups, hostvars, root))]
+    return [
+        *control_problems(ansible_version),
+        *map(str, files),
+        *map(str, inventory_problems(groups, hostvars, root)),
+        *_keys_problems(groups, hostvars, paths),
+    ]
 
 
 def inventory_problems(groups: Groups, hostvars: HostVars, root: Path | None = None) -> list[Problem]:
@@ -105,6 +121,8 @@ def _cluster_problems(reading: Reading) -> Iterator[Problem]:
     if not storage["shared"]:
         yield from _unshared_problems(groups)
     yield from _address_problems(reading)
+    if is_encrypted(reading.values[chief]):
+        yield from _tunnel_problems(reading)
     yield from _connection_problems(reading)
     yield from _nfs_port_problems(reading)
     yield from _minimum_problems(reading)
@@ -400,6 +418,83 @@ def _address_problems(reading: Reading) -> Iterator[Problem]:
                     *reading.place(host, "ansible_host" if where == login else name),
                 )
                 break
+
+
+def _tunnel_problems(reading: Reading) -> Iterator[Problem]:
+    """What is wrong with the addresses of encrypted packets, and with a host that would take plain ones, too."""
+    taken: dict[str, str] = {}
+    for host in wireguard_hosts(reading.groups):
+        values = reading.values[host]
+        network = tunnel_network(values)
+        outside = endpoint(values)
+        if outside and _is_in(outside, network):
+            yield Problem(
+                f"host {host!r} is reached at {outside}, which is in wireguard_network ({network}); expected an address "
+                "outside of it: encrypted packets go there. Take another wireguard_network",
+                (host,),
+                "wireguard_network",
+                str(network),
+                *reading.place(host, "wireguard_network"),
+            )
+        if values.get("firewall_closes") == "none":
+            yield Problem(
+                f"host {host!r} has firewall_closes: none, and cluster_encryption is true; expected all or ports. "
+                "Without the table the tasks listen to plain packets, too",
+                (host,),
+                "firewall_closes",
+                "none",
+                *reading.place(host, "firewall_closes"),
+            )
+        try:
+            address = tunnel_address(host, values)
+        except WireguardError:
+            continue  # cluster_spec says it
+        place = reading.place(host, "wireguard_address")
+        if not _is_in(address, network):
+            yield Problem(
+                f"host {host!r} has wireguard_address: {address}; expected an address in wireguard_network, {network}",
+                (host,),
+                "wireguard_address",
+                address,
+                *place,
+            )
+        elif address in (str(network[0]), str(network[-1])):
+            yield Problem(
+                f"host {host!r} has wireguard_address: {address}; expected neither the first nor the last of {network}",
+                (host,),
+                "wireguard_address",
+                address,
+                *place,
+            )
+        elif address in taken:
+            yield Problem(
+                f"the hosts {taken[address]}, {host} have the same wireguard_address {address}; expected one each",
+                (taken[address], host),
+                "wireguard_address",
+                address,
+                *place,
+            )
+        taken.setdefault(address, host)
+
+
+def _is_in(address: str, network: IPv4Network | IPv6Network) -> bool:
+    try:
+        return ip_address(address) in network
+    except ValueError:
+        return False
+
+
+def _keys_problems(groups: Groups, hostvars: HostVars, sources: Sequence[str]) -> Iterator[str]:
+    """What is wrong with the file of public keys, where there is one."""
+    chief = check.reference_host(groups)
+    if chief is None or not is_encrypted(hostvars[chief]):
+        return
+    try:
+        path = keys_file(sources)
+        if path.exists():
+            read_keys(path.read_text(encoding="utf-8", errors="replace"))
+    except (WireguardError, OSError) as error:
+        yield str(error)
 
 
 def _connection_problems(reading: Reading) -> Iterator[Problem]:

@@ -238,6 +238,25 @@ def network(text: str) -> str:
         raise ValueError(str(error) if "host bits" in str(error) else "it is no network") from error
 
 
+def tunnel_network(text: str) -> str:
+    """Return a network of private addresses with room for hosts."""
+    found = ipaddress.ip_network(network(text))
+    if not found.is_private or found.is_loopback or found.is_link_local or found.is_multicast:
+        raise ValueError("it is no private network, so its addresses belong to others")
+    if found.max_prefixlen - found.prefixlen < 2:
+        raise ValueError("it has no room for hosts")
+    return str(found)
+
+
+def ip_address(text: str) -> str:
+    """Return a host's address of numbers."""
+    found = host_address(text)
+    try:
+        return str(ipaddress.ip_address(found))
+    except ValueError as error:
+        raise ValueError("it is a name") from error
+
+
 def url(text: str) -> str:
     """Return the http or https address of an archive of packages."""
     if not re.fullmatch(r"https?://[A-Za-z0-9._~:/@%+,=-]{1,500}", text):
@@ -371,6 +390,7 @@ FORMATS = {
     "control-path": control_path,
     "export-options": export_options,
     "host-address": host_address,
+    "ip-address": ip_address,
     "mount-options": mount_options,
     "network": network,
     "own-directory": own_directory,
@@ -378,5 +398,6 @@ FORMATS = {
     "port-text": port_text,
     "public-key": public_key,
     "ssh-arguments": ssh_arguments,
+    "tunnel-network": tunnel_network,
     "url": url,
 }
