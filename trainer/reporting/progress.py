@@ -20,7 +20,9 @@ from trainer.failures import first_line
 from trainer.parameters import describe_value
 from trainer.reporting.events import EventLog
 from trainer.reporting.goodput import Ledger, describe_ledger
+from trainer.reporting.history import History
 from trainer.reporting.notify import Notifier
+from trainer.reporting.page import PageWriter
 from trainer.reporting.status import Status, numbers, read_status
 from trainer.run.directory import RunDirectory
 from trainer.states import Phase, RunState
@@ -151,6 +153,8 @@ class Progress:
         self._unwritten: Status | None = None
         self._board: EventWriter | None = None
         self.events = EventLog(directory.event_log, self.post)
+        self.history = History(directory.history, self.post)
+        self._page = PageWriter(directory)
         self._config = config
         self._read()
         if not waits:
@@ -184,7 +188,11 @@ class Progress:
                 self.status.phase = None
                 self.ledger.end()
                 self.events.write(state, message=message or f"step {self.status.step}")
+                self.history.tell_gave()
+                self.history.ledger(self.ledger.as_dict(), at_once=True)
             self._show()
+            if state.ended:
+                self.post(self._page.write)
             if state.ended and self.leads and self.status.ledger:
                 log.info("%s", describe_ledger(self.status.ledger))
 
@@ -194,6 +202,7 @@ class Progress:
             self.ledger.enter(phase)
             self.status.phase = phase
             self._show()
+            self.history.ledger(self.status.ledger or {})
 
     def without(self, members: dict[str, str]) -> None:
         """Say which members take no part, and what they are instead."""
@@ -229,6 +238,8 @@ class Progress:
                 self.post(partial(self._board.write, step, shown, time.time()))
                 log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers(values))
             self._show()
+            self.history.numbers(step, steps_per_second, values, status.ledger)
+            self.post(self._page.write_if_due)
 
     def post(self, write: Callable[[], None]) -> None:
         """Have something else written to the shared path, in its turn."""

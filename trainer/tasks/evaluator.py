@@ -16,6 +16,8 @@ from trainer.memory_limit import check_room
 from trainer.program import build_model, load_program, program_file
 from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.notify import Notifier
+from trainer.reporting.page import PageWriter
+from trainer.reporting.resources import record_resources
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
@@ -70,6 +72,7 @@ def run_evaluator(
                     load_tensorflow()
                     program = load_program(config.program, config.program_args)
                     evaluator = Evaluator(program, directory, config.best_metric)
+                    record_resources("evaluator-0", lambda: directory)
                 notifier.status(f"evaluating {config.run}: step {newest}")
                 done = evaluator.evaluate(newest, saved)
                 end_try(directory)
@@ -92,6 +95,7 @@ def run_evaluator(
                 log.info("sweep %s is over, and all of it is evaluated", sweep.name)
                 return FINISHED
             if finished is not None and sweep is None:
+                PageWriter(directory).write()  # which the coordinator wrote without the last evaluation
                 log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
                 return FINISHED
             chosen = config_or_none(selected)

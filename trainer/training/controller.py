@@ -82,6 +82,7 @@ class Controller:
         else:
             self._schedule = Scheduler(config.steps_per_execution, workers)
         self._workers = workers
+        self._names = members.workers if members else [f"worker-{number}" for number in range(workers)]
         self._trained: set[int] = set()
         self._checkpoints = Checkpoints(
             directory,
@@ -278,6 +279,8 @@ class Controller:
         now = time.monotonic()
         for call in ended:
             self._trained.add(call.worker)
+            if not self._in_step:
+                self._progress.history.gave(self._names[call.worker], call.steps)
             self._counted = max(self._counted, call.counted)
             self._schedule.returned(call.steps, call.began, call.worker, now)
             self._outputs = call.outputs
@@ -474,7 +477,8 @@ class Controller:
         if error:
             self._progress.events.write("save-failed", seconds=seconds, message=f"step {step}: {error}")
             return
-        self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}")
+        size = self._directory.catalogue.size(step)
+        self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}", size=size)
         self._progress.checkpointed(self._directory.catalogue.prefix(step), max(step, self.step))
         for evaluated in [each for each in self._unsaved.copy() if each <= step]:
             metrics = self._unsaved.pop(evaluated, None)
