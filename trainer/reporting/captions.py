@@ -100,7 +100,7 @@ def describe_curve(name: str, stories: Sequence[Mapping[str, Any]]) -> str:
                     f"{whose}{which}: from {number(points[0][0])} to {number(points[-1][0])}, "
                     f"{word} {number(peak[0])} at step {peak[1]:,}."
                 )
-    return " ".join(map(sentence, said)) or "No number yet."
+    return " ".join(said if len(stories) > 1 else map(sentence, said)) or "No number yet."
 
 
 def sentence(text: str) -> str:
@@ -138,7 +138,8 @@ def describe_shares(gave: Mapping[str, int]) -> str:
     least, most = min(gave, key=gave.__getitem__), max(gave, key=gave.__getitem__)
     if len(gave) == 1:
         return f"{least} gave all {usual:,} steps."
-    return f"The median worker gave {usual:,} steps; {least} gave the fewest, {gave[least]:,}, and {most} the most, {gave[most]:,}."
+    extremes = f"{least} gave the fewest, {gave[least]:,}, and {most} the most, {gave[most]:,}"
+    return f"The median worker gave {usual:,} steps; {extremes}."
 
 
 def describe_saves(saves: Sequence[Sequence[Any]]) -> str:

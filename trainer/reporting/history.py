@@ -8,7 +8,7 @@
     {"t", "batch"}                              the examples of a step, where that is known
 
 A line's time is in seconds since 1970. The file is thinned out when it has grown too large: of what is old less is
-kept, and of two losses in turn the higher and the lower, so that a peak stays one. Ledgers and steps add up all the same.
+kept, and of two losses in turn the higher and the lower, so that a peak stays one. Ledgers and steps add up as before.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class History:
         self._ledger_at = 0.0
 
     def numbers(self, step: int, speed: float, values: Mapping[str, float], ledger: Mapping[str, Any] | None) -> None:
-        """Write the numbers as they are shown: the step, steps a second, and the loss and metrics since the last time."""
+        """Write the numbers as they are shown: the step, the speed, and the loss and metrics since the last time."""
         self._write(
             step=step, speed=short(speed), values={name: short(one) for name, one in values.items()}, **told(ledger)
         )
@@ -137,16 +138,18 @@ def thin(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def pairs(items: list[Any]) -> Iterable[tuple[Any, Any]]:
-    """Yield the items two by two; the last one alone has None beside it."""
-    yield from zip(items[::2], [*items[1::2], None] if len(items) % 2 else items[1::2], strict=True)
+    """Return the items two by two; the last one alone has None beside it."""
+    return zip_longest(items[::2], items[1::2])
 
 
 def prefer(one: Mapping[str, Any], other: Mapping[str, Any], *, highest: bool) -> bool:
-    """Return whether the first of two lines tells more: a loss that is no number, else the highest or the lowest one."""
-    losses = [number_of((line.get("values") or {}).get("loss")) for line in (one, other)]
-    if None in losses or not all(math.isfinite(loss) for loss in losses):  # type: ignore[arg-type]
-        return losses[1] is None or math.isfinite(losses[1])
-    return (losses[0] >= losses[1]) if highest else (losses[0] < losses[1])  # type: ignore[operator]
+    """Return whether the first of two lines tells more: a loss that is no number, else the highest or lowest one."""
+    first, second = (number_of((line.get("values") or {}).get("loss")) for line in (one, other))
+    if first is None or second is None:
+        return second is None
+    if not (math.isfinite(first) and math.isfinite(second)):
+        return not math.isfinite(first)
+    return first >= second if highest else first < second
 
 
 def number_of(value: Any) -> float | None:

@@ -286,9 +286,10 @@ def quantities(stories: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def figure(kind: str, title: str, message: str, name: str = "", more: str = "") -> str:
     """Return a figure that the script draws; its message is what it says in words."""
+    label = escape(f"{title}. {message}")
     return (
         f'<figure class="{kind}"><h3>{escape(title)}</h3>'
-        f'<div class="chart" role="img" data-figure="{kind}" data-name="{escape(name)}" aria-label="{escape(title + ". " + message)}">'
+        f'<div class="chart" role="img" data-figure="{kind}" data-name="{escape(name)}" aria-label="{label}">'
         f"</div><figcaption>{escape(message)}</figcaption>{more}</figure>"
     )
 
@@ -323,7 +324,7 @@ def bars(names: Sequence[str], rows: Iterable[tuple[str, str, float, str]], kind
     told = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="number">{escape(value)}</td>'
         f'<td class="bar"><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="{escape("kind-" + name) if kind else "plain"}" width="{100 * max(0.0, min(1.0, share)):.2f}" height="10"/></svg>'
+        f'<rect class="{escape("kind-" + name) if kind else "plain"}" width="{100 * share:.2f}" height="10"/></svg>'
         f"<span>{escape(more)}</span></td></tr>"
         for name, value, share, more in rows
     )
@@ -337,7 +338,10 @@ def members_section(story: Mapping[str, Any]) -> str:
     if gave:
         most, total = max(gave.values()) or 1, sum(gave.values()) or 1
         rows = [(task, f"{steps:,}", steps / most, f"{100 * steps / total:.1f} %") for task, steps in gave.items()]
-        table = f'<div><h3>Steps that each worker gave</h3><p class="message">{escape(describe_shares(gave))}</p>{bars(("worker", "steps", "share"), rows[:MOST_ROWS])}</div>'
+        table = (
+            f'<div><h3>Steps that each worker gave</h3><p class="message">{escape(describe_shares(gave))}</p>'
+            f"{bars(('worker', 'steps', 'share'), rows[:MOST_ROWS])}</div>"
+        )
     return section("Members", f"{drawing}{table}", "members") if drawing or table else ""
 
 
@@ -380,7 +384,8 @@ def placement_section(story: Mapping[str, Any]) -> str:
         for task, held in placed.items()
     ]
     largest = "".join(
-        f'<tr><td>{escape(task)}</td><td>{escape(name)}</td><td>{escape(shape)}</td><td class="number">{escape(size(count))}</td></tr>'
+        f"<tr><td>{escape(task)}</td><td>{escape(name)}</td><td>{escape(shape)}</td>"
+        f'<td class="number">{escape(size(count))}</td></tr>'
         for task, held in placed.items()
         for name, shape, count in held["largest"]
     )
@@ -412,7 +417,8 @@ def marks_table(story: Mapping[str, Any]) -> str:
         return section("Faults and recoveries", '<p class="none">None.</p>', "faults")
     rows = "".join(
         f'<tr class="{mark["kind"]}"><td>{clock(mark["t"])}</td>'
-        f'<td class="number">{thousands(mark["step"])}</td><td>{escape(mark["what"])}</td><td>{escape(where(mark))}</td>'
+        f'<td class="number">{thousands(mark["step"])}</td><td>{escape(mark["what"])}</td>'
+        f"<td>{escape(where(mark))}</td>"
         f'<td class="number">{"" if mark["seconds"] is None else escape(duration(mark["seconds"]))}</td>'
         f'<td class="number">{thousands(mark["lost"] or None)}</td><td>{escape(mark["message"])}</td></tr>'
         for mark in marks[-MOST_ROWS:]

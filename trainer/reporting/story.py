@@ -8,7 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trainer.reporting.goodput import FORMER, KINDS
@@ -96,12 +99,12 @@ def read_records(directory: RunDirectory) -> Records:
     newest = guarded(directory.catalogue.newest, None)
     if newest is not None:
         records.manifest = guarded(lambda: read_record(directory.catalogue.manifest(newest)), {})
-    records.events = timed(guarded(lambda: list(read_lines(directory.event_log)), []), "time")
-    records.history = timed(guarded(lambda: list(read_lines(directory.history)), []))
-    records.evaluations = timed(guarded(lambda: list(read_lines(directory.evaluations)), []))
+    records.events = timed(guarded(partial(read_all_lines, directory.event_log), []), "time")
+    records.history = timed(guarded(partial(read_all_lines, directory.history), []))
+    records.evaluations = timed(guarded(partial(read_all_lines, directory.evaluations), []))
     for name in sorted(guarded(lambda: names_in(directory.tasks), [])):
         if name.endswith(".jsonl"):
-            lines = guarded(lambda name=name: list(read_lines(directory.tasks / name)), [])
+            lines = guarded(partial(read_all_lines, directory.tasks / name), [])
             records.tasks[name.removesuffix(".jsonl")] = timed(lines)
     if not records.status:
         records.damage.append("status.json is missing: how far the run is, and its result, are not known")
@@ -110,6 +113,10 @@ def read_records(directory: RunDirectory) -> Records:
             "history.jsonl is missing: the curves and lanes are not known. Runs of earlier versions have none"
         )
     return records
+
+
+def read_all_lines(path: Path) -> list[dict[str, Any]]:
+    return list(read_lines(path))
 
 
 def timed(lines: Iterable[dict[str, Any]], key: str = "t") -> list[dict[str, Any]]:
@@ -240,8 +247,9 @@ def tell_series(records: Records, rows: Sequence[Mapping[str, Any]], most_points
     batch = next((size for line in reversed(records.history) if (size := number_of(line.get("batch")))), None)
     kept = thin_rows(rows, max(100, most_points // (len(names) + 3)))
     values = {name: [finite(mapping(row.get("values")).get(name)) for row in kept] for name in names}
-    values[SPEED] = [finite(row.get("speed")) for row in kept]
-    if batch:
+    if kept:
+        values[SPEED] = [finite(row.get("speed")) for row in kept]
+    if kept and batch:
         values[EXAMPLES] = [None if speed is None else finite(speed * batch) for speed in values[SPEED]]
     unsound = sum(
         1
@@ -278,7 +286,7 @@ def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str,
 
 def tell_evaluations(records: Records) -> dict[str, Any]:
     """Return the evaluation's curves; of a run that has no list of them the last one alone."""
-    rows = [row for row in records.evaluations if whole(row.get("step")) is not None]
+    rows: list[Mapping[str, Any]] = [row for row in records.evaluations if whole(row.get("step")) is not None]
     if not rows and records.evaluation.get("metrics"):
         at = number_of(records.evaluation.get("updated"))
         rows = (
@@ -297,8 +305,6 @@ def tell_evaluations(records: Records) -> dict[str, Any]:
 
 def steps_by_time(rows: Sequence[Mapping[str, Any]]) -> Callable[[float], int | None]:
     """Return what says at which step the training stood at a time."""
-    from bisect import bisect_right
-
     times = [row["t"] for row in rows]
 
     def at(time: float) -> int | None:
@@ -440,14 +446,14 @@ def coordinator_spans(records: Records, until: float) -> list[list[Any]]:
     spans: list[list[Any]] = []
     ended = False
     for event in records.events:
-        if event["event"] == "started":
+        if event.get("event") == "started":
             if spans:
                 last = max((at for at in words if spans[-1][0] <= at < event["t"]), default=spans[-1][0])
                 spans[-1][1] = last
                 spans.append([last, event["t"], "stopped" if ended else "away"])
             spans.append([event["t"], until, "running"])
             ended = False
-        elif event["event"] in ("stopped", "finished", "failed") and spans:
+        elif event.get("event") in ("stopped", "finished", "failed") and spans:
             spans[-1][1] = event["t"]
             ended = True
     if spans and not ended and not records.status.get("updated"):
@@ -486,7 +492,7 @@ def tell_saves(events: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 
 def tell_placed(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what lies on each ps, as it was last told."""
-    placed = next((line["placed"] for line in reversed(history) if mapping(line.get("placed"))), {})
+    placed: dict[str, Any] = next((mapping(line["placed"]) for line in reversed(history) if "placed" in line), {})
     found = {}
     for task, held in placed.items():
         held = mapping(held)
@@ -522,8 +528,8 @@ def advise(story: Mapping[str, Any], records: Records) -> list[str]:
     why = f": {message}" if message else ""
     if state == RunState.FAILED:
         found.append(
-            f"The run failed{why}. It is not tried again by itself. Mend this, then `fab start-cluster --run {run}` goes "
-            "on from the newest checkpoint; `fab logs --task chief-0 --lines 100` has the traceback."
+            f"The run failed{why}. It is not tried again by itself. Mend this, then `fab start-cluster --run {run}` "
+            "goes on from the newest checkpoint; `fab logs --task chief-0 --lines 100` has the traceback."
         )
     elif state == RunState.WAITING:
         found.append(f"The run waits{why}. `fab status` says which task is in trouble, `fab logs --task TASK` why.")
@@ -541,8 +547,8 @@ def advise(story: Mapping[str, Any], records: Records) -> list[str]:
         found.append(f"The evaluation says: {story['result']['trouble']}.")
     if story["series"]["unsound"]:
         found.append(
-            f"{story['series']['unsound']} of the training's numbers were NaN or infinite. Lower the learning rate, clip the "
-            "gradients, or go back with `--from RUN@STEP` to a checkpoint before that (`fab checkpoints` lists them)."
+            f"{story['series']['unsound']} of the training's numbers were NaN or infinite. Lower the learning rate, "
+            "clip the gradients, or go back with `--from RUN@STEP` to a checkpoint before that: `fab checkpoints`."
         )
     found += overfitted(story["evaluations"])
     failed = [mark for mark in story["marks"] if mark["event"] == "save-failed"]
@@ -555,8 +561,8 @@ def advise(story: Mapping[str, Any], records: Records) -> list[str]:
         slow = [task for task, steps in gave.items() if steps < usual / 2]
         if slow:
             found.append(
-                f"{', '.join(slow[:5])} gave less than half of the median worker's steps: away for long, or a slower machine. "
-                "The lanes show which."
+                f"{', '.join(slow[:5])} gave less than half of the median worker's steps: away for long, or a slower "
+                "machine. The lanes show which."
             )
     goodput, elapsed = story["goodput"], story["elapsed"] or 0.0
     if goodput is not None and goodput < 0.8 and elapsed > 600 and story["ledger"]:
@@ -594,8 +600,9 @@ def overfitted(evaluations: Mapping[str, Any]) -> list[str]:
     if not 0 < 1.1 * least < last or losses.index((least, step)) > 0.7 * len(losses):
         return []
     return [
-        f"The evaluation's loss was lowest at step {step:,} and is {100 * (last / least - 1):.0f} % higher now: the model "
-        "learns its training data by heart. `checkpoints_kept_best` keeps the best checkpoint; `fab checkpoints` lists them."
+        f"The evaluation's loss was lowest at step {step:,} and is {100 * (last / least - 1):.0f} % higher now: the "
+        "model learns its training data by heart. `checkpoints_kept_best` keeps the best checkpoint; `fab checkpoints` "
+        "lists them."
     ]
 
 

@@ -5,7 +5,6 @@
   const began = performance.now();
   const { runs } = JSON.parse(document.getElementById("data").textContent);
   const one = runs.length === 1 ? runs[0] : null;
-  const charts = [];
   const state = { over: "time" };
   const SPEEDS = ["steps per second", "examples per second"];
   const STATES = {
@@ -14,6 +13,7 @@
   };
   const OVER_BOTH = ["overview", "curve", "saves"]; // the others are over time alone
   const MOST_LINES = 60;
+  const MANY = 300; // marks that are drawn as one shape
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim() || "#888";
   const faded = (hex, part) => hex + Math.round(part * 255).toString(16).padStart(2, "0");
@@ -30,6 +30,13 @@
     if (minutes < 120) return `${minutes} min`;
     const hours = Math.floor(minutes / 60);
     return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  };
+  // Hours, minutes and seconds, as an axis has them.
+  const elapsed = (seconds) => {
+    const whole = Math.round(seconds);
+    const two = (value) => String(value).padStart(2, "0");
+    const rest = `${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
+    return whole < 3600 ? rest : `${Math.floor(whole / 3600)}:${rest}`;
   };
   const bytes = (count) => {
     for (const unit of ["B", "KiB", "MiB", "GiB"]) {
@@ -80,7 +87,7 @@
   };
   const axisOfX = (more) => {
     const label = { color: colour("muted"), fontSize: 11, hideOverlap: true };
-    if (overTime() && !one) label.formatter = (value) => duration(value);
+    if (overTime() && !one) label.formatter = elapsed;
     return {
       type: overTime() && one ? "time" : "value", ...limits(), axisLine: { lineStyle: { color: colour("line") } },
       axisLabel: label, axisTick: { show: false }, splitLine: { show: false }, ...more,
@@ -133,7 +140,9 @@
   const KINDS_OF_MARK = { fault: ["triangle", 180], recovery: ["circle", 0], other: ["diamond", 0] };
   const markSeries = () => {
     if (!one) return [];
+    const many = one.marks.length > MANY;
     const made = Object.entries(KINDS_OF_MARK).map(([kind, [symbol, rotate]]) => ({
+      large: many, largeThreshold: 1, silent: many,
       name: `marks ${kind}`, type: "scatter", yAxisIndex: 1, symbol, symbolRotate: rotate, symbolSize: kind === "fault" ? 10 : 8, z: 5,
       itemStyle: { color: colour(kind === "other" ? "muted" : kind), borderColor: colour("card"), borderWidth: 1 },
       data: one.marks.filter((mark) => mark.kind === kind && xOfMark(mark) !== null).map((mark) => [xOfMark(mark), kind === "fault" ? 0.97 : 0.91]),
@@ -338,39 +347,56 @@
     curve: (box) => drawCurve(box.dataset.name), time: drawTime, lanes: drawLanes, saves: drawSaves,
     memory: () => drawTasks("memory"), processor: () => drawTasks("processor"),
   };
-  const draw = () => {
-    for (const { box, chart } of charts) {
-      chart.setOption(makers[box.dataset.figure](box)(chart), { notMerge: true });
-      chart.resize();
+  const draw = (figure) => {
+    if (!figure.chart) {
+      figure.chart = echarts.init(figure.box, null, { renderer: "canvas" });
+      figure.chart.setOption(makers[figure.kind](figure.box)(figure.chart));
+    } else {
+      figure.chart.setOption(makers[figure.kind](figure.box)(figure.chart), { notMerge: true });
+    }
+    figure.chart.resize(); // whose box may have grown meanwhile
+    // All figures over one axis are zoomed together, and show the same moment.
+    figure.chart.group = overTime() || OVER_BOTH.includes(figure.kind) ? "run" : undefined;
+    echarts.connect("run");
+    if (figures[0] !== figure && figures[0].chart) {
+      const { start, end } = figures[0].chart.getOption().dataZoom[0];
+      if (figure.chart.group && (start > 0 || end < 100)) figure.chart.dispatchAction({ type: "dataZoom", start, end }, { silent: true });
     }
   };
-  for (const box of document.querySelectorAll(".chart")) {
-    const chart = echarts.init(box, null, { renderer: "canvas" });
-    charts.push({ box, chart });
-  }
-  draw();
-  const group = () => {
-    // All figures over one axis are zoomed together, and show the same moment.
-    for (const { box, chart } of charts) chart.group = overTime() || OVER_BOTH.includes(box.dataset.figure) ? "run" : undefined;
-    echarts.connect("run");
+  const figures = [...document.querySelectorAll(".chart")].map((box) => ({ box, kind: box.dataset.figure, chart: null }));
+  const drawAll = () => figures.forEach((figure) => { if (figure.chart) draw(figure); });
+  const drawRest = () => figures.forEach((figure) => { if (!figure.chart) draw(figure); });
+  // What can be seen is drawn at once, the rest when there is time.
+  for (const figure of figures) if (figure.box.getBoundingClientRect().top < innerHeight) draw(figure);
+  const whenIdle = window.requestIdleCallback || ((call) => setTimeout(call, 50));
+  const drawNext = () => {
+    const next = figures.find((figure) => !figure.chart);
+    if (next) { draw(next); whenIdle(drawNext); }
   };
-  group();
+  whenIdle(drawNext);
+  const watcher = new IntersectionObserver((seen) => {
+    for (const { target, isIntersecting } of seen) {
+      const figure = figures.find(({ box }) => box === target);
+      if (isIntersecting && !figure.chart) draw(figure);
+    }
+  }, { rootMargin: "400px" });
+  figures.forEach(({ box }) => watcher.observe(box));
 
   for (const input of document.querySelectorAll('input[name="over"]')) {
-    input.addEventListener("change", () => { state.over = input.value; draw(); group(); });
+    input.addEventListener("change", () => { state.over = input.value; drawAll(); });
     if (input.checked) state.over = input.value;
   }
   document.getElementById("whole").addEventListener("click", () => {
-    for (const { chart } of charts) chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
+    for (const { chart } of figures) if (chart) chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
   });
   for (const time of document.querySelectorAll("time")) {
     time.title = time.textContent;
     time.textContent = moment(Date.parse(time.getAttribute("datetime")));
   }
   let waits = 0;
-  window.addEventListener("resize", () => { clearTimeout(waits); waits = setTimeout(() => charts.forEach(({ chart }) => chart.resize()), 100); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  matchMedia("print").addEventListener("change", draw);
+  window.addEventListener("resize", () => { clearTimeout(waits); waits = setTimeout(() => figures.forEach(({ chart }) => chart && chart.resize()), 100); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  matchMedia("print").addEventListener("change", () => { drawRest(); drawAll(); });
   // For tests: what is drawn, and how long that took.
-  window.psfleet = { runs, charts, milliseconds: performance.now() - began };
+  window.psfleet = { runs, figures, milliseconds: performance.now() - began };
 })();
