@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import sys
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -349,6 +350,31 @@ def checkpoints(
     """Show a run's checkpoints: what is known of each, and why it is kept."""
     with _cluster(context, inventory, ask_vault_pass) as cluster:
         verbs.show_checkpoints(cluster, _desk(json), run, json)
+
+
+@task(
+    auto_shortflags=False,
+    iterable=["run"],
+    help={
+        "run": "whose (default: the chosen run's); given more than once, these side by side",
+        "out": "the file to write (default: report-<run>.html here)",
+        "open": "show it in this machine's browser",
+        **_WHERE,
+    },
+)
+def report(
+    context: Context,
+    run: list[str] | None = None,
+    out: str | None = None,
+    open: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Write a run's page, one HTML file: curves, faults, members, checkpoints, and what to do next."""
+    with _cluster(context, inventory, ask_vault_pass) as cluster:
+        verbs.make_report(
+            cluster, verbs.Desk(), run or [], Path(out) if out else None, webbrowser.open if open else None
+        )
 
 
 @task(

@@ -21,6 +21,7 @@ from fleet.units import PROPERTIES, USER_ERROR, Health, Unit, parse_units
 CURRENT = "/opt/trainer/current"
 # The coordinator saves a checkpoint before it ends; its unit's TimeoutStopSec bounds that, not this.
 STOP_SECONDS = 900
+REPORT_SECONDS = 60.0
 EXPORT_SECONDS = 1800
 JOURNAL_LINES = 15
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
@@ -243,6 +244,11 @@ class Cluster:
     def list_checkpoints(self, run: str | None = None) -> list[dict[str, Any]]:
         """Ask the trainer for a run's checkpoints, by default the chosen run's."""
         return cast(list[dict[str, Any]], self._ask_trainer("checkpoints", ["--run", run] if run else [], list))
+
+    def make_report(self, runs: Sequence[str]) -> dict[str, Any]:
+        """Have the trainer draw the page of the chosen run, or of these side by side; returns names and HTML."""
+        words = [word for run in runs for word in ("--run", run)]
+        return cast(dict[str, Any], self._ask_trainer("report", words, dict, seconds=REPORT_SECONDS))
 
     def begin(self, run: str, source: str, program: str | None, program_args: Mapping[str, Any]) -> bool:
         """Have the trainer make a new run of a checkpoint, RUN@STEP; whether its directory was made for it."""

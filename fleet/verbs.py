@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TextIO
 
 from fleet import decision, report
@@ -466,6 +467,27 @@ def show_checkpoints(cluster: Cluster, desk: Desk, run: str | None = None, as_js
     decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
     found = cluster.list_checkpoints(run)
     say_rows(desk, "checkpoints", found, as_json, report.render_checkpoints, "no checkpoint yet")
+
+
+def make_report(
+    cluster: Cluster,
+    desk: Desk,
+    runs: Sequence[str],
+    out: Path | None = None,
+    then: Callable[[str], object] | None = None,
+) -> None:
+    """Write the page of the chosen run, or of these side by side, to a file here; `then` is given its URI."""
+    for run in runs:
+        decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
+    made = cluster.make_report(runs)
+    place = out or Path(f"report-{'-'.join(made['runs'][:3])}.html")
+    try:
+        place.write_text(made["html"], encoding="utf-8")
+    except OSError as error:
+        raise OperatorMistake(f"{place} can't be written ({error.strerror}): name another file with --out") from error
+    desk.say(f"{place}: {' and '.join(made['runs'])}, {place.stat().st_size / 1e6:.1f} MB, needs no server")
+    if then is not None:
+        then(place.resolve().as_uri())
 
 
 def say_rows(

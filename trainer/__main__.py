@@ -26,8 +26,10 @@ from trainer.reporting.journal import about
 from trainer.reporting.logs import set_up_logging
 from trainer.reporting.metrics import Told
 from trainer.reporting.notify import Notifier
+from trainer.reporting.page import render
 from trainer.reporting.scrape import listen, serve
 from trainer.reporting.status import describe, describe_all, read_all, read_status
+from trainer.reporting.story import read_story
 from trainer.reporting.sweep import describe_sweep, read_sweep
 from trainer.run.branch import begin_from
 from trainer.run.directory import RunDirectory
@@ -58,6 +60,7 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
             "checkpoints": show_checkpoints,
             "begin": begin,
             "sweep": show_sweep,
+            "report": make_report,
         }
         if options.command in of_files:
             return of_files[options.command](options, environment)
@@ -117,6 +120,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
         command.add_argument("--shared-dir", help="the shared path, instead of the settings'")
         if name == "sweep":
             command.add_argument("--name", help="the sweep, instead of the selected one, or else the last one")
+    report = commands.add_parser("report", help="print the page of a run, or of several side by side, as HTML")
+    report.add_argument(
+        "--settings", metavar="FILE", default=argparse.SUPPRESS, help="the run settings (default: TRAINER_SETTINGS)"
+    )
+    report.add_argument(
+        "--run", dest="runs", metavar="NAME", action="append", default=[], help="the run; more of them side by side"
+    )
+    report.add_argument("--shared-dir", help="the shared path, instead of the settings'")
+    report.add_argument("--json", action="store_true", help="print JSON, with the page's HTML in it")
     check = commands.add_parser("check", help="prove this release, beside whatever runs; it writes nothing")
     add_check_options(check)
     return parser.parse_args([with_hyphens(argument) for argument in argv])
@@ -324,6 +336,22 @@ def show_runs(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     shared_dir = options.shared_dir or read_config(options, environment).shared_dir
     statuses = read_all(Path(absolute_path(shared_dir)))
     print(to_json([dataclasses.asdict(item) for item in statuses]) if options.json else describe_all(statuses))
+    return 0
+
+
+def make_report(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    names = options.runs or ([options.run] if hasattr(options, "run") else [])
+    if options.shared_dir and names:
+        shared_dir = absolute_path(options.shared_dir)
+    else:
+        config = read_config(options, environment)
+        shared_dir, names = config.shared_dir, names or [config.run]
+    directories = [RunDirectory(shared_dir, name) for name in dict.fromkeys(names)]
+    for directory in directories:
+        if Path(directory.run).name != directory.run or not directory.path.is_dir():
+            raise ConfigError(f"there is no run {directory.run}: `runs` lists those that are there")
+    page = render([read_story(directory) for directory in directories])
+    print(to_json({"runs": [each.run for each in directories], "html": page}) if options.json else page)
     return 0
 
 

@@ -176,6 +176,11 @@ class Membership:
         """The workers of this generation, in TensorFlow's order."""
         return [task for task in self._cluster.servers if task in self._members and TaskId.parse(task).job == "worker"]
 
+    @property
+    def servers(self) -> list[str]:
+        """The ps of this generation, in TensorFlow's order."""
+        return [task for task in self._cluster.servers if task in self._members and TaskId.parse(task).job == "ps"]
+
     def lost_ps(self) -> list[str]:
         """Return the ps of this generation whose processes have ended: it can't go on."""
         return sorted(task for task, member in self.heartbeat.members().items() if member.is_ps and member.is_lost)
@@ -257,6 +262,7 @@ class Membership:
                     event, message = trouble
                     self._give_up(event, message, [task])
                 self._tell_change(member)
+        self._progress.history.members({task: m.state.value for task, m in self.heartbeat.members().items()})
         if self._watching:
             members = self.heartbeat.members().items()
             self._progress.without({task: m.state.value for task, m in members if m.state is not State.TRAINING})

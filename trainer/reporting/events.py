@@ -64,13 +64,15 @@ class EventLog:
         seconds: float | None = None,
         steps_lost: int | None = None,
         message: str = "",
+        size: int | None = None,
     ) -> None:
-        """Write down what happened, to which member on which host, how long it took and what it cost.
+        """Write down what happened, to which member on which host, how long it took and what it cost; `size` in bytes.
 
         What can't be written is lost, with a warning: no training ends for it.
         """
         rounded = None if seconds is None else round(seconds, 3)
-        known = {"task": task, "host": host, "seconds": rounded, "steps_lost": steps_lost, "message": message or None}
+        known = {"task": task, "host": host, "seconds": rounded, "steps_lost": steps_lost, "size": size}
+        known["message"] = message or None
         record = {"time": round(time.time(), 3), "event": event}
         record |= {key: value for key, value in known.items() if value is not None}
         self._post(partial(self._append, event, json.dumps(record)))

@@ -21,9 +21,11 @@ from trainer.failures import first_line
 from trainer.parameters import describe_value
 from trainer.reporting.events import FAULTS, EventLog, describe_event
 from trainer.reporting.goodput import Ledger, describe_ledger
+from trainer.reporting.history import History
 from trainer.reporting.journal import about
 from trainer.reporting.notifications import Notifications
 from trainer.reporting.notify import Notifier
+from trainer.reporting.page import PageWriter
 from trainer.reporting.status import Status, numbers, read_status
 from trainer.reporting.tally import Saved, Tally
 from trainer.run.catalogue import Manifest
@@ -198,6 +200,8 @@ class Progress:
         self._board: EventWriter | None = None
         self._marks: list[tuple[int, dict[str, Any]]] = []  # faults that TensorBoard does not show yet
         self.events = EventLog(directory.event_log, self.post, self._mark)
+        self.history = History(directory.history, self.post)
+        self._page = PageWriter(directory)
         self.tally = Tally()
         self._looked_at = -math.inf
         self._config = config
@@ -240,7 +244,11 @@ class Progress:
                 self.events.write(state, message=message or f"step {self.status.step}")
                 if self._writes and self._notifications is not None:
                     self._notifications.state(self.status)
+                self.history.tell_gave()
+                self.history.ledger(self.ledger.as_dict(), at_once=True)
             self._show()
+            if state.ended:
+                self.post(self._page.write)
             if state.ended and self.leads and self.status.ledger:
                 log.info("%s", describe_ledger(self.status.ledger))
 
@@ -250,6 +258,7 @@ class Progress:
             self.ledger.enter(phase)
             self.status.phase = phase
             self._show()
+            self.history.ledger(self.status.ledger or {})
 
     def without(self, members: dict[str, str]) -> None:
         """Say which members take no part, and what they are instead."""
@@ -306,6 +315,8 @@ class Progress:
                 self.post(partial(self._board.write, step, shown, time.time()))
                 log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers(values))
             self._show()
+            self.history.numbers(step, steps_per_second, values, status.ledger)
+            self.post(self._page.write_if_due)
 
     def _write_settings(self, step: int) -> None:
         """Have TensorBoard show what is trained: the parameters for its HParams, all settings as a page."""

@@ -125,6 +125,14 @@ class Catalogue:
         except FileNotFoundError:
             return None
 
+    def size(self, step: int) -> int | None:
+        """Return the bytes of a checkpoint's files, or None when nobody can say."""
+        try:
+            manifest = Manifest.read(self.manifest(step))
+        except (OSError, ValueError):
+            return None
+        return sum(manifest.files.values()) if manifest else None
+
     def check(self, step: int) -> str:
         """Say what is wrong with a checkpoint's files, or nothing; raises OSError when the storage fails.
 

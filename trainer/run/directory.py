@@ -1,7 +1,7 @@
 """The directory of one run: its paths, and the records that outlive its processes.
 
 <shared>/runs/<run>/run.json state.json status.json evaluation.json evaluating.json export.json attempts.json
-                    events.jsonl lease-<epoch>.json
+                    events.jsonl history.jsonl evaluations.jsonl tasks/<task>.jsonl report.html lease-<epoch>.json
                     checkpoints/ (trainer/run/catalogue.py) callbacks/ (trainer/run/memory.py)
                     events/{train,eval} export/
 """
@@ -72,6 +72,10 @@ class RunDirectory(LeasedDirectory):
         self.evaluating = self.path / "evaluating.json"
         self.attempts = self.path / "attempts.json"
         self.event_log = self.path / "events.jsonl"
+        self.history = self.path / "history.jsonl"
+        self.evaluations = self.path / "evaluations.jsonl"
+        self.tasks = self.path / "tasks"
+        self.report = self.path / "report.html"
         self.callbacks = self.path / "callbacks"
         self.checkpoints = self.path / "checkpoints"
         self.events = self.path / "events"

@@ -46,6 +46,7 @@ from trainer.reporting.metrics import Told
 from trainer.reporting.notifications import Notifications
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
+from trainer.reporting.resources import record_resources
 from trainer.reporting.status import numbers, read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, check_lease
@@ -121,6 +122,7 @@ def run_coordinator(
             directory.set_damaged_records_aside()
             directory.claim(config)
             progress.begin()
+            record_resources(cluster.task, lambda: directory)
             if lease.taken_from:
                 progress.events.write("lease-taken", message=f"from {lease.taken_from}")
             pause = begin_attempt(directory, directory.catalogue.newest(), config.restarts_without_step)
@@ -376,7 +378,9 @@ class Training:
                 check = partial(check_lease, self._lease)
                 self._handover = Handover(config.run, config.program, len(cluster.jobs["ps"]), addresses, check)
             runner: StepRunner = RemoteStepRunner(config, program, strategy, cluster.workers, self._membership, service)
-            report_placement(config, runner.trained, len(cluster.jobs["ps"]))
+            held = report_placement(config, runner.trained, len(cluster.jobs["ps"]))
+            servers = self._membership.servers if self._membership else [f"ps-{index}" for index in range(len(held))]
+            progress.history.placed(dict(zip(servers, held, strict=True)))
             whole = sum(bytes_of(variable) for variable in flatten(raw(runner.model.variables)))
             if config.export and progress.leads:
                 check_room(whole, "the export at the end", "set export: false, and export it on a larger host")

@@ -18,6 +18,8 @@ from trainer.reporting.journal import about
 from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.metrics import Told
 from trainer.reporting.notify import Notifier
+from trainer.reporting.page import PageWriter
+from trainer.reporting.resources import record_resources
 from trainer.reporting.tally import Tally
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
@@ -82,6 +84,7 @@ def run_evaluator(
                     load_tensorflow()
                     program = load_program(config.program, config.program_args)
                     evaluator = Evaluator(program, directory, config.best_metric, tally)
+                    record_resources("evaluator-0", lambda: directory)
                 about(step=newest)
                 notifier.status(f"evaluating {config.run}: step {newest}")
                 done = evaluator.evaluate(newest, saved)
@@ -105,6 +108,7 @@ def run_evaluator(
                 log.info("sweep %s is over, and all of it is evaluated", sweep.name)
                 return FINISHED
             if finished is not None and sweep is None:
+                PageWriter(directory).write()  # which the coordinator wrote without the last evaluation
                 log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
                 return FINISHED
             chosen = config_or_none(selected)

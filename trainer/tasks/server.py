@@ -22,6 +22,7 @@ from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, is_stale
 from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.notify import Notifier
+from trainer.reporting.resources import record_resources
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.release import MissedRelease
@@ -66,6 +67,7 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
     notifier.watch(partial(answers, own, SELF_CHECK_SECONDS))
     settings = LastRead(selected)
     follow_run(cluster.task, own, notifier, settings)
+    record_resources(cluster.task, partial(served_run, settings))
     threading.Thread(target=keep_limited, args=(settings,), name="connections", daemon=True).start()
     server.join()
 
@@ -80,6 +82,14 @@ class LastRead:
     def __call__(self) -> Config:
         self.config = self._read()
         return self.config
+
+
+def served_run(settings: LastRead) -> RunDirectory | None:
+    """Return the directory of the run that was read last, where this host sees it."""
+    config = settings.config
+    if config is None or config.local_run_dir or not trains_here(config):
+        return None
+    return RunDirectory(config.shared_dir, config.run)
 
 
 def trains_here(config: Config) -> bool:

@@ -283,6 +283,7 @@ class Controller:
             self._trained.add(call.worker)
             if task := self._names.get(call.worker):
                 self._given[task] += call.steps
+                self._progress.history.gave(task, call.steps)
             self._counted = max(self._counted, call.counted)
             seconds = self._schedule.returned(call.steps, call.began, call.worker, now)
             self._progress.tally.returned(call.worker, call.steps, seconds)
@@ -480,7 +481,8 @@ class Controller:
         if error:
             self._progress.events.write("save-failed", seconds=seconds, message=f"step {step}: {error}")
             return
-        self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}")
+        size = self._directory.catalogue.size(step)
+        self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}", size=size)
         self._progress.saved(step, seconds)
         self._progress.checkpointed(self._directory.catalogue.prefix(step), max(step, self.step))
         for evaluated in [each for each in self._unsaved.copy() if each <= step]:

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from trainer.config import Config
 from trainer.failures import UserError, explain
-from trainer.reporting.events import at_once
+from trainer.reporting.events import append, at_once
 from trainer.reporting.progress import EventWriter
 from trainer.reporting.status import numbers
 from trainer.run.directory import RunDirectory
-from trainer.run.records import write_record
+from trainer.run.records import to_json, write_record
 from trainer.training.callbacks import KERAS
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
 from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
@@ -46,6 +46,7 @@ class Results:
         """`post` says on which thread they are written, `best_metric` by which metric checkpoints are kept."""
         self._best_metric = best_metric
         self._record = directory.evaluation
+        self._history = directory.evaluations
         self._catalogue = directory.catalogue
         self._events = EventWriter(directory.eval_events)
         self._post = post
@@ -72,6 +73,9 @@ class Results:
             )
             log.error("%s", record["trouble"])
         self._post(partial(write_record, self._record, record))
+        self._post(
+            partial(append, self._history, to_json({"t": now, "step": step, "values": metrics, "seconds": seconds}))
+        )
         if checkpointed:
             self._post(partial(self._catalogue.write_evaluation, step, metrics, saved))
         log.info("evaluated step %d in %.1f s: %s", step, seconds, numbers(metrics))

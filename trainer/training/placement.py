@@ -15,11 +15,14 @@ from trainer.variables import bytes_of, variables_of
 log = logging.getLogger(__name__)
 SERVER = re.compile(r"/job:ps/(?:.*/)?task:(\d+)/")
 UNEVEN = 2  # times the mean
+LARGEST = 5  # variables of each ps that the run's page names
 SMALL = 1024 * 1024  # bytes; nobody waits for a ps that holds less
 
 
-def report_placement(config: Config, model: Any, servers: int) -> None:
+def report_placement(config: Config, model: Any, servers: int) -> list[dict[str, Any]]:
     """Log the bytes on each of so many ps; warn, with the setting that mends it, when one holds over twice the mean.
+
+    Returns what each of them holds, for the run's page.
 
     Call it when the model and its optimizer have all their variables, that is after the first trace.
     """
@@ -33,6 +36,14 @@ def report_placement(config: Config, model: Any, servers: int) -> None:
     if is_uneven(held):
         largest = max(placed[held.index(max(held))], key=bytes_of)
         log.warning("%s %s", describe_uneven(held, largest), splitting_setting(config, servers, largest))
+    return [summary(variables) for variables in placed]
+
+
+def summary(variables: list[Any]) -> dict[str, Any]:
+    """Return what a ps holds: bytes, the number of variables, and the largest of them."""
+    largest = sorted(variables, key=bytes_of, reverse=True)[:LARGEST]
+    told = [[name_of(each), [int(one) for one in each.shape], bytes_of(each)] for each in largest]
+    return {"bytes": sum(map(bytes_of, variables)), "variables": len(variables), "largest": told}
 
 
 def name_of(variable: Any) -> str:

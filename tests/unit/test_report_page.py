@@ -1,0 +1,378 @@
+"""A run's page: what it tells from which records, and that nothing which a run has said becomes markup or script."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.__main__ import main
+from trainer.reporting.captions import describe_curve, duration, size
+from trainer.reporting.page import ASSETS, LIBRARY, PageWriter, render, to_data
+from trainer.reporting.story import Records, read_story, tell, thin_rows
+from trainer.run.directory import RunDirectory
+
+# What the page carries of Apache ECharts. To renew it: `npm pack echarts`, take dist/echarts.min.js, LICENSE and NOTICE
+# out of the archive, name the new file with its version here and in trainer/reporting/page.py, run
+# `sha256sum trainer/reporting/assets/echarts*`, then `make test-browser`, and look at the page.
+HASHES = {
+    "echarts-6.1.0.min.js": "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0",
+    "echarts-LICENSE": "634293835b43a6dd2094fa39182a3d9a6b9ca43b7fdb9ac354e8037af2a3093a",
+    "echarts-NOTICE": "d491d358344f842685c1b1585970999db65fe30ecf7ef3867af8814f4016c016",
+}
+BEGAN = 1_700_000_000.0
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&`<!--\u2028${title}"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """A run whose ps died once: 50 of 350 steps were lost."""
+    directory = RunDirectory(tmp_path, "night")
+    directory.path.mkdir(parents=True)
+    record(
+        directory.settings, created=BEGAN, program="net:Net", program_args={"rate": 0.1}, settings={"strategy": "one"}
+    )
+    record(
+        directory.status, run="night", state="finished", step=500, steps=500, loss=0.25, metrics={"accuracy": 0.9},
+        updated=BEGAN + 100, ledger={"productive": 80, "down": 20, "goodput": 0.8, "elapsed": 100},
+    )  # fmt: skip
+    record(directory.evaluation, step=500, metrics={"loss": 0.5, "accuracy": 0.8}, updated=BEGAN + 100)
+    numbers = [
+        {
+            "t": BEGAN + n * 10,
+            "step": n * 50,
+            "speed": 5,
+            "values": {"loss": 2 / (n + 1)},
+            "ledger": {"productive": n * 8, "down": n * 2},
+        }
+        for n in range(11)
+    ]
+    states = [{"t": BEGAN, "members": {"ps-0": "training"}}, {"t": BEGAN + 70, "members": {"ps-0": "closed"}},
+              {"t": BEGAN + 75, "members": {"ps-0": "training"}}]  # fmt: skip
+    lines(directory.history, *numbers, *states, {"t": BEGAN + 99, "gave": {"worker-0": 300, "worker-1": 100}})
+    lines(
+        directory.event_log,
+        {"time": BEGAN, "event": "started"},
+        {"time": BEGAN + 1, "event": "training", "seconds": 1, "message": "step 1"},
+        {"time": BEGAN + 40, "event": "checkpoint-saved", "seconds": 0.5, "message": "step 200", "size": 2**20},
+        {"time": BEGAN + 70, "event": "ps-lost", "task": "ps-0", "host": "10.0.0.1:2222", "message": "has ended"},
+        {"time": BEGAN + 71, "event": "recovering", "message": "ps-0 has ended"},
+        {"time": BEGAN + 76, "event": "restored", "steps_lost": 50, "message": "step 300"},
+        {"time": BEGAN + 78, "event": "training", "seconds": 7, "message": "step 310"},
+        {"time": BEGAN + 100, "event": "finished", "message": "step 500"},
+    )
+    return directory
+
+
+def record(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def lines(path: Path, *records: Any) -> None:
+    path.write_text("".join(json.dumps(each) + "\n" for each in records), encoding="utf-8")
+
+
+def test_what_the_page_carries_is_what_was_fetched() -> None:
+    found = {name: hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() for name in HASHES}
+    assert found == HASHES
+    assert LIBRARY in HASHES
+    assert {path.name for path in ASSETS.iterdir()} == {*HASHES, "page.html", "page.css", "page.js"}
+
+
+def test_no_asset_ends_the_script_or_style_that_holds_it() -> None:
+    for name in (LIBRARY, "page.js", "page.css"):
+        assert not re.search(r"</(script|style)|<!--", (ASSETS / name).read_text(encoding="utf-8"), re.IGNORECASE), name
+
+
+def test_a_fault_is_told_with_what_it_cost(directory: RunDirectory) -> None:
+    marks = read_story(directory)["marks"]
+    assert [(mark["event"], mark["kind"]) for mark in marks] == [
+        ("ps-lost", "fault"),
+        ("recovering", "recovery"),
+        ("restored", "recovery"),
+        ("training", "recovery"),
+        ("finished", "other"),
+    ]
+    lost = marks[0]
+    assert (lost["task"], lost["host"], lost["step"]) == ("ps-0", "10.0.0.1:2222", 350)
+    assert (lost["seconds"], lost["lost"]) == (8.0, 50)
+    assert marks[2]["step"] == 300
+
+
+def test_lanes_show_when_a_member_was_away(directory: RunDirectory) -> None:
+    lanes = {lane["task"]: lane["spans"] for lane in read_story(directory)["lanes"]}
+    assert list(lanes) == ["chief-0", "ps-0"]
+    assert lanes["ps-0"] == [
+        [BEGAN, BEGAN + 70, "training"],
+        [BEGAN + 70, BEGAN + 75, "closed"],
+        [BEGAN + 75, BEGAN + 100, "training"],
+    ]
+
+
+def test_no_time_is_told_twice_or_left_out(directory: RunDirectory) -> None:
+    time = read_story(directory)["time"]
+    assert {kind: round(sum(parts)) for kind, parts in time["kinds"].items()} == {"productive": 80, "down": 20}
+    assert (time["edges"][0], time["edges"][-1]) == (BEGAN, BEGAN + 100)
+
+
+def test_a_coordinator_that_died_is_away_and_one_that_was_stopped_is_not(directory: RunDirectory) -> None:
+    lines(
+        directory.event_log,
+        {"time": BEGAN, "event": "started"},
+        {"time": BEGAN + 30, "event": "stopped"},
+        {"time": BEGAN + 40, "event": "started"},
+        {"time": BEGAN + 75, "event": "started"},
+    )
+    spans = next(lane["spans"] for lane in read_story(directory)["lanes"] if lane["task"] == "chief-0")
+    assert [span[2] for span in spans] == ["running", "stopped", "running", "away", "running"]
+
+
+def test_the_page_says_what_it_shows(directory: RunDirectory) -> None:
+    page = render([read_story(directory)])
+    text = html.unescape(re.sub(r"<[^>]+>", " ", page.split("<main>")[1].split("</main>")[0]))
+    for said in (
+        "It finished at step 500, 100 s after it began.",
+        "The last evaluation, of step 500, says loss 0.5, accuracy 0.8.",
+        "Training: from 2 to 0.1818, lowest 0.1818 at step 500.",
+        "rate=0.1",
+        "80.0 %",
+        "ps-0 was closed for 5 s",
+        "worker-1 gave the fewest, 100",
+        "ps-0 at 10.0.0.1:2222",
+        "50 steps lost",
+        "1 MiB",
+        "net:Net",
+    ):
+        assert said in text, said
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"state": "failed", "message": "UserError: no data"}, "UserError: no data"),
+        ({"state": "waiting", "message": "no answer from ps-1"}, "no answer from ps-1"),
+        ({"state": "training", "without": {"worker-1": "silent"}}, "It trains without worker-1 (silent)"),
+        ({"state": "stopped", "step": 7}, "`fab start-cluster --run night` goes on at step 7"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_to_do(directory: RunDirectory, status: dict[str, Any], said: str) -> None:
+    record(directory.status, **status)
+    assert any(said in text for text in read_story(directory)["advice"])
+
+
+def test_numbers_that_are_none_are_said(directory: RunDirectory) -> None:
+    rows = [(1, "NaN"), (2, 1.0)]
+    lines(directory.history, *({"t": BEGAN + step, "step": step, "values": {"loss": loss}} for step, loss in rows))
+    story = read_story(directory)
+    assert story["series"]["values"]["loss"] == [None, 1.0]
+    assert any("NaN" in text for text in story["advice"])
+
+
+def test_a_model_that_learns_by_heart_is_said(directory: RunDirectory) -> None:
+    lines(
+        directory.evaluations,
+        *({"t": BEGAN + n, "step": n, "values": {"loss": loss}} for n, loss in enumerate((3, 1, 2, 3))),
+    )
+    assert any("lowest at step 1" in text for text in read_story(directory)["advice"])
+    lines(
+        directory.evaluations,
+        *({"t": BEGAN + n, "step": n, "values": {"loss": loss}} for n, loss in enumerate((3, 2, 1, 0.9))),
+    )
+    assert not any("lowest at step" in text for text in read_story(directory)["advice"])
+
+
+class Tags(HTMLParser):
+    """Notes the elements and attributes that a browser would make."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def hostile_run(tmp_path: Path) -> RunDirectory:
+    """A run all of whose words want to be markup."""
+    directory = RunDirectory(tmp_path, "night")
+    directory.path.mkdir(parents=True)
+    directory.tasks.mkdir()
+    bad = {HOSTILE: HOSTILE}
+    record(
+        directory.settings,
+        created=BEGAN,
+        program=HOSTILE,
+        program_args=bad,
+        settings={**bad, "strategy": HOSTILE},
+        **{"from": HOSTILE},
+    )
+    record(
+        directory.status, state=HOSTILE, message=HOSTILE, phase=HOSTILE, step=5, loss=0.1, metrics={HOSTILE: 1.0},
+        without=bad, checkpoint=HOSTILE, export=HOSTILE, updated=BEGAN + 9,
+        ledger={"productive": 9, "goodput": 1, "elapsed": 9},
+    )  # fmt: skip
+    record(directory.evaluation, step=5, metrics={HOSTILE: 1.0}, trouble=HOSTILE, updated=BEGAN + 9)
+    lines(
+        directory.history,
+        {"t": BEGAN, "step": 1, "speed": 1, "values": {HOSTILE: 1.0}, "ledger": {"productive": 1, HOSTILE: 3}},
+        {"t": BEGAN + 1, "members": bad, "gave": {HOSTILE: 3}},
+        {"t": BEGAN + 2, "placed": {HOSTILE: {"bytes": 3, "variables": 1, "largest": [[HOSTILE, [HOSTILE], 3]]}}},
+    )
+    events = ["started", "member-lost", HOSTILE, "save-failed", "restored", "training", "failed"]
+    words = {"task": HOSTILE, "host": HOSTILE, "message": HOSTILE, "seconds": HOSTILE}
+    lines(directory.event_log, *({"time": BEGAN + n, "event": event, **words} for n, event in enumerate(events)))
+    lines(
+        directory.evaluations, {"t": BEGAN, "step": 1, "values": bad}, {"t": BEGAN, "step": HOSTILE, "values": HOSTILE}
+    )
+    lines(directory.tasks / "worker-0.jsonl", {"t": BEGAN, "memory": HOSTILE, "processor": HOSTILE, "cores": HOSTILE})
+    return directory
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_nothing_that_a_run_says_becomes_markup(tmp_path: Path, several: bool) -> None:
+    story = read_story(hostile_run(tmp_path))
+    page = render([story, story] if several else [story])
+    tags = Tags(page)
+    assert sum(tag == "script" for tag, _ in tags.found) == 3
+    assert {tag for tag, _ in tags.found} & {"img", "iframe", "object", "base", "form"} == set()
+    assert [
+        name for _, attributes in tags.found for name in attributes if name.startswith("on") or name == "style"
+    ] == []
+    assert HOSTILE in html.unescape(page)
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert HOSTILE in data["runs"][0]["series"]["values"]
+
+
+def test_only_the_scripts_of_the_page_may_run(directory: RunDirectory) -> None:
+    page = render([read_story(directory)])
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]  # type: ignore[index]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    fetched = [
+        value for _, attributes in Tags(page).found for name, value in attributes.items() if name in ("src", "href")
+    ]
+    assert fetched == ["data:,"]
+
+
+def test_data_hold_no_end_of_their_own() -> None:
+    assert "<" not in to_data({"a": "</script>", "b": float("nan")})
+    assert json.loads(to_data({"a": "</script>\u2028", "b": float("nan")})) == {"a": "</script>\u2028", "b": "NaN"}
+
+
+def test_a_run_without_records_gives_a_page_that_says_so(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "empty")
+    directory.path.mkdir(parents=True)
+    page = render([read_story(directory)])
+    assert "status.json is missing" in page
+    assert "No number was told yet." in page
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"[1, 2]", b"\xff\xfe\x00", b'{"a": 1}', b"null", b'{"metrics": 3, "ledger": [], "step": "x"}'],
+)
+def test_a_record_that_is_damaged_costs_what_it_would_have_told(directory: RunDirectory, damage: bytes) -> None:
+    for path in [path for path in directory.path.iterdir() if path.is_file()]:
+        before = path.read_bytes()
+        path.write_bytes(damage)
+        assert "<h1>night" in render([read_story(directory)]), path.name
+        path.write_bytes(before)
+    for path in [path for path in directory.path.iterdir() if path.is_file()]:
+        path.write_bytes(damage)
+    assert "<h1>night" in render([read_story(directory)])
+
+
+def test_damage_is_said_on_the_page(directory: RunDirectory) -> None:
+    directory.status.write_text("{")
+    assert "status.json is not JSON" in render([read_story(directory)])
+
+
+def test_lines_of_other_kinds_are_passed_over(directory: RunDirectory) -> None:
+    odd: list[Any] = [
+        *(None, 1, "text", [], {"t": "x"}, {"t": True, "step": 1}, {"t": float("inf")}),
+        {"t": BEGAN, "step": None},
+        {"t": BEGAN, "members": []},
+        {"t": BEGAN, "gave": {"worker-0": "x"}},
+        {"t": BEGAN, "placed": {"ps-0": 1}},
+        {"t": BEGAN, "ledger": {"down": "x"}},
+        {"t": BEGAN, "step": 3, "values": "x"},
+    ]
+    lines(directory.history, *odd)
+    lines(
+        directory.event_log,
+        *odd,
+        {"time": BEGAN, "event": None},
+        {"time": BEGAN},
+        {"time": BEGAN, "event": "training", "steps_lost": "x"},
+    )
+    lines(directory.evaluations, *odd)
+    assert "<h1>night" in render([read_story(directory)])
+
+
+def test_more_points_than_a_page_holds_keep_their_peaks() -> None:
+    rows = [{"t": n, "step": n, "values": {"loss": 9.0 if n == 777 else 1.0}} for n in range(5000)]
+    kept = thin_rows(rows, 100)
+    assert len(kept) <= 100
+    assert 777 in [row["step"] for row in kept]
+    assert kept[-1]["step"] == 4999
+    assert [row["step"] for row in kept] == sorted(row["step"] for row in kept)
+    told = tell(Records("night", history=[{**row, "t": row["t"] + 1.0} for row in rows]), most_points=1000)
+    assert sum(map(len, told["series"]["values"].values())) <= 1000
+
+
+def test_several_runs_are_compared_by_what_differs(directory: RunDirectory, tmp_path: Path) -> None:
+    other = RunDirectory(tmp_path, "day")
+    other.path.mkdir()
+    record(other.settings, created=BEGAN, program="net:Net", program_args={"rate": 0.2}, settings={"strategy": "one"})
+    record(other.status, run="day", state="stopped", step=3)
+    page = render([read_story(directory), read_story(other)])
+    differs = page.split('id="differs"')[1].split("</section>")[0]
+    assert re.search(r"parameter rate</th><td>0.1</td><td>0.2</td>", differs)
+    assert "strategy" not in differs
+
+
+def test_the_page_is_written_beside_the_records(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = PageWriter(directory)
+    writer.write_if_due()  # too soon
+    assert not directory.report.exists()
+    writer.write()
+    assert "<h1>night" in directory.report.read_text()
+
+
+def test_a_page_that_cannot_be_written_ends_nothing(directory: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    directory.report.mkdir()
+    PageWriter(directory).write()
+    assert "cannot write" in caplog.text
+
+
+def test_the_command_prints_the_page(directory: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    shared_dir = str(directory.path.parent.parent)
+    assert main(["report", "--shared-dir", shared_dir, "--run", "night"], {}) == 0
+    assert capsys.readouterr().out.startswith("<!doctype html>")
+    assert main(["report", "--shared-dir", shared_dir, "--run", "night", "--json"], {}) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == ["night"]
+    for name in ("other", "../night", "."):
+        assert main(["report", "--shared-dir", shared_dir, "--run", name], {}) == 78
+        assert "there is no run" in capsys.readouterr().err
+
+
+def test_curves_and_amounts_are_said_as_a_person_says_them() -> None:
+    assert [duration(seconds) for seconds in (0, 0.5, 75, 600, 7300, 200_000)] == [
+        "0 s",
+        "0.5 s",
+        "75 s",
+        "10 min",
+        "2 h 2 min",
+        "2 d 7 h",
+    ]
+    assert [size(count) for count in (3, 2048, 5 * 2**20)] == ["3 B", "2 KiB", "5 MiB"]
+    nothing = {"series": {"values": {}, "step": []}, "evaluations": {"values": {}, "step": []}, "run": "a"}
+    assert describe_curve("loss", [nothing]) == "No number yet."
