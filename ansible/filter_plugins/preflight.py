@@ -429,8 +429,8 @@ def _tunnel_problems(reading: Reading) -> Iterator[Problem]:
         outside = endpoint(values)
         if outside and _is_in(outside, network):
             yield Problem(
-                f"host {host!r} is reached at {outside}, which is in wireguard_network ({network}); expected an address "
-                "outside of it: encrypted packets go there. Take another wireguard_network",
+                f"host {host!r} is reached at {outside}, which is in wireguard_network ({network}); expected an "
+                "address outside of it: encrypted packets go there. Take another wireguard_network",
                 (host,),
                 "wireguard_network",
                 str(network),

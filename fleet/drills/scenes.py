@@ -429,8 +429,14 @@ def undisturbed(scene: Scene) -> Scene:
     return play
 
 
+def _evaluation_text(stage: Stage) -> str:
+    return stage.on(
+        stage.chief.host, f"{AS_TRAINER} cat {shlex.quote(stage.run_dir)}/evaluation.json 2>/dev/null || true"
+    )
+
+
 def _evaluation(stage: Stage) -> int:
-    text = stage.on(stage.chief.host, f"{AS_TRAINER} cat {shlex.quote(stage.run_dir)}/evaluation.json 2>/dev/null || true")
+    text = _evaluation_text(stage)
     match = re.search(r'"step": (\d+)', text)
     return int(match[1]) if match else -1
 
@@ -484,7 +490,7 @@ def finishes(metric: str, least: float) -> Scene:
         for name, process in stage.processes().items():
             good = (process.active, process.result) == ("inactive", "success")
             found.expect(good or name not in ends, f"{name} is {describe_process(process)}, and should have finished")
-        text = stage.on(stage.chief.host, f"{AS_TRAINER} cat {shlex.quote(stage.run_dir)}/evaluation.json 2>/dev/null || true")
+        text = _evaluation_text(stage)
         value = re.search(rf'"{metric}": ([0-9.]+)', text)
         found.notes.append(f"{metric} {float(value[1]):.4f}" if value else f"no {metric}")
         found.expect(value and float(value[1]) >= least, f"{metric} is not at least {least}: {text[:100]}")

@@ -35,7 +35,9 @@ LISTS = "\n[Service]\nIPAddressDeny=any\nIPAddressAllow=127.0.0.0/8\nIPAddressAl
 
 def render(path: Path, **values: Any) -> str:
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= config_texts.FILTERS | {"combine": lambda *maps: {k: v for each in maps for k, v in each.items()}}
+    environment.filters |= config_texts.FILTERS | {
+        "combine": lambda *maps: {k: v for each in maps for k, v in each.items()}
+    }
     given = {
         "ansible_managed": "Ansible managed",
         "trainer_start_seconds": 45,
@@ -65,7 +67,7 @@ def settings(text: str) -> list[tuple[str, str]]:
 
 def installed() -> dict[str, Path]:
     """Every service that a role brings."""
-    found = [path for path in (ROOT / "roles").glob("*/[ft]*/*.service*")]
+    found = list((ROOT / "roles").glob("*/[ft]*/*.service*"))
     return {path.name.removesuffix(".j2"): path for path in found}
 
 

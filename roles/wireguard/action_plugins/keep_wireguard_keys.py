@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ class ActionModule(ActionBase):
             if after != before and not self._task.check_mode:
                 beside = path.with_name(f".{path.name}.new")
                 beside.write_text(after, encoding="utf-8")
-                os.replace(beside, path)
+                beside.replace(path)
         except wireguard.WireguardError as error:
             return {"failed": True, "msg": str(error)}
         except OSError as error:
