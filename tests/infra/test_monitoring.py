@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import threading
 import time
+import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -114,8 +115,10 @@ def ask(lab, port, path):
 
 def query(lab, expression, at=None):
     """The value of an expression that has one."""
-    path = f"/api/v1/query?query={expression}" + (f"&time={at}" if at else "")
-    found = (ask(lab, PROMETHEUS, path) or {"data": {"result": []}})["data"]["result"]
+    asked = {"query": expression} | ({"time": at} if at else {})
+    found = (ask(lab, PROMETHEUS, f"/api/v1/query?{urllib.parse.urlencode(asked)}") or {"data": {"result": []}})[
+        "data"
+    ]["result"]
     return float(found[0]["value"][1]) if found else None
 
 
@@ -156,7 +159,7 @@ class Fault:
 
         wait_until(none_is_left, seconds, f"{set(self.fired)} end after {self.what}")
         for (name, whose), after in self.fired.items():
-            print(f"\n| {self.what} | `{name}` {whose} | {after:.0f} | {cleared[name, whose]:.0f} |", end="", flush=True)
+            print(f"\n| {self.what} | `{name}` {whose} | {after:.0f} | {cleared[name, whose]:.0f} |", flush=True)
 
 
 def test_a_second_site_changes_nothing(first, inventory):
