@@ -126,11 +126,11 @@ test-security: venv  ## what a stranger reaches, with hosts in network namespace
 	@$(PYTHON) -m lab packages --security
 	python -m pytest tests/security
 
-# promtool and amtool of Debian's packages, which are unpacked and not installed.
+# promtool, amtool and the node exporter of Debian's packages, which are unpacked and not installed.
 .cache/monitoring/.made:
 	@command -v apt-get >/dev/null || { echo "psfleet: promtool comes from Debian's package, and there is no apt-get here" >&2; exit 2; }
 	rm -rf $(@D) && mkdir -p $(@D)
-	cd $(@D) && apt-get download -qq prometheus prometheus-alertmanager && for package in *.deb; do dpkg-deb -x $$package .; done
+	cd $(@D) && apt-get download -qq prometheus prometheus-alertmanager prometheus-node-exporter && for package in *.deb; do dpkg-deb -x $$package .; done
 	@touch $@
 
 test-monitoring: venv .cache/monitoring/.made  ## the alerts and the dashboard, with Prometheus's own promtool (docs/observing.md)
