@@ -186,8 +186,7 @@ def test_every_task_and_host_is_scraped(lab, watched):
 def test_the_runs_numbers_arrive(lab, watched):
     wait_until(lambda: (query(lab, "rate(psfleet_steps_total[1m])") or 0) > 1, 120, "a rate of steps")
     assert query(lab, "psfleet:run_wanted") == 1
-    assert query(lab, 'count(psfleet_member_state{state="training"}==1)') == 2
-    assert query(lab, 'count(psfleet_member_state{state="serving"}==1)') == 2
+    assert query(lab, 'count(psfleet_member_state{state="training"}==1)') == 4
     assert query(lab, "psfleet_checkpoint_timestamp_seconds") > time.time() - 60
     wait_until(lambda: query(lab, "psfleet_evaluation_step"), 120, "an evaluation")
     assert query(lab, 'count(process_resident_memory_bytes{task!=""})') == 6
