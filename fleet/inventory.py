@@ -18,6 +18,7 @@ from fleet.schema.problems import Problem, show, tell
 from fleet.schema.reading import VAULT_MEND, plain
 from fleet.schema.shapes import shape_problems
 from fleet.schema.sources import (
+    beside_problems,
     directories,
     empty_problems,
     file_problems,
@@ -249,7 +250,8 @@ def read_source(
     # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = True
     source = _source(given, environment, settings.DEFAULT_HOST_LIST)
-    if absurd := [*special_file_problems([source]), *empty_problems(source), *range_problems(source)]:
+    beside = beside_problems([source], ROOT) if lenient else ()  # a running cluster can be stopped all the same
+    if absurd := [*special_file_problems([source]), *empty_problems(source), *range_problems(source), *beside]:
         if lenient:
             return Source(source, {"all": []}, {}, absurd)
         raise OperatorMistake(tell(absurd))

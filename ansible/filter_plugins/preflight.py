@@ -45,7 +45,7 @@ from fleet.schema.definition import definition  # noqa: E402
 from fleet.schema.problems import Problem, name_hosts, name_some, show, tell  # noqa: E402
 from fleet.schema.reading import Reading, read  # noqa: E402
 from fleet.schema.shapes import shape_problems  # noqa: E402
-from fleet.schema.sources import file_problems, range_problems, special_file_problems  # noqa: E402
+from fleet.schema.sources import beside_problems, file_problems, range_problems, special_file_problems  # noqa: E402
 from fleet.schema.texts import text_problems, unread_problems  # noqa: E402
 from trainer.config import STRATEGIES, Config  # noqa: E402
 
@@ -71,6 +71,7 @@ def preflight_problems(
     paths = list(map(str, sources))
     files = [
         *special_file_problems(paths),
+        *(beside_problems(paths, root) if root else ()),
         *(problem for path in paths for problem in range_problems(path)),
         *unread_problems(paths),
         *shape_problems(paths),

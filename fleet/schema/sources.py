@@ -117,6 +117,19 @@ def variable_files(directory: Path) -> list[Path]:
     ]
 
 
+def beside_problems(sources: Sequence[str], root: Path) -> Iterator[Problem]:
+    """Refuse variables beside the playbooks: each playbook reads those of its own directory, and fab others."""
+    beside = [path.resolve() for path in directories(sources)]
+    for directory in (root, root / "ansible"):
+        for path in (directory / "group_vars", directory / "host_vars"):
+            if variable_files(path) and directory.resolve() not in beside:
+                text = (
+                    "variables beside the playbooks count for some playbooks and not for others; expected them beside"
+                )
+                where = f"{beside[0]}/{path.name}" if beside else "a file of hosts"
+                yield Problem(f"{text} the inventory. Move them to {where}", file=str(path))
+
+
 def empty_problems(source: str) -> Iterator[Problem]:
     """Refuse a directory in which Ansible looks for hosts and finds no file."""
     path = Path(source)

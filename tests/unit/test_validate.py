@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from preflight import preflight_problems
 
 from fleet.errors import OperatorMistake
 from fleet.inventory import find_problems, load_inventory, read_source
 from fleet.schema.shapes import shape_problems
-from fleet.schema.sources import range_problems
+from fleet.schema.sources import beside_problems, range_problems
 from fleet.schema.texts import text_problems, unread_problems
 from fleet.validate import validate
 from fleet.verbs import Desk
@@ -178,6 +179,25 @@ def test_values_of_a_file_that_cannot_be_read_are_not_called_missing(site: Path)
     (site / "group_vars" / "all.yml").write_text(SITE + "a: [\n")
     (problem,) = problems(site)
     assert "all.yml:7: can't be read" in problem
+
+
+@pytest.mark.parametrize("place", ["group_vars", "host_vars", "ansible/group_vars"])
+def test_variables_beside_the_playbooks_are_refused(
+    site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Each playbook reads its own directory's, and fab the root's: the hosts would get another cluster than it sees."""
+    root = tmp_path_factory.mktemp("root")
+    (root / place).mkdir(parents=True)
+    assert list(beside_problems([str(site)], root)) == []  # an empty directory has none
+    (root / place / "all.yml").write_text("worker_tasks: 2\n")
+    monkeypatch.setattr("fleet.inventory.ROOT", root)
+    (problem,) = problems(site)
+    assert problem.startswith(f"{root / place}: variables beside the playbooks count for some playbooks")
+    assert problem.endswith(f"Move them to {site}/{Path(place).name}")
+    assert any(str(root / place) in each for each in preflight_problems({}, {}, "2.19.0", [str(site)], str(root)))
+    if "/" not in place:
+        (root / "hosts.yml").write_text(HOSTS)
+        assert list(beside_problems([str(root / "hosts.yml")], root)) == []  # they are the inventory's own
 
 
 def test_a_directory_without_hosts_says_what_it_lacks(site: Path) -> None:
