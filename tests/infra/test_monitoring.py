@@ -267,11 +267,12 @@ def test_a_host_that_loses_its_power(lab, watched):
 
 
 def test_a_run_that_fails(lab, watched):
+    # A start is refused while another run trains.
     failed = fab(
-        "start-cluster", "--detach", "--run", f"{RUN}-failed", "--program", "slow:Untrainable", inventory=watched
+        "restart-cluster", "--detach", "--run", f"{RUN}-failed", "--program", "slow:Untrainable", inventory=watched
     )
     assert failed.returncode == 1, failed.stdout + failed.stderr
-    fault = Fault(lab, "a program that raises, from the end of `fab start-cluster` on")
+    fault = Fault(lab, "a program that raises, from the end of `fab restart-cluster` on")
     fault.fires(("PsfleetRunFailed", "head"))
     start(watched, "--run", RUN, "--program", "slow:Slow")
     fault.clears()
