@@ -37,6 +37,7 @@ PACKAGES = (
     "vagrant-lxc",
 )
 SECURITY_PACKAGES = ("iproute2", "nftables", "nmap", "util-linux")
+BROWSER_PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
 VM_PACKAGES = (
     "dnsmasq-base",
     "e2fsprogs",
