@@ -82,7 +82,7 @@ def test_what_the_page_carries_is_what_was_fetched() -> None:
     found = {name: hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() for name in HASHES}
     assert found == HASHES
     assert LIBRARY in HASHES
-    assert {path.name for path in ASSETS.iterdir()} == {*HASHES, "page.html", "page.css", "page.js"}
+    assert {path.name for path in ASSETS.iterdir()} == {*HASHES, "page.html", "page.css", "page.js", "board.js"}
 
 
 def test_no_asset_ends_the_script_or_style_that_holds_it() -> None:

@@ -67,5 +67,5 @@ def test_the_coordinator_writes_of_itself_and_of_workers(
         time.sleep(0.05)
     assert wanted.exists() == (directory.tasks / "chief-0.jsonl").exists() == may_write
     if may_write:
-        assert json.loads(wanted.read_text())["memory"] > 2**20
-        assert json.loads((directory.tasks / "chief-0.jsonl").read_text())["cores"] == os.cpu_count()
+        assert json.loads(wanted.read_text().splitlines()[0])["memory"] > 2**20
+        assert json.loads((directory.tasks / "chief-0.jsonl").read_text().splitlines()[0])["cores"] == os.cpu_count()

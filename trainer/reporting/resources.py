@@ -40,7 +40,8 @@ def _record(task: str, directory: Callable[[], RunDirectory | None]) -> None:
     workers = Workers(json.loads(os.environ.get(WORKERS) or "{}"))
     while True:
         time.sleep(pause)
-        before, began, used, since, pause = used, since, cpu_seconds(), time.monotonic(), EVERY_SECONDS
+        before, began, used, since = used, since, cpu_seconds(), time.monotonic()
+        pause = min(2 * pause, EVERY_SECONDS)  # of a short run there are some lines as well
         run = directory()
         if run is None or not os.access(run.path, os.W_OK):
             continue

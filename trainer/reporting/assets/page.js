@@ -5,7 +5,8 @@
   const began = performance.now();
   const { runs } = JSON.parse(document.getElementById("data").textContent);
   const one = runs.length === 1 ? runs[0] : null;
-  const state = { over: "time" };
+  // As the reader chose: a browser keeps that when a page is loaded again.
+  const state = { over: document.querySelector('input[name="over"]:checked').value, log: document.getElementById("log").checked };
   const SPEEDS = ["steps per second", "examples per second"];
   const STATES = {
     training: "training", running: "running", serving: "serving", starting: "starting", closed: "closed",
@@ -194,11 +195,14 @@
     });
     if (lines.length) lines[0].markArea = markArea();
     const marks = markSeries();
+    // A logarithm has no place for what is 0 or less: such values are left out, and of a curve without others all stay.
+    const log = state.log && name.endsWith("loss") && lines.some((line) => line.data.some(([, value]) => value > 0));
+    if (log) for (const line of lines) line.data = line.data.map(([x, value]) => [x, value > 0 ? value : null]);
     return (chart) => ({
       animation: false, textStyle: { fontFamily: "system-ui, sans-serif" },
       aria: { enabled: false }, grid: { left: 8, right: 14, top: lines.length > 1 ? 32 : 14, bottom: 6, containLabel: true },
       legend: { show: lines.length > 1, type: "scroll", top: 0, left: 0, itemWidth: 18, itemHeight: 8, textStyle: { color: colour("muted"), fontSize: 11 }, data: lines.map((line) => line.name) },
-      xAxis: axisOfX(), yAxis: [axisOfY(), { show: false, min: 0, max: 1 }],
+      xAxis: axisOfX(), yAxis: [axisOfY(log ? { type: "log" } : {}), { show: false, min: 0, max: 1 }],
       tooltip: tooltip({
         trigger: "axis", axisPointer: { type: "line", lineStyle: { color: colour("muted") }, snap: false },
         formatter: (found) => {
@@ -215,7 +219,7 @@
 
   const drawTime = () => () => {
     const { edges, kinds } = one.time;
-    const middles = edges.slice(0, -1).map((edge, at) => (edge + edges[at + 1]) * 500);
+    const share = (kind, at) => Math.min(100, (100 * kinds[kind][at]) / (edges[at + 1] - edges[at]));
     return {
       animation: false, grid: { left: 8, right: 14, top: 32, bottom: 10, containLabel: true },
       legend: { type: "scroll", top: 0, left: 0, itemWidth: 11, itemHeight: 11, textStyle: { color: colour("muted"), fontSize: 11 } },
@@ -227,8 +231,8 @@
       }),
       dataZoom: overTime() ? zoom() : [],
       series: Object.keys(kinds).map((kind) => ({
-        name: kind, type: "line", stack: "time", step: false, symbol: "none", lineStyle: { width: 0 }, color: colour(kind), areaStyle: { color: colour(kind), opacity: 0.9 },
-        data: middles.map((x, at) => [x, Math.min(100, 100 * kinds[kind][at] / (edges[at + 1] - edges[at]))]),
+        name: kind, type: "line", stack: "time", step: "end", symbol: "none", lineStyle: { width: 0 }, color: colour(kind), areaStyle: { color: colour(kind), opacity: 0.9 },
+        data: edges.map((edge, at) => [edge * 1000, share(kind, Math.min(at, edges.length - 2))]),
       })),
     };
   };
@@ -384,8 +388,9 @@
 
   for (const input of document.querySelectorAll('input[name="over"]')) {
     input.addEventListener("change", () => { state.over = input.value; drawAll(); });
-    if (input.checked) state.over = input.value;
   }
+  const log = document.getElementById("log");
+  log.addEventListener("change", () => { state.log = log.checked; drawAll(); });
   document.getElementById("whole").addEventListener("click", () => {
     for (const { chart } of figures) if (chart) chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
   });
