@@ -138,6 +138,8 @@ def describe_shares(gave: Mapping[str, int]) -> str:
     least, most = min(gave, key=gave.__getitem__), max(gave, key=gave.__getitem__)
     if len(gave) == 1:
         return f"{least} gave all {usual:,} steps."
+    if gave[least] == gave[most]:
+        return f"Each of the {len(gave)} workers gave {usual:,} steps."
     extremes = f"{least} gave the fewest, {gave[least]:,}, and {most} the most, {gave[most]:,}"
     return f"The median worker gave {usual:,} steps; {extremes}."
 

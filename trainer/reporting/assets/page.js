@@ -73,7 +73,12 @@
     });
     return made;
   };
+  const gapsOf = new Map(); // so that 20,000 times are sorted once
   const longGap = (t) => {
+    if (!gapsOf.has(t)) gapsOf.set(t, longGapOf(t));
+    return gapsOf.get(t);
+  };
+  const longGapOf = (t) => {
     const gaps = t.slice(1).map((at, number) => at - t[number]).sort((a, b) => a - b);
     return Math.max(3, 8 * (gaps[Math.floor(gaps.length / 2)] || 0));
   };
@@ -88,12 +93,21 @@
   };
   const axisOfX = (more) => {
     const label = { color: colour("muted"), fontSize: 11, hideOverlap: true };
-    if (overTime() && !one) label.formatter = elapsed;
+    if (overTime()) {
+      label.formatter = one
+        ? { year: "{yyyy}", month: "{MMM}", day: "{MMM} {d}", hour: "{HH}:{mm}", minute: "{HH}:{mm}", second: "{HH}:{mm}:{ss}" }
+        : elapsed;
+    }
     return {
       type: overTime() && one ? "time" : "value", ...limits(), axisLine: { lineStyle: { color: colour("line") } },
       axisLabel: label, axisTick: { show: false }, splitLine: { show: false }, ...more,
     };
   };
+  // Above the values there is room for the marks, which hide no curve.
+  const withMarks = (log) => (!one || !one.marks.length ? {} : {
+    max: ({ min, max }) => (log ? max * (max / min || 1) ** 0.18 : max + 0.18 * (max - min || Math.abs(max) || 1)),
+    axisLabel: { color: colour("muted"), fontSize: 11, formatter: digits, showMaxLabel: false },
+  });
   const axisOfY = (more) => ({
     type: "value", scale: true, axisLabel: { color: colour("muted"), fontSize: 11, formatter: digits },
     splitLine: { lineStyle: { color: colour("grid") } }, ...more,
@@ -143,9 +157,9 @@
     if (!one) return [];
     const many = one.marks.length > MANY;
     const made = Object.entries(KINDS_OF_MARK).map(([kind, [symbol, rotate]]) => ({
-      large: many, largeThreshold: 1, silent: many,
-      name: `marks ${kind}`, type: "scatter", yAxisIndex: 1, symbol, symbolRotate: rotate, symbolSize: kind === "fault" ? 10 : 8, z: 5,
-      itemStyle: { color: colour(kind === "other" ? "muted" : kind), borderColor: colour("card"), borderWidth: 1 },
+      large: many, largeThreshold: 1, silent: many, name: `marks ${kind}`, type: "scatter", yAxisIndex: 1, z: 5,
+      symbol: many ? "rect" : symbol, symbolRotate: many ? 0 : rotate, symbolSize: many ? [1, 8] : kind === "fault" ? 10 : 8,
+      itemStyle: { color: colour(kind === "other" ? "muted" : kind), borderColor: colour("card"), borderWidth: many ? 0 : 1, opacity: 1 },
       data: one.marks.filter((mark) => mark.kind === kind && xOfMark(mark) !== null).map((mark) => [xOfMark(mark), kind === "fault" ? 0.97 : 0.91]),
     }));
     const faults = one.marks.filter((mark) => mark.kind === "fault" && xOfMark(mark) !== null);
@@ -202,7 +216,7 @@
       animation: false, textStyle: { fontFamily: "system-ui, sans-serif" },
       aria: { enabled: false }, grid: { left: 8, right: 14, top: lines.length > 1 ? 32 : 14, bottom: 6, containLabel: true },
       legend: { show: lines.length > 1, type: "scroll", top: 0, left: 0, itemWidth: 18, itemHeight: 8, textStyle: { color: colour("muted"), fontSize: 11 }, data: lines.map((line) => line.name) },
-      xAxis: axisOfX(), yAxis: [axisOfY(log ? { type: "log" } : {}), { show: false, min: 0, max: 1 }],
+      xAxis: axisOfX(), yAxis: [axisOfY({ ...withMarks(log), ...(log ? { type: "log" } : {}) }), { show: false, axisLabel: { show: false }, min: 0, max: 1 }],
       tooltip: tooltip({
         trigger: "axis", axisPointer: { type: "line", lineStyle: { color: colour("muted") }, snap: false },
         formatter: (found) => {
