@@ -374,10 +374,11 @@ def tell_marks(events: Sequence[Mapping[str, Any]], at_step: Callable[[float], i
 
 
 def follows(event: Mapping[str, Any], fault: Mapping[str, Any]) -> bool:
-    """Whether an event is what a lost member led to: a coordinator that can't let go of a ps begins anew."""
+    """Whether an event is what a lost member led to: a coordinator that can't let go of a frozen ps begins anew."""
     if fault["event"] not in MEMBER_FAULTS or event["t"] - fault["t"] > FOLLOWS_SECONDS:
         return False
-    return event["event"] == "recovering" or str(fault["task"]).startswith("ps-")
+    is_frozen_server = fault["event"] == "member-silent" and str(fault["task"]).startswith("ps-")
+    return event["event"] == "recovering" or is_frozen_server
 
 
 def step_in(message: str) -> int | None:
