@@ -27,7 +27,12 @@ class Browser:
     def __init__(self) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM
-        for word in ("headless=new", "host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "hide-scrollbars", "disable-gpu"):
+        for word in (
+            "headless=new",
+            "host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            "hide-scrollbars",
+            "disable-gpu",
+        ):
             options.add_argument(f"--{word}")
         if os.geteuid() == 0:
             options.add_argument("--no-sandbox")  # which chromium refuses to root
@@ -62,9 +67,7 @@ class Browser:
     def fetched(self) -> list[str]:
         """Return the addresses of all that was asked for since the page was opened."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        return [
-            event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
-        ]
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
     def size(self, width: int, height: int, *, mobile: bool = False) -> None:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
@@ -95,7 +98,9 @@ class Browser:
 
     def shoot(self, path: Path, *, whole: bool = False) -> None:
         """Write what is seen as a picture; the `whole` page is as long as it is."""
-        told = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": whole, **self._clip(whole)})
+        told = self.driver.execute_cdp_cmd(
+            "Page.captureScreenshot", {"captureBeyondViewport": whole, **self._clip(whole)}
+        )
         path.write_bytes(base64.b64decode(told["data"]))
 
     def _clip(self, whole: bool) -> dict[str, Any]:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.chromium import Browser
 from tests.browser.large import write_large_run
 from trainer.reporting.page import render
 from trainer.reporting.story import read_story
 from trainer.run.directory import RunDirectory
 
+if TYPE_CHECKING:
+    from tests.browser.chromium import Browser
+
+if importlib.util.find_spec("selenium") is None:  # it is in .cache/browser alone: make test-browser
+    collect_ignore_glob = ["test_*.py"]
 RECORDED = Path(__file__).with_name("recorded")
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
+    from tests.browser.chromium import Browser
+
     browser = Browser()
     yield browser
     browser.close()

@@ -191,9 +191,7 @@ def test_two_runs_share_their_axes_and_the_page_says_what_differs(browser: Brows
 
 def test_a_log_scale_shows_small_losses(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["night"])
-    kind = (
-        "return psfleet.figures.find(({box}) => box.dataset.name === arguments[0]).chart.getOption().yAxis[0].type"
-    )
+    kind = "return psfleet.figures.find(({box}) => box.dataset.name === arguments[0]).chart.getOption().yAxis[0].type"
     assert browser.run(kind, "loss") == "value"
     browser.run("document.getElementById('log').click()")
     assert browser.run(kind, "loss") == "log"
@@ -202,7 +200,8 @@ def test_a_log_scale_shows_small_losses(browser: Browser, pages: dict[str, Path]
 
 
 def test_zoom_is_the_same_in_all_curves_and_is_taken_back(browser: Browser, pages: dict[str, Path]) -> None:
-    shown = "return psfleet.figures.filter(({kind}) => kind === 'curve').map(({chart}) => chart.getOption().dataZoom[0].end)"
+    curves = "psfleet.figures.filter(({kind}) => kind === 'curve')"
+    shown = f"return {curves}.map(({{chart}}) => chart.getOption().dataZoom[0].end)"
     browser.open(pages["night"])
     browser.run("psfleet.figures[1].chart.dispatchAction({type: 'dataZoom', start: 10, end: 40})")
     assert set(browser.wait(f"{shown}.every((end) => end === 40) && ({shown.removeprefix('return ')})")) == {40}
@@ -238,7 +237,11 @@ def test_dark_is_dark_and_is_drawn_anew(browser: Browser, pages: dict[str, Path]
     light = browser.run(BACKGROUND)
     with browser.media(scheme="dark"):
         browser.wait(f"{BACKGROUND} !== arguments[0]", light)
-        assert sum(map(int, re.findall(r"\d+", browser.run(BACKGROUND))[:3])) < 150 < sum(map(int, re.findall(r"\d+", light)))
+        assert (
+            sum(map(int, re.findall(r"\d+", browser.run(BACKGROUND))[:3]))
+            < 150
+            < sum(map(int, re.findall(r"\d+", light)))
+        )
         # The lines have the dark scheme's colour by now, which is that of the style sheet.
         assert browser.wait(f"return (() => {{ {PAINTED} }})(...arguments) > 60", "curve", "loss", "run-0")
 

@@ -1,14 +1,15 @@
 """TensorBoard with one more tab: the page of a run, or of several side by side, drawn when somebody asks for it.
 
-`python -m trainer.reporting.board` takes TensorBoard's own arguments. It serves what TensorBoard does, at the same port,
-to the same people. A plugin of TensorBoard is declared by the package that has it; psfleet is no package on the hosts,
-so it starts TensorBoard with the plugin (tensorboard.program, which is made for that).
+`python -m trainer.reporting.board` takes TensorBoard's own arguments. It serves what TensorBoard does, at the same
+port, to the same people. A plugin of TensorBoard is declared by the package that has it; psfleet is no package on the
+hosts, so it starts TensorBoard with the plugin (tensorboard.program, which is made for that).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from trainer.run.directory import RunDirectory
 MOST_RUNS = 8  # side by side: as many colours as there are
 
 
-class Pages(base_plugin.TBPlugin):  # type: ignore[misc]
+class Pages(base_plugin.TBPlugin):
     """The tab. Its routes read the runs' records and change nothing."""
 
     plugin_name = "psfleet"
@@ -43,7 +44,8 @@ class Pages(base_plugin.TBPlugin):  # type: ignore[misc]
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Run pages", disable_reload=True)
 
     def get_plugin_apps(self) -> Mapping[str, Callable[..., Any]]:
-        return {"/index.js": self._serve_script, "/runs": self._serve_runs, "/page": self._serve_page}
+        answers = {"/index.js": self._answer_script, "/runs": self._answer_runs, "/page": self._answer_page}
+        return {route: partial(serve, answer) for route, answer in answers.items()}
 
     def _names(self) -> list[str]:
         try:
@@ -52,13 +54,11 @@ class Pages(base_plugin.TBPlugin):  # type: ignore[misc]
         except OSError:
             return []
 
-    @Request.application
-    def _serve_script(self, request: Request) -> Response:
+    def _answer_script(self, request: Request) -> Response:
         script = (ASSETS / "board.js").read_text(encoding="utf-8")
         return http_util.Respond(request, script, "text/javascript")
 
-    @Request.application
-    def _serve_runs(self, request: Request) -> Response:
+    def _answer_runs(self, request: Request) -> Response:
         """Answer with the runs, the newest first."""
         return http_util.Respond(request, [self._told(name) for name in self._names()], "application/json")
 
@@ -69,8 +69,7 @@ class Pages(base_plugin.TBPlugin):  # type: ignore[misc]
             return {"run": name, "state": "unknown"}
         return {"run": name, "state": str(status.state), "step": status.step, "steps": status.steps}
 
-    @Request.application
-    def _serve_page(self, request: Request) -> Response:
+    def _answer_page(self, request: Request) -> Response:
         """Answer with the page of the runs that the query names, as `run=a&run=b`."""
         asked, there = list(dict.fromkeys(request.args.getlist("run"))), self._names()
         if not asked or len(asked) > MOST_RUNS:
@@ -79,6 +78,13 @@ class Pages(base_plugin.TBPlugin):  # type: ignore[misc]
             return http_util.Respond(request, f"there is no run {strange[0]}", "text/plain", 404)
         page = render([read_story(RunDirectory(self._runs.parent, name)) for name in asked])
         return http_util.Respond(request, page, "text/html", csp_scripts_sha256s=script_digests())
+
+
+def serve(
+    answer: Callable[[Request], Response], environ: dict[str, Any], start_response: Callable[..., Any]
+) -> Iterable[bytes]:
+    """Answer as WSGI has it (PEP 3333)."""
+    return answer(Request(environ))(environ, start_response)
 
 
 def main(arguments: Iterable[str]) -> None:

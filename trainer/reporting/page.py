@@ -336,9 +336,15 @@ def bars(names: Sequence[str], rows: Iterable[tuple[str, str, float, str]], kind
         for name, value, share, more in rows
     )
     head = "".join(
-        f'<th scope="col"{" class=number" if place == 1 else ""}>{escape(name)}</th>' for place, name in enumerate(names)
+        f'<th scope="col"{" class=number" if place == 1 else ""}>{escape(name)}</th>'
+        for place, name in enumerate(names)
     )
-    return f'<div class="table" tabindex="0"><table class="bars"><thead><tr>{head}</tr></thead><tbody>{told}</tbody></table></div>'
+    return scrollable(f'<table class="bars"><thead><tr>{head}</tr></thead><tbody>{told}</tbody></table>')
+
+
+def scrollable(table: str) -> str:
+    """Return a table that may be wider than its reader's screen: it can be scrolled with the keyboard as well."""
+    return f'<div class="table" tabindex="0">{table}</div>'
 
 
 def members_section(story: Mapping[str, Any]) -> str:
@@ -375,9 +381,7 @@ def saves_section(story: Mapping[str, Any]) -> str:
 
 
 def details(title: str, names: Sequence[str], rows: str, opened: bool = False) -> str:
-    head = "".join(
-        f'<th scope="col"{" class=number" if name in NUMBERS else ""}>{escape(name)}</th>' for name in names
-    )
+    head = "".join(f'<th scope="col"{" class=number" if name in NUMBERS else ""}>{escape(name)}</th>' for name in names)
     return (
         f'<details{" open" if opened else ""}><summary>{escape(title)}</summary><div class="table" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
@@ -513,7 +517,7 @@ def columns(stories: Sequence[Mapping[str, Any]], rows: Iterable[tuple[str, Sequ
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(value)}</td>" for value in values)}</tr>'
         for name, values in rows
     )
-    return f'<div class="table" tabindex="0"><table><thead><tr><td></td>{head}</tr></thead><tbody>{told}</tbody></table></div>'
+    return scrollable(f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{told}</tbody></table>")
 
 
 def differences(stories: Sequence[Mapping[str, Any]]) -> str:
