@@ -42,7 +42,7 @@ def test_a_worker_tells_its_memory_and_then_its_processor_too(scraped: str) -> N
 def test_another_process_of_a_worker_begins_again(scraped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers({"worker-0": scraped})
     workers.ask()
-    monkeypatch.setattr(resources, "read_process", lambda _: (5.0, 0.1, 1.0))
+    monkeypatch.setattr(resources, "read_process", lambda _: [5.0, 0.1, 1.0, None, None])
     assert workers.ask() == {"worker-0": {"memory": 5}}
 
 

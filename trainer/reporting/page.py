@@ -416,11 +416,17 @@ def placement_section(story: Mapping[str, Any]) -> str:
 def tasks_section(story: Mapping[str, Any]) -> str:
     if not any(task["t"] for task in story["tasks"].values()):
         return ""
+    gpus = ""
+    if any("gpu" in task for task in story["tasks"].values()):
+        gpus = figure("gpu", "GPUs of each task", describe_tasks(story["tasks"], "gpu")) + figure(
+            "gpu_memory", "Memory on the GPUs of each task", describe_tasks(story["tasks"], "gpu_memory")
+        )
     return section(
-        "Memory and processor",
+        "Memory, processor and GPUs" if gpus else "Memory and processor",
         '<div class="figures">'
         + figure("memory", "Memory of each task", describe_tasks(story["tasks"], "memory"))
         + figure("processor", "Processor of each task", describe_tasks(story["tasks"], "processor"))
+        + gpus
         + "</div>",
         "tasks",
     )

@@ -534,6 +534,11 @@ def tell_tasks(tasks: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, An
             "processor": [finite(line.get("processor")) for line in kept],
             "cores": whole(lines[-1].get("cores")) if lines else None,
         }
+        if any("gpu" in line for line in kept):
+            told[task] |= {
+                "gpu": [finite(line.get("gpu")) for line in kept],
+                "gpu_memory": [whole(line.get("gpu_memory")) for line in kept],
+            }
     return told
 
 

@@ -320,9 +320,9 @@
   };
 
   const drawTasks = (what) => () => {
-    const unit = what === "memory"
-      ? unitOf(Math.max(...Object.values(one.tasks).flatMap((told) => told.memory)))
-      : { by: 1, name: "cores" };
+    const unit = what === "gpu" ? { by: 0.01, name: "%" } : what === "processor" ? { by: 1, name: "cores" }
+      : unitOf(Object.values(one.tasks).flatMap((told) => told[what] || []).reduce((most, each) => Math.max(most, each || 0), 0));
+    const tasks = Object.entries(one.tasks);
     const format = (value) => `${digits(value)} ${unit.name}`;
     return {
       animation: false, grid: { left: 8, right: 14, top: 32, bottom: 8, containLabel: true },
@@ -331,9 +331,9 @@
       yAxis: axisOfY({ min: 0, axisLabel: { color: colour("muted"), fontSize: 11, formatter: format } }),
       tooltip: tooltip({ trigger: "axis", formatter: (found) => tip(moment(found[0].axisValue), found.map((item) => `${item.seriesName}: ${format(item.value[1])}`)) }),
       dataZoom: overTime() ? zoom() : [],
-      series: Object.entries(one.tasks).map(([task, told], number) => ({
+      series: tasks.map(([task, told], number) => [task, told, number]).filter(([, told]) => told[what]).map(([task, told, number]) => ({
         name: task, type: "line", sampling: "lttb", symbolSize: 4, showSymbol: told.t.length <= 30, lineStyle: { width: 1.5 }, color: colour(`run-${number % 8}`),
-        data: told.t.map((t, at) => [t * 1000, told[what][at] / unit.by]),
+        data: told.t.map((t, at) => [t * 1000, told[what][at] === null ? null : told[what][at] / unit.by]),
       })),
     };
   };
@@ -363,7 +363,7 @@
   const makers = {
     overview: drawOverview,
     curve: (box) => drawCurve(box.dataset.name), time: drawTime, lanes: drawLanes, saves: drawSaves,
-    memory: () => drawTasks("memory"), processor: () => drawTasks("processor"),
+    memory: () => drawTasks("memory"), processor: () => drawTasks("processor"), gpu: () => drawTasks("gpu"), gpu_memory: () => drawTasks("gpu_memory"),
   };
   const draw = (figure) => {
     if (!figure.chart) {
