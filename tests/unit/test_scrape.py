@@ -43,7 +43,7 @@ def progress(tmp_path: Path) -> Iterator[Progress]:
     progress.close()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for what nvidia-smi says: there is no GPU."""
     monkeypatch.setattr(resources, "_gpu_use", GpuUse(0.5, 2**30))
@@ -95,6 +95,7 @@ def samples(told: Told) -> dict[tuple[str, ...], float]:
     return found
 
 
+@pytest.mark.usefixtures("_gpus")
 def test_each_metric_has_the_type_the_meaning_and_the_labels_of_the_table(progress: Progress) -> None:
     found = families(full(progress))
     for metric in METRICS.values():
