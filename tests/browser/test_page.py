@@ -150,7 +150,7 @@ def test_marks_under_the_mouse_say_what_and_where_and_for_how_long_and_what_it_c
     said = browser.wait(TIP)
     assert "parameter server lost" in said
     assert f"{event['task']} at {event['host']}" in said
-    assert re.search(r"lasted [\d.]+ s", said)
+    assert re.search(r"lasted [\d.]+ (s|min)", said)
     assert f"{cost:,} steps lost" in said
     assert event["message"] in said
 

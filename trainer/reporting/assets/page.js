@@ -22,6 +22,7 @@
   const digits = (value) => {
     if (typeof value !== "number") return text(value);
     if (Math.abs(value) >= 10000) return Math.round(value).toLocaleString("en");
+    if (value && Math.abs(value) < 0.001) return Number(value.toPrecision(4)).toExponential();
     return String(Number(value.toPrecision(4)));
   };
   const duration = (seconds) => {
@@ -144,13 +145,14 @@
   });
 
   const xOfMark = (mark) => (overTime() ? place(one, mark.t) : mark.step);
-  // The marks that stand near a place of a figure, as it is zoomed.
+  // The marks that stand near a place of a figure, as it is zoomed; faults first.
   const near = (chart, x) => {
     const pixel = chart.convertToPixel({ xAxisIndex: 0 }, x);
-    return one.marks.filter((mark) => {
+    const found = one.marks.filter((mark) => {
       const at = xOfMark(mark);
       return at !== null && Math.abs(chart.convertToPixel({ xAxisIndex: 0 }, at) - pixel) < 7;
     });
+    return found.sort((a, b) => (b.kind === "fault") - (a.kind === "fault") || a.t - b.t);
   };
   const KINDS_OF_MARK = { fault: ["triangle", 180], recovery: ["circle", 0], other: ["diamond", 0] };
   const markSeries = () => {
