@@ -36,7 +36,7 @@ def test_a_worker_tells_its_memory_and_then_its_processor_too(scraped: str) -> N
     end = time.process_time() + 0.3
     while time.process_time() < end:
         pass
-    assert 0.05 < workers.ask()["worker-0"]["processor"] < 64
+    assert 0 < workers.ask()["worker-0"]["processor"] < 64
 
 
 def test_another_process_of_a_worker_begins_again(scraped: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from trainer.cluster.member import State
 from trainer.config import Config
-from trainer.reporting import resources, scrape
+from trainer.reporting import metrics, scrape
 from trainer.reporting.events import FAULTS
 from trainer.reporting.goodput import KINDS
 from trainer.reporting.gpu_use import GpuUse
@@ -46,7 +46,7 @@ def progress(tmp_path: Path) -> Iterator[Progress]:
 @pytest.fixture
 def _gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for what nvidia-smi says: there is no GPU."""
-    monkeypatch.setattr(resources, "_gpu_use", GpuUse(0.5, 2**30))
+    monkeypatch.setattr(metrics, "gpu_use", lambda: GpuUse(0.5, 2**30))
 
 
 def full(progress: Progress) -> Told:
