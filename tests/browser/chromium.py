@@ -44,13 +44,14 @@ class Browser:
     def close(self) -> None:
         self.driver.quit()
 
-    def open(self, page: Path) -> None:
-        """Open a page, and wait until all its figures are drawn."""
+    def open(self, page: Path, *, drawn: bool = True) -> None:
+        """Open a page, and wait until all its figures are `drawn`."""
         self.driver.get("about:blank")
         for kind in ("browser", "performance"):
             self.driver.get_log(kind)  # what was before is forgotten
         self.driver.get(page.resolve().as_uri())
-        self.wait(DRAWN)
+        if drawn:
+            self.wait(DRAWN)
 
     def wait(self, script: str, *arguments: Any) -> Any:
         return WebDriverWait(self.driver, WAIT_SECONDS, poll_frequency=0.05).until(
