@@ -20,7 +20,7 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterS
 from trainer.cluster.spec import free_addresses
 from trainer.config import Config
 from trainer.failures import UserError
-from trainer.training.input import own_train_dataset, train_dataset_fn, worker_train_dataset
+from trainer.training.input import batch_size, own_train_dataset, train_dataset_fn, worker_train_dataset
 from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement
 from trainer.training.release_resources import Iterators
@@ -363,6 +363,24 @@ def mirrored() -> dict[str, Any]:
     return found
 
 
+def batch_sizes() -> dict[str, int | None]:
+    """What is known of the batches of pipelines that are traced."""
+    pipelines = {
+        "batch": lambda data: data.batch(4),
+        "remainder dropped": lambda data: data.batch(4, drop_remainder=True),
+        "padded": lambda data: data.padded_batch(4),
+        "batches of batches": lambda data: data.batch(2).batch(3),
+        "batches of one size twice": lambda data: data.batch(4).map(tf.identity).unbatch().batch(4),
+        "none": lambda data: data,
+    }
+    found = {}
+    for name, pipeline in pipelines.items():
+        with tf.Graph().as_default() as graph:
+            pipeline(tf.data.Dataset.range(16))
+            found[name] = batch_size(graph)
+    return found
+
+
 def start_servers() -> tuple[list[str], list[str]]:
     """Start two workers and two ps; returns their addresses."""
     addresses = free_addresses(4)
@@ -381,7 +399,7 @@ def resolve(workers: list[str], servers: list[str]) -> Any:
 
 
 def check() -> dict[str, Any]:
-    own = {"divided": divided(), "mirrored": mirrored()}
+    own = {"divided": divided(), "mirrored": mirrored(), "batch_sizes": batch_sizes()}
     workers, servers = start_servers()
     resolver = resolve(workers, servers)
     schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)

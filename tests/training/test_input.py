@@ -135,3 +135,14 @@ def test_file_sharding_of_data_without_files_is_refused(input_check: dict[str, A
 @pytest.mark.parametrize("sharding", ["program", "auto", "off"])
 def test_a_global_batch_is_divided_over_the_replicas_either_way(input_check: dict[str, Any], sharding: str) -> None:
     assert input_check["mirrored"][sharding] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
+def test_the_size_of_a_batch_is_known_where_there_is_one(input_check: dict[str, Any]) -> None:
+    assert input_check["batch_sizes"] == {
+        "batch": 4,
+        "remainder dropped": 4,
+        "padded": 4,
+        "batches of batches": None,
+        "batches of one size twice": None,
+        "none": None,
+    }

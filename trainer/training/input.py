@@ -254,13 +254,13 @@ def batch_size(graph: Any) -> int | None:
 
     A dataset's type has it only where the last batch, which may be smaller, is dropped.
     """
-    sizes = {
+    found = [
         None if operation.type in UNBATCHING else tf.get_static_value(operation.inputs[1])
         for operation in graph.get_operations()
         if operation.type in (*BATCHING, *UNBATCHING)
-    }
-    size = sizes.pop() if len(sizes) == 1 else None
-    return None if size is None else int(size)
+    ]
+    sizes = {None if size is None else int(size) for size in found}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def examples_in(batch: Any) -> tf.Tensor:
