@@ -36,7 +36,7 @@ PACKAGES = (
     "vagrant",
     "vagrant-lxc",
 )
-SECURITY_PACKAGES = ("iproute2", "nftables", "nmap", "util-linux")
+SECURITY_PACKAGES = ("iproute2", "nftables", "nmap", "tcpdump", "util-linux", "wireguard-go", "wireguard-tools")
 VM_PACKAGES = (
     "dnsmasq-base",
     "e2fsprogs",
