@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -66,6 +68,12 @@ def enter(wire: Wire, address: str, key: str = "") -> str:
     return wire.run("stranger", "wg", "pubkey", text=key).strip()
 
 
+def take(wire: Wire, address: str) -> None:
+    """Give the stranger an address of the tunnel outside of it."""
+    whole = [f"{address}/128", "nodad"] if ":" in address else [f"{address}/32"]
+    wire.run("stranger", "ip", "address", "add", *whole, "dev", "eth0")
+
+
 def test_a_capture_finds_what_is_said_without_the_tunnel_and_never_with_it(wire: Wire) -> None:
     def found(address: str) -> int:
         with wire.capture() as capture, wire.talk("gamma", "beta", 2300, address=address) as talk:
@@ -124,6 +132,7 @@ def test_a_key_speaks_for_its_own_address_alone(wire: Wire) -> None:
     wire.run("gamma", "ip", "route", "replace", f"{wire.inside('alpha')}/{bits}", "dev", INTERFACE, "src", other)
     assert wire.doors_inside("gamma", "alpha", [2300, 6006]) == set()
     wire.run("gamma", "ip", "route", "delete", f"{wire.inside('alpha')}/{bits}")
+    wire.run("gamma", "ip", "address", "delete", f"{other}/{bits}", "dev", INTERFACE)
     assert wire.doors_inside("gamma", "alpha", [2300, 6006]) == {2300, 6006}
 
 
@@ -133,7 +142,7 @@ def test_an_address_of_the_tunnel_counts_only_where_it_comes_through_it(wire: Wi
     took, target = wire.inside("gamma"), wire.inside("alpha")
     bits = 128 if ":" in took else 32
     router = wire.networks.address6("alpha") if ":" in took else wire.networks.address("alpha")
-    wire.run("stranger", "ip", "address", "add", f"{took}/{bits}", "dev", "eth0")
+    take(wire, took)
     try:
         wire.run("stranger", "ip", "route", "add", f"{target}/{bits}", "via", router, "dev", "eth0", "src", took)
         before = wire.dropped("alpha", "input")
@@ -150,19 +159,14 @@ def test_without_the_tunnel_nothing_leaves_by_the_default_route(wire: Wire) -> N
     family = "-6" if ":" in door[0] else "-4"
     router = wire.networks.address6("stranger") if ":" in door[0] else wire.networks.address("stranger")
     wire.stop("alpha")
-    wire.run("stranger", "ip", "address", "add", f"{door[0]}/{bits}", "dev", "eth0")
+    take(wire, door[0])
     wire.run("alpha", "ip", family, "route", "add", "default", "via", router)
-    listening = subprocess.Popen([*wire.networks.under("stranger"), "python3", "-m", "http.server", "2300"], stderr=-3)
     try:
-        deadline = time.monotonic() + 20
-        while wire.knock("alpha", [door])[door] != "open":
-            assert time.monotonic() < deadline, "the stranger answers while nothing is closed"
+        assert wire.knock("alpha", [door], seconds=5)[door] == "open"
         wire.close("alpha")
         assert wire.knock("alpha", [door])[door] == "silent"
         assert wire.dropped("alpha", "output") > 0
     finally:
-        listening.kill()
-        listening.wait()
         wire.run("alpha", "ip", family, "route", "delete", "default")
         wire.run("stranger", "ip", "address", "delete", f"{door[0]}/{bits}", "dev", "eth0")
 
@@ -193,7 +197,7 @@ def test_one_who_comes_is_let_in_without_a_gap(wire: Wire) -> None:
             assert wire.wire(host, "add") == "changed"
             assert wire.wire(host, "add") == ""
         time.sleep(1)
-    assert gap.seconds < 0.5
+    assert gap.seconds < 1
     with wire.talk_inside("gamma", "beta", 2300) as comer:
         assert float(comer.say()) < 1
 
@@ -221,7 +225,7 @@ def test_new_keys_leave_a_gap_of_less_than_a_second(wire: Wire) -> None:
         (wire.place(host) / "peers.conf.next").write_text(wire.rendered(host, after)["peers.conf"])
         assert wire.wire(host, "public") == before[host]
     with wire.asking("alpha", "beta") as gap, wire.talk_inside("gamma", "beta", 2300) as talk:
-        second = str(int(time.time()) + 4)
+        second = str(int(time.time()) + 6)
         for host in MEMBERS:
             wire.wire(host, "switch-at", second)
         while any(wire.try_wire(host, "met").returncode for host in MEMBERS):
@@ -243,10 +247,10 @@ def test_a_switch_at_a_second_that_is_over_is_refused(wire: Wire) -> None:
     assert "there is no next key" in wire.try_wire("beta", "switch-at", str(int(time.time()) + 5)).stderr
     wire.wire("beta", "new-key")
     (wire.place("beta") / "peers.conf.next").write_text(wire.rendered("beta", wire.keys)["peers.conf"])
-    for ahead in (-3, 0, 5000):
+    for ahead in (-3, 2, 5000):
         done = wire.try_wire("beta", "switch-at", str(int(time.time()) + ahead))
         assert done.returncode == 1
-        assert "seconds from now by this host's clock; expected 2 to 600" in done.stderr
+        assert "seconds from now by this host's clock; expected 4 to 600" in done.stderr
     assert "not in use yet" in wire.try_wire("beta", "met").stderr
 
 
@@ -261,16 +265,11 @@ def test_who_was_not_met_is_named(wire: Wire) -> None:
 def test_a_start_is_refused_without_the_interface_whatever_its_unit_says(wire: Wire) -> None:
     unit = wire.rendered("beta", wire.keys)["unit.conf"]
     assert f"ExecStartPre=+{wire.place('beta')}/psfleet-wireguard check" in unit.splitlines()
-    [pid] = [
-        pid
-        for pid in wire.run("beta", "ip", "netns", "pids", wire.networks.namespace("beta")).split()
-        if wire.run("beta", "cat", f"/proc/{pid}/comm").strip() == "wireguard-go"
-    ] or [""]
-    if pid:  # it dies, and nobody tells the unit
-        wire.run("beta", "kill", "-9", pid)
-        time.sleep(0.5)
+    if pid := wire.process("beta"):  # it dies, and nobody tells the unit
+        os.kill(pid, signal.SIGKILL)
     else:
         wire.run("beta", "ip", "link", "delete", INTERFACE)
+    time.sleep(0.5)
     done = wire.try_wire("beta", "check")
     assert done.returncode == 1
     assert f"there is no interface {INTERFACE}, whatever its unit says" in done.stderr

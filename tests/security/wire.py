@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,10 @@ class Wire(Hosts):
         address = self.address(host)
         return f"[{address}]:{PORT}" if ":" in address else f"{address}:{PORT}"
 
+    def listen(self) -> None:
+        super().listen()
+        self._start("stranger", [2300])  # as a member would
+
     # What the role does
 
     def build(self, *hosts: str) -> None:
@@ -195,7 +199,7 @@ class Wire(Hosts):
     def doors_inside(self, source: str, target: str, ports: Sequence[int]) -> set[int]:
         """Which of a member's ports a host can open through the tunnel."""
         address = self.inside(target)
-        found = self.knock(source, [(address, port) for port in ports])
+        found = self.knock(source, [(address, port) for port in ports], seconds=3)
         return {port for (_, port), how in found.items() if how == "open"}
 
     @contextmanager
@@ -244,6 +248,15 @@ class Wire(Hosts):
             finally:
                 asking.kill()
                 answering.kill()
+
+    def process(self, host: str) -> int:
+        """The process that is the host's tunnel; 0 where the kernel is."""
+        listed = subprocess.run(["ip", "netns", "pids", self.networks.namespace(host)], capture_output=True, text=True)
+        for pid in listed.stdout.split():
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "wireguard-go":
+                    return int(pid)
+        return 0
 
     def received(self, host: str, key: str) -> int:
         """How many bytes of WireGuard a host got from a peer."""
