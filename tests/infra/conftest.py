@@ -43,6 +43,7 @@ ORDER = [
     "test_encryption",
     "test_sweep",
     "test_training",
+    "test_monitoring",
 ]
 
 
