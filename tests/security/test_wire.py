@@ -68,10 +68,10 @@ def enter(wire: Wire, address: str, key: str = "") -> str:
     return wire.run("stranger", "wg", "pubkey", text=key).strip()
 
 
-def take(wire: Wire, address: str) -> None:
-    """Give the stranger an address of the tunnel outside of it."""
+def take(wire: Wire, host: str, address: str, link: str) -> None:
+    """Give a host an address of the tunnel that is another one's."""
     whole = [f"{address}/128", "nodad"] if ":" in address else [f"{address}/32"]
-    wire.run("stranger", "ip", "address", "add", *whole, "dev", "eth0")
+    wire.run(host, "ip", "address", "add", *whole, "dev", link)
 
 
 def test_a_capture_finds_what_is_said_without_the_tunnel_and_never_with_it(wire: Wire) -> None:
@@ -128,7 +128,7 @@ def test_a_key_speaks_for_its_own_address_alone(wire: Wire) -> None:
     other = wire.inside("store")
     bits = 128 if ":" in other else 32
     wire.stop("store")
-    wire.run("gamma", "ip", "address", "add", f"{other}/{bits}", "dev", INTERFACE)
+    take(wire, "gamma", other, INTERFACE)
     wire.run("gamma", "ip", "route", "replace", f"{wire.inside('alpha')}/{bits}", "dev", INTERFACE, "src", other)
     assert wire.doors_inside("gamma", "alpha", [2300, 6006]) == set()
     wire.run("gamma", "ip", "route", "delete", f"{wire.inside('alpha')}/{bits}")
@@ -142,7 +142,7 @@ def test_an_address_of_the_tunnel_counts_only_where_it_comes_through_it(wire: Wi
     took, target = wire.inside("gamma"), wire.inside("alpha")
     bits = 128 if ":" in took else 32
     router = wire.networks.address6("alpha") if ":" in took else wire.networks.address("alpha")
-    take(wire, took)
+    take(wire, "stranger", took, "eth0")
     try:
         wire.run("stranger", "ip", "route", "add", f"{target}/{bits}", "via", router, "dev", "eth0", "src", took)
         before = wire.dropped("alpha", "input")
@@ -159,7 +159,7 @@ def test_without_the_tunnel_nothing_leaves_by_the_default_route(wire: Wire) -> N
     family = "-6" if ":" in door[0] else "-4"
     router = wire.networks.address6("stranger") if ":" in door[0] else wire.networks.address("stranger")
     wire.stop("alpha")
-    take(wire, door[0])
+    take(wire, "stranger", door[0], "eth0")
     wire.run("alpha", "ip", family, "route", "add", "default", "via", router)
     try:
         assert wire.knock("alpha", [door], seconds=5)[door] == "open"
@@ -229,7 +229,7 @@ def test_new_keys_leave_a_gap_of_less_than_a_second(wire: Wire) -> None:
         for host in MEMBERS:
             wire.wire(host, "switch-at", second)
         while any(wire.try_wire(host, "met").returncode for host in MEMBERS):
-            assert time.time() < int(second) + 5
+            assert time.time() < int(second) + 30
             assert float(talk.say()) < 1
         time.sleep(2)
         assert float(talk.say()) < 1
