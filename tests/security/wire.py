@@ -30,11 +30,16 @@ while words[0].startswith("-"):
         second = float(value.removeprefix("@"))
 if os.fork() == 0:
     os.setsid()
+    with open(os.path.join(os.path.dirname(sys.argv[0]), "timers"), "a") as timers:
+        print(os.getpid(), file=timers)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
     time.sleep(max(0, second - time.time()))
     os.execv(words[0], words)
+"""
+SYSTEMCTL = """#!/bin/sh
+[ "$1 $2" = "stop psfleet-wireguard-switch.timer" ] && kill $(cat "$(dirname "$0")/timers")
 """
 ECHO = """
 import socket, sys
@@ -114,9 +119,9 @@ class Wire(Hosts):
         self.settings: dict[str, Any] = {}
         self._tools = directory / "tools"
         self._tools.mkdir()
-        run = self._tools / "systemd-run"
-        run.write_text(SYSTEMD_RUN)
-        run.chmod(0o755)
+        for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", SYSTEMCTL)):
+            (self._tools / name).write_text(text)
+            (self._tools / name).chmod(0o755)
 
     def hostvars(self) -> dict[str, dict[str, Any]]:
         found = super().hostvars()
