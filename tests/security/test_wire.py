@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -18,6 +20,27 @@ from tests.security.test_wall import PERMITTED
 from tests.security.wire import Wire
 
 PATTERN = "weights-of-the-model-" * 8
+SERVE = """
+import sys
+import tensorflow as tf
+server = tf.distribute.Server({"worker": [sys.argv[1]]}, job_name="worker", task_index=0)
+print("serving", flush=True)
+server.join()
+"""
+# A variable of another task, read again and again: as the weights of a ps.
+READ = """
+import sys
+import numpy as np
+import tensorflow as tf
+tf.config.experimental_connect_to_host(sys.argv[1], job_name="worker")
+with tf.device("/job:worker/task:0"):
+    kept = tf.Variable(np.full(64, 1.2345678, np.float32))
+for _ in range(50):
+    with tf.device("/job:localhost/task:0"):
+        assert (tf.identity(kept.read_value()).numpy() == np.float32(1.2345678)).all()
+print("read", flush=True)
+"""
+TENSOR = struct.pack("<f", 1.2345678) * 64
 GONE = GROUPS | {"worker": ["beta"]}  # without gamma
 
 
@@ -84,6 +107,28 @@ def test_a_capture_finds_what_is_said_without_the_tunnel_and_never_with_it(wire:
 
     assert found(wire.address("beta")) == 200  # there and back
     assert found(wire.inside("beta")) == 0
+
+
+def test_a_capture_finds_a_tensor_without_the_tunnel_and_never_with_it(wire: Wire) -> None:
+    pytest.importorskip("tensorflow")
+
+    def target(address: str) -> str:
+        return f"[{address}]:2500" if ":" in address else f"{address}:2500"
+
+    def found(address: str) -> int:
+        with wire.capture() as capture:
+            assert wire.run("alpha", sys.executable, "-c", READ, target(address)) == "read\n"
+        return capture.packets.count(TENSOR)
+
+    command = [*wire.networks.under("gamma"), sys.executable, "-c", SERVE, target(wire.inside("gamma"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        try:
+            assert serving.stdout
+            assert serving.stdout.readline() == "serving\n"
+            assert found(wire.address("gamma")) >= 50
+            assert found(wire.inside("gamma")) == 0
+        finally:
+            serving.kill()
 
 
 def test_members_reach_through_the_tunnel_what_the_table_permits(wire: Wire) -> None:
