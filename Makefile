@@ -133,7 +133,7 @@ test-security: venv  ## what a stranger reaches, with hosts in network namespace
 	cd $(@D) && apt-get download -qq prometheus prometheus-alertmanager prometheus-node-exporter && for package in *.deb; do dpkg-deb -x $$package .; done
 	@touch $@
 
-test-monitoring: venv .cache/monitoring/.made  ## the alerts and the dashboard, with Prometheus's own promtool (docs/observing.md)
+test-monitoring: venv-tf .cache/monitoring/.made  ## alerts and dashboard with promtool, and a watched training on this machine (docs/observing.md)
 	python -m pytest tests/monitoring
 
 lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's (LOCK=locks/mine: your own)

@@ -242,7 +242,7 @@ def test_one_who_comes_is_let_in_without_a_gap(wire: Wire) -> None:
             assert wire.wire(host, "add") == "changed"
             assert wire.wire(host, "add") == ""
         time.sleep(1)
-    assert gap.seconds < 1
+    assert gap.seconds < 2  # a session that was lost would take five
     with wire.talk_inside("gamma", "beta", 2300) as comer:
         assert float(comer.say()) < 1
 
