@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 import struct
@@ -209,7 +210,9 @@ def test_without_the_tunnel_nothing_leaves_by_the_default_route(wire: Wire) -> N
     try:
         assert wire.knock("alpha", [door], seconds=5)[door] == "open"
         wire.close("alpha")
-        assert wire.knock("alpha", [door])[door] == "silent"
+        with wire.capture() as capture:
+            assert wire.knock("alpha", [door])[door] == "silent"
+        assert ipaddress.ip_address(door[0]).packed not in capture.packets
         assert wire.dropped("alpha", "output") > 0
     finally:
         wire.run("alpha", "ip", family, "route", "delete", "default")
