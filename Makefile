@@ -87,7 +87,7 @@ infra: venv lab  ## tests of the hosts, over SSH
 	python -m pytest tests/infra -m "not slow"
 
 infra-slow: venv lab  ## tests of the hosts that repeat those of `make infra`, or take long
-	@$(PYTHON) -m lab packages nmap
+	@$(PYTHON) -m lab packages nmap tcpdump
 	ansible-playbook site.yml
 	python -m pytest tests/infra -m slow
 
