@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from axe_core_python.selenium import Axe
 from selenium.webdriver.common.by import By
 
 from tests.browser.chromium import Browser
+from trainer.reporting.page import render
+from trainer.reporting.story import read_story
 from trainer.run.directory import RunDirectory
 
 # The series of a figure as it is drawn: [{name, data}], by the figure's kind and name.
@@ -274,10 +277,25 @@ def test_a_page_of_a_long_night_has_all_of_it(browser: Browser, pages: dict[str,
     assert browser.run(PAINTED, "curve", "loss", "fault") > 100
 
 
+def test_gpus_are_drawn_where_there_are_any(browser: Browser, tmp_path: Path, night: RunDirectory) -> None:
+    """The use is a stand-in: the run was recorded without GPUs."""
+    shutil.copytree(night.path, tmp_path / "runs" / "night")
+    directory = RunDirectory(tmp_path, "night")
+    path = directory.tasks / "worker-0.jsonl"
+    lines = [{**line, "gpu": 0.75, "gpu_memory": 3 * 2**30} for line in records(path)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = tmp_path / "gpus.html"
+    page.write_text(render([read_story(directory)]), encoding="utf-8")
+    browser.open(page)
+    assert browser.complaints() == []
+    drawn = {kind: browser.run(SERIES, kind, "") for kind in ("gpu", "gpu_memory")}
+    assert [each["name"] for each in drawn["gpu"]] == ["worker-0"]
+    assert {y for _, y in drawn["gpu"][0]["data"]} == {75}
+    assert {y for _, y in drawn["gpu_memory"][0]["data"]} == {3}  # GiB
+
+
 def test_what_a_run_says_is_text_in_a_browser_too(browser: Browser, tmp_path: Path) -> None:
     from tests.unit.test_report_page import hostile_run
-    from trainer.reporting.page import render
-    from trainer.reporting.story import read_story
 
     page = tmp_path / "hostile.html"
     page.write_text(render([read_story(hostile_run(tmp_path))]), encoding="utf-8")
