@@ -36,6 +36,7 @@ PACKAGES = (
     "vagrant",
     "vagrant-lxc",
 )
+BROWSER_PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
 SECURITY_PACKAGES = ("iproute2", "nftables", "nmap", "tcpdump", "util-linux", "wireguard-go", "wireguard-tools")
 VM_PACKAGES = (
     "dnsmasq-base",
