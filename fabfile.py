@@ -359,6 +359,7 @@ def checkpoints(
         "run": "whose (default: the chosen run's); given more than once, these side by side",
         "out": "the file to write (default: report-<run>.html here)",
         "open": "show it in this machine's browser",
+        "json": "print JSON instead of a line",
         **_WHERE,
     },
 )
@@ -367,14 +368,14 @@ def report(
     run: list[str] | None = None,
     out: str | None = None,
     open: bool = False,
+    json: bool = False,
     inventory: str | None = None,
     ask_vault_pass: bool = False,
 ) -> None:
     """Write a run's page, one HTML file: curves, faults, members, checkpoints, and what to do next."""
-    with _cluster(context, inventory, ask_vault_pass) as cluster:
-        verbs.make_report(
-            cluster, verbs.Desk(), run or [], Path(out) if out else None, webbrowser.open if open else None
-        )
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        show = webbrowser.open if open else None
+        verbs.make_report(cluster, _desk(json), run or [], Path(out) if out else None, show, json)
 
 
 @task(

@@ -475,6 +475,7 @@ def make_report(
     runs: Sequence[str],
     out: Path | None = None,
     then: Callable[[str], object] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Write the page of the chosen run, or of these side by side, to a file here; `then` is given its URI."""
     for run in runs:
@@ -485,7 +486,11 @@ def make_report(
         place.write_text(made["html"], encoding="utf-8")
     except OSError as error:
         raise OperatorMistake(f"{place} can't be written ({error.strerror}): name another file with --out") from error
-    desk.say(f"{place}: {' and '.join(made['runs'])}, {place.stat().st_size / 1e6:.1f} MB, needs no server")
+    size = place.stat().st_size
+    if as_json:
+        desk.answer("report", {"runs": made["runs"], "report": str(place.resolve()), "size": size})
+    else:
+        desk.say(f"{place}: {' and '.join(made['runs'])}, {size / 1e6:.1f} MB, needs no server")
     if then is not None:
         then(place.resolve().as_uri())
 

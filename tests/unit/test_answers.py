@@ -194,6 +194,14 @@ def test_lists_and_an_export(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
         assert found[key]
 
 
+def test_a_page_that_was_written(hosts: fleet.Pretence, desk: verbs.Desk, tmp_path: Path) -> None:
+    hosts.report = Answer(json.dumps({"runs": ["digits"], "html": "<html>"}))
+    verbs.make_report(cluster_of(hosts), desk, [], tmp_path / "page.html", as_json=True)
+    found = answer_of(desk)
+    assert (found["verb"], found["runs"], found["size"]) == ("report", ["digits"], 6)
+    assert Path(found["report"]).read_text(encoding="utf-8") == "<html>"
+
+
 def test_each_line_of_a_journal_is_an_object(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
     verbs.show_logs(cluster_of(hosts), desk, None, None, follow=False)
     assert isinstance(desk.answers, io.StringIO)

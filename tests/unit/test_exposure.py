@@ -26,6 +26,8 @@ MOST = {
     "psfleet-firewall.service": ONE_SHOT,
     "psfleet-nvidia-devices.service": ONE_SHOT,
     "psfleet-remount.service": ONE_SHOT,
+    "psfleet-wireguard.service": ONE_SHOT,
+    "psfleet-gpu-metrics.service": TASK,
 }
 JOBS = ("chief", "ps", "worker", "evaluator", "dispatcher", "data")
 # Newer than the oldest systemd of a host, Ubuntu 22.04's 249: such a line would only be warned of, and defend nothing.
@@ -48,6 +50,8 @@ def render(path: Path, **values: Any) -> str:
         "tensorboard_listen_port": 6006,
         "__nfs_client_unit": "srv-trainer.mount",
         "trainer_settings": {"shared_dir": SHARED},
+        "node_exporter_gpu_number": 2,
+        **yaml.safe_load((ROOT / "roles/wireguard/vars/main.yml").read_text()),
     }
     return environment.from_string(path.read_text()).render(given | values)
 

@@ -73,6 +73,7 @@ class Pretence:
     begun: Answer = field(default_factory=lambda: Answer('{"begun": true, "made": true}'))
     sweep: dict[str, Any] | None = None
     exported: Answer = field(default_factory=Answer)
+    report: Answer = field(default_factory=Answer)
     settings: str = "5e77 -"
     running: dict[str, str] = field(default_factory=dict)  # by task name: the directory that its process runs in
     asked: list[list[str]] = field(default_factory=list)
@@ -128,6 +129,8 @@ class Pretence:
         if "-m trainer export" in script:
             self.done.append(script.rpartition(" -m ")[2])
             return self.exported
+        if "-m trainer report" in script:
+            return self.report
         if "-m trainer checkpoints" in script:
             return self.checkpoints
         if found := re.search("-m trainer begin .*(--run.*)", script):

@@ -261,7 +261,7 @@ def test_servers_that_see_no_record_are_ended_with_the_sweep_alone(
 
 def test_a_coordinator_without_a_sweep_ends_as_it_does(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record(Path(config.shared_dir) / "selection.json", {"run": "s-1"})
-    monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **more: USER_ERROR if not more else -1)
+    monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **more: -1 if "stopping" in more else USER_ERROR)
     assert train_point(apply_selection(config), CHIEF, Notifier()) == USER_ERROR
 
 
