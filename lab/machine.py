@@ -36,7 +36,7 @@ PACKAGES = (
     "vagrant",
     "vagrant-lxc",
 )
-SECURITY_PACKAGES = ("iproute2", "nftables", "nmap", "util-linux")
+SECURITY_PACKAGES = ("btrfs-progs", "iproute2", "nftables", "nmap", "util-linux")
 VM_PACKAGES = (
     "dnsmasq-base",
     "e2fsprogs",
