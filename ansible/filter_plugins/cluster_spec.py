@@ -61,8 +61,8 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         `{"cluster": {job: ["address:port", ...]}, "cluster_json": "...", "tasks": [{"name", "job", "index", "host",
         "address", "port", "server", "metrics_port"}], "by_host": {host: [task, ...]}, "hosts": [host, ...],
         "tensorboard": {host: {"address", "port"}}, "gpus": {host: {"count", "devices"}}, "vacant": [name, ...],
-        "sources_json": "...", "storage": {"path", "shared", "settings"}}`, and as `tensorboard` has it `prometheus`,
-        `alertmanager` and `node_exporter`.
+        "sources_json": "...", "scraped_json": "...", "storage": {"path", "shared", "settings"}}`, and as `tensorboard`
+        has it `prometheus`, `alertmanager` and `node_exporter`.
         `cluster` is what TF_CONFIG carries: the strategy's jobs and the data service's, one without tasks left out;
         `cluster_json` is the same as a line of text. `tasks` has the evaluator too, and `by_host` the same tasks host
         by host. A task's `port` is None where it listens on nothing; `server` says that it only serves: it waits for
@@ -71,7 +71,8 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         hosts of the group gpu each task has `cuda_visible_devices`. `hosts` are those of all jobs, with or without
         tasks. `vacant` names the members below a job's highest index that no host is. `sources_json` has the addresses
         from which each job's hosts send, and all hosts of the cluster under MEMBER, for the packet filter; with
-        encryption the addresses of all hosts outside the tunnel under ENDPOINT.
+        encryption the addresses of all hosts outside the tunnel under ENDPOINT. `scraped_json` says where each worker
+        is scraped, which the chief does as well; empty where nobody is.
         `storage` is `storage_of`'s.
 
     Raises:
@@ -118,12 +119,18 @@ def cluster_spec(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
         first = _metrics_port(host, hostvars[host], bool(groups.get("prometheus")))
         for slot, task in enumerate(own):
             task["metrics_port"] = first + slot if first else None
+    scraped = {
+        task["name"]: f"{_bracketed(task['address'])}:{task['metrics_port']}"
+        for task in tasks
+        if task["job"] == "worker" and task["metrics_port"] is not None
+    }
     gpus = {host: _host_gpus(host, hostvars[host]) for host in groups.get("gpu", ())}
     for host, found in gpus.items():
         _give_devices(host, found["devices"], by_host.get(host, []), strategy_of(groups, hostvars))
     return {
         "cluster": cluster,
         "cluster_json": _json(cluster),
+        "scraped_json": _json(scraped) if scraped else "",
         "tasks": tasks,
         "by_host": by_host,
         "hosts": list(dict.fromkeys(host for job in JOBS for host in groups.get(job, ()))),
@@ -270,7 +277,8 @@ def _site(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[st
 def host_tasks(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
     """Pick the tasks of one host, each with its TF_CONFIG as one line of JSON under `tf_config`.
 
-    `metrics` is where it is scraped, as `address:port`, instead of `metrics_port`; empty where it is not.
+    `metrics` is where it is scraped, as `address:port`, instead of `metrics_port`; empty where it is not. The chief has
+    the workers' in `metrics_of_workers`, as a line of JSON.
 
     Called for every host, so it takes care not to walk through all tasks: Ansible makes each element that a filter
     touches anew (0.2 s a call for 1,000 tasks).
@@ -279,7 +287,9 @@ def host_tasks(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
     for task in spec["by_host"].get(host, ()):
         given = {**task, "tf_config": tf_config(spec["cluster_json"], task["job"], task["index"])}
         port = given.pop("metrics_port")
-        tasks.append({**given, "metrics": "" if port is None else f"{_bracketed(task['address'])}:{port}"})
+        given["metrics"] = "" if port is None else f"{_bracketed(task['address'])}:{port}"
+        given["metrics_of_workers"] = spec["scraped_json"] if task["job"] == "chief" else ""
+        tasks.append(given)
     return tasks
 
 

@@ -92,11 +92,15 @@ def firewall_doors(
 
 
 def _monitoring_doors(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
-    """List what is scraped on a host, and the services that scrape and warn: they are reached by these hosts alone."""
+    """List what is scraped on a host, and the services that scrape and warn: they are reached by these hosts alone.
+
+    The chief asks the workers what they take of their machines, for the run's page.
+    """
     scrapers = ["prometheus"] if spec["prometheus"] else []
     doors = []
-    if scraped := [task["metrics_port"] for task in spec["by_host"].get(host, ()) if task["metrics_port"] is not None]:
-        doors.append(_door("metrics", scraped, sources=scrapers, users=[SCRAPER]))
+    if scraped := [task for task in spec["by_host"].get(host, ()) if task["metrics_port"] is not None]:
+        sources = [*scrapers, *(["chief"] if any(task["job"] == "worker" for task in scraped) else [])]
+        doors.append(_door("metrics", [task["metrics_port"] for task in scraped], sources=sources, users=[SCRAPER]))
     if host in spec["node_exporter"]:
         port = spec["node_exporter"][host]["port"]
         doors.append(_door("node_exporter", [port], sources=scrapers, users=[SCRAPER]))

@@ -206,12 +206,20 @@ def test_tasks_are_scraped_where_somebody_scrapes_in_the_order_of_the_spec():
     assert spec["prometheus"] == {"watch": {"address": hosts["watch"]["ansible_host"], "port": 9090}}
     assert spec["alertmanager"]["watch"]["port"] == 9093
     assert [task["metrics"] for task in host_tasks(spec, "head")] == ["10.0.3.10:2700", "10.0.3.10:2701"]
+    told = {task["name"]: task["metrics_of_workers"] for host in hosts for task in host_tasks(spec, host)}
+    assert json.loads(told.pop("chief-0")) == {
+        target["task"]: f"{target['address']}:{target['port']}"
+        for target in metrics_targets(spec)
+        if target["job"] == "worker"
+    }
+    assert set(told.values()) == {""}
 
 
 def test_no_task_listens_for_nobody():
     spec = cluster_spec(LAB, addresses(LAB))
     assert metrics_targets(spec) == []
     assert [task["metrics"] for task in host_tasks(spec, "head")] == ["", ""]
+    assert [task["metrics_of_workers"] for task in host_tasks(spec, "head")] == ["", ""]
     assert (spec["prometheus"], spec["alertmanager"], spec["node_exporter"]) == ({}, {}, {})
 
 

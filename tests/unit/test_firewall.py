@@ -106,7 +106,9 @@ def test_only_who_scrapes_comes_in_to_what_is_scraped() -> None:
     assert set(doors["store"]) == {"node_exporter", "nfs"}
     for host in hosts:
         for name in set(doors[host]) & {"metrics", "node_exporter", "prometheus", "alertmanager"}:
-            assert (doors[host][name]["sources"], doors[host][name]["guarded"]) == (["prometheus"], True)
+            more = ["chief"] if name == "metrics" and "worker" in doors[host] else []  # for the run's page
+            assert (doors[host][name]["sources"], doors[host][name]["guarded"]) == (["prometheus", *more], True)
+    assert {host for host in hosts if "chief" in doors[host].get("metrics", {"sources": []})["sources"]} != set()
     text = table(groups, hosts, "gamma", facts=FACTS | {"scraper_uid": 120})
     assert "tcp dport { 2700,2701 } ip saddr @prometheus4 accept" in lines(text)
     assert "oif lo tcp dport { 2700,2701 } meta skuid { 120 } accept" in lines(text)
@@ -119,7 +121,7 @@ def test_a_port_that_is_scraped_from_elsewhere_is_closed_until_it_is_opened() ->
     doors = {
         door["name"]: door for door in firewall_doors(cluster_spec(GROUPS, hosts), "gamma", GROUPS, hosts["gamma"])
     }
-    assert (doors["metrics"]["ports"], doors["metrics"]["sources"]) == ([2900, 2901], [])
+    assert (doors["metrics"]["ports"], doors["metrics"]["sources"]) == ([2900, 2901], ["chief"])
     assert "2900,2901" in sets_of_guarded(table(GROUPS, hosts, "gamma"))
 
 

@@ -1,23 +1,33 @@
-"""What this process takes of its machine, for the run's page: <run>/tasks/<task>.jsonl, each written by its own task.
+"""What each task takes of its machine, for the run's page: <run>/tasks/<task>.jsonl, a line now and then.
 
 {"t", "memory": bytes that are resident, "processor": cores in use since the line before, "cores": of the machine}
+
+A task writes its own. A worker on a host may write nothing: the coordinator asks it where it is scraped, and writes.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainer.reporting.events import append
 from trainer.reporting.history import thin_file
 from trainer.run.directory import RunDirectory
 
+log = logging.getLogger(__name__)
 FIRST_SECONDS, EVERY_SECONDS = 5.0, 60.0
 MOST_BYTES = 256 * 2**10
+WORKERS = "TRAINER_METRICS_OF_WORKERS"  # the coordinator's environment: {"worker-0": "address:port", ...}
+ANSWER_SECONDS = 2.0
+DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+AT_ONCE = 16
 
 
 def record_resources(task: str, directory: Callable[[], RunDirectory | None]) -> None:
@@ -27,18 +37,62 @@ def record_resources(task: str, directory: Callable[[], RunDirectory | None]) ->
 
 def _record(task: str, directory: Callable[[], RunDirectory | None]) -> None:
     used, since, pause = cpu_seconds(), time.monotonic(), FIRST_SECONDS
+    workers = Workers(json.loads(os.environ.get(WORKERS) or "{}"))
     while True:
         time.sleep(pause)
         before, began, used, since, pause = used, since, cpu_seconds(), time.monotonic(), EVERY_SECONDS
         run = directory()
-        if run is not None and run.path.is_dir():
-            write_line(run.tasks / f"{task}.jsonl", (used - before) / (since - began))
+        if run is None or not os.access(run.path, os.W_OK):
+            continue
+        processor = round((used - before) / (since - began), 3)
+        write_line(run.tasks / f"{task}.jsonl", {"memory": memory(), "processor": processor, "cores": os.cpu_count()})
+        for worker, taken in workers.ask().items():
+            write_line(run.tasks / f"{worker}.jsonl", taken)
 
 
-def write_line(path: Path, processor: float) -> None:
-    line = {"t": round(time.time(), 1), "memory": memory(), "processor": round(processor, 3), "cores": os.cpu_count()}
-    append(path, json.dumps(line, separators=(",", ":")))
+class Workers:
+    """The workers that are scraped at `addresses`, and the processor time that each had used when it was asked last."""
+
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        self._addresses = addresses
+        self._before: dict[str, tuple[float, float, float | None]] = {}
+
+    def ask(self) -> dict[str, dict[str, float]]:
+        """Return the memory of each that answers, and its `processor` where its process is that of the last time."""
+        if not self._addresses:
+            return {}
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="resources") as pool:
+            answers = dict(zip(self._addresses, pool.map(read_process, self._addresses.values()), strict=True))
+        taken: dict[str, dict[str, float]] = {}
+        for worker, (memory, used, started) in answers.items():
+            if memory is None or used is None:
+                continue
+            now = time.monotonic()
+            taken[worker] = {"memory": int(memory)}
+            before, since, of = self._before.get(worker, (used, now, None))
+            if of == started and now > since:
+                taken[worker]["processor"] = round((used - before) / (now - since), 3)
+            self._before[worker] = (used, now, started)
+        return taken
+
+
+def write_line(path: Path, taken: Mapping[str, float | None]) -> None:
+    append(path, json.dumps({"t": round(time.time(), 1), **taken}, separators=(",", ":")))
     thin_file(path, MOST_BYTES)
+
+
+def read_process(address: str) -> tuple[float | None, float | None, float | None]:
+    """Ask a task where it is scraped: bytes in memory, seconds of processor, when it started; None each if unknown."""
+    try:
+        with DIRECTLY.open(f"http://{address}/metrics", timeout=ANSWER_SECONDS) as answer:
+            lines = [line.split() for line in answer.read().decode().splitlines() if line.startswith("process_")]
+        known = {words[0]: float(words[1]) for words in lines if len(words) == 2}
+    except (OSError, ValueError) as error:
+        log.debug("%s does not say what it takes: %s", address, error)
+        return None, None, None
+    names = ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_start_time_seconds")
+    first, second, third = (known.get(name) for name in names)
+    return first, second, third
 
 
 def memory() -> int:
