@@ -1,6 +1,7 @@
 """What a task needs, what it must not have, and where it may write, tried from inside its sandbox; prints JSON.
 
-Runs on a host, by itself: `sandbox_probe.py needs|refused|writes [DIRECTORY...]`. Each attempt has "ok" or its error.
+Runs on a host, by itself: `sandbox_probe.py needs|refused`, `writes DIRECTORY...`, `opens FILE...`. Each attempt has
+"ok" or its error.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 CLONE_NEWUSER = 0x10000000
@@ -124,13 +126,18 @@ def write(directory: str) -> None:
     path.unlink()
 
 
+def look(device: str) -> None:
+    os.close(os.open(device, os.O_RDWR | os.O_NONBLOCK))
+
+
 def main() -> None:
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
-    what, *directories = sys.argv[1:]
+    what, *places = sys.argv[1:]
     attempts = {
         "needs": NEEDS,
         "refused": REFUSED,
-        "writes": {directory: (lambda directory=directory: write(directory)) for directory in directories},
+        "writes": {place: partial(write, place) for place in places},
+        "opens": {place: partial(look, place) for place in places},
     }[what]
     said = {}
     with contextlib.redirect_stdout(sys.stderr):

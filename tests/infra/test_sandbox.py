@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.hosts import wait_until
+from tests.hosts import ROOT, wait_until
 from tests.unit.test_exposure import MOST
 
 from .conftest import LONG_RUN, fab, play, wait_for_progress
@@ -128,6 +128,32 @@ def test_what_a_task_may_write_depends_on_its_job(lab, task):
     assert {place for place, what in said.items() if what == "ok"} == {f"{SHARED}/{each}" for each in wanted}
     without = outside(host, "writes", *directories, *OF_THE_HOST)
     assert {place for place, what in without.items() if what == "ok"} == set(directories)
+
+
+@pytest.fixture
+def device(lab):
+    """A device file that the kernel has a class for, as the driver makes one for each GPU: FUSE's, of class misc."""
+    path = "/dev/psfleet-probe"
+    with lab["worker-0"].sudo():
+        lab["worker-0"].run_expect([0], f"mknod --mode=0666 {path} c 10 229")
+        yield path
+        lab["worker-0"].run_expect([0], f"rm -rf {path} /var/cache/trainer-cuda /var/cache/private/trainer-cuda")
+
+
+def test_a_gpu_hosts_drop_in_opens_the_device_files_that_it_names_and_no_others(lab, device):
+    """Without a GPU: the kernel knows no class char-nvidia then, so another's stands in for it."""
+    drop_in = (ROOT / "roles/gpu/templates/psfleet-gpu.conf.j2").read_text().partition("\n")[2]
+    said = {
+        name: inside(lab["worker-0"], "worker-0", "opens", device, more=more)[device]
+        for name, more in {
+            "no GPUs": "",
+            "GPUs": drop_in,
+            "GPUs of another class": drop_in.replace("char-nvidia rw", "char-misc rw"),
+        }.items()
+    }
+    assert said.pop("GPUs of another class") == "ok"
+    assert said["no GPUs"].startswith(("PermissionError", "FileNotFoundError"))
+    assert said["GPUs"].startswith("PermissionError")
 
 
 ATTACK = """
