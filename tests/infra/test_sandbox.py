@@ -175,12 +175,16 @@ os._exit(0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "port", "writes"), [("worker-0", 2400, False), ("ps-0", 2300, True)])
-def test_a_graph_from_a_member_writes_what_the_servers_job_may(lab, truth, task, port, writes):
+@pytest.mark.parametrize(
+    ("source", "task", "port", "writes"),
+    [("head", "worker-0", 2400, False), ("worker-0", "ps-0", 2300, True), ("worker-0", "chief-0", 2222, True)],
+)
+def test_a_graph_from_a_member_writes_what_the_servers_job_may(lab, truth, source, task, port, writes):
     """A member that was taken over sends one: docs/security.md says what it gets."""
     other, wheel = f"{SHARED}/runs/planted/checkpoint", f"{SHARED}/wheels/planted.whl"
-    address = truth["_meta"]["hostvars"][task]["ansible_host"]
-    attacker = lab["head"]
+    name, _ = TASKS[task]
+    address = truth["_meta"]["hostvars"][name]["ansible_host"]
+    attacker = lab[source]
     with attacker.sudo():
         attacker.run_expect([0], f"install -d -o trainer -g trainer {SHARED}/runs/planted")
         put(attacker, "/run/psfleet-attack.py", ATTACK)
@@ -188,7 +192,7 @@ def test_a_graph_from_a_member_writes_what_the_servers_job_may(lab, truth, task,
             job = task.partition("-")[0]
             command = f"timeout 120 {PYTHON} /run/psfleet-attack.py {job} {address}:{port} {other} {wheel}"
             said = attacker.check_output(command)
-            assert f"read {task}" in said
+            assert f"read {name}" in said
             assert (f"wrote {other}" in said) == writes, said
             assert f"wrote {wheel}" not in said
             assert attacker.file(other).exists == writes
