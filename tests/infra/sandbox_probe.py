@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -130,23 +131,42 @@ def look(device: str) -> None:
     os.close(os.open(device, os.O_RDWR | os.O_NONBLOCK))
 
 
+def attempt(what: Callable[[], object]) -> str:
+    try:
+        what()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return "ok"
+
+
+def attempt_apart(what: Callable[[], object]) -> str:
+    """In a process of its own, which takes with it what it gained or gave up."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, attempt(what).encode())
+        os._exit(0)
+    os.close(write)
+    end_of(child)
+    with open(read) as said:
+        return said.read()
+
+
 def main() -> None:
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
     what, *places = sys.argv[1:]
-    attempts = {
-        "needs": NEEDS,
-        "refused": REFUSED,
-        "writes": {place: partial(write, place) for place in places},
-        "opens": {place: partial(look, place) for place in places},
-    }[what]
-    said = {}
     with contextlib.redirect_stdout(sys.stderr):
-        for name, attempt in attempts.items():
-            try:
-                attempt()
-                said[name] = "ok"
-            except Exception as error:
-                said[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        match what:
+            case "needs":
+                said = {name: attempt(need) for name, need in NEEDS.items()}
+            case "refused":
+                said = {name: attempt_apart(refused) for name, refused in REFUSED.items()}
+            case "writes":
+                said = {place: attempt(partial(write, place)) for place in places}
+            case "opens":
+                said = {place: attempt(partial(look, place)) for place in places}
+            case _:
+                sys.exit(f"{what!r} is none of needs, refused, writes, opens")
     print(json.dumps(said))
 
 
