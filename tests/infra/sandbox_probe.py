@@ -148,8 +148,10 @@ def attempt_apart(what: Callable[[], object]) -> str:
         os._exit(0)
     os.close(write)
     end_of(child)
-    with open(read) as said:
-        return said.read()
+    try:
+        return os.read(read, 4096).decode()
+    finally:
+        os.close(read)
 
 
 def main() -> None:
