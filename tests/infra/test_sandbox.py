@@ -133,7 +133,7 @@ def test_what_a_task_may_write_depends_on_its_job(lab, task):
 
 @pytest.fixture
 def device(lab):
-    """A device file that the kernel has a class for, as the driver makes one for each GPU: FUSE's, of class misc."""
+    """A device file that everybody may open, as the driver makes one for each GPU: FUSE's, which a lab host may use."""
     path = "/dev/psfleet-probe"
     with lab["worker-0"].sudo():
         lab["worker-0"].run_expect([0], f"mknod --mode=0666 {path} c 10 229")
@@ -142,17 +142,17 @@ def device(lab):
 
 
 def test_a_gpu_hosts_drop_in_opens_the_device_files_that_it_names_and_no_others(lab, device):
-    """Without a GPU: the kernel knows no class char-nvidia then, so another's stands in for it."""
+    """Without a GPU: the kernel knows no class char-nvidia then, so a device of the lab stands in for it."""
     drop_in = (ROOT / "roles/gpu/templates/psfleet-gpu.conf.j2").read_text().partition("\n")[2]
     said = {
         name: inside(lab["worker-0"], "worker-0", "opens", device, more=more)[device]
         for name, more in {
             "no GPUs": "",
             "GPUs": drop_in,
-            "GPUs of another class": drop_in.replace("char-nvidia rw", "char-misc rw"),
+            "GPUs with this file": drop_in.replace("char-nvidia rw", f"{device} rw"),
         }.items()
     }
-    assert said.pop("GPUs of another class") == "ok"
+    assert said.pop("GPUs with this file") == "ok"
     assert said["no GPUs"].startswith(("PermissionError", "FileNotFoundError"))
     assert said["GPUs"].startswith("PermissionError: [Errno 1]")  # the group's, not the file's mode
 
@@ -161,6 +161,7 @@ ATTACK = """
 import os, sys
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 import tensorflow as tf
+from tensorflow.python.eager import context
 job, target, *places = sys.argv[1:]
 tf.config.experimental_connect_to_host(target, job_name=job)
 with tf.device(f"/job:{job}/task:0"):
@@ -168,6 +169,7 @@ with tf.device(f"/job:{job}/task:0"):
     for place in places:
         try:
             tf.io.write_file(place, "planted")
+            context.async_wait()
             print("wrote", place, flush=True)
         except tf.errors.OpError as error:
             print("refused", place, error.message[:200], flush=True)
@@ -195,8 +197,9 @@ def test_a_graph_from_a_member_writes_what_the_servers_job_may(lab, truth, sourc
             said = attacker.check_output(command)
             assert f"read {name}" in said
             assert (f"wrote {other}" in said) == writes, said
-            assert f"wrote {wheel}" not in said
+            assert f"refused {wheel}" in said, said
             assert attacker.file(other).exists == writes
+            assert not attacker.file(wheel).exists
         finally:
             attacker.run_expect([0], f"rm -rf {SHARED}/runs/planted /run/psfleet-attack.py {wheel}")
     wait_for_progress(lab)
