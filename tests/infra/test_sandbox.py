@@ -173,6 +173,7 @@ with tf.device(f"/job:{job}/task:0"):
             print("wrote", place, flush=True)
         except tf.errors.OpError as error:
             print("refused", place, error.message[:200], flush=True)
+            context.context().clear_executor_errors()
 os._exit(0)
 """
 
