@@ -140,16 +140,16 @@ def attempt(what: Callable[[], object]) -> str:
 
 
 def attempt_apart(what: Callable[[], object]) -> str:
-    """In a process of its own, which takes with it what it gained or gave up."""
+    """In a process of its own, which takes with it what it gained or gave up, and may be ended for it."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.write(write, attempt(what).encode())
         os._exit(0)
     os.close(write)
-    end_of(child)
+    end = os.waitstatus_to_exitcode(end_of(child))
     try:
-        return os.read(read, 4096).decode()
+        return os.read(read, 4096).decode() or f"ended with {end}"
     finally:
         os.close(read)
 
@@ -160,7 +160,7 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         match what:
             case "needs":
-                said = {name: attempt(need) for name, need in NEEDS.items()}
+                said = {name: attempt_apart(need) for name, need in NEEDS.items()}
             case "refused":
                 said = {name: attempt_apart(refused) for name, refused in REFUSED.items()}
             case "writes":
