@@ -225,7 +225,7 @@ def test_what_passes_arrives_at_the_process(
             ansible_managed="",
         )
         (line,) = (line for line in unit.splitlines() if line.startswith("ExecStart="))
-        assert shlex.split(line)[1:4] == [
+        assert shlex.split(line)[3:6] == [
             f"--logdir={case['path']}/runs", f"--host={case['address']}", f"--port={case['port']}",
         ]  # fmt: skip
 

@@ -217,7 +217,7 @@
     return (chart) => ({
       animation: false, textStyle: { fontFamily: "system-ui, sans-serif" },
       aria: { enabled: false }, grid: { left: 8, right: 14, top: lines.length > 1 ? 32 : 14, bottom: 6, containLabel: true },
-      legend: { show: lines.length > 1, type: "scroll", top: 0, left: 0, itemWidth: 18, itemHeight: 8, textStyle: { color: colour("muted"), fontSize: 11 }, data: lines.map((line) => line.name) },
+      legend: { show: lines.length > 1, type: "scroll", top: 0, left: 0, itemWidth: 18, itemHeight: 13, textStyle: { color: colour("muted"), fontSize: 11 }, data: lines.map((line) => line.name) },
       xAxis: axisOfX(), yAxis: [axisOfY({ ...withMarks(log), ...(log ? { type: "log" } : {}) }), { show: false, axisLabel: { show: false }, min: 0, max: 1 }],
       tooltip: tooltip({
         trigger: "axis", axisPointer: { type: "line", lineStyle: { color: colour("muted") }, snap: false },
@@ -303,7 +303,7 @@
     const drawn = (index, by) => one.saves.filter((save) => save[index] !== null && at(save) !== null).map((save) => [at(save), save[index] / by]);
     return {
       animation: false, grid: { left: 8, right: 8, top: 32, bottom: 8, containLabel: true },
-      legend: { top: 0, left: 0, itemWidth: 14, itemHeight: 8, textStyle: { color: colour("muted"), fontSize: 11 } },
+      legend: { top: 0, left: 0, itemWidth: 14, itemHeight: 13, textStyle: { color: colour("muted"), fontSize: 11 } },
       xAxis: axisOfX(),
       yAxis: [
         axisOfY({ min: 0, axisLabel: { color: colour("muted"), fontSize: 11, formatter: (value) => `${digits(value)} s` } }),
@@ -328,7 +328,7 @@
     const format = (value) => `${digits(value)} ${unit.name}`;
     return {
       animation: false, grid: { left: 8, right: 14, top: 32, bottom: 8, containLabel: true },
-      legend: { type: "scroll", top: 0, left: 0, itemWidth: 14, itemHeight: 8, textStyle: { color: colour("muted"), fontSize: 11 } },
+      legend: { type: "scroll", top: 0, left: 0, itemWidth: 14, itemHeight: 13, textStyle: { color: colour("muted"), fontSize: 11 } },
       xAxis: { ...axisOfX(), type: "time", min: one.began * 1000, max: one.until * 1000 },
       yAxis: axisOfY({ min: 0, axisLabel: { color: colour("muted"), fontSize: 11, formatter: format } }),
       tooltip: tooltip({ trigger: "axis", formatter: (found) => tip(moment(found[0].axisValue), found.map((item) => `${item.seriesName}: ${format(item.value[1])}`)) }),
