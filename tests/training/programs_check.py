@@ -471,6 +471,69 @@ class Examples(keras.metrics.Metric):
         return self.count
 
 
+class Adapted(Program):
+    """Looks words up in a vocabulary and in buckets that layers have found in the data."""
+
+    def build_model(self):
+        words = next(iter(self.train_dataset(None).map(lambda words, _: words)))
+        names = keras.layers.StringLookup()
+        names.adapt(tf.strings.as_string(words))
+        buckets = keras.layers.Discretization(num_bins=4)
+        buckets.adapt(tf.cast(words, tf.float32))
+        given = keras.Input((2,), dtype=tf.int64)
+        name = keras.layers.Lambda(tf.strings.as_string)(given)
+        found = keras.layers.Embedding(names.vocabulary_size(), 4)(names(name))
+        bucket = keras.layers.Embedding(5, 4)(buckets(given))
+        joined = keras.layers.Flatten()(keras.layers.Concatenate()([found, bucket]))
+        self.model = keras.Model(given, keras.layers.Dense(1)(joined))
+        self.model.compile(keras.optimizers.Adam(0.05), "mse")
+        return self.model
+
+
+def adapted():
+    """Trained, restored on another number of ps, begun from its weights, and asked once it is exported."""
+    shared = PLACE / "adapted"
+    first = train(Adapted(), 40, workers=2, directory=shared, evaluation="inline")
+    result = train(Adapted(), 80, workers=2, ps=1, directory=shared, evaluation="inline")
+    weights_file = PLACE / "adapted.weights.h5"
+    Adapted().build_model().save_weights(weights_file)
+    begun = train(Adapted(), 20, workers=2, initial_weights=str(weights_file))
+    served = tf.saved_model.load(str(result.directory / "export")).signatures["serving_default"]
+    rows, target = next(iter(Adapted().train_dataset(None)))
+    told = next(iter(served(**dict.fromkeys(served.structured_input_signature[1], rows)).values()))
+    return {
+        "losses": [first.evaluation["loss"], result.evaluation["loss"]],
+        "served": float(tf.reduce_mean((told - target) ** 2)),
+        "begun": begun.step,
+    }
+
+
+class OwnLoss(Adversaries):
+    """Its `train_step` calls a loss object."""
+
+    def __init__(self, reduction):
+        self.reduction = reduction
+
+    def build_model(self):
+        loss = keras.losses.MeanSquaredError(reduction=self.reduction)
+
+        class Model(keras.Sequential):
+            def train_step(self, data):
+                with tf.GradientTape() as tape:
+                    each = loss(data[1], self(data[0], training=True))
+                    told = tf.reduce_mean(each)
+                self.optimizer.minimize(told, self.trainable_variables, tape=tape)
+                return {"loss": told}
+
+        self.model = Model([keras.layers.Dense(1, input_shape=(2,))])
+        self.model.compile(keras.optimizers.SGD(0.0001))
+        return self.model
+
+
+def own_loss():
+    return {reduction: tried(refused, program=OwnLoss(reduction)) for reduction in ("auto", "none")}
+
+
 def several():
     program = Several()
     result = train(program, 60, workers=2, evaluation="distributed", log_seconds=600.0)
@@ -567,6 +630,8 @@ def features():
         "two_optimizers": tried(two_optimizers),
         "weighted": tried(weighted),
         "several": tried(several),
+        "adapted": tried(adapted),
+        "own_loss": tried(own_loss),
         "regularized": tried(regularized),
     }
 

@@ -155,6 +155,19 @@ def test_weights_of_classes_count(features: dict[str, Any]) -> None:
     assert features["weighted"]["evaluation"]["accuracy"] == 1
 
 
+def test_layers_that_were_adapted_look_up_on_workers_and_are_restored_and_exported(features: dict[str, Any]) -> None:
+    adapted = features["adapted"]
+    before, after = adapted["losses"]
+    assert after < min(before, 0.05)
+    assert adapted["served"] < 0.05
+    assert adapted["begun"] == 20
+
+
+def test_a_loss_that_a_step_calls_itself_says_how_it_is_reduced(features: dict[str, Any]) -> None:
+    assert features["own_loss"]["none"] == "trained"
+    assert "Reduction.NONE" in features["own_loss"]["auto"]  # Keras's own words
+
+
 def test_several_inputs_outputs_and_losses_have_names(features: dict[str, Any]) -> None:
     several = features["several"]
     names = {"loss", "size_loss", "kind_loss", "size_examples", "kind_accuracy"}
