@@ -136,6 +136,10 @@ def test_two_optimizers_train_and_are_restored(features: dict[str, Any]) -> None
     assert gan["export"]
 
 
+def test_a_model_whose_call_takes_other_than_the_data_is_evaluated_and_exported(features: dict[str, Any]) -> None:
+    assert features["from_noise"] == {"evaluation": ["judges"], "made": [3, 2], "trained": True}
+
+
 def test_split_tables_train_in_bfloat16_and_are_restored_on_another_number_of_ps(features: dict[str, Any]) -> None:
     mixed = features["mixed"]
     first, exported, again, _ = mixed["shards"]
@@ -157,8 +161,7 @@ def test_weights_of_classes_count(features: dict[str, Any]) -> None:
 
 def test_layers_that_were_adapted_look_up_on_workers_and_are_restored_and_exported(features: dict[str, Any]) -> None:
     adapted = features["adapted"]
-    before, after = adapted["losses"]
-    assert after < min(before, 0.05)
+    assert max(adapted["losses"]) < 0.05
     assert adapted["served"] < 0.05
     assert adapted["begun"] == 20
 

@@ -24,7 +24,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
 from trainer.training import keras3
 from trainer.training.input import WHOLE
-from trainer.training.optimizers import of_optimizers
+from trainer.training.optimizers import of_optimizers, optimizers_of
 
 log = logging.getLogger(__name__)
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
@@ -108,7 +108,7 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
                 model.export(str(temporary))
     else:
         root = model
-        if not has_call(model):  # Keras would trace it
+        if not has_call(model) or not (is_keras3(model) or model.save_spec()):  # Keras would trace it
             root = tf.Module()
             root.kept = list(model.variables)
         tf.saved_model.save(root, str(temporary), signatures=signature(model))
@@ -124,14 +124,46 @@ def has_call(model: Any) -> bool:
 
 
 def ensure_built(model: Any, element_spec: Any) -> None:
-    """Build a model that only its first input builds, with symbols of what the data consists of."""
-    if getattr(model, "inputs", None) or not has_call(model):
-        return
+    """Build a model that only its first input builds, with symbols of what the data consists of.
+
+    What a train_step of its own calls is built by that, as in training: a generator is given noise, not the data.
+    """
     if is_keras3(model):
-        keras3.call_with_symbols(model, element_spec)
+        if has_call(model) and not getattr(model, "inputs", None):
+            keras3.call_with_symbols(model, element_spec)
+        return
+    steps = type(model).train_step is not tf.keras.Model.train_step and bool(unbuilt(model))
+    stepped = steps and is_built_by_its_step(model, element_spec)
+    if getattr(model, "inputs", None) or not has_call(model) or (stepped and model.save_spec()):
         return
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
-    model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
+    try:
+        model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
+    except Exception:
+        if not stepped:  # else its call takes something else than the data
+            raise
+
+
+def unbuilt(model: Any) -> list[Any]:
+    """Return the layers of a model, itself among them, that have no variables yet."""
+    layers = (one for one in (model, *model.submodules) if isinstance(one, tf.keras.layers.Layer))
+    return [layer for layer in layers if not layer.built and not isinstance(layer, tf.keras.metrics.Metric)]
+
+
+def is_built_by_its_step(model: Any, element_spec: Any) -> bool:
+    """Trace the model's train_step, in which no optimizer makes slots or trains; returns whether these data fit it."""
+    optimizers = [one for one in optimizers_of(model) if one is not None]
+    for optimizer in optimizers:
+        object.__setattr__(optimizer, "apply_gradients", lambda *_, kept=optimizer, **__: kept.iterations)
+    try:
+        tf.function(model.train_step).get_concrete_function(element_spec)
+    except Exception as error:  # of an evaluation, whose data may be others
+        log.debug("%s.train_step does not take %s: %s", type(model).__name__, element_spec, error)
+        return False
+    finally:
+        for optimizer in optimizers:
+            object.__delattr__(optimizer, "apply_gradients")
+    return True
 
 
 def bytes_of_checkpoint(directory: RunDirectory, step: int) -> int:
