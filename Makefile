@@ -14,7 +14,7 @@ COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-com
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
 .PHONY: help demo venv venv-tf packages lab site test local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
-  cloud test-driver test-security site-drills lock sbom advisories audit \
+  cloud test-driver test-security test-monitoring site-drills lock sbom advisories audit \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
 
 help:  ## list these targets
@@ -126,6 +126,16 @@ test-driver: venv packages  ## the NVIDIA driver's packages and its module's bui
 test-security: venv  ## what a stranger reaches, with hosts in network namespaces; needs root (docs/security.md)
 	@$(PYTHON) -m lab packages --security
 	python -m pytest tests/security
+
+# promtool, amtool and the node exporter of Debian's packages, which are unpacked and not installed.
+.cache/monitoring/.made:
+	@command -v apt-get >/dev/null || { echo "psfleet: promtool comes from Debian's package, and there is no apt-get here" >&2; exit 2; }
+	rm -rf $(@D) && mkdir -p $(@D)
+	cd $(@D) && apt-get download -qq prometheus prometheus-alertmanager prometheus-node-exporter && for package in *.deb; do dpkg-deb -x $$package .; done
+	@touch $@
+
+test-monitoring: venv-tf .cache/monitoring/.made  ## alerts and dashboard with promtool, and a watched training on this machine (docs/observing.md)
+	python -m pytest tests/monitoring
 
 lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's (LOCK=locks/mine: your own)
 	for minor in 3.10 3.11 3.12 3.13; do \

@@ -25,6 +25,7 @@ from fleet.gpu import check_gpus
 from fleet.inventory import load_inventory
 from fleet.journal import Chosen, read_time
 from fleet.live import watch_status
+from fleet.schema.problems import show
 from fleet.ssh import SshHosts
 from fleet.sweep import read_sweep_file
 from fleet.terminal import printable
@@ -103,8 +104,8 @@ def _desk(json: bool) -> verbs.Desk:
 # Invoke turns a number's text into one itself, and ends with a traceback where it can't: so flags are texts.
 def _whole(flag: str, text: str) -> int:
     """Return a flag's whole number, 1 or more."""
-    if not text.isascii() or not text.isdecimal() or not int(text):
-        raise Exit(f"--{flag} is {text!r}: expected a whole number of 1 or more, as in --{flag} 20", 2)
+    if not text.isascii() or not text.isdecimal() or len(text) > 4000 or not int(text):
+        raise Exit(f"--{flag} is {show(text)}: expected a whole number of 1 or more, as in --{flag} 20", 2)
     return int(text)
 
 
@@ -115,7 +116,7 @@ def _above_zero(flag: str, text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf:
-        raise Exit(f"--{flag} is {text!r}: expected a number greater than 0, as in --{flag} 1.5", 2)
+        raise Exit(f"--{flag} is {show(text)}: expected a number greater than 0, as in --{flag} 1.5", 2)
     return number
 
 

@@ -168,6 +168,9 @@ def play(inventory: Path, *playbooks: str) -> None:
 
 
 def run(command: list[str], environment: Mapping[str, str] | None = None) -> None:
+    environment = dict(os.environ if environment is None else environment)
+    # Ansible would compile the filters in the process of each host's task: twice the time, on no operator's machine.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(command, env=environment, text=True, capture_output=True)
     if done.returncode:
         sys.exit(f"bench/control: {' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr[-2000:]}")

@@ -13,12 +13,14 @@ from typing import Any
 
 from fleet.errors import OperatorMistake, first_line
 from fleet.schema.check import loose_problems
-from fleet.schema.formats import ROUTE_OPTIONS, control_file, ssh_options
+from fleet.schema.formats import ROUTE_OPTIONS, control_file, control_path, ssh_options
 from fleet.schema.problems import Problem, show, tell
 from fleet.schema.reading import VAULT_MEND, plain
 from fleet.schema.shapes import shape_problems
 from fleet.schema.sources import (
+    beside_problems,
     directories,
+    empty_problems,
     file_problems,
     range_problems,
     special_file_problems,
@@ -248,7 +250,8 @@ def read_source(
     # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = True
     source = _source(given, environment, settings.DEFAULT_HOST_LIST)
-    if absurd := [*special_file_problems([source]), *range_problems(source)]:
+    beside = beside_problems([source], ROOT) if lenient else ()  # a running cluster can be stopped all the same
+    if absurd := [*special_file_problems([source]), *empty_problems(source), *range_problems(source), *beside]:
         if lenient:
             return Source(source, {"all": []}, {}, absurd)
         raise OperatorMistake(tell(absurd))
@@ -325,12 +328,14 @@ def find_problems(source: Source) -> list[Problem]:
         if not source.problems:
             return [*found, *inventory_problems({}, {})]
         return [*found, *text_problems([source.name]), *loose_problems(tagged)]
-    return [
-        *found,
+    found += [
         *text_problems([source.name]),
         *file_problems([source.name], [str(group) for group in source.groups], source.variables),
         *inventory_problems(source.groups, tagged, ROOT),
     ]
+    if any("all" in (path.stem, path.parent.name) for path in (Path(str(each.file)) for each in source.problems)):
+        found = [each for each in found if not each.message.startswith(f"{each.variable} is missing")]  # it is there
+    return found
 
 
 def refuse_problems(inventory: Inventory) -> None:
@@ -376,7 +381,9 @@ def _with_source(source: str, problem: Problem) -> str:
 def _reason(file: str, reasons: Mapping[str, str], error: Exception) -> str:
     """What the plugins said that a file may be for: YAML's where it has its name, else also the one for INI files."""
     likely = ("yaml",) if Path(file).suffix in _YAML else ("ini", "yaml")
-    if reasons.get("yaml", "").startswith(_FOR_A_PLUGIN):
+    if "script" in reasons and os.access(file, os.X_OK):
+        likely = ("script",)
+    elif reasons.get("yaml", "").startswith(_FOR_A_PLUGIN):
         likely = ("auto",)  # which asks the plugin that the file names
     return "; ".join(f"{reasons[each]} (as {each})" for each in likely if each in reasons) or first_line(error)
 
@@ -387,9 +394,16 @@ def _unreadable(file: str, error: Exception) -> Problem:
     line = place.line + 1 if place is not None else None
     if line is None and (found := re.search(r":(\d+):\d+\b", str(error))):
         line = int(found[1])
-    secret = "vault" in str(error).lower()
-    mend = f" {VAULT_MEND}" if secret else ""
-    return Problem(f"can't be read: {first_line(error).rstrip('.')}.{mend}", file=file, line=line)
+    said = first_line(error).rstrip(".")
+    if "surrogates not allowed" in said:  # what Ansible makes of bytes that are no UTF-8
+        said, mend = "it is not UTF-8", "Save it as UTF-8, as with: iconv -f latin1 -t utf8"
+    elif "tag requires" in said:
+        mend = "Write !vault | and below it what ansible-vault encrypt_string printed"
+    elif "vault" in str(error).lower() or "decrypt" in said.lower():
+        mend = VAULT_MEND
+    else:
+        mend = "Mend it: the rest is looked at without what stands there"
+    return Problem(f"can't be read: {said}. {mend}", file=file, line=line)
 
 
 def _variables_of_files(source: str, loader: Any) -> dict[str, HostVariables]:
@@ -423,6 +437,12 @@ def _source(given: str | None, environment: Mapping[str, str], default: Sequence
         name, origin = environment["PSFLEET_INVENTORY"], "PSFLEET_INVENTORY"
     else:
         name, origin = default[0], "the default in ansible.cfg"
+    try:
+        control_path(name)
+    except ValueError as error:
+        raise OperatorMistake(
+            f"{origin} is {show(name)}: {error}; expected the path of an inventory, such as inventory/lab"
+        ) from error
     for base in (Path.cwd(), ROOT):
         path = control_file(base, name)
         if path.is_file() or path.is_dir():
@@ -431,7 +451,7 @@ def _source(given: str | None, environment: Mapping[str, str], default: Sequence
             raise OperatorMistake(f"{origin}: {path} is no regular file; expected the path of an inventory")
     known = sorted(f"inventory/{path.name}" for path in (ROOT / "inventory").glob("*") if path.is_dir())
     raise OperatorMistake(
-        f"{origin}: there is no inventory {name!r}. This checkout has: {', '.join(known) or 'none in inventory/'}"
+        f"{origin}: there is no inventory {show(name)}. This checkout has: {', '.join(known) or 'none in inventory/'}"
     )
 
 

@@ -13,11 +13,14 @@ from typing import Any
 
 from fleet.errors import OperatorMistake
 from fleet.inventory import Task
+from fleet.schema.problems import show
 
 FIELDS = "MESSAGE,UNIT,_SYSTEMD_UNIT,PRIORITY,PSFLEET_RUN,PSFLEET_STEP"
 # The supervisor and systemd speak of the end of a run's task after its last line.
 LAST_WORDS_SECONDS = 5
-_AGO = re.compile(r"(\d+)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)(\s+ago)?")
+# A host's clock may be ahead of this machine's.
+SLOW_CLOCK_SECONDS = 60
+_AGO = re.compile(r"([0-9]{1,12})\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)(\s+ago)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -51,23 +54,37 @@ EVERY_LINE = Chosen()
 def read_time(text: str, now: float | None = None) -> float:
     """Return the seconds since 1970 that `--since` names, by the clock and the time zone of this machine.
 
-    Raises OperatorMistake for what is none.
+    Raises OperatorMistake for what is none, and for a time that is still to come: no line is as new.
     """
     now = time.time() if now is None else now
+    found = _seconds_of(text, now)
+    if found is None or found < 0:
+        raise OperatorMistake(
+            f"--since is {show(text)}: expected a time such as '10 min', '2 h', '14:30', '2026-03-02' or "
+            "'2026-03-02 14:30'"
+        )
+    if found > now + SLOW_CLOCK_SECONDS:
+        here = datetime.fromtimestamp(now).strftime("%Y-%m-%d %H:%M")
+        raise OperatorMistake(
+            f"--since is {show(text)}: expected a time that has passed, and here it is {here}. Write the date before "
+            "a time of another day, as in '2026-03-02 14:30'"
+        )
+    return found
+
+
+def _seconds_of(text: str, now: float) -> float | None:
     if found := _AGO.fullmatch(text.strip().lower()):
         return now - int(found[1]) * _SECONDS[found[2][0]]
     today = datetime.fromtimestamp(now).strftime("%Y-%m-%d")
     for form, said in (("%Y-%m-%d %H:%M", f"{today} {text}"), ("%Y-%m-%d %H:%M:%S", f"{today} {text}")):
         try:
             return datetime.strptime(said.strip(), form).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError):
-        raise OperatorMistake(
-            f"--since is {text!r}: expected a time such as '10 min', '2 h', '14:30', '2026-03-02' or '2026-03-02 14:30'"
-        ) from None
+        return None
 
 
 def script(tasks: Sequence[Task], lines: int, chosen: Chosen = EVERY_LINE, follow: bool = False) -> str:

@@ -21,6 +21,8 @@ from fleet.plan import Plan, make_plan, render_plan
 from fleet.quorum import chosen_minimum, find_shortages
 from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_release, check_deeply, find_program, ship
 from fleet.run import Run
+from fleet.schema.formats import control_path
+from fleet.schema.problems import show
 from fleet.signals import undisturbed
 from fleet.sweep import is_same
 from fleet.tables import ProgressLine, put, render_duration
@@ -480,6 +482,8 @@ def make_report(
     """Write the page of the chosen run, or of these side by side, to a file here; `then` is given its URI."""
     for run in runs:
         decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
+    if out is not None:
+        _refuse_place(out)
     made = cluster.make_report(runs)
     place = out or Path(f"report-{'-'.join(made['runs'][:3])}.html")
     try:
@@ -493,6 +497,18 @@ def make_report(
         desk.say(f"{place}: {' and '.join(made['runs'])}, {size / 1e6:.1f} MB, needs no server")
     if then is not None:
         then(place.resolve().as_uri())
+
+
+def _refuse_place(out: Path) -> None:
+    """Raise OperatorMistake where no file can be written, before any host is asked."""
+    try:
+        control_path(str(out))
+        if out.is_dir() or not out.parent.is_dir():
+            raise ValueError(f"it is a directory, or {out.parent} is none")
+    except ValueError as error:
+        raise OperatorMistake(
+            f"--out is {show(str(out))}: {error}; expected a file to write, such as --out report.html"
+        ) from error
 
 
 def say_rows(

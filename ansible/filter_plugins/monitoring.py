@@ -16,7 +16,7 @@ def scrape_targets(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Returns:
         `[{"scrape", "target", "labels"}]`: the name of the scrape configuration, `address:port`, and the labels that
-        tell the target's series apart. A task's `job` is TensorFlow's, as in the metrics that it gives itself.
+        tell the target's series apart. A task's `job` is TensorFlow's, not the scrape configuration's.
     """
     tasks = [
         {

@@ -42,10 +42,10 @@ from wireguard import (  # noqa: E402
 from fleet.schema import check, formats  # noqa: E402
 from fleet.schema.control import control_file_problems  # noqa: E402
 from fleet.schema.definition import definition  # noqa: E402
-from fleet.schema.problems import Problem, name_hosts, name_some, tell  # noqa: E402
+from fleet.schema.problems import Problem, name_hosts, name_some, show, tell  # noqa: E402
 from fleet.schema.reading import Reading, read  # noqa: E402
 from fleet.schema.shapes import shape_problems  # noqa: E402
-from fleet.schema.sources import file_problems, special_file_problems  # noqa: E402
+from fleet.schema.sources import beside_problems, file_problems, range_problems, special_file_problems  # noqa: E402
 from fleet.schema.texts import text_problems, unread_problems  # noqa: E402
 from trainer.config import STRATEGIES, Config  # noqa: E402
 
@@ -71,6 +71,8 @@ def preflight_problems(
     paths = list(map(str, sources))
     files = [
         *special_file_problems(paths),
+        *(beside_problems(paths, root) if root else ()),
+        *(problem for path in paths for problem in range_problems(path)),
         *unread_problems(paths),
         *shape_problems(paths),
         *text_problems(paths),
@@ -124,6 +126,8 @@ def _cluster_problems(reading: Reading) -> Iterator[Problem]:
     if is_encrypted(reading.values[chief]):
         yield from _tunnel_problems(reading)
     yield from _connection_problems(reading)
+    yield from _notify_problems(reading)
+    yield from _alert_problems(reading)
     yield from _nfs_port_problems(reading)
     yield from _minimum_problems(reading)
     if too_many := _task_problem(reading):
@@ -192,8 +196,24 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
     vacant = ", ".join(cluster_spec(groups, hostvars)["vacant"]) if numbered else ""
     if vacant:
         notes.append(f"no host is {vacant}: the training goes on without, until a new machine has that index")
+    notes += _idle_notes(groups, hostvars)
     notes += _webhook_notes(run_settings(groups, hostvars), groups["chief"][0], hostvars)
     return notes
+
+
+def _idle_notes(groups: Groups, hostvars: HostVars) -> Iterator[str]:
+    """Say which settings do nothing, since the switch that they belong to is off."""
+    chief = hostvars[groups["chief"][0]]
+    tunnel = next((name for name in chief if str(name).startswith("wireguard_")), None)
+    if tunnel and not is_encrypted(chief):
+        yield f"{tunnel} is set, and nothing is encrypted: that takes cluster_encryption: true"
+    tellers = groups.get("alertmanager", ())
+    if tellers and not groups.get("prometheus"):
+        yield "group alertmanager has a host, and group prometheus has none, which would tell it of anything"
+    elif tellers and not any(hostvars[host].get("alertmanager_receivers") for host in tellers):
+        yield "alertmanager_receivers is empty: Alertmanager shows the alerts, and sends them to nobody"
+    elif not tellers and "alertmanager_receivers" in chief:
+        yield "alertmanager_receivers is set, and group alertmanager is empty: nobody is told of alerts"
 
 
 def _webhook_notes(settings: Mapping[str, Any], chief: str, hostvars: HostVars) -> Iterator[str]:
@@ -510,6 +530,63 @@ def _connection_problems(reading: Reading) -> Iterator[Problem]:
             "local",
             *reading.place(local[0], "ansible_connection"),
         )
+
+
+def _notify_problems(reading: Reading) -> Iterator[Problem]:
+    """Refuse a notification that would never go out: a secret that nobody has, a program that the unit hides."""
+    chief = check.reference_host(reading.groups)
+    values, places = reading.values[chief or ""], reading.places[chief or ""]
+    run, secrets = values.get("trainer_run"), values.get("trainer_secrets", {})
+    if not isinstance(run, dict) or ("trainer_secrets" in places and "trainer_secrets" not in values):
+        return
+    name, command = run.get("notify_webhook_secret"), run.get("notify_command")
+    if isinstance(name, str) and name and name not in secrets:
+        has = f"has {name_some(secrets)}" if secrets else "is empty"
+        yield Problem(
+            f"trainer_run: notify_webhook_secret is {show(name)}, and trainer_secrets {has}; expected the name of one "
+            "of these, whose text is the webhook's address. Otherwise nobody would be notified",
+            (str(chief),),
+            "trainer_run.notify_webhook_secret",
+            show(name),
+            *reading.parts.get("notify_webhook_secret", (None, None)),
+        )
+    hidden = [tree for tree in formats.HIDDEN_TREES if isinstance(command, str) and command.startswith(f"{tree}/")]
+    if hidden:
+        yield Problem(
+            f"trainer_run: notify_command is {show(command)}, and the tasks' units have no access to {hidden[0]}; "
+            "expected a program elsewhere on the chief's host, such as /usr/local/bin/notify",
+            (str(chief),),
+            "trainer_run.notify_command",
+            show(command),
+            *reading.parts.get("notify_command", (None, None)),
+        )
+
+
+def _alert_problems(reading: Reading) -> Iterator[Problem]:
+    """Refuse what Alertmanager would not take: its own message is not shown, since a receiver has its password."""
+    said: dict[str, list[str]] = {}
+    for host in reading.groups.get("alertmanager", ()):
+        values = reading.values[host]
+        names = [each["name"] for each in values.get("alertmanager_receivers", ())]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            text = f"alertmanager_receivers has {show(twice)} twice; expected one receiver of each name"
+            said.setdefault(text, []).append(host)
+        for name in _receivers_of(values.get("alertmanager_routes", ())):
+            if name not in names:
+                known = f"the receivers are {name_some(names)}" if names else "alertmanager_receivers is empty"
+                text = f"alertmanager_routes names the receiver {show(name)}, and {known}; expected one of them"
+                said.setdefault(text, []).append(host)
+    for text, hosts in said.items():
+        place = reading.place(hosts[0], text.partition(" ")[0])
+        yield Problem(f"{name_hosts(hosts)}: {text}", tuple(hosts), text.partition(" ")[0], None, *place)
+
+
+def _receivers_of(routes: object) -> Iterator[str]:
+    for route in routes if isinstance(routes, list) else ():
+        if isinstance(route, dict):
+            if isinstance(route.get("receiver"), str):
+                yield route["receiver"]
+            yield from _receivers_of(route.get("routes"))
 
 
 def _minimum_problems(reading: Reading) -> Iterator[Problem]:

@@ -217,6 +217,8 @@ def control_path(text: str) -> str:
         raise ValueError("it has blanks at an end")
     if len(text) > 4000:
         raise ValueError("it is longer than 4000 characters")
+    if any(len(part.encode()) > 255 for part in text.split("/")):
+        raise ValueError("a part of it is longer than 255 bytes, and no file has such a name")
     return text
 
 
@@ -241,7 +243,8 @@ def network(text: str) -> str:
 def tunnel_network(text: str) -> str:
     """Return a network of private addresses with room for hosts."""
     found = ipaddress.ip_network(network(text))
-    if not found.is_private or found.is_loopback or found.is_link_local or found.is_multicast:
+    unusable = found.is_loopback or found.is_link_local or found.is_multicast or found.is_reserved
+    if not found.is_private or unusable or str(found).startswith("0."):
         raise ValueError("it is no private network, so its addresses belong to others")
     if found.max_prefixlen - found.prefixlen < 2:
         raise ValueError("it has no room for hosts")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import yaml
 
 from fleet.schema.problems import Problem, show
-from fleet.schema.sources import VARIABLE_SUFFIXES
+from fleet.schema.sources import VARIABLE_SUFFIXES, directories, variable_files
 from fleet.schema.texts import GROUP_KEYS, compose_any, entries, group_bodies, hosts_files
 
 _TAG = "tag:yaml.org,2002:"
@@ -16,7 +16,16 @@ _EXAMPLES = {"hosts": "worker-0: {ansible_host: 10.0.3.31}", "children": "worker
 
 
 def shape_problems(sources: Sequence[str]) -> Iterator[Problem]:
-    """Refuse files of hosts of which Ansible's plugin takes a part and then fails, or skips a group with a warning."""
+    """Refuse files of hosts of which Ansible's plugin takes a part and then fails, or skips a group with a warning, and
+    files of variables that have none."""
+    for directory in directories(sources):
+        for kind in ("group_vars", "host_vars"):
+            for entry in variable_files(directory / kind):
+                for file in [entry] if entry.is_file() else sorted(entry.rglob("*")):
+                    root = compose_any(file)
+                    if root is not None and not _is_mapping(root):
+                        text = f"this is {_kind(root)}; expected variables by name, such as worker_tasks: 2"
+                        yield Problem(text, file=str(file), line=root.start_mark.line + 1)
     for file in hosts_files(sources):
         # Without a suffix it may be an INI file.
         root = compose_any(file) if file.suffix in VARIABLE_SUFFIXES[1:] else None

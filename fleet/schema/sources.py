@@ -18,7 +18,7 @@ ASIDE_SUFFIXES = (
     *(".bak", ".backup", ".dist", ".disabled", ".example", ".md", ".off", ".old", ".orig", ".rej", ".retry", ".rst"),
     *(".sample", ".save", ".swp"),
 )
-_RANGE = re.compile(r"\[([0-9]{1,40}):([0-9]{1,40})(?::([0-9]{1,40}))?\]")
+_RANGE = re.compile(r"\[([0-9]{1,40}):([0-9]{1,40})(?::(-?[0-9]{1,40}))?\]")
 _MOST_BYTES = 5_000_000
 
 
@@ -117,8 +117,35 @@ def variable_files(directory: Path) -> list[Path]:
     ]
 
 
+def beside_problems(sources: Sequence[str], root: Path) -> Iterator[Problem]:
+    """Refuse variables beside the playbooks: each playbook reads those of its own directory, and fab others."""
+    beside = [path.resolve() for path in directories(sources)]
+    for directory in (root, root / "ansible"):
+        for path in (directory / "group_vars", directory / "host_vars"):
+            if variable_files(path) and directory.resolve() not in beside:
+                text = (
+                    "variables beside the playbooks count for some playbooks and not for others; expected them beside"
+                )
+                where = f"{beside[0]}/{path.name}" if beside else "a file of hosts"
+                yield Problem(f"{text} the inventory. Move them to {where}", file=str(path))
+
+
+def empty_problems(source: str) -> Iterator[Problem]:
+    """Refuse a directory in which Ansible looks for hosts and finds no file."""
+    path = Path(source)
+    if path.is_dir() and not any(is_for_hosts(each) for each in path.iterdir()):
+        text = "this directory has no file of hosts; expected one, such as hosts.yml"
+        yield Problem(f"{text}. Write it, or name another directory", file=source)
+
+
+def is_for_hosts(path: Path) -> bool:
+    """Whether an entry of an inventory's directory is meant for hosts, and not for variables."""
+    return not path.name.startswith(".") and not ("var" in path.name.lower() and path.is_dir())
+
+
 def range_problems(source: str) -> Iterator[Problem]:
-    """Refuse a range of hosts that Ansible would make without end: it does so before anybody can look."""
+    """Refuse a range of hosts that Ansible would make without end: it does so before anybody can look. One that runs
+    backwards is none at all to it, and it says nothing."""
     path = Path(source)
     files = [path] if path.is_file() else sorted(each for each in path.glob("*") if each.is_file())
     for file in files:
@@ -129,6 +156,9 @@ def range_problems(source: str) -> Iterator[Problem]:
         for number, line in enumerate(content.splitlines(), start=1):
             hosts = 1
             for first, last, step in _RANGE.findall(line.partition("#")[0]):
+                if int(last) < int(first) or int(step or 1) < 1:
+                    text = f"{show(line.strip())} stands for no host; expected the lower number first"
+                    yield Problem(f"{text}, as in [{last}:{first}]", file=str(file), line=number)
                 hosts *= max(1, (int(last) - int(first)) // max(1, int(step or 1)) + 1)
             if hosts > MAX_HOSTS:
                 text = f"{show(line.strip())} stands for {show(hosts)} hosts; expected {MAX_HOSTS:,} at most"

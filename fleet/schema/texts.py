@@ -6,15 +6,15 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from fleet.schema.definition import definition
 from fleet.schema.problems import Problem, show
-from fleet.schema.sources import VARIABLE_SUFFIXES, directories, variable_files
+from fleet.schema.sources import VARIABLE_SUFFIXES, directories, is_for_hosts, variable_files
 from trainer.parameters import plain_number
 
 GROUP_KEYS = ("hosts", "children", "vars")
@@ -26,14 +26,20 @@ _TEXT_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,3}")
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
+Value = tuple[str, str, int, list[str]]  # a host's variable: host, name, line, and what stands there
+
+
 def text_problems(sources: Sequence[str]) -> Iterator[Problem]:
     """Look at the files of hosts, and at those of variables beside them. What is no YAML is for Ansible to refuse."""
+    first: dict[tuple[str, str], tuple[Path, int, list[str]]] = {}
     for file in hosts_files(sources):
         root = _compose(file)
         if root and not any(key == "plugin" for key, _, _ in entries(root)):
             yield from _group_problems(root, file)
-            yield from _contradictions(root, file)
+            yield from _contradictions(_yaml_values(root), file, first)
             yield from _number_and_key_problems(root, file)
+        elif root is None:
+            yield from _contradictions(_ini_values(file), file, first)
     for directory in directories(sources):
         for entry in [*variable_files(directory / "group_vars"), *variable_files(directory / "host_vars")]:
             for file in [entry] if entry.is_file() else sorted(entry.rglob("*")):
@@ -58,7 +64,16 @@ def unread_problems(sources: Sequence[str]) -> Iterator[Problem]:
 def hosts_files(sources: Sequence[str]) -> list[Path]:
     """List the files in which an inventory's sources may have hosts."""
     paths = [Path(source) for source in sources if "," not in source]
-    return [file for path in paths for file in (sorted(path.glob("*")) if path.is_dir() else [path])]
+    return [file for path in paths for file in (_files_below(path) if path.is_dir() else [path])]
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    """The files in the order in which Ansible reads them, directories' files too."""
+    for path in sorted(directory.iterdir()):
+        if is_for_hosts(path) and path.is_dir() and not path.is_symlink():
+            yield from _files_below(path)
+        elif is_for_hosts(path):
+            yield path
 
 
 def _compose(file: Path) -> yaml.MappingNode | None:
@@ -131,18 +146,44 @@ def _group_problems(root: yaml.Node, file: Path) -> Iterator[Problem]:
                 yield Problem(f"{text}children or vars. {mend}", file=str(file), line=line)
 
 
-def _contradictions(root: yaml.Node, file: Path) -> Iterator[Problem]:
-    """Refuse two values of one host's variable in a file: the host has one, whatever group it stands in."""
-    first: dict[tuple[str, str], tuple[int, Any]] = {}
+def _contradictions(
+    values: Iterable[Value], file: Path, first: dict[tuple[str, str], tuple[Path, int, list[str]]]
+) -> Iterator[Problem]:
+    """Refuse two values of one host's variable: the host has one, whatever group or file it stands in."""
+    for host, name, line, said in values:
+        place, before, other = first.setdefault((host, name), (file, line, said))
+        if other != said and _is_ours(name):
+            where = f"in line {before}" if place == file else f"in {place}:{before}"
+            text = f"host {show(host)} has {name} here and with another value {where}, and one of them is lost"
+            text = f"{text}; expected one value for one host. Take one of the two away"
+            yield Problem(text, (host,), name, None, str(file), line)
+
+
+def _yaml_values(root: yaml.Node) -> Iterator[Value]:
     bodies = [content for _, body in group_bodies(root) for key, _, content in entries(body) if key == "hosts"]
     for host, _, variables in [each for hosts in bodies for each in entries(hosts)]:
         for name, (line, value) in {name: (line, value) for name, line, value in entries(variables)}.items():
-            said = [(each.tag, each.value) for each in _all_nodes(value) if isinstance(each, yaml.ScalarNode)]
-            before, other = first.setdefault((host, name), (line, said))
-            if other != said and _is_ours(name):
-                text = f"host {show(host)} has {name} here and with another value in line {before}, and one of them "
-                text = f"{text}is lost; expected one value for one host. Take one of the two away"
-                yield Problem(text, (host,), name, None, str(file), line)
+            yield host, name, line, [str(each.value) for each in _all_nodes(value) if isinstance(each, yaml.ScalarNode)]
+
+
+def _ini_values(file: Path) -> Iterator[Value]:
+    """The variables on hosts' lines of an INI file. What Ansible can't read of it is for Ansible to refuse."""
+    if file.suffix not in ("", ".ini") or not file.is_file() or file.stat().st_size > _MOST_BYTES:
+        return
+    section = ""
+    content = file.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate([] if content.startswith("#!") else content.splitlines(), start=1):
+        if line.startswith("["):
+            section = line
+        if line.startswith("[") or ":" in section:
+            continue
+        try:
+            host, *words = shlex.split(line, comments=True) or [""]
+        except ValueError:
+            continue
+        for name, equals, value in [word.partition("=") for word in words]:
+            if equals:
+                yield host, name, number, [value]
 
 
 def _nesting_problems(root: yaml.Node, file: Path) -> Iterator[Problem]:

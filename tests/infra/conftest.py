@@ -42,6 +42,7 @@ ORDER = [
     "test_local_run_dir",
     "test_sweep",
     "test_training",
+    "test_monitoring",
 ]
 
 

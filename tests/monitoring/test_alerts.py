@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.monitoring.tools import ROOT, rendered, run
+from tests.monitoring.tools import ROOT, defaults, rendered, run
+from trainer.config import Config
 
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
 OBSERVING = ROOT / "docs" / "observing.md"
+SCHEMA = ROOT / "fleet" / "schema" / "inventory.yml"
 
 
 def rules(**settings: Any) -> dict[str, Any]:
@@ -114,3 +117,32 @@ def test_an_alert_says_what_to_do_and_where_more_stands(name: str) -> None:
     for text in rule["annotations"].values():
         for sentence in re.split(r"(?<=[.!?]) ", text):
             assert len(sentence.split()) <= 30, sentence
+
+
+def test_the_page_has_the_alerts_with_their_thresholds() -> None:
+    row = re.compile(r"^\| \[`(Psfleet\w+)`\]\(#(\w+)\) \| (.*?) \| (.*?) \| (?:`(\w+)`)? ?\| (\w+) \|$", re.MULTILINE)
+    listed = {
+        name: (anchor, says, after, setting, severity)
+        for name, anchor, says, after, setting, severity in row.findall(OBSERVING.read_text())
+    }
+    texts = (ROOT / "roles" / "prometheus" / "templates" / "alerts.yml.j2").read_text().split("- alert: ")[1:]
+    assert list(listed) == [text.split()[0] for text in texts]
+    values = defaults("prometheus")
+    for text in texts:
+        name = text.split()[0]
+        anchor, says, after, setting, severity = listed[name]
+        assert anchor == name.lower()
+        assert severity == alerts()[name]["labels"]["severity"]
+        assert set(re.findall(r"<< (\w+) ", text)) == ({setting} if setting else set()), name
+        if setting:
+            assert re.search(rf"\b{values[setting]} ", f"{says} {after} "), name
+
+
+def test_the_texts_name_settings_and_verbs_that_there_are() -> None:
+    known = {field.name for field in dataclasses.fields(Config)} | set(yaml.safe_load(SCHEMA.read_text())["variables"])
+    verbs = set(re.findall(r"^def (\w+)\(", (ROOT / "fabfile.py").read_text(), re.MULTILINE))
+    for text in [OBSERVING.read_text(), *(str(rule["annotations"]) for rule in alerts().values())]:
+        assert {verb.replace("-", "_") for verb in re.findall(r"`fab ([a-z-]+)", text)} <= verbs
+    for rule in alerts().values():
+        for name in re.findall(r"`([a-z]+_[a-z_]+)`", str(rule["annotations"])):
+            assert name in known, name

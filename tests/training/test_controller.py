@@ -309,6 +309,7 @@ class Present:
     def __init__(self) -> None:
         self.alive = True
         self.was_asked = False
+        self.workers = ["worker-0"]
         self.back: list[str] = []
         self.leaving: list[str] = []
         self.rebooting: list[str] = []

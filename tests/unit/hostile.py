@@ -97,6 +97,7 @@ SETTINGS: list[tuple[str, Any]] = [
 GROUP_NAMES = [
     "gpus", "evaluators", "nfs-server", "nfs_servers", "parameter_servers", "workers", "Worker", "chiefs",
     "tensor_board",
+    "promethus", "alert-manager", "alertmanagers", "node_exporter", "grafana", "Prometheus",
     "master", "tensorboards", "ps_server", "wokrer", "monitoring", "bastion",
 ]  # fmt: skip
 UNKNOWN: list[tuple[str, Any]] = [
@@ -133,6 +134,10 @@ VALUES: list[tuple[str, Any]] = [
     ("trainer_limits", {"worker": {"memory_max": "101%"}}), ("trainer_limits", {"worker": {"memory_max": 4096}}),
     ("trainer_limits", {"worker": {"memory_max": "0G"}}), ("trainer_limits", {"all": {"memory": "1G"}}),
     ("trainer_limits", {"ps": {"cpu_quota": "0%"}}), ("trainer_limits", {"ps": {"cpu_weight": 10001}}),
+    ("trainer_limits", {"worker": {"memory_max": "64M"}}), ("trainer_limits", {"worker": {"memory_max": "1.5G"}}),
+    ("trainer_limits", {"worker": {"cpu_quota": "4%"}}), ("trainer_limits", {"worker": {"cpu_quota": 400}}),
+    ("trainer_limits", {"worker": None}), ("trainer_limits", {5: {}}), ("trainer_limits", []),
+    ("trainer_limits", {"worker": {"MemoryMax": "8G"}}), ("trainer_limits", {"ps": {"cpu_weight": "100"}}),
     ("trainer_limits", {"ps": {"tasks_max": 1}}), ("trainer_limits", {"ps": {"memory_max": "1G\nUser=root"}}),
     ("trainer_stop_seconds", float("inf")), ("trainer_watchdog_seconds", "30"), ("trainer_watchdog_seconds", 10**30),
     ("nfs_server_options", "rw,no_root_squash) *(rw"), ("nfs_server_threads", 10**6), ("nfs_client_options", "hard\nx"),
@@ -190,10 +195,52 @@ VALUES: list[tuple[str, Any]] = [
     ("drill_power_off", "a\nb"), ("drill_power_off", "x {host.__class__}"), ("trainer_run", None), ("trainer_run", []),
     ("trainer_run", {}), ("trainer_run", "x"), ("trainer_run", {1: 2}), ("gpu_batch", "0%"), ("gpu_batch", 0),
 ]  # fmt: skip
+ENCRYPTION: list[tuple[str, Any]] = [
+    ("cluster_encryption", "yes"), ("cluster_encryption", 1), ("cluster_encryption", None),
+    ("wireguard_network", "0.0.0.0/0"), ("wireguard_network", "10.0.3.0/24"), ("wireguard_network", "10.88.0.0/16"),
+    ("wireguard_network", "10.88.0.1/16"), ("wireguard_network", "fd00::/127"), ("wireguard_network", "fe80::/64"),
+    ("wireguard_network", "224.0.0.0/4"), ("wireguard_network", "240.0.0.0/8"), ("wireguard_network", "0.0.0.0/8"),
+    ("wireguard_network", "::ffff:10.0.0.0/104"), ("wireguard_network", "8.8.0.0/16"), ("wireguard_network", ""),
+    ("wireguard_network", "127.0.0.0/8"), ("wireguard_network", 5), ("wireguard_network", "10.88.0.0"),
+    ("wireguard_port", 0), ("wireguard_port", 65536), ("wireguard_port", "51820"), ("wireguard_port", None),
+    ("wireguard_mtu", 1279), ("wireguard_mtu", 65441), ("wireguard_mtu", 1420.0), ("wireguard_userspace", "yes"),
+    ("wireguard_keepalive_seconds", 0), ("wireguard_keepalive_seconds", 26), ("firewall_closes", "none"),
+    ("wireguard_tunnel_address", "fd00::1"), ("wireguard_privat_key", "x"), ("cluster_encrypt", True),
+]  # fmt: skip
+TUNNEL_ADDRESSES: list[Any] = [
+    "10.89.0.9", "10.88.0.0", "10.88.255.255", "10.88.0.2", "10.88.0.9/16", "010.88.0.9", "fd00::9", "w.example.org",
+    "", None, 9,
+]  # fmt: skip
+# Each with the group prometheus and the group alertmanager on the chief's host.
+MONITORING: list[tuple[str, Any]] = [
+    ("metrics_port", "2700"), ("metrics_port", 80), ("metrics_port", 2222), ("metrics_port", 9100),
+    ("metrics_port", 65536), ("metrics_port", None), ("prometheus_port", 9093), ("prometheus_port", 2222),
+    ("alertmanager_port", 9090), ("node_exporter_port", 2700), ("node_exporter_port", 22),
+    ("prometheus_retention_days", "30d"), ("prometheus_retention_days", 0), ("prometheus_retention_mib", "4G"),
+    ("prometheus_goodput_percent", 0.5), ("prometheus_goodput_percent", "50%"), ("prometheus_straggler_percent", 100),
+    ("prometheus_restarts", 0), ("prometheus_full_hours", float("inf")), ("prometheus_memory_hours", 10**30),
+    ("prometheus_retension_days", 3), ("node_exporter_prot", 9100), ("promtheus_port", 9090),
+    ("prometheus_targets", []), ("alertmanager_listen", "0.0.0.0:9093"),
+    ("alertmanager_receivers", None), ("alertmanager_receivers", {}), ("alertmanager_receivers", ["team"]),
+    ("alertmanager_receivers", [{}]), ("alertmanager_receivers", [{"name": ""}]),
+    ("alertmanager_receivers", [{"name": "a"}, {"name": "a"}]), ("alertmanager_receivers", [{"name": "a\n"}]),
+    ("alertmanager_receivers", [{"name": "a", "webhook_config": []}]),
+    ("alertmanager_receivers", [{"name": "a", "slakc_configs": []}]),
+    ("alertmanager_receivers", [{"name": "a", "webhook_configs": {}}]), ("alertmanager_receivers", [{5: 6}]),
+    ("alertmanager_routes", {}), ("alertmanager_routes", ["team"]), ("alertmanager_routes", [{"receiver": "team"}]),
+    ("alertmanager_routes", [{"routes": [{"receiver": "team"}]}]), ("alertmanager_global", []),
+]  # fmt: skip
+NOTIFICATIONS: list[tuple[str, Any]] = [
+    ("notify_webhook", "ftp://x"), ("notify_webhook", "http://"), ("notify_webhook", "http://me:pw@x/"),
+    ("notify_webhook", "http://x:99999/"), ("notify_webhook", "http://x\n"), ("notify_webhook", ["http://x"]),
+    ("notify_webhook_secret", "ABSENT"), ("notify_webhook_secret", "../x"), ("notify_command", "mail me"),
+    ("notify_command", "/home/me/page"), ("notify_command", "/tmp/page now"), ("notify_command", "/root/page"),
+    ("notify_command", '/bin/page "half'), ("notify_away_seconds", "600"), ("notify_webhok", "http://x"),
+]  # fmt: skip
 DIFFERENT: list[tuple[str, Any]] = [
     ("cluster_uid", 7000), ("cluster_shared_dir", "/srv/other"), ("trainer_run", RUN | {"steps": 5}),
     ("trainer_run", RUN | {"program": "a.b:C"}), ("release_lock", "locks/cuda"), ("release_program", "../x"),
-    ("cluster_own_groups", ["x"]),
+    ("cluster_own_groups", ["x"]), ("cluster_encryption", True), ("wireguard_network", "fd00:5::/64"),
 ]  # fmt: skip
 
 
@@ -260,6 +307,22 @@ def cases() -> Iterator[Case]:
     for name, value in VALUES:
         gpu = {"gpu": ["worker-0", "worker-1"]} if name.startswith(("gpu", "nvidia")) else {}
         yield f"{name} {value!r:.120}", gpu, {"all": ({"gpu_count": 1} if gpu else {}) | {name: value}}
+    for name, value in ENCRYPTION:
+        yield f"encrypted, {name} {value!r}", {}, {"all": {"cluster_encryption": True, name: value}}
+    for value in TUNNEL_ADDRESSES:
+        tunnels: dict[str, dict[str, Any]] = {
+            "all": {"cluster_encryption": True, "wireguard_network": "10.88.0.0/16"},
+            **{host: {"wireguard_address": f"10.88.0.{i}"} for i, host in enumerate(("head", "ps-0", "worker-0"), 1)},
+            "worker-1": {"wireguard_address": value},
+        }
+        yield f"wireguard_address {value!r}", {}, tunnels
+    inside = {"all": {"cluster_encryption": True}, "worker-1": {"ansible_host": "fd6c:1d0e:77b2::5"}}
+    yield "a host whose own address is one of the tunnels'", {}, inside
+    for name, value in MONITORING:
+        watched = {"prometheus": ["head"], "alertmanager": ["head"]}
+        yield f"watched, {name} {value!r}", watched, {"all": {name: value}}
+    for name, value in NOTIFICATIONS:
+        yield f"notified, {name} {value!r}", {}, {"all": {"trainer_run": RUN | {name: value}}}
     for name, value in DIFFERENT:
         yield f"{name} of one host: {value!r:.60}", {}, {"worker-1": {name: value}}
     yield "no chief", {"chief": []}, {}

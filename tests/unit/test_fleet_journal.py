@@ -44,9 +44,21 @@ def test_a_time_is_the_operators(text: str, seconds: float) -> None:
     assert read_time(text, NOW) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "10", "25:00", "2026-13-01", "$(reboot)", "-1 h"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "soon", "10", "25:00", "2026-13-01", "$(reboot)", "-1 h", "9" * 5000 + "s", "\u0663 min", "999999999999 d",
+        "0001-01-01", "14:30:99",
+    ],
+)  # fmt: skip
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(OperatorMistake, match=r"--since is .*: expected a time such as '10 min'"):
+        read_time(text, NOW)
+
+
+@pytest.mark.parametrize("text", ["2099-01-01", "9999-12-31 23:59", "15:02"])
+def test_a_time_that_is_still_to_come_is_refused(text: str) -> None:
+    with pytest.raises(OperatorMistake, match=r"expected a time that has passed, and here it is 2026-03-02 15:00"):
         read_time(text, NOW)
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from preflight import preflight_problems
 
 from fleet.errors import OperatorMistake
 from fleet.inventory import find_problems, load_inventory, read_source
 from fleet.schema.shapes import shape_problems
-from fleet.schema.sources import range_problems
+from fleet.schema.sources import beside_problems, range_problems
 from fleet.schema.texts import text_problems, unread_problems
 from fleet.validate import validate
 from fleet.verbs import Desk
@@ -131,6 +132,18 @@ def test_json_has_all_problems_with_their_places(site: Path) -> None:
         ("hosts.yml", HOSTS + "gpu:\n  hosts:\n    train: {ansible_host: 192.0.2.31}\n",
          "yml:12: host 'train' has ansible_host here and with another value in line 9, and one of them is lost"),
         ("hosts.yml", HOSTS + "all:\n  vars:\n    a: &a [*a]\n    cluster_uid: 1\n", "can't be read"),
+        ("hosts.yml", HOSTS.replace("train:", "train-[5:1]:"), "yml:9: 'train-[5:1]: {ansible_host: 192.0.2.30}' "),
+        ("hosts.yml", HOSTS.replace("train:", "train-[5:1]:"), "no host; expected the lower number first, as in [1:5]"),
+        ("hosts.yml", HOSTS.replace("train:", "train-[1:9:0]:"), "stands for no host"),
+        ("more.ini", "[gpu]\ntrain-[2:9:-1]\n", "more.ini:2: 'train-[2:9:-1]' stands for no host"),
+        ("more.ini", "[gpu]\n# a [1] b\ntrain ansible_host=192.0.2.31\n", "more.ini:3: host 'train' has ansible_host"),
+        ("more.ini", "[gpu]\ntrain ansible_host=192.0.2.31\n", "hosts.yml:9, and one of them is lost; expected one va"),
+        ("more.ini", "[gpu]\ntrain worker_tasks=1\n[gpu]\ntrain worker_tasks=2\n", "another value in line 2, and one"),
+        ("old/hosts.yml", HOSTS.replace(".2.30", ".2.31"), "old/hosts.yml:9: host 'train' has ansible_host here and"),
+        ("group_vars/worker.yml", "- worker_tasks: 2\n", "worker.yml:1: this is a list; expected variables by name"),
+        ("group_vars/worker/a.yml", "worker_tasks\n", "a.yml:1: this is the text 'worker_tasks'; expected variables"),
+        ("host_vars/train.yml", "7\n", "train.yml:1: this is the number '7'; expected variables by name, such as wor"),
+        ("group_vars/worker.yml", "worker_tasks: !vault 5\n", "Write !vault | and below it what ansible-vault encrypt"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_place(site: Path, file: str, text: str, said: str) -> None:
@@ -153,6 +166,58 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_rest(site: Path, broken: s
     found = problems(site)
     assert any("worker.yml" in problem and "can't be read" in problem for problem in found), found
     assert any("cluster_uid is 7" in problem for problem in found), found
+
+
+@pytest.mark.parametrize("code", ["latin-1", "utf-16"])
+def test_a_file_in_another_code_is_told_how_to_be_saved(site: Path, code: str) -> None:
+    (site / "group_vars" / "worker.yml").write_bytes("note: café\n".encode(code))
+    (problem,) = problems(site)
+    assert "worker.yml: can't be read: it is not UTF-8. Save it as UTF-8, as with: iconv" in problem
+
+
+def test_values_of_a_file_that_cannot_be_read_are_not_called_missing(site: Path) -> None:
+    (site / "group_vars" / "all.yml").write_text(SITE + "a: [\n")
+    (problem,) = problems(site)
+    assert "all.yml:7: can't be read" in problem
+
+
+@pytest.mark.parametrize("place", ["group_vars", "host_vars", "ansible/group_vars"])
+def test_variables_beside_the_playbooks_are_refused(
+    site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Each playbook reads its own directory's, and fab the root's: the hosts would get another cluster than it sees."""
+    root = tmp_path_factory.mktemp("root")
+    (root / place).mkdir(parents=True)
+    assert list(beside_problems([str(site)], root)) == []  # an empty directory has none
+    (root / place / "all.yml").write_text("worker_tasks: 2\n")
+    monkeypatch.setattr("fleet.inventory.ROOT", root)
+    (problem,) = problems(site)
+    assert problem.startswith(f"{root / place}: variables beside the playbooks count for some playbooks")
+    assert problem.endswith(f"Move them to {site}/{Path(place).name}")
+    assert any(str(root / place) in each for each in preflight_problems({}, {}, "2.19.0", [str(site)], str(root)))
+    if "/" not in place:
+        (root / "hosts.yml").write_text(HOSTS)
+        assert list(beside_problems([str(root / "hosts.yml")], root)) == []  # they are the inventory's own
+
+
+def test_a_directory_without_hosts_says_what_it_lacks(site: Path) -> None:
+    (site / "hosts.yml").unlink()
+    (problem,) = problems(site)
+    assert problem.startswith(f"{site}: this directory has no file of hosts; expected one, such as hosts.yml. Write it")
+
+
+def test_a_script_that_fails_is_no_broken_ini_file(site: Path) -> None:
+    script = site / "more.sh"
+    script.write_text("#!/bin/sh\necho no cloud today >&2\nexit 3\n")
+    script.chmod(0o755)
+    (problem,) = problems(site)
+    assert "more.sh: can't be read: Inventory script returned non-zero exit code 3 (as script)" in problem
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "x/" + "b" * 300, "a\nb", "-x", "a\0b"])
+def test_a_name_that_no_file_has_is_refused(name: str) -> None:
+    with pytest.raises(OperatorMistake, match=r"expected the path of an inventory|there is no inventory"):
+        read_source(name)
 
 
 def test_a_value_whose_vault_is_shut_does_not_hide_the_rest(site: Path) -> None:

@@ -1,0 +1,155 @@
+"""What it costs to be scraped: the speed of a tiny model while all tasks are asked each second, and while nobody asks.
+
+Both sides are one training, in windows that alternate; the ratio is that of a window and the mean of those before and
+after it. Who asks takes processor time of the same machine, which counts against the metrics here. Prometheus asks each
+15 s, and so costs a fifteenth. Beside it stands the processor time of the parts: of an answer, and of counting a call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import socket
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from prometheus_client import REGISTRY, generate_latest
+
+from bench.tables import print_row
+from bench.tasks import Task
+from trainer.reporting.metrics import Told
+from trainer.reporting.tally import Saved, Seen, Tally
+
+TASKS = 4  # a coordinator, two workers, a ps
+SCRAPE_SECONDS = 15  # what the role `prometheus` has
+WARM_SECONDS = 10.0
+STEPS = re.compile(r"^psfleet_steps_total\{.*\} (\S+)$", re.MULTILINE)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench/metrics", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12, help="windows that are scraped (default: 12)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of a window (default: 10)")
+    options = parser.parse_args(arguments)
+    port = free_ports(TASKS)
+    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as name:
+        command = [
+            *("-m", "trainer", "local", "--program", "bench.programs:Tiny", "--workers", "2", "--ps", "1"),
+            *("--steps", "1000000000", "--shared-dir", name, "--metrics-port", str(port)),
+        ]
+        task = Task("local", command, Path(name) / "log", {})
+        try:
+            task.until(lambda: steps(port), "it trained")
+            time.sleep(WARM_SECONDS)
+            speeds = [window(port, options.seconds, bool(number % 2)) for number in range(2 * options.rounds + 1)]
+        finally:
+            task.process.terminate()
+            task.process.wait()
+    quiet, scraped = speeds[::2], speeds[1::2]
+    ratios = sorted(
+        speed / statistics.mean(around) for speed, around in zip(scraped, itertools.pairwise(quiet), strict=True)
+    )
+    print(f"A tiny model, 2 workers, 1 ps; {options.rounds} windows of {options.seconds:g} s\n")
+    low, ratio, high = statistics.quantiles(ratios, n=4)
+    at_rate = f"ratio at one in {SCRAPE_SECONDS} s"
+    print_row("", "nobody asks", "all tasks each second", "ratio: median", "quartiles", at_rate, "asked", head=True)
+    print_row(
+        "steps/s",
+        f"{statistics.median(quiet):.1f}",
+        f"{statistics.median(scraped):.1f}",
+        f"{ratio:.4f}",
+        f"{low:.4f} - {high:.4f}",
+        f"{1 - (1 - ratio) / SCRAPE_SECONDS:.4f}",
+        "0.99",
+    )
+    answer, counted = answer_seconds(), counting_seconds()
+    rate = statistics.median(quiet)
+    print()
+    print_row("processor time", "of one", "a second", "of one processor, %", head=True)
+    print_row(
+        f"an answer, each {SCRAPE_SECONDS} s",
+        f"{answer * 1e3:.2f} ms",
+        f"{1 / SCRAPE_SECONDS:.3f}",
+        f"{100 * answer / SCRAPE_SECONDS:.3f}",
+    )
+    print_row(
+        "counting a call, were each of one step",
+        f"{counted * 1e6:.2f} µs",
+        f"{rate:.0f}",
+        f"{100 * counted * rate:.3f}",
+    )
+
+
+def window(port: int, seconds: float, scraped: bool) -> float:
+    """Return the steps per second of a window, in which all tasks are asked each second, or nobody."""
+    began, before = time.monotonic(), steps(port)
+    while (left := began + seconds - time.monotonic()) > 0:
+        if scraped:
+            for number in range(TASKS):
+                ask(port + number)
+        time.sleep(min(left, 1.0))
+    after = steps(port)
+    return (after - before) / (time.monotonic() - began)
+
+
+def steps(port: int) -> float:
+    """Return how many steps the coordinator has seen; 0 while it doesn't answer, or has none."""
+    found = STEPS.search(ask(port))
+    return float(found[1]) if found else 0.0
+
+
+def ask(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answered:
+            return str(answered.read().decode())
+    except OSError:
+        return ""
+
+
+def answer_seconds(times: int = 300) -> float:
+    """Return the processor time of an answer with ten members, twenty metrics and what the process itself tells."""
+    told, tally = Told(("starting", "serving", "training", "silent", "away"), release="0" * 12), counted_tally()
+    tally.members = lambda: {f"worker-{number}": Seen("training", 0.1) for number in range(10)}
+    tally.checkpoint = Saved(100, 1.0, 1)
+    tally.evaluation = 100, {f"metric_{number}": 0.5 for number in range(20)}
+    told.of("bench", tally)
+    REGISTRY.register(told)
+    began = time.process_time()
+    for _ in range(times):
+        generate_latest(REGISTRY)
+    return (time.process_time() - began) / times
+
+
+def counting_seconds(times: int = 200_000) -> float:
+    """Return the processor time of counting a call that has returned."""
+    tally = counted_tally()
+    began = time.process_time()
+    for number in range(times):
+        tally.returned(number % 10, 1, 0.01)
+    return (time.process_time() - began) / times
+
+
+def counted_tally() -> Tally:
+    return Tally(step_examples=32, workers=[f"worker-{number}" for number in range(10)])
+
+
+def free_ports(number: int) -> int:
+    """Return the first of so many ports in a row that nobody has."""
+    for first in range(27000, 32000, number):
+        try:
+            for port in range(first, first + number):
+                with socket.create_server(("127.0.0.1", port)):
+                    pass
+        except OSError:
+            continue
+        return first
+    sys.exit(f"bench: no {number} ports in a row are free from 27000 to 32000")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
