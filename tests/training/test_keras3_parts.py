@@ -84,6 +84,32 @@ def test_layers_of_one_class_are_found_in_the_order_in_which_they_were_made() ->
     assert found["dense:1/kernel"] is second.kernel
 
 
+class Generator(keras.Model):
+    """Its call takes noise, which is wider than the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.makes = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+
+    def call(self, noise: Any) -> Any:
+        return self.makes(noise)
+
+
+class Scaled(Generator):
+    """It makes a variable of its own when it is built."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(name="scale", shape=())
+
+
+def test_a_model_whose_layers_are_built_is_not_called_with_the_data() -> None:
+    model = Generator()
+    model.compile("adam")
+    keras3.build(model, tf.TensorSpec([None, 2]))
+    assert [tuple(weight.shape) for weight in model.trainable_variables] == [(5, 2), (2,)]
+    assert not keras3.is_built(Scaled())
+
+
 def test_no_variable_is_left_out() -> None:
     layers = keras.layers
     inner = keras.Sequential([layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.1)])

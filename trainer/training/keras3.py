@@ -311,8 +311,12 @@ def refuse_hidden_optimizers(model: Any, step: Any) -> None:
 
 
 def is_built(model: Any) -> bool:
-    """Return whether a model needs no data to be built."""
-    return all(layer.built for layer in model._flatten_layers()) or not has_call(model)
+    """Return whether a model needs no data to be built: its layers are, and it makes no variables of its own."""
+    import keras
+
+    layers = model._flatten_layers(include_self=False)
+    makes_none = bool(layers) and type(model).build is keras.Model.build
+    return not has_call(model) or ((model.built or makes_none) and all(layer.built for layer in layers))
 
 
 def build(model: Any, element_spec: Any) -> None:
