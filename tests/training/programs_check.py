@@ -556,6 +556,46 @@ def adapted():
     }
 
 
+class Sentences(Program):
+    """A recurrent net that its first input builds, over sentences of any length: ragged, or padded and masked."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def build_model(self):
+        class Reader(keras.Model):
+            def __init__(self, masks):
+                super().__init__()
+                self.table = keras.layers.Embedding(WORDS, 4, mask_zero=masks)
+                self.reads = keras.layers.SimpleRNN(4)
+                self.score = keras.layers.Dense(1)
+
+            def call(self, words, training=False):
+                return self.score(self.reads(self.table(words), training=training))
+
+        self.model = Reader(masks=self.kind == "padded")
+        self.model.compile(keras.optimizers.Adam(0.01), "mse")
+        return self.model
+
+    def train_dataset(self, context):
+        lengths = np.random.default_rng(1).integers(1, 9, size=64)
+        words = np.random.default_rng(2).integers(1, WORDS, size=lengths.sum())
+        sentences = tf.RaggedTensor.from_row_lengths(words, lengths)
+        target = (lengths[:, None] / 9).astype(np.float32)
+        dataset = tf.data.Dataset.from_tensor_slices((sentences, target))
+        if self.kind == "ragged":
+            return dataset.batch(8).repeat()
+        return dataset.map(lambda words, target: (words + 0, target)).padded_batch(8, ([None], [1])).repeat()
+
+
+def sentences():
+    found = {}
+    for kind in ("ragged", "padded"):
+        result = train(Sentences(kind), 20, workers=2, evaluation="inline")
+        found[kind] = [result.evaluation["loss"], (result.directory / "export" / "saved_model.pb").is_file()]
+    return found
+
+
 class OwnLoss(Adversaries):
     """Its `train_step` calls a loss object."""
 
@@ -687,6 +727,7 @@ def features():
         "several": tried(several),
         "adapted": tried(adapted),
         "own_loss": tried(own_loss),
+        "sentences": tried(sentences),
         "regularized": tried(regularized),
     }
 

@@ -166,6 +166,13 @@ def test_layers_that_were_adapted_look_up_on_workers_and_are_restored_and_export
     assert adapted["begun"] == 20
 
 
+@pytest.mark.parametrize("kind", ["ragged", "padded"])
+def test_a_recurrent_net_trains_on_rows_of_any_length_and_is_exported(features: dict[str, Any], kind: str) -> None:
+    loss, exported = features["sentences"][kind]
+    assert loss < 1
+    assert exported
+
+
 def test_a_loss_that_a_step_calls_itself_says_how_it_is_reduced(features: dict[str, Any]) -> None:
     assert features["own_loss"]["none"] == "trained"
     assert "Reduction.NONE" in features["own_loss"]["auto"]  # Keras's own words
