@@ -36,7 +36,8 @@ PACKAGES = (
     "vagrant",
     "vagrant-lxc",
 )
-SECURITY_PACKAGES = ("iproute2", "nftables", "nmap", "util-linux")
+BROWSER_PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
+SECURITY_PACKAGES = ("iproute2", "nftables", "nmap", "tcpdump", "util-linux", "wireguard-go", "wireguard-tools")
 VM_PACKAGES = (
     "dnsmasq-base",
     "e2fsprogs",

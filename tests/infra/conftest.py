@@ -40,6 +40,7 @@ ORDER = [
     "test_fab",
     "test_strategies",
     "test_local_run_dir",
+    "test_encryption",
     "test_sweep",
     "test_training",
     "test_monitoring",
