@@ -102,12 +102,13 @@ class Scaled(Generator):
         self.scale = self.add_weight(name="scale", shape=())
 
 
-def test_a_model_whose_layers_are_built_is_not_called_with_the_data() -> None:
-    model = Generator()
-    model.compile("adam")
-    keras3.build(model, tf.TensorSpec([None, 2]))
-    assert [tuple(weight.shape) for weight in model.trainable_variables] == [(5, 2), (2,)]
-    assert not keras3.is_built(Scaled())
+def test_a_model_whose_layers_are_built_may_be_called_with_other_than_the_data() -> None:
+    made = Generator()
+    made.compile("adam")
+    keras3.build(made, tf.TensorSpec([None, 2]))
+    assert [tuple(weight.shape) for weight in made.trainable_variables] == [(5, 2), (2,)]
+    with pytest.raises(ValueError, match="expected axis -1"):
+        keras3.build(Scaled(), tf.TensorSpec([None, 2]))
 
 
 def test_no_variable_is_left_out() -> None:

@@ -129,7 +129,7 @@ def ensure_built(model: Any, element_spec: Any) -> None:
     What a train_step of its own calls is built by that, as in training: a generator is given noise, not the data.
     """
     if is_keras3(model):
-        if not keras3.is_built(model):
+        if has_call(model) and not getattr(model, "inputs", None):
             keras3.call_with_symbols(model, element_spec)
         return
     steps = type(model).train_step is not tf.keras.Model.train_step and bool(unbuilt(model))

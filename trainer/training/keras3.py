@@ -311,12 +311,16 @@ def refuse_hidden_optimizers(model: Any, step: Any) -> None:
 
 
 def is_built(model: Any) -> bool:
-    """Return whether a model needs no data to be built: its layers are, and it makes no variables of its own."""
+    """Return whether a model needs no data to be built."""
+    return all(layer.built for layer in model._flatten_layers()) or not has_call(model)
+
+
+def lacks_nothing(model: Any) -> bool:
+    """Return whether all of a model's layers are built, and it makes no variables of its own."""
     import keras
 
     layers = model._flatten_layers(include_self=False)
-    makes_none = bool(layers) and type(model).build is keras.Model.build
-    return not has_call(model) or ((model.built or makes_none) and all(layer.built for layer in layers))
+    return bool(layers) and all(layer.built for layer in layers) and type(model).build is keras.Model.build
 
 
 def build(model: Any, element_spec: Any) -> None:
@@ -368,14 +372,21 @@ def has_call(model: Any) -> bool:
 
 
 def call_with_symbols(model: Any, element_spec: Any) -> None:
-    """Call a model with symbols of what the data consists of, which builds it."""
+    """Call a model with symbols of what the data consists of, which builds it.
+
+    A call may take something else, as a generator's noise, where there is nothing to build.
+    """
     import keras
 
     def symbol(spec: Any) -> Any:
         sparse = isinstance(spec, tf.SparseTensorSpec)
         return keras.Input(batch_shape=tuple(spec.shape), dtype=spec.dtype.name, sparse=sparse)
 
-    model(tf.nest.map_structure(symbol, features_of(element_spec)))
+    try:
+        model(tf.nest.map_structure(symbol, features_of(element_spec)))
+    except Exception:
+        if not lacks_nothing(model):
+            raise
 
 
 def export(model: Any, path: str, element_spec: Any) -> None:
