@@ -96,7 +96,7 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
             "serving_signature(model), or set export: false"
         )
     element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
-    ensure_built(model, element_spec)
+    takes_data = ensure_built(model, element_spec)
     read_model(directory, keras3.trained_by(model, with_optimizers=False), step)
     temporary = directory.export.with_name(".export.new")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -108,9 +108,9 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
                 model.export(str(temporary))
     else:
         root = model
-        if not has_call(model) or not (is_keras3(model) or model.save_spec()):  # Keras would trace it
+        if not has_call(model) or not takes_data:  # Keras would trace its call
             root = tf.Module()
-            root.kept = list(model.variables)
+            root.kept = keras3.raw(model.variables)
         tf.saved_model.save(root, str(temporary), signatures=signature(model))
     sync_tree(temporary)
     replace_directory(temporary, directory.export)
@@ -123,25 +123,26 @@ def has_call(model: Any) -> bool:
     return keras3.has_call(model) if is_keras3(model) else type(model).call is not tf.keras.Model.call
 
 
-def ensure_built(model: Any, element_spec: Any) -> None:
-    """Build a model that only its first input builds, with symbols of what the data consists of.
+def ensure_built(model: Any, element_spec: Any) -> bool:
+    """Build a model that only its first input builds, with symbols of the data; returns whether its call takes them.
 
     What a train_step of its own calls is built by that, as in training: a generator is given noise, not the data.
     """
+    is_functional = bool(getattr(model, "inputs", None))
     if is_keras3(model):
-        if has_call(model) and not getattr(model, "inputs", None):
-            keras3.call_with_symbols(model, element_spec)
-        return
+        return is_functional or not has_call(model) or keras3.call_with_symbols(model, element_spec)
     steps = type(model).train_step is not tf.keras.Model.train_step and bool(unbuilt(model))
     stepped = steps and is_built_by_its_step(model, element_spec)
-    if getattr(model, "inputs", None) or not has_call(model) or (stepped and model.save_spec()):
-        return
+    if is_functional or not has_call(model) or (stepped and model.save_spec()):
+        return True
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     try:
         model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
     except Exception:
-        if not stepped:  # else its call takes something else than the data
+        if not stepped:
             raise
+        return False
+    return True
 
 
 def unbuilt(model: Any) -> list[Any]:

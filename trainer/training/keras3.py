@@ -371,10 +371,10 @@ def has_call(model: Any) -> bool:
     return type(model).call is not keras.Model.call
 
 
-def call_with_symbols(model: Any, element_spec: Any) -> None:
-    """Call a model with symbols of what the data consists of, which builds it.
+def call_with_symbols(model: Any, element_spec: Any) -> bool:
+    """Call a model with symbols of what the data consists of, which builds it; returns whether it takes them.
 
-    A call may take something else, as a generator's noise, where there is nothing to build.
+    It may take something else, as a generator's noise, where there is nothing to build.
     """
     import keras
 
@@ -387,6 +387,8 @@ def call_with_symbols(model: Any, element_spec: Any) -> None:
     except Exception:
         if not lacks_nothing(model):
             raise
+        return False
+    return True
 
 
 def export(model: Any, path: str, element_spec: Any) -> None:
