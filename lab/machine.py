@@ -37,7 +37,16 @@ PACKAGES = (
     "vagrant-lxc",
 )
 BROWSER_PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
-SECURITY_PACKAGES = ("iproute2", "nftables", "nmap", "tcpdump", "util-linux", "wireguard-go", "wireguard-tools")
+SECURITY_PACKAGES = (
+    "btrfs-progs",
+    "iproute2",
+    "nftables",
+    "nmap",
+    "tcpdump",
+    "util-linux",
+    "wireguard-go",
+    "wireguard-tools",
+)
 VM_PACKAGES = (
     "dnsmasq-base",
     "e2fsprogs",

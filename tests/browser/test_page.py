@@ -38,10 +38,11 @@ return count;
 """
 # Where a figure shows a mark of the run, in pixels of its box.
 PLACE_OF_MARK = """
-const [name, number] = arguments;
+const [name, number, over] = arguments;
 const found = window.psfleet.figures.find(({box, kind}) => kind === "curve" && box.dataset.name === name);
 const mark = window.psfleet.runs[0].marks[number];
-return [found.chart.convertToPixel({xAxisIndex: 0}, mark.t * 1000), found.chart.getHeight() / 2];
+const x = over === "time" ? mark.t * 1000 : mark.step;
+return [found.chart.convertToPixel({xAxisIndex: 0}, x), found.chart.getHeight() / 2];
 """
 TIP = """
 const shown = [...document.querySelectorAll(".tip")].filter((each) => getComputedStyle(each.parentElement).opacity > 0.5
@@ -136,10 +137,12 @@ def test_each_figure_is_painted(browser: Browser, pages: dict[str, Path]) -> Non
         assert browser.run(PAINTED, kind, name, colour) > least, (kind, name, colour)
 
 
+@pytest.mark.parametrize("over", ["time", "step"])
 def test_marks_under_the_mouse_say_what_and_where_and_for_how_long_and_what_it_cost(
-    browser: Browser, pages: dict[str, Path], night: RunDirectory
+    browser: Browser, pages: dict[str, Path], night: RunDirectory, over: str
 ) -> None:
     browser.open(pages["night"])
+    browser.run("document.querySelector(`input[value=${arguments[0]}]`).click()", over)
     marks = browser.run("return psfleet.runs[0].marks")
     [number] = [at for at, mark in enumerate(marks) if mark["event"] == "ps-lost"]
     [event] = [event for event in records(night.event_log) if event["event"] == "ps-lost"]
@@ -148,7 +151,7 @@ def test_marks_under_the_mouse_say_what_and_where_and_for_how_long_and_what_it_c
         for each in records(night.event_log)
         if each["event"] == "restored" and each["time"] > event["time"]
     )
-    x, y = browser.run(PLACE_OF_MARK, "loss", number)
+    x, y = browser.run(PLACE_OF_MARK, "loss", number, over)
     browser.hover(browser.driver.find_element(By.CSS_SELECTOR, '[data-name="loss"]'), x, y)
     said = browser.wait(TIP)
     assert "parameter server lost" in said

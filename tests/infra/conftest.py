@@ -34,6 +34,7 @@ ORDER = [
     "test_firewall",
     "test_repair",
     "test_supply",
+    "test_sandbox",
     "test_reboot",
     "test_planned_reboot",
     "test_plan",

@@ -402,6 +402,16 @@ def test_what_goes_wrong_in_a_page_ends_nothing(
     assert not directory.report.exists()
 
 
+def test_no_page_tells_whom_a_run_notifies(directory: RunDirectory) -> None:
+    settings = {"strategy": "one", "notify_webhook": "https://chat.example.org/hooks/secret", "notify_command": "/tell"}
+    record(directory.settings, created=BEGAN, program="net:Net", settings=settings)
+    for stories in ([read_story(directory)], [read_story(directory), {**read_story(directory), "settings": {}}]):
+        page = render(stories)
+        assert "strategy" in page
+        assert "example.org" not in page
+        assert "/tell" not in page
+
+
 def test_gpus_are_shown_where_there_are_any(directory: RunDirectory) -> None:
     assert "GPUs of each task" not in render([read_story(directory)])
     directory.tasks.mkdir()

@@ -133,7 +133,10 @@ def timed(lines: Iterable[dict[str, Any]], key: str = "t") -> list[dict[str, Any
 
 def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
     """Return what the page tells of a run, as JSON has it."""
-    status, settings = records.status, mapping(records.settings.get("settings"))
+    status = records.status
+    # A page is sent to others, whom it must not tell the address of a webhook.
+    known = mapping(records.settings.get("settings"))
+    settings = {name: value for name, value in known.items() if not name.startswith("notify_")}
     rows = [line for line in records.history if number_of(line.get("step")) is not None]
     ledger = read_ledger(status.get("ledger"))
     series = tell_series(records, rows, most_points)
