@@ -80,6 +80,7 @@ training: venv-tf  ## tests that train in local processes
 	python -m pytest tests/training -m "not matrix"
 
 matrix: venv-tf  ## every optimizer on other numbers of ps (docs/training.md), and what else repeats
+	@test "$$(id -u)" != 0 || $(PYTHON) -m lab packages python3-fusepy
 	python -m pytest tests/training -m matrix
 
 infra: venv lab  ## tests of the hosts, over SSH

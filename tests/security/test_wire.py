@@ -126,7 +126,7 @@ def test_a_capture_finds_a_tensor_without_the_tunnel_and_never_with_it(wire: Wir
         try:
             assert serving.stdout
             assert serving.stdout.readline() == "serving\n"
-            assert found(wire.address("gamma")) >= 50
+            assert found(wire.address("gamma")) > 25  # a packet may end within one
             assert found(wire.inside("gamma")) == 0
         finally:
             serving.kill()
