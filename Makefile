@@ -14,8 +14,8 @@ COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-com
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
 .PHONY: help demo venv venv-tf packages lab site test local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
-  cloud test-driver test-security test-monitoring site-drills lock sbom advisories audit \
-  bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-control clean distclean
+  cloud test-driver test-security test-monitoring test-browser site-drills lock sbom advisories audit \
+  bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control clean distclean
 
 help:  ## list these targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,7 @@ training: venv-tf  ## tests that train in local processes
 	python -m pytest tests/training -m "not matrix"
 
 matrix: venv-tf  ## every optimizer on other numbers of ps (docs/training.md), and what else repeats
+	@test "$$(id -u)" != 0 || $(PYTHON) -m lab packages python3-fusepy
 	python -m pytest tests/training -m matrix
 
 infra: venv lab  ## tests of the hosts, over SSH
@@ -87,7 +88,7 @@ infra: venv lab  ## tests of the hosts, over SSH
 	python -m pytest tests/infra -m "not slow"
 
 infra-slow: venv lab  ## tests of the hosts that repeat those of `make infra`, or take long
-	@$(PYTHON) -m lab packages nmap
+	@$(PYTHON) -m lab packages nmap tcpdump
 	ansible-playbook site.yml
 	python -m pytest tests/infra -m slow
 
@@ -126,6 +127,10 @@ test-security: venv  ## what a stranger reaches, with hosts in network namespace
 	@$(PYTHON) -m lab packages --security
 	python -m pytest tests/security
 
+test-browser: .cache/browser/.made  ## a run's page in Debian's chromium, without a screen (docs/observing.md)
+	@$(PYTHON) -m lab packages --browser
+	.cache/browser/bin/python -m pytest tests/browser
+
 # promtool, amtool and the node exporter of Debian's packages, which are unpacked and not installed.
 .cache/monitoring/.made:
 	@command -v apt-get >/dev/null || { echo "psfleet: promtool comes from Debian's package, and there is no apt-get here" >&2; exit 2; }
@@ -144,11 +149,12 @@ lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's
 	$(COMPILE) --python-version 3.11 --universal locks/control.in -c locks/cpu-3.11.txt -o locks/control.txt
 	$(COMPILE) --python-version 3.11 --universal locks/cloud.in -c locks/control.txt -o locks/cloud.txt
 	$(COMPILE) --python-version 3.11 --universal locks/supply.in -c locks/control.txt -o locks/supply.txt
+	$(COMPILE) --python-version 3.11 --universal locks/browser.in -c locks/control.txt -o locks/browser.txt
 
-# The tools that describe and audit the locks have libraries of their own.
-.cache/supply/.made: locks/supply.txt .venv/.control
-	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .cache/supply
-	.venv/bin/uv pip install --quiet --python .cache/supply/bin/python --require-hashes -r $<
+# The tools that describe and audit the locks have libraries of their own, and so has who drives a browser.
+.cache/%/.made: locks/%.txt .venv/.control
+	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .cache/$*
+	.venv/bin/uv pip install --quiet --python .cache/$*/bin/python --require-hashes -r $<
 	@touch $@
 
 sbom: .cache/supply/.made  ## the release's bills of materials, in CycloneDX (docs/security.md)
@@ -174,6 +180,10 @@ bench-recovery: venv-tf  ## the time from each fault to the next trained step
 
 bench-provision: venv lab  ## the environment step against plain pip: after `make clean`, on fresh hosts
 	bench/provision
+
+bench-page: .cache/browser/.made  ## size and time of a run's page with 100,000 points, in Debian's chromium
+	@$(PYTHON) -m lab packages --browser
+	.cache/browser/bin/python -m bench.page
 
 bench-control: venv  ## the control machine's own time for up to 1,000 simulated hosts
 	bench/control

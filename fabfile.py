@@ -97,8 +97,11 @@ _MOST_LINES = 1_000_000  # of each task, which journalctl counts with 32 bits
 
 
 def _desk(json: bool) -> verbs.Desk:
-    """With `--json` standard output has that alone, so that another program can read it."""
-    return verbs.Desk(sys.stderr, answers=sys.stdout) if json else verbs.Desk()
+    """With `--json` standard output has that alone, so that another program can read it.
+
+    How far a verb is goes to standard error either way.
+    """
+    return verbs.Desk(sys.stderr, answers=sys.stdout) if json else verbs.Desk(meanwhile=sys.stderr)
 
 
 # Invoke turns a number's text into one itself, and ends with a traceback where it can't: so flags are texts.

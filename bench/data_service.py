@@ -29,6 +29,7 @@ class Bench:
     """Trains on clusters of one worker, one ps and some data workers, each with a run of its own."""
 
     def __init__(self, directory: Path, warm_up: float, seconds: float) -> None:
+        directory.mkdir()
         self._directory = directory
         self._numbers = itertools.count()
         self.warm_up, self.seconds = warm_up, seconds
@@ -113,9 +114,9 @@ def main(arguments: list[str]) -> None:
     parts = options.part or ["speed", "faults"]
     with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
         if "speed" in parts:
-            print_speeds(Bench(Path(directory), 5.0, options.seconds), options.most)
+            print_speeds(Bench(Path(directory, "speed"), 5.0, options.seconds), options.most)
         if "faults" in parts:
-            print_faults(Bench(Path(directory), 5.0, 3 * options.seconds))
+            print_faults(Bench(Path(directory, "faults"), 5.0, 3 * options.seconds))
 
 
 if __name__ == "__main__":

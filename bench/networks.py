@@ -41,13 +41,13 @@ class Networks:
         self._names = names
         try:
             for name in names:
-                self._ip("netns", "add", self._namespace(name))
-                self._ip("-n", self._namespace(name), "link", "set", "lo", "up")
-            hub = self._namespace(names[0])
+                self._ip("netns", "add", self.namespace(name))
+                self._ip("-n", self.namespace(name), "link", "set", "lo", "up")
+            hub = self.namespace(names[0])
             self._ip("-n", hub, "link", "add", "bridge", "type", "bridge")
             self._up(names[0], "bridge")
             for number, name in enumerate(names[1:], 1):
-                end = ("netns", self._namespace(name))
+                end = ("netns", self.namespace(name))
                 self._ip("link", "add", f"veth{number}", "netns", hub, "type", "veth", "peer", "name", "eth0", *end)
                 self._ip("-n", hub, "link", "set", f"veth{number}", "master", "bridge", "up")
                 self._up(name, "eth0")
@@ -63,7 +63,7 @@ class Networks:
 
     def under(self, name: str) -> tuple[str, ...]:
         """Return the command that runs another one in the namespace, as the same process."""
-        return ("ip", "netns", "exec", self._namespace(name))
+        return ("ip", "netns", "exec", self.namespace(name))
 
     def set(self, key: str, value: str) -> None:
         """Set a sysctl of the network in every namespace."""
@@ -78,15 +78,16 @@ class Networks:
 
     def end(self) -> None:
         for name in self._names:
-            subprocess.run(["ip", "netns", "del", self._namespace(name)], capture_output=True)
+            subprocess.run(["ip", "netns", "del", self.namespace(name)], capture_output=True)
 
     def _up(self, name: str, link: str) -> None:
-        namespace = self._namespace(name)
+        namespace = self.namespace(name)
         self._ip("-n", namespace, "addr", "add", f"{self.address(name)}/24", "dev", link)
         self._ip("-n", namespace, "addr", "add", f"{self.address6(name)}/64", "dev", link, "nodad")
         self._ip("-n", namespace, "link", "set", link, "up")
 
-    def _namespace(self, name: str) -> str:
+    def namespace(self, name: str) -> str:
+        """What `ip netns` knows the namespace by."""
         return f"psfleet-bench-{os.getpid()}-{name}"
 
     def _ip(self, *arguments: str) -> None:

@@ -12,6 +12,7 @@ from fleet.cluster import Observation
 from fleet.errors import OperatorMistake
 from fleet.inventory import Inventory, Task
 from fleet.run import Run
+from fleet.schema.problems import show
 from fleet.sweep import is_same
 from fleet.units import Health, Unit, find_trouble
 from trainer.config import PROGRAM_NAME, RUN_NAME, SOURCE
@@ -47,12 +48,12 @@ def choose(
     """
     if run_name is not None and not RUN_NAME.fullmatch(run_name):
         raise OperatorMistake(
-            f"--run {run_name!r} can't name a run: its directory gets the name. Use letters, digits, dot, dash and "
+            f"--run {show(run_name)} can't name a run: its directory gets the name. Use letters, digits, dot, dash and "
             "underscore, starting with a letter or digit, such as --run digits-2"
         )
     if program is not None and not PROGRAM_NAME.fullmatch(program):
         raise OperatorMistake(
-            f"--program {program!r} names no program; expected package.module:Name, such as "
+            f"--program {show(program)} names no program; expected package.module:Name, such as "
             "--program trainer.examples.digits:Digits"
         )
     if run_name is None and "sweep" in selection and (program or program_args):
@@ -81,7 +82,7 @@ def check_source(source: str | None, run_name: str | None) -> None:
     found = SOURCE.fullmatch(source)
     if found is None:
         raise OperatorMistake(
-            f"--from {source!r} names no checkpoint; expected RUN@STEP, such as --from digits-1@2000: "
+            f"--from {show(source)} names no checkpoint; expected RUN@STEP, such as --from digits-1@2000: "
             "`fab checkpoints --run digits-1` lists them"
         )
     if run_name is None or run_name == found["run"]:

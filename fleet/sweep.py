@@ -47,7 +47,7 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
         told = plain(yaml.load(text, Loader=Loader))  # which refuses anchors that multiply
     except (OSError, ValueError, RecursionError) as error:
         raise OperatorMistake(
-            f"the sweep {str(path)!r} can't be read: {first_line(error)}. Name a YAML file (docs/sweeps.md)"
+            f"the sweep {show(str(path))} can't be read: {first_line(error)}. Name a YAML file (docs/sweeps.md)"
         ) from error
     except yaml.YAMLError as error:
         raise OperatorMistake(f"the sweep {path} is no YAML: {error}") from error
@@ -82,7 +82,7 @@ def file_problem(told: Any, stem: str) -> str | None:
         return EXPECTED
     for key in told:
         if key not in KEYS:
-            return f"unknown key {key!r}; the keys are {', '.join(KEYS)}"
+            return f"unknown key {show(key)}; the keys are {', '.join(KEYS)}"
     name, grid, points = told.get("name", stem), told.get("grid", {}), told.get("points", [])
     if not isinstance(name, str) or not RUN_NAME.fullmatch(f"{name}-{MOST_POINTS}"):
         return f"name is {show(name)}: the runs are called after it; use letters, digits, '.', '_' and '-'"

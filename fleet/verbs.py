@@ -67,6 +67,8 @@ class Desk:
     ask: Callable[[str], bool] = _ask
     answers: TextIO | None = None
     """Where `--json` goes, while `out` is for who looks on; None where nobody asked for it."""
+    meanwhile: TextIO | None = None
+    """Where it is shown how far a verb is, so that `out` has what comes of it; None for `out`."""
 
     def say(self, text: str) -> None:
         put(self.out, text)
@@ -272,7 +274,7 @@ def _follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict
         desk.say(f"sweep {name} goes on by itself. Look: fab sweep --status. Stop it: fab stop-cluster")
         return None
     chief, evaluator = cluster.inventory.chief, cluster.inventory.evaluator
-    progress = ProgressLine(desk.out, clock=desk.clock)
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
     told: set[str] | None = None
     begun = heard = desk.clock()
     deadline = None
@@ -560,7 +562,7 @@ class _Watch:
         self.timed_out = False
         self._observation = Observation()
         self.run: Run | None = None
-        self.progress = ProgressLine(desk.out, clock=desk.clock)
+        self.progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
 
     def until_trained(self, timeout: float) -> Run:
         """Wait for the first new step; raise with what is wrong when the timeout passes without one."""
@@ -740,7 +742,7 @@ def _ship(desk: Desk, plan: Plan, playbooks: Sequence[str], check: bool = False)
         without=list(plan.missing),
         check=check,
     )
-    progress = ProgressLine(desk.out, clock=desk.clock)
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
     try:
         return desk.ship(shipment, progress)
     finally:

@@ -17,6 +17,7 @@ def main() -> None:
     packages.add_argument("names", nargs="*", help="only these")
     packages.add_argument("--vms", action="store_true", help="those of full VMs instead")
     packages.add_argument("--security", action="store_true", help="those of make test-security instead")
+    packages.add_argument("--browser", action="store_true", help="those of make test-browser instead")
     prepare = verbs.add_parser("prepare", help="key, box, bridge and shared file system (the Vagrantfile calls this)")
     prepare.add_argument("--provider", default="lxc")
     prepare.add_argument("--dotfile", type=Path, default=ROOT / ".vagrant")
@@ -27,8 +28,13 @@ def main() -> None:
     args = parser.parse_args()
     try:
         if args.verb == "packages":
-            suite = machine.SECURITY_PACKAGES if args.security else machine.PACKAGES
-            machine.install_packages(tuple(args.names) or (machine.VM_PACKAGES if args.vms else suite))
+            suites = {
+                "vms": machine.VM_PACKAGES,
+                "security": machine.SECURITY_PACKAGES,
+                "browser": machine.BROWSER_PACKAGES,
+            }
+            chosen = next((each for name, each in suites.items() if getattr(args, name)), machine.PACKAGES)
+            machine.install_packages(tuple(args.names) or chosen)
         elif args.verb == "prepare":
             machine.prepare(ROOT, args.dotfile, args.provider, args.addresses, args.shared_owner)
         else:

@@ -6,6 +6,7 @@ require "socket"
 module Lab
   module Lxc
     BRIDGE = "lxcbr0".freeze
+    TUN = "/dev/net/tun".freeze
 
     # The bridge's address with its prefix, e.g. "10.0.3.1/24"; nil before the bridge is up.
     def self.bridge
@@ -33,6 +34,11 @@ module Lab
         ["net.0.hwaddr", mac(address)],
         ["net.0.mtu", mtu.to_s],
       ]
+      # The hosts' WireGuard, where this machine's kernel has none: wireguard-go makes its interface by this device.
+      if File.chardev?(TUN)
+        settings << ["cgroup.devices.allow", "c 10:200 rwm"] << ["cgroup2.devices.allow", "c 10:200 rwm"]
+        settings << ["mount.entry", "#{TUN} #{TUN.delete_prefix("/")} none bind,create=file 0 0"]
+      end
       (shared || {}).each do |here, there|
         from = here.gsub(" ", '\040')
         settings << ["mount.entry", "#{from} #{there.delete_prefix("/").gsub(" ", '\040')} none bind,create=dir 0 0"]

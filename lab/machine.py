@@ -36,7 +36,17 @@ PACKAGES = (
     "vagrant",
     "vagrant-lxc",
 )
-SECURITY_PACKAGES = ("iproute2", "nftables", "nmap", "util-linux")
+BROWSER_PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
+SECURITY_PACKAGES = (
+    "btrfs-progs",
+    "iproute2",
+    "nftables",
+    "nmap",
+    "tcpdump",
+    "util-linux",
+    "wireguard-go",
+    "wireguard-tools",
+)
 VM_PACKAGES = (
     "dnsmasq-base",
     "e2fsprogs",

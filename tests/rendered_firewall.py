@@ -9,6 +9,7 @@ from typing import Any
 import config_texts
 import firewall
 import jinja2
+import wireguard
 from cluster_spec import cluster_spec
 
 ROLE = Path(__file__).parents[1] / "roles/firewall"
@@ -29,13 +30,14 @@ FACTS = {
 }
 
 
-def render(template: str, **values: object) -> str:
-    """Render one of the role's templates as Ansible does."""
-    loader = jinja2.FileSystemLoader(ROLE / "templates")
+def render(template: str, role: Path = ROLE, **values: object) -> str:
+    """Render one of a role's templates as Ansible does."""
+    loader = jinja2.FileSystemLoader(role / "templates")
     environment = jinja2.Environment(
         loader=loader, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= firewall.FilterModule().filters() | config_texts.FILTERS | {"quote": str}
+    ours = firewall.FilterModule().filters() | wireguard.FilterModule().filters() | config_texts.FILTERS
+    environment.filters |= ours | {"quote": str}
     return environment.get_template(template).render(ansible_managed="Ansible managed", **values)
 
 

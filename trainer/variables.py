@@ -21,9 +21,14 @@ def variables_of(model: Any) -> Iterator[Any]:
 
 
 def flatten(variables: Iterable[Any]) -> Iterator[Any]:
+    """Yield variables, a sharded one as its shards.
+
+    What tf_keras lists among them for a lookup layer that was adapted is none: its vocabulary, of no shape.
+    """
     for variable in variables:
-        yield from getattr(variable, "variables", (variable,))
+        yield from (one for one in getattr(variable, "variables", (variable,)) if hasattr(one, "shape"))
 
 
 def bytes_of(variable: Any) -> int:
-    return math.prod(int(side) for side in variable.shape) * int(variable.dtype.size)
+    """Return what a variable takes, 0 where its size changes."""
+    return math.prod(int(side or 0) for side in variable.shape) * int(variable.dtype.size)

@@ -148,12 +148,26 @@ def keys_text(keys: Mapping[str, str]) -> str:
     return HEADER + "".join(f"{host} {keys[host]}\n" for host in sorted(keys))
 
 
+def deaf_hosts(
+    groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], asked: Collection[str]
+) -> list[str]:
+    """Say of which hosts nobody knows that they will switch keys, and why."""
+    deaf = []
+    for host in wireguard_hosts(groups):
+        said = hostvars[host].get("__wireguard_armed") or {}
+        if host in asked and said.get("rc") != 0:
+            deaf.append(f"{host}: {said.get('stderr') or said.get('msg') or 'it did not answer'}")
+    return deaf
+
+
 class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Any]:
         return {
+            "deaf_hosts": deaf_hosts,
             "other_peers": other_peers,
             "tunnel_address": lambda variables, host: tunnel_address(host, variables),
+            "wireguard_hosts": wireguard_hosts,
             "tunnel_network": lambda variables: str(tunnel_network(variables)),
         }

@@ -28,6 +28,14 @@ def directories(sources: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(path if path.is_dir() else path.parent for path in paths if path.exists()))
 
 
+def list_directory(directory: Path) -> list[Path]:
+    """List what a directory has, nothing where there is none; what may not be read is for Ansible to refuse."""
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
 def file_problems(sources: Sequence[str], groups: Collection[str], hosts: Collection[str]) -> Iterator[Problem]:
     """Refuse variables' files of a group or of a host that there is not."""
     known = definition().groups
@@ -55,7 +63,7 @@ def file_problems(sources: Sequence[str], groups: Collection[str], hosts: Collec
 
 def _directory_problems(directory: Path) -> Iterator[Problem]:
     """Refuse directories that were meant for variables, and that Ansible never looks into."""
-    for path in sorted(path for path in directory.iterdir() if "var" in path.name.lower()):
+    for path in [path for path in list_directory(directory) if "var" in path.name.lower()]:
         aside = re.match(r"(group|host)_vars([-._~]|$)", path.name)  # such as group_vars.old
         if path.is_dir() and not aside:
             close = difflib.get_close_matches(path.name.lower(), ("group_vars", "host_vars"), n=1, cutoff=0.8)
@@ -81,7 +89,7 @@ def _suffix(path: Path) -> str:
 
 def _suffix_problems(directory: Path, names: Collection[str]) -> Iterator[Problem]:
     """Refuse a file that is named for a group or a host, and that Ansible does not read."""
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+    for path in list_directory(directory):
         suffix = path.suffix.lower()
         named = path.stem in names and path.name not in names and not path.name.endswith("~")
         if named and path.is_file() and suffix not in VARIABLE_SUFFIXES and suffix not in ASIDE_SUFFIXES:
@@ -106,11 +114,9 @@ def special_file_problems(sources: Sequence[str]) -> Iterator[Problem]:
 
 def variable_files(directory: Path) -> list[Path]:
     """The files, and directories of files, of which Ansible reads variables."""
-    if not directory.is_dir():
-        return []
     return [
         path
-        for path in sorted(directory.iterdir())
+        for path in list_directory(directory)
         if not path.name.startswith(".")
         and not path.name.endswith("~")
         and (path.is_dir() or path.suffix in VARIABLE_SUFFIXES)
@@ -133,7 +139,7 @@ def beside_problems(sources: Sequence[str], root: Path) -> Iterator[Problem]:
 def empty_problems(source: str) -> Iterator[Problem]:
     """Refuse a directory in which Ansible looks for hosts and finds no file."""
     path = Path(source)
-    if path.is_dir() and not any(is_for_hosts(each) for each in path.iterdir()):
+    if path.is_dir() and not any(is_for_hosts(each) for each in list_directory(path)):
         text = "this directory has no file of hosts; expected one, such as hosts.yml"
         yield Problem(f"{text}. Write it, or name another directory", file=source)
 

@@ -14,7 +14,7 @@ import yaml
 
 from fleet.schema.definition import definition
 from fleet.schema.problems import Problem, show
-from fleet.schema.sources import VARIABLE_SUFFIXES, directories, is_for_hosts, variable_files
+from fleet.schema.sources import VARIABLE_SUFFIXES, directories, is_for_hosts, list_directory, variable_files
 from trainer.parameters import plain_number
 
 GROUP_KEYS = ("hosts", "children", "vars")
@@ -69,7 +69,7 @@ def hosts_files(sources: Sequence[str]) -> list[Path]:
 
 def _files_below(directory: Path) -> Iterator[Path]:
     """The files in the order in which Ansible reads them, directories' files too."""
-    for path in sorted(directory.iterdir()):
+    for path in list_directory(directory):
         if is_for_hosts(path) and path.is_dir() and not path.is_symlink():
             yield from _files_below(path)
         elif is_for_hosts(path):
@@ -168,10 +168,13 @@ def _yaml_values(root: yaml.Node) -> Iterator[Value]:
 
 def _ini_values(file: Path) -> Iterator[Value]:
     """The variables on hosts' lines of an INI file. What Ansible can't read of it is for Ansible to refuse."""
-    if file.suffix not in ("", ".ini") or not file.is_file() or file.stat().st_size > _MOST_BYTES:
+    try:
+        if file.suffix not in ("", ".ini") or not file.is_file() or file.stat().st_size > _MOST_BYTES:
+            return
+        content = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return
     section = ""
-    content = file.read_text(encoding="utf-8", errors="replace")
     for number, line in enumerate([] if content.startswith("#!") else content.splitlines(), start=1):
         if line.startswith("["):
             section = line

@@ -49,6 +49,8 @@ def test_a_wrong_program_is_refused_beside_the_training(lab, long_run, program, 
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert said in refused.stderr
     assert "nothing was stopped, switched or selected" in refused.stdout
+    assert "\x1b" not in refused.stdout + refused.stderr
+    assert ("owned" in refused.stderr) == (program == "slow:Unbuildable")  # its message has an escape
     assert state(lab) == before
     wait_for_progress(lab)
 

@@ -62,3 +62,14 @@ def test_it_serves_the_run_through_a_tunnel(tunnel):
 def test_strangers_do_not_reach_it(address):
     with pytest.raises(TimeoutError):
         socket.create_connection((address, 6006), timeout=3)
+
+
+def test_it_serves_the_runs_page_through_a_tunnel(tunnel):
+    def page():
+        try:
+            with urllib.request.urlopen(f"{tunnel}/data/plugin/psfleet/page?run={LONG_RUN}", timeout=60) as answer:
+                return answer.read().decode()
+        except OSError:
+            return ""
+
+    assert f"<h1>{LONG_RUN} " in wait_until(page, 120, f"TensorBoard serves the page of {LONG_RUN}")

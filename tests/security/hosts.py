@@ -105,11 +105,11 @@ for line in sys.stdin:
 class Hosts:
     """Namespaces that one bridge joins. A host's address is its own of one family; it has one of the other too."""
 
-    def __init__(self, family: int, directory: Path) -> None:
+    def __init__(self, family: int, directory: Path, networks: type[Networks] = Networks) -> None:
         self.family = family
         self._directory = directory
         self._listening: list[subprocess.Popen[str]] = []
-        self.networks = Networks(["switch", *MEMBERS, "stranger"])
+        self.networks = networks(["switch", *MEMBERS, "stranger"])
         for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", SYSTEMCTL)):
             path = directory / "bin" / name
             path.parent.mkdir(exist_ok=True)
@@ -160,9 +160,10 @@ class Hosts:
         return {port for (_, port), found in self.knock(source, doors).items() if found == "open"}
 
     @contextmanager
-    def talk(self, source: str, target: str, port: int, seconds: float = 1.0) -> Iterator[Talk]:
+    def talk(self, source: str, target: str, port: int, seconds: float = 1.0, address: str = "") -> Iterator[Talk]:
         """Hold a connection open."""
-        command = [*self.networks.under(source), "python3", "-c", TALK, self.address(target), str(port), str(seconds)]
+        words = [address or self.address(target), str(port), str(seconds)]
+        command = [*self.networks.under(source), "python3", "-c", TALK, *words]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             try:
                 yield Talk(process)

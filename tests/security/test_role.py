@@ -64,12 +64,12 @@ time.sleep(3600)'
 class Machine:
     """A machine that shares this one's programs, and nothing that the role changes."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, systemctl: str = OFFLINE) -> None:
         self._scratch = scratch
         self._inventory = scratch / "hosts.yml"
         # Its files lie in memory: an overlay can't lie on another one.
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", scratch], check=True)
-        for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", OFFLINE)):
+        for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", systemctl)):
             path = scratch / "bin" / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
@@ -101,8 +101,15 @@ class Machine:
         }
         return subprocess.run([*self._inside, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
 
-    def play(self, *arguments: str, connection: str = ALL, **settings: Any) -> dict[str, Any]:
-        """Run the role, as site.yml does with --limit; returns which tasks changed something, and what was said."""
+    def play(
+        self,
+        *arguments: str,
+        connection: str = ALL,
+        playbook: str = "training.yml",
+        tags: str = "firewall",
+        **settings: Any,
+    ) -> dict[str, Any]:
+        """Run a role, as site.yml does with --limit; returns which tasks changed something, and what was said."""
         inventory = json.loads(json.dumps(INVENTORY))
         inventory["chief"]["hosts"]["here"] |= settings
         self._inventory.write_text(yaml.safe_dump(inventory))
@@ -110,10 +117,10 @@ class Machine:
             "ansible-playbook",
             "--inventory",
             str(self._inventory),
-            str(ROOT / "ansible/training.yml"),
+            str(ROOT / "ansible" / playbook),
             *arguments,
         ]
-        done = self.run(*command, "--tags", "firewall", "--connection", connection, "--limit", "here")
+        done = self.run(*command, "--tags", tags, "--connection", connection, "--limit", "here")
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr
         report, _ = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{\n") :])
         results = [

@@ -1,4 +1,7 @@
-"""Train a few steps below the directory that is given, save and export: for those who watch what comes to the disk."""
+"""Train a few steps below the directory that is given, save and export: for those who watch what comes to the disk.
+
+With `averages` there are two checkpoints, and the end replaces the second.
+"""
 
 import json
 import os
@@ -23,6 +26,19 @@ class Remembered(Table):
         return [Remembering()]
 
 
-result = train(Remembered(), 4, 1, 2, directory=sys.argv[1], partitioner_min_bytes=1024, evaluation="none")
+class Averaged(Remembered):
+    """The averages of its weights are taken for weights at the end."""
+
+    def build_model(self):
+        model = super().build_model()
+        model.compile(optimizer=tf.keras.optimizers.Adam(0.01, use_ema=True), loss="mse")
+        return model
+
+
+program, settings = (
+    (Averaged, {"checkpoint_steps": 2, "steps_per_execution": 2}) if "averages" in sys.argv[2:] else (Remembered, {})
+)
+settings |= {"partitioner_min_bytes": 1024, "evaluation": "none"}
+result = train(program(), 4, 1, 2, directory=sys.argv[1], **settings)
 print(json.dumps({"step": result.step, "directory": str(result.directory)}), flush=True)
 os._exit(0)

@@ -401,6 +401,54 @@ def two_optimizers():
     }
 
 
+class FromNoise(Gan):
+    """Its layers have no input shape, and its call takes noise, which is wider than the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.makes = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(2)])
+        self.judges = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+
+    def train_step(self, data):
+        real = tf.cast(data[0], tf.float32) / WORDS
+        noise = tf.random.normal([tf.shape(real)[0], 5])
+        with tf.GradientTape() as tape:
+            judged = tf.reduce_mean(self.judges(self.makes(noise))) - tf.reduce_mean(self.judges(real))
+        self.second_optimizer.minimize(judged, self.judges.trainable_variables, tape=tape)
+        with tf.GradientTape() as tape:
+            made = -tf.reduce_mean(self.judges(self.makes(noise, training=True)))
+        self.optimizer.minimize(made, self.makes.trainable_variables, tape=tape)
+        return {"judges": judged, "makes": made}
+
+    def test_step(self, data):
+        return {"judges": tf.reduce_mean(self.judges(tf.cast(data[0], tf.float32) / WORDS))}
+
+
+class Makers(Adversaries):
+    def build_model(self):
+        self.model = FromNoise()
+        self.model.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.02))
+        return self.model
+
+    def serving_signature(self, model):
+        noise = tf.TensorSpec([None, 5], tf.float32, name="noise")
+        return tf.function(lambda noise: {"made": model.makes(noise)}, input_signature=[noise])
+
+
+def from_noise():
+    """Evaluated by the side-car, and exported: both build the model before they restore it."""
+    result = train(Makers(), 10, evaluation="sidecar")
+    served = tf.saved_model.load(str(result.directory / "export")).signatures["serving_default"]
+    reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-10"))
+    kernel = reader.get_tensor("model/makes/layer_with_weights-2/bias/.ATTRIBUTES/VARIABLE_VALUE")
+    made = served(noise=tf.zeros([3, 5]))["made"]
+    return {
+        "evaluation": sorted(result.evaluation),
+        "made": list(made.shape),
+        "trained": bool(np.abs(kernel).max() > 0),
+    }
+
+
 class Weighted(Program):
     """Classes 0 and 1 at chance; only those of class 1 have a weight."""
 
@@ -469,6 +517,115 @@ class Examples(keras.metrics.Metric):
 
     def result(self):
         return self.count
+
+
+class Adapted(Program):
+    """Looks words up in a vocabulary and in buckets that layers have found in the data."""
+
+    def build_model(self):
+        words = next(iter(self.train_dataset(None).map(lambda words, _: words)))
+        names = keras.layers.StringLookup()
+        names.adapt(tf.strings.as_string(words))
+        buckets = keras.layers.Discretization(num_bins=4)
+        buckets.adapt(tf.cast(words, tf.float32))
+        given = keras.Input((2,), dtype=tf.int64)
+        name = keras.layers.Lambda(tf.strings.as_string)(given)
+        found = keras.layers.Embedding(names.vocabulary_size(), 4)(names(name))
+        bucket = keras.layers.Embedding(5, 4)(buckets(given))
+        joined = keras.layers.Flatten()(keras.layers.Concatenate()([found, bucket]))
+        self.model = keras.Model(given, keras.layers.Dense(1)(joined))
+        self.model.compile(keras.optimizers.Adam(0.05), "mse")
+        return self.model
+
+
+def adapted():
+    """Trained, restored on another number of ps, begun from its weights, and asked once it is exported."""
+    shared = PLACE / "adapted"
+    first = train(Adapted(), 40, workers=2, directory=shared, evaluation="inline")
+    result = train(Adapted(), 80, workers=2, ps=1, directory=shared, evaluation="inline")
+    weights_file = PLACE / "adapted.weights.h5"
+    Adapted().build_model().save_weights(weights_file)
+    begun = train(Adapted(), 20, workers=2, initial_weights=str(weights_file))
+    served = tf.saved_model.load(str(result.directory / "export")).signatures["serving_default"]
+    rows, target = next(iter(Adapted().train_dataset(None)))
+    told = next(iter(served(**dict.fromkeys(served.structured_input_signature[1], rows)).values()))
+    return {
+        "losses": [first.evaluation["loss"], result.evaluation["loss"]],
+        "served": float(tf.reduce_mean((told - target) ** 2)),
+        "begun": begun.step,
+    }
+
+
+class Sentences(Program):
+    """A recurrent net that its first input builds, over sentences of any length: ragged, or padded and masked."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def build_model(self):
+        class Reader(keras.Model):
+            def __init__(self, masks):
+                super().__init__()
+                self.table = keras.layers.Embedding(WORDS, 4, mask_zero=masks)
+                self.reads = keras.layers.SimpleRNN(4)
+                self.score = keras.layers.Dense(1)
+
+            def call(self, words, training=False):
+                return self.score(self.reads(self.table(words), training=training))
+
+        self.model = Reader(masks=self.kind == "padded")
+        self.model.compile(keras.optimizers.Adam(0.01), "mse")
+        return self.model
+
+    def train_dataset(self, context):
+        lengths = np.random.default_rng(1).integers(1, 9, size=64)
+        words = np.random.default_rng(2).integers(1, WORDS, size=lengths.sum())
+        sentences = tf.RaggedTensor.from_row_lengths(words, lengths)
+        target = (lengths[:, None] / 9).astype(np.float32)
+        dataset = tf.data.Dataset.from_tensor_slices((sentences, target))
+        if self.kind == "ragged":
+            return dataset.batch(8).repeat()
+        return dataset.map(lambda words, target: (words + 0, target)).padded_batch(8, ([None], [1])).repeat()
+
+
+def sentences():
+    found = {}
+    for kind in ("ragged", "padded"):
+        result = train(Sentences(kind), 20, workers=2, evaluation="inline")
+        found[kind] = [result.evaluation["loss"], (result.directory / "export" / "saved_model.pb").is_file()]
+    return found
+
+
+class OwnLoss(Adversaries):
+    """Its `train_step` calls a loss object."""
+
+    def __init__(self, reduction):
+        self.reduction = reduction
+
+    def build_model(self):
+        loss = keras.losses.MeanSquaredError(reduction=self.reduction)
+
+        class Model(keras.Sequential):
+            def train_step(self, data):
+                with tf.GradientTape() as tape:
+                    each = loss(data[1], self(data[0], training=True))
+                    told = tf.reduce_mean(each)
+                self.optimizer.minimize(told, self.trainable_variables, tape=tape)
+                return {"loss": told}
+
+        self.model = Model([keras.layers.Dense(1, input_shape=(2,))])
+        self.model.compile(keras.optimizers.SGD(0.0001))
+        return self.model
+
+
+def own_loss():
+    said = {}
+    for reduction in ("auto", "none"):
+        try:
+            said[reduction] = refused(OwnLoss(reduction))
+        except ValueError as error:
+            said[reduction] = str(error)
+    return said
 
 
 def several():
@@ -565,8 +722,12 @@ def features():
         "mixed": tried(mixed),
         "float16": tried(float16),
         "two_optimizers": tried(two_optimizers),
+        "from_noise": tried(from_noise),
         "weighted": tried(weighted),
         "several": tried(several),
+        "adapted": tried(adapted),
+        "own_loss": tried(own_loss),
+        "sentences": tried(sentences),
         "regularized": tried(regularized),
     }
 

@@ -50,6 +50,19 @@ def test_a_constraint_writes_only_what_it_changes(make: Callable[[float], Any], 
     assert made.layers[0].kernel.numpy().tolist() == [[13.0], [0.0]]
 
 
+def test_autograph_can_translate_what_a_step_calls_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    variable, optimizer = tf.Variable(1.0), tf.keras.optimizers.SGD(0.5)
+    constrain_by_elements(optimizer)
+    logger = tf.get_logger()
+    logger.addHandler(caplog.handler)
+    try:
+        tf.function(lambda: optimizer.apply_gradients([(tf.constant(1.0), variable)]))()
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert float(variable) == 0.5
+    assert "AutoGraph" not in caplog.text
+
+
 def test_a_constraint_of_a_number_is_kept() -> None:
     scale = tf.Variable(-1.0, constraint=lambda value: tf.maximum(value, 0.5))
     optimizer = tf.keras.optimizers.SGD(0.0)

@@ -84,6 +84,33 @@ def test_layers_of_one_class_are_found_in_the_order_in_which_they_were_made() ->
     assert found["dense:1/kernel"] is second.kernel
 
 
+class Generator(keras.Model):
+    """Its call takes noise, which is wider than the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.makes = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+
+    def call(self, noise: Any) -> Any:
+        return self.makes(noise)
+
+
+class Scaled(Generator):
+    """It makes a variable of its own when it is built."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(name="scale", shape=())
+
+
+def test_a_model_whose_layers_are_built_may_be_called_with_other_than_the_data() -> None:
+    made = Generator()
+    made.compile("adam")
+    keras3.build(made, tf.TensorSpec([None, 2]))
+    assert [tuple(weight.shape) for weight in made.trainable_variables] == [(5, 2), (2,)]
+    with pytest.raises(ValueError, match="expected axis -1"):
+        keras3.build(Scaled(), tf.TensorSpec([None, 2]))
+
+
 def test_no_variable_is_left_out() -> None:
     layers = keras.layers
     inner = keras.Sequential([layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.1)])

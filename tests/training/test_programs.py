@@ -136,6 +136,10 @@ def test_two_optimizers_train_and_are_restored(features: dict[str, Any]) -> None
     assert gan["export"]
 
 
+def test_a_model_whose_call_takes_other_than_the_data_is_evaluated_and_exported(features: dict[str, Any]) -> None:
+    assert features["from_noise"] == {"evaluation": ["judges"], "made": [3, 2], "trained": True}
+
+
 def test_split_tables_train_in_bfloat16_and_are_restored_on_another_number_of_ps(features: dict[str, Any]) -> None:
     mixed = features["mixed"]
     first, exported, again, _ = mixed["shards"]
@@ -153,6 +157,25 @@ def test_float16_is_refused_with_what_to_take_instead(features: dict[str, Any]) 
 def test_weights_of_classes_count(features: dict[str, Any]) -> None:
     assert features["weighted"]["bias"] > 1  # the other class has no weight
     assert features["weighted"]["evaluation"]["accuracy"] == 1
+
+
+def test_layers_that_were_adapted_look_up_on_workers_and_are_restored_and_exported(features: dict[str, Any]) -> None:
+    adapted = features["adapted"]
+    assert adapted["losses"][1] < 0.05
+    assert adapted["served"] < 0.05
+    assert adapted["begun"] == 20
+
+
+@pytest.mark.parametrize("kind", ["ragged", "padded"])
+def test_a_recurrent_net_trains_on_rows_of_any_length_and_is_exported(features: dict[str, Any], kind: str) -> None:
+    loss, exported = features["sentences"][kind]
+    assert loss < 1
+    assert exported
+
+
+def test_a_loss_that_a_step_calls_itself_says_how_it_is_reduced(features: dict[str, Any]) -> None:
+    assert features["own_loss"]["none"] == "trained"
+    assert "Reduction.NONE" in features["own_loss"]["auto"]  # Keras's own words
 
 
 def test_several_inputs_outputs_and_losses_have_names(features: dict[str, Any]) -> None:

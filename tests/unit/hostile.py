@@ -140,6 +140,7 @@ VALUES: list[tuple[str, Any]] = [
     ("trainer_limits", {"worker": {"MemoryMax": "8G"}}), ("trainer_limits", {"ps": {"cpu_weight": "100"}}),
     ("trainer_limits", {"ps": {"tasks_max": 1}}), ("trainer_limits", {"ps": {"memory_max": "1G\nUser=root"}}),
     ("trainer_stop_seconds", float("inf")), ("trainer_watchdog_seconds", "30"), ("trainer_watchdog_seconds", 10**30),
+    ("snapshots_kept", "24"), ("snapshots_kept", -1), ("snapshots_minutes", 0), ("snapshots_minutes", "1h\nUser=x"),
     ("nfs_server_options", "rw,no_root_squash) *(rw"), ("nfs_server_threads", 10**6), ("nfs_client_options", "hard\nx"),
     ("nfs_client_options", "a" * 3000),
     ("nfs_client_port", 0), ("ansible_port", "ssh"), ("ansible_port", 10**30), ("ansible_port", 0),

@@ -73,6 +73,22 @@ def test_ends_when_the_finished_run_is_evaluated(config: Config, tmp_path: Path)
     assert run_evaluator(config, Heard(), lambda: config) == 0
 
 
+@pytest.mark.parametrize(("page", "wanted"), [(None, True), (-60, True), (60, False)])
+def test_the_page_of_a_finished_run_has_its_last_evaluation_and_is_then_left(
+    config: Config, tmp_path: Path, page: int | None, wanted: bool
+) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    write_checkpoint(directory, 10)
+    write_record(directory.evaluation, {"step": 10, "metrics": {}})
+    directory.set_state(RunState.FINISHED, 10)
+    if page is not None:
+        evaluated = directory.evaluation.stat().st_mtime
+        directory.report.write_text("before")
+        os.utime(directory.report, (evaluated + page, evaluated + page))
+    assert run_evaluator(config, Heard(), lambda: config) == 0
+    assert (directory.report.read_text() != "before") == wanted
+
+
 @pytest.mark.parametrize("evaluation", ["inline", "distributed", "exact", "none"])
 def test_has_nothing_to_do_when_it_is_not_the_one_that_evaluates(config: Config, evaluation: str) -> None:
     heard = Heard()

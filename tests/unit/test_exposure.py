@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ MOST = {
     "psfleet-firewall.service": ONE_SHOT,
     "psfleet-nvidia-devices.service": ONE_SHOT,
     "psfleet-remount.service": ONE_SHOT,
+    "psfleet-snapshot.service": ONE_SHOT,
     "psfleet-wireguard.service": ONE_SHOT,
     "psfleet-gpu-metrics.service": TASK,
 }
@@ -38,7 +40,8 @@ LISTS = "\n[Service]\nIPAddressDeny=any\nIPAddressAllow=127.0.0.0/8\nIPAddressAl
 def render(path: Path, **values: Any) -> str:
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     environment.filters |= config_texts.FILTERS | {
-        "combine": lambda *maps: {k: v for each in maps for k, v in each.items()}
+        "dirname": os.path.dirname,
+        "combine": lambda *maps: {k: v for each in maps for k, v in each.items()},
     }
     given = {
         "ansible_managed": "Ansible managed",
@@ -51,6 +54,7 @@ def render(path: Path, **values: Any) -> str:
         "__nfs_client_unit": "srv-trainer.mount",
         "trainer_settings": {"shared_dir": SHARED},
         "node_exporter_gpu_number": 2,
+        "snapshots_path": "/srv/nfs/trainer",
         **yaml.safe_load((ROOT / "roles/wireguard/vars/main.yml").read_text()),
     }
     return environment.from_string(path.read_text()).render(given | values)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fabric.main import make_program
@@ -22,6 +23,15 @@ def fab(*words: str) -> int:
     code = ended.value.code
     assert isinstance(code, int)
     return code
+
+
+def load_fabfile() -> Any:
+    spec = importlib.util.spec_from_file_location("fabfile", ROOT / "fabfile.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -156,11 +166,7 @@ def test_a_flag_that_is_no_number_exits_2_and_says_what_was_expected(
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_terminal_that_is_shut_and_kill_are_as_ctrl_c(number: signal.Signals) -> None:
-    spec = importlib.util.spec_from_file_location("fabfile", ROOT / "fabfile.py")
-    assert spec
-    assert spec.loader
-    fabfile = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fabfile)
+    fabfile = load_fabfile()
 
     def leave() -> None:
         with fabfile._leaving("left"):
@@ -181,3 +187,10 @@ def test_a_terminal_that_is_shut_and_kill_are_as_ctrl_c(number: signal.Signals) 
         assert cleaned_up == [number]
     finally:
         signal.signal(number, before)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_how_far_a_verb_is_goes_to_standard_error(as_json: bool) -> None:
+    desk = load_fabfile()._desk(as_json)
+    assert (desk.meanwhile or desk.out) is sys.stderr
+    assert (desk.answers or desk.out) is sys.stdout

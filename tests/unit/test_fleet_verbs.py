@@ -325,6 +325,17 @@ def train(per_second: float = 5) -> Callable[[Pretence], None]:
     return tick
 
 
+def test_how_far_a_start_is_stands_apart_from_what_came_of_it(hosts: Pretence, desk: verbs.Desk) -> None:
+    hosts.tick = train()
+    desk.meanwhile = io.StringIO()
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    shown = desk.meanwhile.getvalue()
+    assert re.search(r"step \d+/30", shown)
+    assert not re.search(r"step \d+/30", printed(desk))
+    assert "run digits finished" in printed(desk)
+    assert "finished" not in shown.replace("finished, waiting", "")
+
+
 def test_start_cluster_trains_to_the_end_and_sums_up(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.tick = train()
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)

@@ -1,8 +1,12 @@
 """Who mounts the shared path, and from where."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 from nfs import nfs_clients, nfs_source, without_own_exports
 
+ROLE = Path(__file__).parents[2] / "roles/nfs_server"
 HOSTVARS = {
     # The directory is the server's: clients need not know of it.
     "store": {"ansible_host": "192.0.2.1", "cluster_address": "10.0.0.1", "cluster_nfs_dir": "/srv/nfs"},
@@ -55,3 +59,18 @@ OLD = "# Ansible managed\n# The whole of this machine's exports: psfleet owns th
 def test_of_the_machines_exports_only_the_old_block_is_taken_out(text, left):
     assert without_own_exports(text) == left
     assert without_own_exports(left) == left
+
+
+def test_of_the_machines_exports_nothing_but_the_old_block_is_written():
+    """No NFS server runs in a container: `make test-vms` sees the file, and this which task writes it."""
+    tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text())
+    writes = {
+        (module, arguments["dest"]): arguments.get("content", arguments.get("src"))
+        for task in tasks
+        for module, arguments in task.items()
+        if isinstance(arguments, dict) and "exports" in str(arguments.get("dest"))
+    }
+    assert writes == {
+        ("ansible.builtin.template", "/etc/exports.d/psfleet.exports"): "exports.j2",
+        ("ansible.builtin.copy", "/etc/exports"): "{{ __nfs_server_others_text | without_own_exports }}",
+    }

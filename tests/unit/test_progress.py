@@ -12,6 +12,7 @@ import pytest
 
 from trainer.config import Config
 from trainer.reporting import progress as metrics
+from trainer.reporting.history import read_lines
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress, Writer
 from trainer.reporting.status import Status, read_status
@@ -224,3 +225,13 @@ def test_tensorboard_has_the_settings_and_the_faults(begin: Callable[..., Progre
     assert lost[2].startswith("    20")
     assert lost[2].endswith("  ps-lost  ps-0 on 192.0.2.1:2300  its process has ended")
     assert begin().status.faults == 2
+
+
+def test_the_size_of_a_step_is_in_the_history_once(begin: Callable[..., Progress], directory: RunDirectory) -> None:
+    progress = begin()
+    progress.trained(10, 5.0, {"loss": 1.0})
+    progress.tally.step_examples = 32
+    for step in (20, 30):
+        progress.trained(step, 5.0, {"loss": 1.0})
+    progress.close()
+    assert [line["batch"] for line in read_lines(directory.history) if "batch" in line] == [32]

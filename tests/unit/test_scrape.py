@@ -18,9 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from trainer.cluster.member import State
 from trainer.config import Config
-from trainer.reporting import scrape
+from trainer.reporting import metrics, scrape
 from trainer.reporting.events import FAULTS
 from trainer.reporting.goodput import KINDS
+from trainer.reporting.gpu_use import GpuUse
 from trainer.reporting.metrics import METRICS, MOST_METRICS, STATES, Told
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
@@ -40,6 +41,12 @@ def progress(tmp_path: Path) -> Iterator[Progress]:
     progress = Progress(config, RunDirectory(tmp_path, "a"), Notifier())
     yield progress
     progress.close()
+
+
+@pytest.fixture
+def _gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for what nvidia-smi says: there is no GPU."""
+    monkeypatch.setattr(metrics, "gpu_use", lambda: GpuUse(0.5, 2**30))
 
 
 def full(progress: Progress) -> Told:
@@ -88,6 +95,7 @@ def samples(told: Told) -> dict[tuple[str, ...], float]:
     return found
 
 
+@pytest.mark.usefixtures("_gpus")
 def test_each_metric_has_the_type_the_meaning_and_the_labels_of_the_table(progress: Progress) -> None:
     found = families(full(progress))
     for metric in METRICS.values():

@@ -35,6 +35,16 @@ def test_tags_are_the_roles_names() -> None:
     assert found == {role.name for role in (ROOT / "roles").iterdir()} | {"always"}
 
 
+def test_never_do_all_hosts_load_a_driver_at_once() -> None:
+    """No GPU host is rebooted here without a GPU: `tests/infra/test_planned_reboot.py` has the batches on hosts."""
+    plays = yaml.safe_load((ROOT / "ansible/gpu.yml").read_text())
+    (play,) = [play for play in plays if "by a reboot" in play["name"]]
+    assert play["serial"] == play["vars"]["reboot_batch"] == "{{ gpu_batch | default('25%') }}"
+    others = [task for each in plays if each is not play for task in each.get("tasks", ())]
+    assert "nvidia_driver_reboot_tasks" in str(play)
+    assert "nvidia_driver_reboot_tasks" not in str(others)
+
+
 def test_a_tasks_new_port_never_comes_without_its_table() -> None:
     plays = re.findall(
         r"play #\d+ \(.*?\): (.*?)\t", listed(ROOT / "inventory/lab", "--list-tags", "--tags", "trainer")

@@ -15,7 +15,7 @@ from preflight import preflight_problems
 from fleet.errors import OperatorMistake
 from fleet.inventory import find_problems, load_inventory, read_source
 from fleet.schema.shapes import shape_problems
-from fleet.schema.sources import beside_problems, range_problems
+from fleet.schema.sources import beside_problems, file_problems, range_problems
 from fleet.schema.texts import text_problems, unread_problems
 from fleet.validate import validate
 from fleet.verbs import Desk
@@ -361,8 +361,14 @@ def test_a_file_that_nobody_may_read_is_left_to_ansible(site: Path, monkeypatch:
     def refuse(path: Path, *args: Any, **kwargs: Any) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
+    (site / "more.ini").write_text("[gpu]\ntrain ansible_host=192.0.2.31\n")
+    assert len(list(text_problems([str(site)]))) == 1
     monkeypatch.setattr(Path, "read_text", refuse)  # root may read any file
     assert list(range_problems(str(site / "hosts.yml"))) == []
+    assert list(text_problems([str(site)])) == []
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert list(text_problems([str(site)])) == list(shape_problems([str(site)])) == []
+    assert list(file_problems([str(site)], [], [])) == []
 
 
 @pytest.mark.parametrize("place", ["group_vars/worker.yml", "host_vars/train.yml", "more.yml"])

@@ -138,6 +138,8 @@ def describe_shares(gave: Mapping[str, int]) -> str:
     least, most = min(gave, key=gave.__getitem__), max(gave, key=gave.__getitem__)
     if len(gave) == 1:
         return f"{least} gave all {usual:,} steps."
+    if gave[least] == gave[most]:
+        return f"Each of the {len(gave)} workers gave {usual:,} steps."
     extremes = f"{least} gave the fewest, {gave[least]:,}, and {most} the most, {gave[most]:,}"
     return f"The median worker gave {usual:,} steps; {extremes}."
 
@@ -158,13 +160,17 @@ def describe_saves(saves: Sequence[Sequence[Any]]) -> str:
 def describe_tasks(tasks: Mapping[str, Any], what: str) -> str:
     """Say which task takes most."""
     peaks = {
-        task: max((value for value in told[what] if value is not None), default=None) for task, told in tasks.items()
+        task: max((value for value in told.get(what, []) if value is not None), default=None)
+        for task, told in tasks.items()
     }
     known = {task: peak for task, peak in peaks.items() if peak is not None}
     if not known:
         return "Not known."
     greatest = max(known, key=known.__getitem__)
-    if what == "memory":
+    if what == "gpu":
+        idlest = min(known, key=known.__getitem__)
+        return f"{greatest} kept its GPUs busiest, {known[greatest]:.0%} at most; {idlest} least, {known[idlest]:.0%}."
+    if what.endswith("memory"):
         return f"{greatest} took the most, {size(known[greatest])}."
     cores = tasks[greatest]["cores"]
     return f"{greatest} took the most, {known[greatest]:.2f} cores{f' of {cores}' if cores else ''}."

@@ -15,6 +15,7 @@ from trainer import __version__
 from trainer.reporting.events import FAULTS
 from trainer.reporting.goodput import KINDS
 from trainer.reporting.progress import Progress
+from trainer.reporting.resources import gpu_use
 from trainer.reporting.tally import Histogram, Tally
 from trainer.states import RunState
 
@@ -40,6 +41,9 @@ METRICS = {
         Metric("psfleet_build_info", "gauge", "Always 1", ("version", "release", "tensorflow"), of_run=False),
         Metric("psfleet_task_restarts_total", "counter", "Processes that the task's supervisor has started after its "
                "first", of_run=False),
+        Metric("psfleet_task_gpu_busy_ratio", "gauge", "Share of time in which the task's GPUs computed, their mean",
+               of_run=False),
+        Metric("psfleet_task_gpu_memory_used_bytes", "gauge", "Memory in use on the task's GPUs", of_run=False),
         Metric("psfleet_run_state", "gauge", "1 for the run's state, else 0", ("state",)),
         Metric("psfleet_run_steps", "gauge", "Step at which the run is finished"),
         Metric("psfleet_step", "gauge", "Step of the run"),
@@ -107,6 +111,9 @@ class Told:
     def _samples(self) -> Iterator[Sample]:
         yield "psfleet_build_info", (__version__, self._release, tensorflow_version()), 1
         yield "psfleet_task_restarts_total", (), self._restarts
+        if (use := gpu_use()) is not None:
+            yield "psfleet_task_gpu_busy_ratio", (), use.busy
+            yield "psfleet_task_gpu_memory_used_bytes", (), use.memory
         if self._progress is not None:
             yield from of_progress(self._progress)
         if self._tally is not None:

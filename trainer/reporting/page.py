@@ -40,6 +40,7 @@ LIBRARY = "echarts-6.1.0.min.js"
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
 PATIENCE = 100.0  # times as long as it took to write the page, the next one waits: 1 % of a processor
 MOST_ROWS = 1000  # of a table
+NUMBERS = ("step", "took", "size", "steps lost")  # columns that are set to the right
 COLUMNS = ("time", "step", "what", "where", "took", "steps lost", "message")
 
 
@@ -80,8 +81,8 @@ def render(stories: Sequence[Mapping[str, Any]]) -> str:
             "base-uri 'none'",
             "form-action 'none'",
             "img-src data:",
-            f"style-src {digest(style)}",
-            f"script-src {' '.join(map(digest, scripts))}",
+            f"style-src 'sha256-{digest(style)}'",
+            "script-src " + " ".join(f"'sha256-{each}'" for each in script_digests()),
         ]
     )
     return Template(asset("page.html")).substitute(
@@ -101,8 +102,13 @@ def asset(name: str) -> str:
 
 
 def digest(source: str) -> str:
-    """Return what the page's policy calls a script or style that it permits."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+    """Return what a policy calls a script or style that it permits."""
+    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+
+def script_digests() -> list[str]:
+    """Return the digests of the page's scripts, for a server whose own policy must permit them."""
+    return [digest(asset(LIBRARY)), digest(asset("page.js"))]
 
 
 def to_data(value: Any) -> str:
@@ -218,7 +224,7 @@ def tiles(story: Mapping[str, Any]) -> str:
         of = f"of {story['steps']:,}" if story["steps"] else ""
         found.append(("steps", f"{story['step']:,}", of))
     if story["began"] and story["until"]:
-        found.append(("time", duration(story["until"] - story["began"]), f"since {moment(story['began'])}"))
+        found.append(("time", duration(story["until"] - story["began"]), f"since {clock(story['began'])}"))
     if story["goodput"] is not None:
         found.append(
             ("goodput", f"{100 * story['goodput']:.1f} %", f"of {duration(story['elapsed'] or 0)} that it was to train")
@@ -229,8 +235,8 @@ def tiles(story: Mapping[str, Any]) -> str:
     return (
         '<dl class="tiles">'
         + "".join(
-            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
-            for name, value, more in found
+            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{more}</small></dd></div>"
+            for name, value, more in found  # `more` is of numbers and markup alone
         )
         + "</dl>"
     )
@@ -268,7 +274,8 @@ def controls(story: Mapping[str, Any] | None) -> str:
     return (
         '<div class="controls"><fieldset><legend>Curves over</legend>'
         '<label><input type="radio" name="over" value="time" checked>time</label>'
-        '<label><input type="radio" name="over" value="step">steps</label></fieldset>'
+        '<label><input type="radio" name="over" value="step">steps</label>'
+        '<label><input type="checkbox" id="log">loss on a log scale</label></fieldset>'
         '<button type="button" id="whole">whole run</button>'
         f'<ul class="legend" aria-label="Marks">{marks if story is not None else ""}</ul>{kinds}'
         '<div class="chart" aria-hidden="true" data-figure="overview"></div>'
@@ -328,8 +335,16 @@ def bars(names: Sequence[str], rows: Iterable[tuple[str, str, float, str]], kind
         f"<span>{escape(more)}</span></td></tr>"
         for name, value, share, more in rows
     )
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    return f'<div class="table"><table class="bars"><thead><tr>{head}</tr></thead><tbody>{told}</tbody></table></div>'
+    head = "".join(
+        f'<th scope="col"{" class=number" if place == 1 else ""}>{escape(name)}</th>'
+        for place, name in enumerate(names)
+    )
+    return scrollable(f'<table class="bars"><thead><tr>{head}</tr></thead><tbody>{told}</tbody></table>')
+
+
+def scrollable(table: str) -> str:
+    """Return a table that may be wider than its reader's screen: it can be scrolled with the keyboard as well."""
+    return f'<div class="table" tabindex="0">{table}</div>'
 
 
 def members_section(story: Mapping[str, Any]) -> str:
@@ -366,9 +381,9 @@ def saves_section(story: Mapping[str, Any]) -> str:
 
 
 def details(title: str, names: Sequence[str], rows: str, opened: bool = False) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    head = "".join(f'<th scope="col"{" class=number" if name in NUMBERS else ""}>{escape(name)}</th>' for name in names)
     return (
-        f'<details{" open" if opened else ""}><summary>{escape(title)}</summary><div class="table"><table>'
+        f'<details{" open" if opened else ""}><summary>{escape(title)}</summary><div class="table" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 
@@ -401,11 +416,17 @@ def placement_section(story: Mapping[str, Any]) -> str:
 def tasks_section(story: Mapping[str, Any]) -> str:
     if not any(task["t"] for task in story["tasks"].values()):
         return ""
+    gpus = ""
+    if any("gpu" in task for task in story["tasks"].values()):
+        gpus = figure("gpu", "GPUs of each task", describe_tasks(story["tasks"], "gpu")) + figure(
+            "gpu_memory", "Memory on the GPUs of each task", describe_tasks(story["tasks"], "gpu_memory")
+        )
     return section(
-        "Memory and processor",
+        "Memory, processor and GPUs" if gpus else "Memory and processor",
         '<div class="figures">'
         + figure("memory", "Memory of each task", describe_tasks(story["tasks"], "memory"))
         + figure("processor", "Processor of each task", describe_tasks(story["tasks"], "processor"))
+        + gpus
         + "</div>",
         "tasks",
     )
@@ -502,7 +523,7 @@ def columns(stories: Sequence[Mapping[str, Any]], rows: Iterable[tuple[str, Sequ
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(value)}</td>" for value in values)}</tr>'
         for name, values in rows
     )
-    return f'<div class="table"><table><thead><tr><td></td>{head}</tr></thead><tbody>{told}</tbody></table></div>'
+    return scrollable(f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{told}</tbody></table>")
 
 
 def differences(stories: Sequence[Mapping[str, Any]]) -> str:

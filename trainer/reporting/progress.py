@@ -203,6 +203,7 @@ class Progress:
         self.history = History(directory.history, self.post)
         self._page = PageWriter(directory)
         self.tally = Tally()
+        self._step_examples: int | None = None  # as the history has it
         self._looked_at = -math.inf
         self._config = config
         self._read()
@@ -315,6 +316,9 @@ class Progress:
                 self.post(partial(self._board.write, step, shown, time.time()))
                 log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers(values))
             self._show()
+            if self.tally.step_examples and self.tally.step_examples != self._step_examples:
+                self._step_examples = self.tally.step_examples
+                self.history.batch(self._step_examples)
             self.history.numbers(step, steps_per_second, values, status.ledger)
             self.post(self._page.write_if_due)
 

@@ -1,6 +1,7 @@
 """What each task takes of its machine, for the run's page: <run>/tasks/<task>.jsonl, a line now and then.
 
-{"t", "memory": bytes that are resident, "processor": cores in use since the line before, "cores": of the machine}
+{"t", "memory": bytes that are resident, "processor": cores in use since the line before, "cores": of the machine,
+ "gpu": share of time in which its GPUs computed, "gpu_memory": bytes in use there; where it has GPUs}
 
 A task writes its own. A worker on a host may write nothing: the coordinator asks it where it is scraped, and writes.
 """
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainer.reporting.events import append
+from trainer.reporting.gpu_use import GpuUse, read_gpu_use
 from trainer.reporting.history import thin_file
 from trainer.run.directory import RunDirectory
 
@@ -28,6 +30,19 @@ WORKERS = "TRAINER_METRICS_OF_WORKERS"  # the coordinator's environment: {"worke
 ANSWER_SECONDS = 2.0
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 AT_ONCE = 16
+NAMES = (
+    "process_resident_memory_bytes",
+    "process_cpu_seconds_total",
+    "process_start_time_seconds",
+    "psfleet_task_gpu_busy_ratio",
+    "psfleet_task_gpu_memory_used_bytes",
+)
+_gpu_use: GpuUse | None = None
+
+
+def gpu_use() -> GpuUse | None:
+    """Return what this process's GPUs did when it was looked at last: who scrapes starts no nvidia-smi."""
+    return _gpu_use
 
 
 def record_resources(task: str, directory: Callable[[], RunDirectory | None]) -> None:
@@ -36,18 +51,23 @@ def record_resources(task: str, directory: Callable[[], RunDirectory | None]) ->
 
 
 def _record(task: str, directory: Callable[[], RunDirectory | None]) -> None:
+    global _gpu_use
     used, since, pause = cpu_seconds(), time.monotonic(), FIRST_SECONDS
     workers = Workers(json.loads(os.environ.get(WORKERS) or "{}"))
     while True:
         time.sleep(pause)
-        before, began, used, since, pause = used, since, cpu_seconds(), time.monotonic(), EVERY_SECONDS
+        before, began, used, since = used, since, cpu_seconds(), time.monotonic()
+        pause = min(2 * pause, EVERY_SECONDS)  # of a short run there are some lines as well
+        _gpu_use = read_gpu_use()
         run = directory()
         if run is None or not os.access(run.path, os.W_OK):
             continue
         processor = round((used - before) / (since - began), 3)
-        write_line(run.tasks / f"{task}.jsonl", {"memory": memory(), "processor": processor, "cores": os.cpu_count()})
-        for worker, taken in workers.ask().items():
-            write_line(run.tasks / f"{worker}.jsonl", taken)
+        gpu = {} if _gpu_use is None else {"gpu": _gpu_use.busy, "gpu_memory": _gpu_use.memory}
+        taken = {"memory": memory(), "processor": processor, "cores": os.cpu_count(), **gpu}
+        write_line(run.tasks / f"{task}.jsonl", taken)
+        for worker, told in workers.ask().items():
+            write_line(run.tasks / f"{worker}.jsonl", told)
 
 
 class Workers:
@@ -64,11 +84,13 @@ class Workers:
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="resources") as pool:
             answers = dict(zip(self._addresses, pool.map(read_process, self._addresses.values()), strict=True))
         taken: dict[str, dict[str, float]] = {}
-        for worker, (memory, used, started) in answers.items():
+        for worker, (memory, used, started, busy, held) in answers.items():
             if memory is None or used is None:
                 continue
             now = time.monotonic()
             taken[worker] = {"memory": int(memory)}
+            if busy is not None and held is not None:
+                taken[worker] |= {"gpu": busy, "gpu_memory": int(held)}
             before, since, of = self._before.get(worker, (used, now, None))
             if of == started and now > since:
                 taken[worker]["processor"] = round((used - before) / (now - since), 3)
@@ -81,18 +103,16 @@ def write_line(path: Path, taken: Mapping[str, float | None]) -> None:
     thin_file(path, MOST_BYTES)
 
 
-def read_process(address: str) -> tuple[float | None, float | None, float | None]:
-    """Ask a task where it is scraped: bytes in memory, seconds of processor, when it started; None each if unknown."""
+def read_process(address: str) -> list[float | None]:
+    """Ask a task where it is scraped: the values of NAMES; None each where it does not say."""
     try:
         with DIRECTLY.open(f"http://{address}/metrics", timeout=ANSWER_SECONDS) as answer:
-            lines = [line.split() for line in answer.read().decode().splitlines() if line.startswith("process_")]
+            lines = [line.split() for line in answer.read().decode().splitlines() if line.startswith(NAMES)]
         known = {words[0]: float(words[1]) for words in lines if len(words) == 2}
     except (OSError, ValueError) as error:
         log.debug("%s does not say what it takes: %s", address, error)
-        return None, None, None
-    names = ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_start_time_seconds")
-    first, second, third = (known.get(name) for name in names)
-    return first, second, third
+        known = {}
+    return [known.get(name) for name in NAMES]
 
 
 def memory() -> int:

@@ -49,6 +49,8 @@ RECOVERIES = {
 }
 OTHERS = {"member-left": "member left in order", "stopped": "stopped on request", "finished": "finished"}
 ENDS_A_FAULT = ("training", "member-back")
+FOLLOWS = ("recovering", "lease-taken")  # from the loss of a member; of themselves they are faults
+FOLLOWS_SECONDS = 60.0
 MEMBER_FAULTS = ("member-lost", "ps-lost", "member-silent", "member-given-up", "member-other-release")
 
 
@@ -131,7 +133,10 @@ def timed(lines: Iterable[dict[str, Any]], key: str = "t") -> list[dict[str, Any
 
 def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
     """Return what the page tells of a run, as JSON has it."""
-    status, settings = records.status, mapping(records.settings.get("settings"))
+    status = records.status
+    # A page is sent to others, whom it must not tell the address of a webhook.
+    known = mapping(records.settings.get("settings"))
+    settings = {name: value for name, value in known.items() if not name.startswith("notify_")}
     rows = [line for line in records.history if number_of(line.get("step")) is not None]
     ledger = read_ledger(status.get("ledger"))
     series = tell_series(records, rows, most_points)
@@ -245,7 +250,7 @@ def tell_series(records: Records, rows: Sequence[Mapping[str, Any]], most_points
         {str(name) for row in rows for name in mapping(row.get("values"))}, key=lambda name: (name != "loss", name)
     )
     batch = next((size for line in reversed(records.history) if (size := number_of(line.get("batch")))), None)
-    kept = thin_rows(rows, max(100, most_points // (len(names) + 3)))
+    kept = thin_rows(rows, max(100, most_points // (len(names) + 2)))  # and the two speeds
     values = {name: [finite(mapping(row.get("values")).get(name)) for row in kept] for name in names}
     if kept:
         values[SPEED] = [finite(row.get("speed")) for row in kept]
@@ -331,8 +336,8 @@ def tell_marks(events: Sequence[Mapping[str, Any]], at_step: Callable[[float], i
             trained = True
             if not open_faults:
                 continue
-        if name == "recovering" and any(fault["event"] in MEMBER_FAULTS for fault in open_faults):
-            kind = "recovery"  # what follows from that fault
+        if name in FOLLOWS and any(follows(event, fault) for fault in open_faults):
+            kind = "recovery"
         mark = {
             "t": round(event["t"], 1),
             "step": step_in(text(event.get("message")))
@@ -350,6 +355,12 @@ def tell_marks(events: Sequence[Mapping[str, Any]], at_step: Callable[[float], i
         if mark["step"] is None:
             mark["step"] = at_step(event["t"])
         marks.append(mark)
+        if name in MEMBER_FAULTS:
+            # Who was lost may be known only when the cluster is being formed anew, which then is no fault of its own.
+            for fault in [one for one in open_faults if one["event"] == "recovering"]:
+                fault["kind"], mark["lost"] = "recovery", mark["lost"] + fault["lost"]
+                fault["lost"] = 0
+                open_faults.remove(fault)
         if kind == "fault":
             open_faults.append(mark)
         elif mark["lost"] and open_faults:
@@ -363,6 +374,14 @@ def tell_marks(events: Sequence[Mapping[str, Any]], at_step: Callable[[float], i
                     continue
                 open_faults.remove(fault)
     return marks[-MOST_MARKS:]
+
+
+def follows(event: Mapping[str, Any], fault: Mapping[str, Any]) -> bool:
+    """Whether an event is what a lost member led to: a coordinator that can't let go of a frozen ps begins anew."""
+    if fault["event"] not in MEMBER_FAULTS or event["t"] - fault["t"] > FOLLOWS_SECONDS:
+        return False
+    is_frozen_server = fault["event"] == "member-silent" and str(fault["task"]).startswith("ps-")
+    return event["event"] == "recovering" or is_frozen_server
 
 
 def step_in(message: str) -> int | None:
@@ -518,6 +537,11 @@ def tell_tasks(tasks: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, An
             "processor": [finite(line.get("processor")) for line in kept],
             "cores": whole(lines[-1].get("cores")) if lines else None,
         }
+        if any("gpu" in line for line in kept):
+            told[task] |= {
+                "gpu": [finite(line.get("gpu")) for line in kept],
+                "gpu_memory": [whole(line.get("gpu_memory")) for line in kept],
+            }
     return told
 
 
@@ -601,7 +625,7 @@ def overfitted(evaluations: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"The evaluation's loss was lowest at step {step:,} and is {100 * (last / least - 1):.0f} % higher now: the "
-        "model learns its training data by heart. `checkpoints_kept_best` keeps the best checkpoint; `fab checkpoints` "
+        "model overfits. `checkpoints_kept_best` keeps the best checkpoint; `fab checkpoints` "
         "lists them."
     ]
 

@@ -108,7 +108,8 @@ def run_evaluator(
                 log.info("sweep %s is over, and all of it is evaluated", sweep.name)
                 return FINISHED
             if finished is not None and sweep is None:
-                PageWriter(directory).write()  # which the coordinator wrote without the last evaluation
+                if page_lacks_evaluation(directory):
+                    PageWriter(directory).write()
                 log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
                 return FINISHED
             chosen = config_or_none(selected)
@@ -130,6 +131,15 @@ def run_evaluator(
             return USER_ERROR
         give_up(directory, newest, message)
         return TRY_AGAIN
+
+
+def page_lacks_evaluation(directory: RunDirectory) -> bool:
+    """Return whether the run's page was written before its last evaluation, as the coordinator may do."""
+    try:
+        evaluated = directory.evaluation.stat().st_mtime_ns
+        return not directory.report.exists() or directory.report.stat().st_mtime_ns < evaluated
+    except OSError:
+        return False
 
 
 def begin_try(directory: RunDirectory, step: int, saved: int | None) -> bool:

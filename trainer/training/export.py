@@ -24,7 +24,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
 from trainer.training import keras3
 from trainer.training.input import WHOLE
-from trainer.training.optimizers import of_optimizers
+from trainer.training.optimizers import of_optimizers, optimizers_of
 
 log = logging.getLogger(__name__)
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
@@ -96,7 +96,7 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
             "serving_signature(model), or set export: false"
         )
     element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
-    ensure_built(model, element_spec)
+    takes_data = ensure_built(model, element_spec)
     read_model(directory, keras3.trained_by(model, with_optimizers=False), step)
     temporary = directory.export.with_name(".export.new")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -108,9 +108,9 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
                 model.export(str(temporary))
     else:
         root = model
-        if not has_call(model):  # Keras would trace it
+        if not has_call(model) or not takes_data:  # Keras would trace its call
             root = tf.Module()
-            root.kept = list(model.variables)
+            root.kept = keras3.raw(model.variables)
         tf.saved_model.save(root, str(temporary), signatures=signature(model))
     sync_tree(temporary)
     replace_directory(temporary, directory.export)
@@ -123,15 +123,48 @@ def has_call(model: Any) -> bool:
     return keras3.has_call(model) if is_keras3(model) else type(model).call is not tf.keras.Model.call
 
 
-def ensure_built(model: Any, element_spec: Any) -> None:
-    """Build a model that only its first input builds, with symbols of what the data consists of."""
-    if getattr(model, "inputs", None) or not has_call(model):
-        return
+def ensure_built(model: Any, element_spec: Any) -> bool:
+    """Build a model that only its first input builds, with symbols of the data; returns whether its call takes them.
+
+    What a train_step of its own calls is built by that, as in training: a generator is given noise, not the data.
+    """
+    is_functional = bool(getattr(model, "inputs", None))
     if is_keras3(model):
-        keras3.call_with_symbols(model, element_spec)
-        return
+        return is_functional or not has_call(model) or keras3.call_with_symbols(model, element_spec)
+    steps = type(model).train_step is not tf.keras.Model.train_step and bool(unbuilt(model))
+    stepped = steps and is_built_by_its_step(model, element_spec)
+    if is_functional or not has_call(model) or (stepped and model.save_spec()):
+        return True
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
-    model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
+    try:
+        model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
+    except Exception:
+        if not stepped:
+            raise
+        return False
+    return True
+
+
+def unbuilt(model: Any) -> list[Any]:
+    """Return the layers of a model, itself among them, that have no variables yet."""
+    layers = (one for one in (model, *model.submodules) if isinstance(one, tf.keras.layers.Layer))
+    return [layer for layer in layers if not layer.built and not isinstance(layer, tf.keras.metrics.Metric)]
+
+
+def is_built_by_its_step(model: Any, element_spec: Any) -> bool:
+    """Trace the model's train_step, in which no optimizer makes slots or trains; returns whether these data fit it."""
+    optimizers = [one for one in optimizers_of(model) if one is not None]
+    for optimizer in optimizers:
+        object.__setattr__(optimizer, "apply_gradients", lambda *_, kept=optimizer, **__: kept.iterations)
+    try:
+        tf.function(model.train_step).get_concrete_function(element_spec)
+    except Exception as error:  # of an evaluation, whose data may be others
+        log.debug("%s.train_step does not take %s: %s", type(model).__name__, element_spec, error)
+        return False
+    finally:
+        for optimizer in optimizers:
+            object.__delattr__(optimizer, "apply_gradients")
+    return True
 
 
 def bytes_of_checkpoint(directory: RunDirectory, step: int) -> int:

@@ -179,11 +179,11 @@ def of_checkpoint(prefix: str) -> list[Stored]:
 
 def of_export(stored: list[Stored], model: Any) -> list[Stored]:
     """Give the variables that an exported model only numbers the places of those of the whole model."""
-    places = {id(weight): place for place, weight in weights_of(model)}
+    places, weights = {id(weight): place for place, weight in weights_of(model)}, list(flatten(model.weights))
     found = []
     for each in stored:
         number = EXPORTED.fullmatch(each.place)
-        weight = model.weights[int(number[1])] if number and int(number[1]) < len(model.weights) else None
+        weight = weights[int(number[1])] if number and int(number[1]) < len(weights) else None
         is_it = weight is not None and tuple(weight.shape) == each.shape
         found.append(dataclasses.replace(each, name="", place=places[id(weight)]) if is_it else each)
     return found
@@ -191,7 +191,8 @@ def of_export(stored: list[Stored], model: Any) -> list[Stored]:
 
 def of_keras(path: Path, model: Any) -> list[Stored]:
     """Return the variables of a Keras file, as the whole model has them that reads it."""
-    before = [weight.numpy() for weight in model.weights]
+    weights = list(flatten(model.weights))
+    before = [weight.numpy() for weight in weights]
     try:
         model.load_weights(str(path))
         missing: set[int] = set()
@@ -200,12 +201,12 @@ def of_keras(path: Path, model: Any) -> list[Stored]:
             raise
         model.load_weights(str(path), by_name=True, skip_mismatch=True)
         # It does not say what it leaves out: that has its own values still.
-        same = (np.array_equal(old, new) for old, new in zip(before, model.weights, strict=True))
+        same = (np.array_equal(old, new) for old, new in zip(before, weights, strict=True))
         missing = {number for number, is_same in enumerate(same) if is_same}
     places = {id(weight): place for place, weight in weights_of(model)}
     return [
         Stored("", places[id(weight)], tuple(weight.shape), weight.numpy)
-        for number, weight in enumerate(model.weights)
+        for number, weight in enumerate(weights)
         if number not in missing
     ]
 

@@ -315,6 +315,14 @@ def is_built(model: Any) -> bool:
     return all(layer.built for layer in model._flatten_layers()) or not has_call(model)
 
 
+def lacks_nothing(model: Any) -> bool:
+    """Return whether all of a model's layers are built, and it makes no variables of its own."""
+    import keras
+
+    layers = model._flatten_layers(include_self=False)
+    return bool(layers) and all(layer.built for layer in layers) and type(model).build is keras.Model.build
+
+
 def build(model: Any, element_spec: Any) -> None:
     """Make the variables that a model and its optimizer still lack, and refuse what can't be trained with them.
 
@@ -363,15 +371,24 @@ def has_call(model: Any) -> bool:
     return type(model).call is not keras.Model.call
 
 
-def call_with_symbols(model: Any, element_spec: Any) -> None:
-    """Call a model with symbols of what the data consists of, which builds it."""
+def call_with_symbols(model: Any, element_spec: Any) -> bool:
+    """Call a model with symbols of what the data consists of, which builds it; returns whether it takes them.
+
+    It may take something else, as a generator's noise, where there is nothing to build.
+    """
     import keras
 
     def symbol(spec: Any) -> Any:
         sparse = isinstance(spec, tf.SparseTensorSpec)
         return keras.Input(batch_shape=tuple(spec.shape), dtype=spec.dtype.name, sparse=sparse)
 
-    model(tf.nest.map_structure(symbol, features_of(element_spec)))
+    try:
+        model(tf.nest.map_structure(symbol, features_of(element_spec)))
+    except Exception:
+        if not lacks_nothing(model):
+            raise
+        return False
+    return True
 
 
 def export(model: Any, path: str, element_spec: Any) -> None:

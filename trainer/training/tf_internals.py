@@ -358,6 +358,7 @@ def whole_of(variable: Any) -> Any:
     return container() if container is not None else None
 
 
+@tf.autograph.experimental.do_not_convert  # it can't, and would warn where a train_step calls apply_gradients
 def beneath(variable: Any) -> Any:
     """Return TensorFlow's own variable beneath what casts it, or stands for it on several replicas."""
     while (inner := vars(variable).get("_variable", vars(variable).get("_v"))) is not None:

@@ -17,7 +17,9 @@ SAID = "__wireguard_key"
 
 
 class ActionModule(ActionBase):
-    """Ansible's entry point. With `next`, the next keys count for the hosts that made one, and nothing is written."""
+    """Ansible's entry point. With `next`, what the hosts said are their next keys, and nothing is written yet."""
+
+    _VALID_ARGS = frozenset({"next"})
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Merge what this run's hosts said into the file, with one write at the end."""
@@ -35,7 +37,8 @@ class ActionModule(ActionBase):
             before = path.read_text(encoding="utf-8") if path.exists() else ""
             keys = wireguard.merge_keys(wireguard.read_keys(before), said, hosts)
             after = wireguard.keys_text(keys)
-            if after != before and not self._task.check_mode:
+            kept = after == before or bool(self._task.args.get("next"))
+            if not kept and not self._task.check_mode:
                 beside = path.with_name(f".{path.name}.new")
                 beside.write_text(after, encoding="utf-8")
                 beside.replace(path)
@@ -43,5 +46,5 @@ class ActionModule(ActionBase):
             return {"failed": True, "msg": str(error)}
         except OSError as error:
             return {"failed": True, "msg": f"the hosts' public keys can't be kept with the inventory: {error}"}
-        result: dict[str, Any] = {"changed": after != before, "path": str(path)}
+        result: dict[str, Any] = {"changed": not kept, "path": str(path)}
         return result | {"peers": wireguard.wireguard_peers(groups, hostvars, keys)}

@@ -26,10 +26,10 @@ class NoEvaluation:
 
 
 class Unbuildable(Slow):
-    """Has every method, and fails in the proof, which builds its model."""
+    """Has every method, and fails in the proof, which builds its model, with a text that steers a terminal."""
 
     def build_model(self):
-        raise ValueError("no such column")
+        raise ValueError("no such \x1b]0;owned\x07column")
 
 
 class Untrainable(Slow):

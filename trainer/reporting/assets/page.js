@@ -5,7 +5,8 @@
   const began = performance.now();
   const { runs } = JSON.parse(document.getElementById("data").textContent);
   const one = runs.length === 1 ? runs[0] : null;
-  const state = { over: "time" };
+  // As the reader chose: a browser keeps that when a page is loaded again.
+  const state = { over: document.querySelector('input[name="over"]:checked').value, log: document.getElementById("log").checked };
   const SPEEDS = ["steps per second", "examples per second"];
   const STATES = {
     training: "training", running: "running", serving: "serving", starting: "starting", closed: "closed",
@@ -21,6 +22,7 @@
   const digits = (value) => {
     if (typeof value !== "number") return text(value);
     if (Math.abs(value) >= 10000) return Math.round(value).toLocaleString("en");
+    if (value && Math.abs(value) < 0.001) return Number(value.toPrecision(4)).toExponential();
     return String(Number(value.toPrecision(4)));
   };
   const duration = (seconds) => {
@@ -72,7 +74,12 @@
     });
     return made;
   };
+  const gapsOf = new Map(); // so that 20,000 times are sorted once
   const longGap = (t) => {
+    if (!gapsOf.has(t)) gapsOf.set(t, longGapOf(t));
+    return gapsOf.get(t);
+  };
+  const longGapOf = (t) => {
     const gaps = t.slice(1).map((at, number) => at - t[number]).sort((a, b) => a - b);
     return Math.max(3, 8 * (gaps[Math.floor(gaps.length / 2)] || 0));
   };
@@ -87,12 +94,21 @@
   };
   const axisOfX = (more) => {
     const label = { color: colour("muted"), fontSize: 11, hideOverlap: true };
-    if (overTime() && !one) label.formatter = elapsed;
+    if (overTime()) {
+      label.formatter = one
+        ? { year: "{yyyy}", month: "{MMM}", day: "{MMM} {d}", hour: "{HH}:{mm}", minute: "{HH}:{mm}", second: "{HH}:{mm}:{ss}" }
+        : elapsed;
+    }
     return {
       type: overTime() && one ? "time" : "value", ...limits(), axisLine: { lineStyle: { color: colour("line") } },
       axisLabel: label, axisTick: { show: false }, splitLine: { show: false }, ...more,
     };
   };
+  // Above the values there is room for the marks, which hide no curve.
+  const withMarks = (log) => (!one || !one.marks.length ? {} : {
+    max: ({ min, max }) => (log ? max * (max / min || 1) ** 0.18 : max + 0.18 * (max - min || Math.abs(max) || 1)),
+    axisLabel: { color: colour("muted"), fontSize: 11, formatter: digits, showMaxLabel: false },
+  });
   const axisOfY = (more) => ({
     type: "value", scale: true, axisLabel: { color: colour("muted"), fontSize: 11, formatter: digits },
     splitLine: { lineStyle: { color: colour("grid") } }, ...more,
@@ -129,22 +145,23 @@
   });
 
   const xOfMark = (mark) => (overTime() ? place(one, mark.t) : mark.step);
-  // The marks that stand near a place of a figure, as it is zoomed.
+  // The marks that stand near a place of a figure, as it is zoomed; faults first.
   const near = (chart, x) => {
     const pixel = chart.convertToPixel({ xAxisIndex: 0 }, x);
-    return one.marks.filter((mark) => {
+    const found = one.marks.filter((mark) => {
       const at = xOfMark(mark);
       return at !== null && Math.abs(chart.convertToPixel({ xAxisIndex: 0 }, at) - pixel) < 7;
     });
+    return found.sort((a, b) => (b.kind === "fault") - (a.kind === "fault") || a.t - b.t);
   };
   const KINDS_OF_MARK = { fault: ["triangle", 180], recovery: ["circle", 0], other: ["diamond", 0] };
   const markSeries = () => {
     if (!one) return [];
     const many = one.marks.length > MANY;
     const made = Object.entries(KINDS_OF_MARK).map(([kind, [symbol, rotate]]) => ({
-      large: many, largeThreshold: 1, silent: many,
-      name: `marks ${kind}`, type: "scatter", yAxisIndex: 1, symbol, symbolRotate: rotate, symbolSize: kind === "fault" ? 10 : 8, z: 5,
-      itemStyle: { color: colour(kind === "other" ? "muted" : kind), borderColor: colour("card"), borderWidth: 1 },
+      large: many, largeThreshold: 1, silent: many, name: `marks ${kind}`, type: "scatter", yAxisIndex: 1, z: 5,
+      symbol: many ? "rect" : symbol, symbolRotate: many ? 0 : rotate, symbolSize: many ? [1, 8] : kind === "fault" ? 10 : 8,
+      itemStyle: { color: colour(kind === "other" ? "muted" : kind), borderColor: colour("card"), borderWidth: many ? 0 : 1, opacity: 1 },
       data: one.marks.filter((mark) => mark.kind === kind && xOfMark(mark) !== null).map((mark) => [xOfMark(mark), kind === "fault" ? 0.97 : 0.91]),
     }));
     const faults = one.marks.filter((mark) => mark.kind === "fault" && xOfMark(mark) !== null);
@@ -194,11 +211,14 @@
     });
     if (lines.length) lines[0].markArea = markArea();
     const marks = markSeries();
+    // A logarithm has no place for what is 0 or less: such values are left out, and of a curve without others all stay.
+    const log = state.log && name.endsWith("loss") && lines.some((line) => line.data.some(([, value]) => value > 0));
+    if (log) for (const line of lines) line.data = line.data.map(([x, value]) => [x, value > 0 ? value : null]);
     return (chart) => ({
       animation: false, textStyle: { fontFamily: "system-ui, sans-serif" },
       aria: { enabled: false }, grid: { left: 8, right: 14, top: lines.length > 1 ? 32 : 14, bottom: 6, containLabel: true },
-      legend: { show: lines.length > 1, type: "scroll", top: 0, left: 0, itemWidth: 18, itemHeight: 8, textStyle: { color: colour("muted"), fontSize: 11 }, data: lines.map((line) => line.name) },
-      xAxis: axisOfX(), yAxis: [axisOfY(), { show: false, min: 0, max: 1 }],
+      legend: { show: lines.length > 1, type: "scroll", top: 0, left: 0, itemWidth: 18, itemHeight: 13, textStyle: { color: colour("muted"), fontSize: 11 }, data: lines.map((line) => line.name) },
+      xAxis: axisOfX(), yAxis: [axisOfY({ ...withMarks(log), ...(log ? { type: "log" } : {}) }), { show: false, axisLabel: { show: false }, min: 0, max: 1 }],
       tooltip: tooltip({
         trigger: "axis", axisPointer: { type: "line", lineStyle: { color: colour("muted") }, snap: false },
         formatter: (found) => {
@@ -215,7 +235,7 @@
 
   const drawTime = () => () => {
     const { edges, kinds } = one.time;
-    const middles = edges.slice(0, -1).map((edge, at) => (edge + edges[at + 1]) * 500);
+    const share = (kind, at) => Math.min(100, (100 * kinds[kind][at]) / (edges[at + 1] - edges[at]));
     return {
       animation: false, grid: { left: 8, right: 14, top: 32, bottom: 10, containLabel: true },
       legend: { type: "scroll", top: 0, left: 0, itemWidth: 11, itemHeight: 11, textStyle: { color: colour("muted"), fontSize: 11 } },
@@ -227,8 +247,8 @@
       }),
       dataZoom: overTime() ? zoom() : [],
       series: Object.keys(kinds).map((kind) => ({
-        name: kind, type: "line", stack: "time", step: false, symbol: "none", lineStyle: { width: 0 }, color: colour(kind), areaStyle: { color: colour(kind), opacity: 0.9 },
-        data: middles.map((x, at) => [x, Math.min(100, 100 * kinds[kind][at] / (edges[at + 1] - edges[at]))]),
+        name: kind, type: "line", stack: "time", step: "end", symbol: "none", lineStyle: { width: 0 }, color: colour(kind), areaStyle: { color: colour(kind), opacity: 0.9 },
+        data: edges.map((edge, at) => [edge * 1000, share(kind, Math.min(at, edges.length - 2))]),
       })),
     };
   };
@@ -283,7 +303,7 @@
     const drawn = (index, by) => one.saves.filter((save) => save[index] !== null && at(save) !== null).map((save) => [at(save), save[index] / by]);
     return {
       animation: false, grid: { left: 8, right: 8, top: 32, bottom: 8, containLabel: true },
-      legend: { top: 0, left: 0, itemWidth: 14, itemHeight: 8, textStyle: { color: colour("muted"), fontSize: 11 } },
+      legend: { top: 0, left: 0, itemWidth: 14, itemHeight: 13, textStyle: { color: colour("muted"), fontSize: 11 } },
       xAxis: axisOfX(),
       yAxis: [
         axisOfY({ min: 0, axisLabel: { color: colour("muted"), fontSize: 11, formatter: (value) => `${digits(value)} s` } }),
@@ -302,20 +322,20 @@
   };
 
   const drawTasks = (what) => () => {
-    const unit = what === "memory"
-      ? unitOf(Math.max(...Object.values(one.tasks).flatMap((told) => told.memory)))
-      : { by: 1, name: "cores" };
+    const unit = what === "gpu" ? { by: 0.01, name: "%" } : what === "processor" ? { by: 1, name: "cores" }
+      : unitOf(Object.values(one.tasks).flatMap((told) => told[what] || []).reduce((most, each) => Math.max(most, each || 0), 0));
+    const tasks = Object.entries(one.tasks);
     const format = (value) => `${digits(value)} ${unit.name}`;
     return {
       animation: false, grid: { left: 8, right: 14, top: 32, bottom: 8, containLabel: true },
-      legend: { type: "scroll", top: 0, left: 0, itemWidth: 14, itemHeight: 8, textStyle: { color: colour("muted"), fontSize: 11 } },
+      legend: { type: "scroll", top: 0, left: 0, itemWidth: 14, itemHeight: 13, textStyle: { color: colour("muted"), fontSize: 11 } },
       xAxis: { ...axisOfX(), type: "time", min: one.began * 1000, max: one.until * 1000 },
       yAxis: axisOfY({ min: 0, axisLabel: { color: colour("muted"), fontSize: 11, formatter: format } }),
       tooltip: tooltip({ trigger: "axis", formatter: (found) => tip(moment(found[0].axisValue), found.map((item) => `${item.seriesName}: ${format(item.value[1])}`)) }),
       dataZoom: overTime() ? zoom() : [],
-      series: Object.entries(one.tasks).map(([task, told], number) => ({
+      series: tasks.map(([task, told], number) => [task, told, number]).filter(([, told]) => told[what]).map(([task, told, number]) => ({
         name: task, type: "line", sampling: "lttb", symbolSize: 4, showSymbol: told.t.length <= 30, lineStyle: { width: 1.5 }, color: colour(`run-${number % 8}`),
-        data: told.t.map((t, at) => [t * 1000, told[what][at] / unit.by]),
+        data: told.t.map((t, at) => [t * 1000, told[what][at] === null ? null : told[what][at] / unit.by]),
       })),
     };
   };
@@ -345,7 +365,7 @@
   const makers = {
     overview: drawOverview,
     curve: (box) => drawCurve(box.dataset.name), time: drawTime, lanes: drawLanes, saves: drawSaves,
-    memory: () => drawTasks("memory"), processor: () => drawTasks("processor"),
+    memory: () => drawTasks("memory"), processor: () => drawTasks("processor"), gpu: () => drawTasks("gpu"), gpu_memory: () => drawTasks("gpu_memory"),
   };
   const draw = (figure) => {
     if (!figure.chart) {
@@ -384,8 +404,9 @@
 
   for (const input of document.querySelectorAll('input[name="over"]')) {
     input.addEventListener("change", () => { state.over = input.value; drawAll(); });
-    if (input.checked) state.over = input.value;
   }
+  const log = document.getElementById("log");
+  log.addEventListener("change", () => { state.log = log.checked; drawAll(); });
   document.getElementById("whole").addEventListener("click", () => {
     for (const { chart } of figures) if (chart) chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
   });
