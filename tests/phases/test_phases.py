@@ -68,7 +68,7 @@ def test_a_host_that_loses_its_power_in_mid_phase_is_finished_when_it_is_back(
 def test_the_last_phase_loses_the_host_that_shows_the_training(
     lab: dict[str, object], untouched: Run, rows: list[tuple[object, ...]]
 ) -> None:
-    phase = "Serve TensorBoard"
+    phase = "Serve alerts, metrics and TensorBoard"
     run = lose(lab, untouched.phases[phase], phase, ["head"])
     rows.append((phase, 1, len(lab) - 1, run.code, round(run.seconds)))
     assert_right(lab)
