@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trainer.cluster.member import State
 from trainer.config import Config
 from trainer.reporting import metrics, scrape
+from trainer.reporting import progress as reporting
 from trainer.reporting.events import FAULTS
 from trainer.reporting.goodput import KINDS
 from trainer.reporting.gpu_use import GpuUse
@@ -36,7 +38,9 @@ MEMBER_STATES = tuple(state.value for state in State)
 
 
 @pytest.fixture
-def progress(tmp_path: Path) -> Iterator[Progress]:
+def progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Progress]:
+    """A run's, without TensorBoard's files: they need TensorFlow."""
+    monkeypatch.setattr(reporting, "EventWriter", MagicMock())
     config = Config.from_dict({"program": "mine:One", "run": "a", "steps": 900, "shared_dir": str(tmp_path)})
     progress = Progress(config, RunDirectory(tmp_path, "a"), Notifier())
     yield progress
