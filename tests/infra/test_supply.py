@@ -1,6 +1,7 @@
 """What runs is what was released, and a secret is where it belongs and nowhere else."""
 
 import shutil
+import subprocess
 
 import pytest
 import yaml
@@ -51,7 +52,9 @@ def test_another_key_ships_nothing(lab, long_run, tmp_path):
     shutil.copytree(long_run, other)
     variables = other / "group_vars" / "all.yml"
     told = yaml.safe_load(variables.read_text())
-    told["release_signers"] = ["ssh-ed25519 " + "A" * 68]
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    told["release_signers"] = [key.with_suffix(".pub").read_text().strip()]
     variables.write_text(yaml.safe_dump(told))
     done = fab("start-cluster", "--detach", inventory=other)
     assert done.returncode != 0
