@@ -52,6 +52,8 @@ def scraped(runs: Runs) -> Iterator[tuple[Process, int]]:
     more = ["--workers", "2", "--ps", "1", "--evaluator", "--checkpoint-seconds", "2", "--metrics-port", str(port)]
     process = runs.local(DIGITS, "scraped", 1_000_000, *more)
     until(lambda: ("psfleet_checkpoint_step",) in told(port), "a checkpoint", 4 * MINUTE, lambda: process.output)
+    # The first numbers of the training are logged after ten seconds.
+    until(lambda: ("psfleet_training_metric", "loss") in told(port), "a loss", say=lambda: process.output)
     until(lambda: told(port + 4).get(("psfleet_evaluation_step",)), "an evaluation", say=lambda: process.output)
     yield process, port
     process.end()

@@ -60,8 +60,10 @@ def test_only_the_chief_writes(runs: Runs, in_step: Process) -> None:
     records = ("run", "state", "status", "evaluation", "attempts", "export", "lease-3")  # the chief's third process
     assert {path.name for path in directory.iterdir()} == {
         *(f"{name}.json" for name in records),
-        *("events.jsonl", "checkpoints", "events", "export"),
+        *("events.jsonl", "history.jsonl", "evaluations.jsonl", "report.html"),
+        *("checkpoints", "events", "export", "tasks"),
     }
+    assert {path.name for path in (directory / "tasks").iterdir()} == {"chief-0.jsonl"}
 
 
 @pytest.mark.parametrize(
