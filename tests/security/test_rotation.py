@@ -13,7 +13,6 @@ import pytest
 import wireguard
 import yaml
 
-from bench import networks
 from tests.hosts import ROOT
 from tests.security.hosts import GROUPS, MEMBERS
 from tests.security.wire import Wire
@@ -69,9 +68,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    if why := networks.missing():
-        pytest.fail(f"no network namespaces here: {why}")
+def cluster(_namespaces: None, tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path)
     try:
         made.build()

@@ -15,7 +15,6 @@ import pytest
 import wireguard
 from wireguard import INTERFACE, PORT
 
-from bench import networks
 from tests.security.hosts import FAMILIES, GROUPS, MEMBERS, PORTS, SSH, UNASKED
 from tests.security.test_wall import PERMITTED
 from tests.security.wire import Wire
@@ -46,9 +45,9 @@ GONE = GROUPS | {"worker": ["beta"]}  # without gamma
 
 
 @pytest.fixture(params=FAMILIES, ids=["IPv4", "IPv6"], scope="module")
-def _wire(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    if why := networks.missing():
-        pytest.fail(f"no network namespaces here: {why}")
+def _wire(
+    request: pytest.FixtureRequest, _namespaces: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Wire]:
     made = Wire(request.param, tmp_path_factory.mktemp("wire"))
     try:
         made.listen()
