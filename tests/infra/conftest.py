@@ -32,6 +32,7 @@ ORDER = [
     "test_tensorboard",
     "test_all_hosts",
     "test_firewall",
+    "test_other_firewalls",
     "test_repair",
     "test_supply",
     "test_sandbox",

@@ -1,0 +1,76 @@
+"""Another firewall on a host of the cluster: `site.yml` names what to do, and then its tasks are reached again."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.hosts import ROOT, wait_until
+
+from .conftest import play, wait_for_progress
+from .test_firewall import MEMBERS, address, elsewhere, knock, reaches
+
+__all__ = ["address", "elsewhere"]
+APT = "DEBIAN_FRONTEND=noninteractive apt-get"
+HOST, PORT = "worker-0", 2400
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("long_run")]
+
+
+@pytest.fixture
+def install(lab):
+    """Installs a package on a member; afterwards that host is as before."""
+    installed = []
+
+    def do(package):
+        installed.append(package)
+        lab[HOST].run_expect([0], f"sudo {APT} install --yes --no-install-recommends {package}")
+
+    yield do
+    with lab[HOST].sudo():
+        for package in installed:
+            lab[HOST].run_expect([0], f"{APT} purge --yes --autoremove {package}")
+    # What a firewall leaves behind in the kernel is not told from what the machine had before.
+    reset = "nft list tables | grep -v ' psfleet' | while read _ family name; do nft delete table $family $name; done"
+    lab[HOST].run_expect([0], f"sudo sh -c {reset!r}")
+    back = play("site.yml", "--limit", HOST)
+    assert back.code == 0, back.failed
+    wait_for_progress(lab)
+
+
+def note(of):
+    """What `site.yml` says of another firewall."""
+    command = ["ansible-playbook", "site.yml", "--limit", HOST, "--tags", "firewall"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(rf'"{of} is running: (.*)"', done.stdout)
+    assert found, done.stdout
+    return found[1]
+
+
+def let_members_in(lab, address, commands):
+    with lab[HOST].sudo():
+        for member in MEMBERS:
+            for command in commands:
+                lab[HOST].run_expect([0], command.replace("ADDRESS", address(member)))
+
+
+@pytest.mark.parametrize(
+    ("package", "begin", "pattern"),
+    [
+        ("firewalld", "systemctl start firewalld", r"(firewall-cmd --permanent .*ADDRESS), then (firewall-cmd .*)"),
+        ("ufw", "ufw allow 22/tcp && ufw --force enable", r"(ufw allow from ADDRESS)"),
+    ],
+)
+def test_a_member_is_refused_until_it_is_let_in_as_the_note_says(
+    lab, address, elsewhere, install, package, begin, pattern
+):
+    assert reaches(lab["head"], address(HOST), PORT)
+    install(package)
+    lab[HOST].run_expect([0], f"sudo sh -c {begin!r}")
+    assert not reaches(lab["head"], address(HOST), PORT)
+    found = re.search(pattern, note(package))
+    assert found
+    let_members_in(lab, address, found.groups())
+    wait_until(lambda: reaches(lab["head"], address(HOST), PORT), 30, "the coordinator's host is let in")
+    assert knock(address(HOST), PORT, *elsewhere) in ("refused", "silent")
+    wait_for_progress(lab)
