@@ -100,6 +100,7 @@ test-vms: export PSFLEET_INVENTORY = inventory/vms
 test-vms: export ANSIBLE_INVENTORY = inventory/vms
 test-vms: venv  ## three full VMs with their own kernels, NFS and reboots; slow without KVM (docs/vms.md)
 	@$(PYTHON) -m lab packages --vms
+	@$(PYTHON) -m lab packages tcpdump
 	vagrant up
 	ansible-playbook site.yml
 	python -m pytest tests/vms

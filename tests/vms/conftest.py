@@ -12,12 +12,23 @@ from typing import Any
 import pytest
 import testinfra
 from testinfra.host import Host
+from wireguard import is_encrypted, tunnel_address
 
 from tests.hosts import ROOT, add_journals, answer, listed_inventory, name_of, wait_until
 
 RUN = "vms"
-# From VMs just made right to a training under way, the reboot of all, and the server's return.
-ORDER = ["test_site", "test_all_hosts", "test_nfs_server", "test_nfs_client", "test_training", "test_reboot"]
+LIBVIRT = "qemu:///system"
+# From VMs just made right to a training under way, its wire, its power, the reboot of all, and the server's return.
+ORDER = [
+    "test_site",
+    "test_all_hosts",
+    "test_nfs_server",
+    "test_nfs_client",
+    "test_training",
+    "test_wire",
+    "test_power",
+    "test_reboot",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,28 +43,47 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def journal(host: Host) -> str:
-    units = "--unit='trainer@*' --unit='*.mount' --unit='nfs-*' --unit=chrony"
+    units = "--unit='trainer@*' --unit='*.mount' --unit='nfs-*' --unit=chrony --unit=psfleet-wireguard"
     return answer(host, f"journalctl --no-pager --lines=30 {units}")
 
 
-def reboot(*hosts: Host, seconds: float = 1800) -> None:
+def boot_of(host: Host) -> str:
+    """The number of the host's present boot; empty while it does not answer."""
+    return answer(host, "cat /proc/sys/kernel/random/boot_id")
+
+
+def wait_for_boot(host: Host, before: str, seconds: float = 1800) -> None:
+    """Wait until the host has another boot id than `before`, and all its units are up."""
+    wait_until(lambda: boot_of(host) not in ("", before), seconds, f"{name_of(host)} is back")
+    up = ("running", "degraded")
+    wait_until(lambda: answer(host, "systemctl is-system-running") in up, seconds, f"{name_of(host)} is up")
+
+
+def reboot(*hosts: Host) -> None:
     """Reboot all at once, and wait until each has another boot id and all its units are up."""
-    boots = [answer(host, "cat /proc/sys/kernel/random/boot_id") for host in hosts]
+    boots = [boot_of(host) for host in hosts]
     assert all(boots), "a host did not answer before its reboot"
     for host in hosts:
         answer(host, "systemd-run --quiet --on-active=2 systemctl reboot")
     for host, boot in zip(hosts, boots, strict=True):
-        wait_until(
-            lambda host=host, boot=boot: answer(host, "cat /proc/sys/kernel/random/boot_id") not in ("", boot),
-            seconds,
-            f"{name_of(host)} is back",
-        )
-    for host in hosts:
-        wait_until(
-            lambda host=host: answer(host, "systemctl is-system-running") in ("running", "degraded"),
-            seconds,
-            f"{name_of(host)} is up",
-        )
+        wait_for_boot(host, boot)
+
+
+def virsh(*words: str) -> str:
+    """Have libvirt do something from outside of the VMs, and give what it prints."""
+    command = ["virsh", "--connect", LIBVIRT, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def domain(host: Host) -> str:
+    """The host's name in libvirt (`default_prefix` in the Vagrantfile)."""
+    return f"psfleet-{name_of(host)}"
+
+
+def member_address(truth: dict[str, Any], host: str) -> str:
+    """By which address the others know a host: with cluster_encryption the tunnel's."""
+    values = truth["_meta"]["hostvars"][host]
+    return tunnel_address(host, values) if is_encrypted(values) else values["ansible_host"]
 
 
 def fab(*arguments: str, timeout: int = 5400) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,8 @@ import pytest
 
 from tests.hosts import name_of, wait_until
 
+from .conftest import member_address
+
 testinfra_hosts = ["ansible://chief", "ansible://worker"]
 pytestmark = pytest.mark.usefixtures("_as_root")
 
@@ -15,10 +17,10 @@ def path(site):
 
 def test_shared_path_is_mounted_over_nfs_4_2(host, path, truth, site):
     mount = host.mount_point(path)
-    server = truth["_meta"]["hostvars"][truth["nfs_server"]["hosts"][0]]["ansible_host"]
+    server = member_address(truth, truth["nfs_server"]["hosts"][0])
     assert mount.exists
     assert mount.filesystem == "nfs4"
-    assert mount.device == f"{server}:{site['cluster_nfs_dir']}"
+    assert mount.device == f"{f'[{server}]' if ':' in server else server}:{site['cluster_nfs_dir']}"
     assert {"vers=4.2", "hard", "noatime", "nodev", "nosuid", "timeo=150"} <= set(mount.options)
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from .conftest import member_address
+
 testinfra_hosts = ["ansible://nfs_server"]
 pytestmark = pytest.mark.usefixtures("_as_root")
 
@@ -30,7 +32,7 @@ def test_the_cluster_s_addresses_alone_may_mount(host, truth, site):
     exported = host.check_output("exportfs -s").splitlines()
     allowed = {line.split()[1].partition("(")[0] for line in exported}
     hosts = {name for group in ("chief", "ps", "worker") for name in truth[group]["hosts"]}
-    assert allowed == {truth["_meta"]["hostvars"][name]["ansible_host"] for name in hosts}
+    assert allowed == {member_address(truth, name) for name in hosts}
     assert {line.split()[0] for line in exported} == {site["cluster_nfs_dir"]}
     assert all("root_squash" in line and "no_root_squash" not in line for line in exported)
 

@@ -1,0 +1,234 @@
+"""WireGuard of the VMs' own kernels: NFS through it, what passes libvirt's bridge, and what a stranger reaches.
+
+This machine is the stranger: it has an address in the VMs' network, and is no member. With cluster_encryption alone.
+"""
+
+import json
+import os
+import re
+import secrets
+import shlex
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+
+import pytest
+from wireguard import INTERFACE, is_encrypted, tunnel_network
+
+from lab.vm import NETWORK
+from tests.hosts import answer, name_of, wait_until
+
+from .conftest import member_address, status, virsh
+
+NFS_PORT, SSH_PORT = 2049, 22
+# A member's kernel gives what passes its tunnel in clear; looks for a text there until it is found.
+LISTEN = """
+import socket, sys, time
+listening = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+listening.bind((sys.argv[1], 0))
+listening.settimeout(1)
+end = time.monotonic() + 300
+open("/run/psfleet-test-listens", "w").close()
+while time.monotonic() < end:
+    try:
+        if sys.argv[2].encode() in listening.recv(1 << 16):
+            print("found")
+            break
+    except TimeoutError:
+        pass
+"""
+SAY = """
+import socket, sys
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(sys.argv[1].encode(), (sys.argv[2], 9))
+"""
+KNOCK = """
+import socket, sys
+socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _encrypted(site):
+    if not is_encrypted(site):
+        pytest.skip("the inventory says nothing of cluster_encryption: true")
+
+
+@pytest.fixture(scope="session")
+def worker(vms, truth):
+    return vms[truth["worker"]["hosts"][0]]
+
+
+@pytest.fixture(scope="session")
+def bridge():
+    """The interface of this machine that all packets between the VMs pass."""
+    return re.search(r"^Bridge:\s+(\S+)", virsh("net-info", NETWORK), re.MULTILINE)[1]
+
+
+@pytest.fixture
+def capture(bridge, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root may capture packets")
+
+    @contextmanager
+    def capturing(what=""):
+        """Record what passes the bridge; gives a file that is whole afterwards."""
+        path = tmp_path / f"capture-{secrets.token_hex(4)}"
+        command = ["tcpdump", "-i", bridge, "-s", "0", "-U", "--immediate-mode", "-Z", "root", "-w", str(path)]
+        with subprocess.Popen([*command, *what.split()], stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert any("listening on" in line for line in process.stderr)
+                yield path
+                time.sleep(1)
+            finally:
+                process.terminate()
+        assert path.exists()
+
+    return capturing
+
+
+def opens(address, port, seconds=10):
+    """Whether anybody accepts a connection; a refusal is an answer as well, and fails."""
+    try:
+        with socket.create_connection((address, port), timeout=seconds):
+            return True
+    except TimeoutError:
+        return False
+
+
+def test_the_interface_is_the_kernels(vms):
+    for name, host in vms.items():
+        with host.sudo():
+            assert " wireguard " in host.check_output("ip -details link show %s", INTERFACE), name
+            assert host.file("/sys/module/wireguard").is_directory, name
+            assert host.run("pgrep --full wireguard-go").rc == 1, name
+            assert not host.package("wireguard-go").is_installed, name
+
+
+def test_each_pair_of_members_has_met(vms):
+    for name, host in vms.items():
+        with host.sudo():
+            peers = host.check_output("wg show %s latest-handshakes", INTERFACE).splitlines()
+            assert len(peers) == len(vms) - 1, name
+            wait_until(
+                lambda host=host: host.check_output("/usr/local/sbin/psfleet-wireguard met") == "",
+                120,
+                f"{name} met all",
+            )
+
+
+def test_tasks_and_the_mount_know_addresses_of_the_tunnel_alone(training, vms, truth, head, worker, site):
+    raw = [values["ansible_host"] for values in truth["_meta"]["hostvars"].values()]
+    server = member_address(truth, truth["nfs_server"]["hosts"][0])
+    for host in (head, worker):
+        with host.sudo():
+            tasks = host.check_output("cat /etc/trainer/*.env")
+            # What the kernel speaks with, and not what its table of mounts says.
+            nfs = host.check_output("ss --tcp --numeric --no-header state established dport = :%s", str(NFS_PORT))
+        assert not [address for address in raw if address in tasks + nfs]
+        assert f"[{server}]:{NFS_PORT}" in nfs
+
+
+def test_a_stranger_reaches_ssh_alone(training, vms, truth):
+    """Each port that anything listens on, also where it listens on all addresses."""
+    tried = {}
+    for name, host in vms.items():
+        address = truth["_meta"]["hostvars"][name]["ansible_host"]
+        listening = [
+            line.split()[3] for line in answer(host, "ss --listening --tcp --numeric --no-header").splitlines()
+        ]
+        ports = {int(one.rpartition(":")[2]) for one in listening if not one.startswith(("127.", "[::1]"))}
+        assert SSH_PORT in ports, listening
+        tried[name] = ports
+        assert {port for port in ports if opens(address, port)} == {SSH_PORT}, name
+    assert NFS_PORT in tried[truth["nfs_server"]["hosts"][0]]
+    for group in ("chief", "worker"):
+        assert tried[truth[group]["hosts"][0]] - {SSH_PORT}, f"no task listens on a host of {group}: nothing was tried"
+
+
+def test_what_is_written_over_nfs_passes_the_bridge_unreadable(vms, truth, head, server, worker, site, capture):
+    """The same text is found inside of the tunnel, and on the bridge where somebody says it in clear."""
+    text, clear = (f"psfleet-{secrets.token_hex(16)}" for _ in range(2))
+    name = f"wire-{secrets.token_hex(4)}"
+    path, served = f"{site['cluster_shared_dir']}/{name}", f"{site['cluster_nfs_dir']}/{name}"
+    with worker.sudo():
+        worker.run_expect([0], "rm -f /run/psfleet-test-listens /run/psfleet-test-found")
+        worker.run_expect(
+            [0],
+            "systemd-run --quiet --collect --unit=psfleet-test-listen "
+            "--property=StandardOutput=truncate:/run/psfleet-test-found python3 -c %s %s %s",
+            LISTEN,
+            INTERFACE,
+            text,
+        )
+        wait_until(lambda: worker.file("/run/psfleet-test-listens").exists, 120, "the worker listens")
+    with capture() as captured:
+        with worker.sudo("trainer"):
+            # The shell makes the text: the packets of SSH are encrypted, and have it in no case.
+            worker.run_expect([0], "yes %s | head --lines=2000 >%s && sync %s", text, path, path)
+        with head.sudo("trainer"):
+            assert text in head.check_output("head --lines=1 %s", path)
+        worker.run_expect([0], "python3 -c %s %s %s", SAY, clear, raw_address(truth, head))
+    packets = captured.read_bytes()
+    with server.sudo():
+        assert server.check_output("grep --count %s %s", text, served) == "2000"
+        server.run_expect([0], "rm %s", served)
+    assert clear.encode() in packets, "the capture finds nothing at all"
+    assert text.encode() not in packets
+    assert len(packets) > 2000 * len(text), "what was written did not pass the bridge"
+    with worker.sudo():
+        wait_until(
+            lambda: worker.file("/run/psfleet-test-found").content_string == "found\n", 330, "found in the tunnel"
+        )
+
+
+def test_without_the_tunnel_nothing_leaves_and_the_mount_comes_back(
+    training, truth, head, server, worker, site, capture
+):
+    """Another way to the tunnel's addresses is made, as a default route is: the table alone holds the packets."""
+    inside = member_address(truth, name_of(server))
+    network = str(tunnel_network(site))
+    before = status(head)
+    _, hardware = interface_of(server, raw_address(truth, server))
+    outside, _ = interface_of(worker, raw_address(truth, worker))
+    with worker.sudo():
+        knock = f"python3 -c {shlex.quote(KNOCK)} {inside} {NFS_PORT}"
+        worker.run_expect([0], knock)
+        try:
+            with capture(f"ip6 and host {inside} or tcp port {NFS_PORT}") as captured:
+                worker.run_expect([0], "ip link delete %s", INTERFACE)
+                worker.run_expect([0], f"ip route add {network} dev {outside}")
+                worker.run_expect([0], f"ip neighbour replace {inside} lladdr {hardware} dev {outside}")
+                held = dropped(worker, network)
+                assert worker.run(knock).rc != 0
+                assert worker.run(f"timeout 10 stat --cached=never {site['cluster_shared_dir']}").rc != 0
+                assert dropped(worker, network) > held, "no packet tried to leave: the test proves nothing"
+            assert captured.stat().st_size == 24, "packets left for the tunnel's addresses"  # a capture's header alone
+        finally:
+            worker.run(f"ip route delete {network} dev {outside}; ip neighbour delete {inside} dev {outside}")
+            worker.run_expect([0], "systemctl restart psfleet-wireguard")
+        wait_until(
+            lambda: worker.run(f"timeout 10 stat --cached=never {site['cluster_shared_dir']}").rc == 0,
+            600,
+            "the shared path answers again",
+        )
+    wait_until(lambda: (status(head).get("step") or 0) > before["step"], 3600, f"a step after {before['step']}")
+
+
+def raw_address(truth, host):
+    return truth["_meta"]["hostvars"][name_of(host)]["ansible_host"]
+
+
+def interface_of(host, address):
+    """The name and the hardware address of the interface that has this address."""
+    for one in json.loads(host.check_output("ip -json address")):
+        if address in (known.get("local") for known in one["addr_info"]):
+            return one["ifname"], one["address"]
+    raise AssertionError(f"{name_of(host)} does not have the address {address}")
+
+
+def dropped(host, network):
+    """How many packets to the tunnel's addresses the table has kept from another way out."""
+    rules = host.check_output("nft list chain inet psfleet output")
+    line = next(one for one in rules.splitlines() if f"daddr {network}" in one and "drop" in one)
+    return int(re.search(r"packets (\d+)", line)[1])
