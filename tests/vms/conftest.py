@@ -18,15 +18,15 @@ from tests.hosts import ROOT, add_journals, answer, listed_inventory, name_of, w
 
 RUN = "vms"
 LIBVIRT = "qemu:///system"
-# From VMs just made right to a training under way, a power failure, the reboot of all, and the server's return.
+# From VMs just made right to a power failure, a training under way, the reboot of all, and the server's return.
 ORDER = [
     "test_site",
     "test_all_hosts",
     "test_nfs_server",
     "test_nfs_client",
     "test_wire",
-    "test_training",
     "test_power",
+    "test_training",
     "test_reboot",
 ]
 
