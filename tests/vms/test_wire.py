@@ -192,9 +192,7 @@ def test_what_is_written_over_nfs_passes_the_bridge_unreadable(vms, truth, head,
         )
 
 
-def test_without_the_tunnel_nothing_leaves_and_the_mount_comes_back(
-    training, truth, head, server, worker, site, capture
-):
+def test_without_the_tunnel_nothing_leaves_and_the_mount_comes_back(truth, server, worker, site, capture):
     """Another way to the tunnel's addresses is made, as a default route is: the table alone holds the packets."""
     inside = member_address(truth, name_of(server))
     network = str(tunnel_network(site))
