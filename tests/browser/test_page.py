@@ -287,6 +287,7 @@ def test_a_sheet_cuts_off_no_figure_and_no_table(browser: Browser, pages: dict[s
         assert 200 < canvas == box <= 717
     assert browser.run(sizes) == before
     with browser.media("print"):
+        browser.wait("return document.documentElement.classList.contains('sheet')")
         assert browser.run("return Math.max(...psfleet.figures.map(({box}) => box.clientWidth))") <= 717
         tables = browser.run("return [...document.querySelectorAll('.table')].map((each) => each.scrollWidth)")
     assert max(tables) <= 717
