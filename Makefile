@@ -57,8 +57,9 @@ local:  # what needs no hosts: unit before training, which brings TensorFlow
 	$(MAKE) unit
 	$(MAKE) training
 
-hosts: infra  # and the dozen on the same hosts, as infra left them
+hosts: infra  # and the dozen on the same hosts, as infra left them; what these have over IPv4 alone, over IPv6
 	python -m pytest tests/drills -m dozen
+	python -m pytest tests/security -m quick -k IPv6
 
 # Beside another target: each line says whose it is.
 %-beside: SHELL := /bin/bash

@@ -15,7 +15,7 @@ from fleet.errors import OperatorMistake
 from fleet.inventory import Task
 from fleet.schema.problems import show
 
-FIELDS = "MESSAGE,UNIT,_SYSTEMD_UNIT,PRIORITY,PSFLEET_RUN,PSFLEET_STEP"
+FIELDS = "MESSAGE,UNIT,_SYSTEMD_UNIT,PRIORITY,RUN,STEP"
 # The supervisor and systemd speak of the end of a run's task after its last line.
 LAST_WORDS_SECONDS = 5
 # A host's clock may be ahead of this machine's.
@@ -101,7 +101,7 @@ def script(tasks: Sequence[Task], lines: int, chosen: Chosen = EVERY_LINE, follo
     if chosen.run is None:
         return " ".join([*words, *since])
     # What systemd, the supervisor and TensorFlow say names no run: it is the run's from its first line to its last.
-    match = shlex.quote(f"PSFLEET_RUN={chosen.run}")
+    match = shlex.quote(f"RUN={chosen.run}")
     span = f"{journalctl} --output=short-unix {units} {match}"
     begin = f"first=$({' '.join([span, *since])} | head -n 1 | cut -d. -f1)"
     end = f"last=$({span} --lines=1 | head -n 1 | cut -d. -f1)"
@@ -122,8 +122,8 @@ def parse(text: str) -> Entry | None:
         message = bytes(message).decode(errors="replace")
     # systemd's own lines about a unit name it in UNIT, the task's lines in _SYSTEMD_UNIT.
     unit = entry.get("UNIT") or entry.get("_SYSTEMD_UNIT") or ""
-    step, priority = entry.get("PSFLEET_STEP"), entry.get("PRIORITY")
-    run = entry.get("PSFLEET_RUN")
+    step, priority = entry.get("STEP"), entry.get("PRIORITY")
+    run = entry.get("RUN")
     return Entry(
         int(entry.get("__REALTIME_TIMESTAMP") or 0) / 1e6,
         unit.removeprefix("trainer@").removesuffix(".service"),

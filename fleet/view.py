@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -137,8 +138,8 @@ def _tasks(rows: Sequence[Mapping[str, Any]], run: Run | None, lines: int) -> Re
         right = name in ("RESTARTS", "STEPS/S", "STEPS")
         table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
     workers = run.workers if run else {}
-    paces = sorted(pace for each in workers.values() if (pace := each.get("steps_per_second")))
-    median = paces[len(paces) // 2] if paces else 0.0
+    paces = [pace for each in workers.values() if (pace := each.get("steps_per_second"))]
+    median = statistics.median(paces) if paces else 0.0
     for row in shown:
         worker = workers.get(row["task"], {})
         pace, steps = worker.get("steps_per_second"), worker.get("steps")

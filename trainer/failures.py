@@ -6,6 +6,7 @@ systemd restarts a task whatever it exits with, except FINISHED and USER_ERROR.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import site
@@ -28,6 +29,15 @@ LIBRARIES = tuple(
     if Path(path).resolve() != Path(sys.prefix).resolve()
 )
 LINE_IN_MESSAGE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+LAYER_IN_MESSAGE = re.compile(r"(?:\w+: )?Exception encountered when calling (?P<called>.+?)\.?$")  # Keras's
+COLOUR_IN_MESSAGE = re.compile(r"\x1b\[\d*m")
+# What Keras and TensorFlow refuse in a train_step without a word of what to do here.
+MENDS = {
+    "`merge_call` called while defining a new graph": "an optimizer can't be applied within tf.cond, an `if` over "
+    "tensors or a tf.function: to accumulate gradients, add them up within a step (docs/programs.md)",
+    "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
+    "tf.reduce_mean(loss(y, told)) (docs/programs.md)",
+}
 NODE_IN_MESSAGE = re.compile(r"\{\{node ([^}]+)\}\}")
 
 # What CUDA says of a device that is broken, or gone: nothing runs on it until the process that uses it has ended.
@@ -114,7 +124,9 @@ def is_device(error: BaseException) -> bool:
 def explain(error: BaseException, program_file: Path | None = None) -> str:
     """Describe an error in one line, with the last line of the user's own code that took part in it."""
     error = getattr(error, "original_exception", None) or error
-    summary = f"{type(error).__name__}: {first_line(error)}"
+    said = first_line(error)
+    mends = [mend for words, mend in MENDS.items() if words in said]
+    summary = ": ".join([type(error).__name__, said.rstrip("."), *mends] if mends else [type(error).__name__, said])
     where = user_line(error, program_file)
     if where:
         return f"{where}: {summary}"
@@ -125,7 +137,9 @@ def explain(error: BaseException, program_file: Path | None = None) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the part of a message that a person wants; AutoGraph puts a traceback before it, TensorFlow one after."""
-    text = str(error).strip()
+    text = COLOUR_IN_MESSAGE.sub("", str(error)).strip()
+    if of_layer := line_of_layer(text):
+        return of_layer
     if text.startswith("in user code:"):
         parts = [part.strip() for part in text.splitlines() if part.strip()]
         stated = [part for part in parts if re.match(r"\w*(Error|Exception|Warning)\b.*:", part)]
@@ -141,6 +155,20 @@ def first_line(error: BaseException) -> str:
         lines = [part for part in told if ":" in part or " " in part] or lines
         return lines[0] if not LINE_IN_MESSAGE.search(lines[0]) else lines[-1]
     return lines[0] if lines else "no message"
+
+
+def line_of_layer(text: str) -> str:
+    """Return what Keras says that went wrong in a layer's call, and in whose; nothing where it says no such thing."""
+    lines = [part.strip() for part in text.splitlines() if part.strip()]
+    found = [(number, match["called"]) for number, line in enumerate(lines) if (match := LAYER_IN_MESSAGE.match(line))]
+    if not found:
+        return ""
+    number, called = found[-1]
+    said = list(itertools.takewhile(lambda line: "rguments received by" not in line, lines[number + 1 :]))
+    if not said:
+        return ""
+    what = first_line(Exception("\n".join(said))) if said[0].startswith("in user code:") else said[0]
+    return f"{what} (in the call of {called})"
 
 
 def user_line(error: BaseException, program_file: Path | None = None) -> str:

@@ -261,6 +261,38 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Browser, pages: dict[str, 
     assert 250 < min(widths) <= max(widths) < 390
 
 
+def test_a_phone_shows_each_fault_and_each_share_whole(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.size(390, 844, mobile=True)
+    browser.open(pages["night"])
+    hidden = browser.run("""
+      return [...document.querySelectorAll('.table')].filter((each) => each.querySelector('.marks, .bars'))
+        .map((each) => each.scrollWidth - each.clientWidth);
+    """)
+    assert len(hidden) == 4  # time, steps of the workers, placement, faults
+    assert max(hidden) == 0
+    said = browser.driver.find_element(By.CSS_SELECTOR, ".marks").text
+    assert re.search(r"6,168\s+parameter server lost", said)
+
+
+def test_a_sheet_cuts_off_no_figure_and_no_table(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+    """A4 has 717 pixels between a browser's margins, Letter 739."""
+    browser.open(pages["night"])
+    sizes = "return psfleet.figures.map(({box}) => [box.clientWidth, box.querySelector('canvas').clientWidth])"
+    before = browser.run(sizes)
+    browser.run(f"addEventListener('beforeprint', () => {{ window.printed = (() => {{ {sizes} }})(); }})")
+    browser.print(tmp_path / "night.pdf")
+    printed = browser.run("return window.printed")
+    assert len(printed) >= 8
+    for box, canvas in printed:
+        assert 200 < canvas == box <= 717
+    assert browser.run(sizes) == before
+    with browser.media("print"):
+        browser.wait("return document.documentElement.classList.contains('sheet')")
+        assert browser.run("return Math.max(...psfleet.figures.map(({box}) => box.clientWidth))") <= 717
+        tables = browser.run("return [...document.querySelectorAll('.table')].map((each) => each.scrollWidth)")
+    assert max(tables) <= 717
+
+
 def test_a_print_has_all_figures_within_the_sheet(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
     browser.open(pages["night"])
     browser.print(tmp_path / "night.pdf")

@@ -16,7 +16,7 @@ from trainer.reporting.metrics import METRICS, STATES
 
 # Labels that the scrape configuration gives, and those of every metric of a run.
 TARGET_LABELS = {"job", "task", "host", "instance", "run"}
-# Of the node exporter, as Debian has it; tests/monitoring/test_names.py asks a real one.
+# Of the node exporter, as Debian has it; tests/monitoring/test_configurations.py asks a real one.
 NODE = {
     "node_cpu_seconds_total": {"cpu", "mode"},
     "node_memory_MemAvailable_bytes": set(),

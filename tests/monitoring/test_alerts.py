@@ -12,6 +12,7 @@ import yaml
 
 from tests.monitoring.tools import ROOT, defaults, rendered, run
 from trainer.config import Config
+from trainer.reporting.goodput import KINDS
 
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
 OBSERVING = ROOT / "docs" / "observing.md"
@@ -136,6 +137,13 @@ def test_the_page_has_the_alerts_with_their_thresholds() -> None:
         assert set(re.findall(r"<< (\w+) ", text)) == ({setting} if setting else set()), name
         if setting:
             assert re.search(rf"\b{values[setting]} ", f"{says} {after} "), name
+
+
+def test_the_time_is_told_by_the_kinds_that_there_are() -> None:
+    _, _, section = OBSERVING.read_text().partition("#### PsfleetGoodputLow\n")
+    named = re.findall(r"\*(\w+)\*", section.partition("####")[0])
+    assert len(named) > 4
+    assert {word.lower() for word in named} < set(KINDS)
 
 
 def test_the_texts_name_settings_and_verbs_that_there_are() -> None:

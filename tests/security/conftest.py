@@ -10,6 +10,10 @@ from bench import networks
 from tests.security.hosts import FAMILIES, Hosts
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "quick: one of those that `make test` has, over IPv6")
+
+
 @pytest.fixture(scope="session")
 def _namespaces() -> None:
     if why := networks.missing():

@@ -31,12 +31,14 @@ PERMITTED = {
 }
 
 
+@pytest.mark.quick
 def test_without_the_table_a_stranger_sees_every_port(opened: Hosts) -> None:
     for family in FAMILIES:
         for host in MEMBERS:
             assert opened.seen("stranger", host, family) == {SSH, UNASKED, *PORTS[host].values()}
 
 
+@pytest.mark.quick
 def test_a_stranger_sees_ssh_alone_in_both_families(opened: Hosts) -> None:
     opened.close()
     for family in FAMILIES:
@@ -73,6 +75,7 @@ def test_a_member_is_a_stranger_by_its_other_address(opened: Hosts) -> None:
     assert opened.seen("gamma", "beta", other) == {SSH}
 
 
+@pytest.mark.quick
 def test_a_leavers_open_connection_is_cut_with_its_next_packet(opened: Hosts) -> None:
     opened.close()
     with opened.talk("gamma", "beta", 2300) as leaver, opened.talk("alpha", "beta", 2300) as member:
@@ -83,6 +86,7 @@ def test_a_leavers_open_connection_is_cut_with_its_next_packet(opened: Hosts) ->
     assert opened.seen("gamma", "beta") == {SSH}
 
 
+@pytest.mark.quick
 def test_other_users_of_the_host_are_strangers(opened: Hosts) -> None:
     opened.close()
     own = opened.address("alpha")

@@ -215,7 +215,7 @@ class Gan(keras.Model):
 
     def train_step(self, data):
         real = tf.cast(data[0], tf.float32) / WORDS
-        noise = tf.random.normal(tf.shape(real))
+        noise = keras.random.normal(keras.ops.shape(real))  # without a seed, which Keras would keep in a variable
         with tf.GradientTape() as tape:
             judged = tf.reduce_mean(tf.nn.relu(1 - self.judges(real)) + tf.nn.relu(1 + self.judges(self.makes(noise))))
         variables = self.judges.trainable_variables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_ker
 from trainer.config import Config
 from trainer.failures import UserError
 from trainer.training import callbacks, keras3
+from trainer.training.evaluation import make_evaluation
+from trainer.training.export import lacks_evaluation, lacks_export
 
 # isort: split
 import keras
@@ -278,6 +281,40 @@ def test_random_numbers_begin_anew_with_a_cluster() -> None:
     before = global_seed_generator()
     keras3.forget_seeds()
     assert global_seed_generator() is not before
+
+
+def test_a_step_draws_without_a_seed_and_without_a_variable() -> None:
+    step = tf.function(keras3.drawing(lambda: keras.random.normal([2]))).get_concrete_function()
+    assert step().numpy().tolist() != step().numpy().tolist()
+    assert not step.graph.variables
+
+
+# Models without call
+
+
+def own_test_step(self: Any, data: Any) -> Any:
+    return {}
+
+
+@pytest.mark.parametrize("library", [keras, tf.keras])
+def test_a_model_without_call_is_told_what_it_needs_to_be_exported_and_evaluated(library: Any) -> None:
+    bare, whole = type("Bare", (library.Model,), {})(), library.Sequential()
+    tested = type("Tested", (library.Model,), {"test_step": own_test_step})()
+    program, served = SimpleNamespace(), SimpleNamespace(serving_signature=print)
+    assert lacks_export(program, bare).startswith("Bare has no call, so that there is nothing to export: give")
+    assert not lacks_export(served, bare)
+    assert not lacks_export(program, whole)
+    assert lacks_evaluation(bare).endswith("give it a test_step, or set evaluation: none")
+    assert not lacks_evaluation(tested)
+    assert not lacks_evaluation(whole)
+
+
+def test_the_lack_is_told_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
+    bare = type("Bare", (keras.Model,), {})()
+    assert make_evaluation(Config(program="p:P"), None, bare, None, 1) is None
+    assert "Bare has no call, so that Keras can't evaluate it" in caplog.text
+    with pytest.raises(UserError, match="give it a test_step"):
+        make_evaluation(Config(program="p:P", evaluation="inline"), None, bare, None, 1)
 
 
 # Weights that a step replaces

@@ -63,6 +63,13 @@ def test_an_exact_position_reads_each_example_once_a_pass_whatever_the_batch(vis
         assert passes <= least <= most <= passes + 1
 
 
+@pytest.mark.parametrize("how", ["exact, fit", "exact, Keras 3"])
+def test_a_run_that_was_stopped_reads_on_under_fit_and_with_keras_3(visits: Any, how: str) -> None:
+    assert visits[how]["trained"] == 2 * PART
+    for least, most in visits[how]["parts"]:
+        assert most <= least + 1
+
+
 def test_an_exact_position_leaves_nothing_out_with_calls_in_flight(visits: Any) -> None:
     """Over ten faults; and reads twice only what the calls had done that were in flight at one of eleven saves."""
     found = visits["exact, in flight"]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
 
+import keras
 import tensorflow as tf
 from observers import Counter
 from tensorflow.python.data.experimental.ops.testing import sleep
@@ -63,6 +64,28 @@ class Files:
         return examples.shuffle(4).batch(self.batch).apply(sleep(3000))  # microseconds
 
     eval_dataset = train_dataset
+
+
+class Seen(keras.layers.Layer):
+    """Counts how often it is trained with each number."""
+
+    def build(self, shape: Any) -> None:
+        self.seen = self.add_weight(name="seen", shape=(EXAMPLES,), initializer="zeros", trainable=False)
+
+    def call(self, numbers: Any, training: bool = False) -> Any:
+        if training:
+            self.seen.assign(self.seen + keras.ops.sum(keras.ops.one_hot(numbers[:, 0], EXAMPLES), axis=0))
+        return keras.ops.cast(numbers, "float32")
+
+
+class OfKeras3(Files):
+    def build_model(self) -> Any:
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), Seen(name="seen"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        return super().train_dataset(context).map(lambda numbers: (numbers[:, None], tf.zeros([tf.size(numbers), 1])))
 
 
 class Endless(Files):
@@ -163,6 +186,19 @@ def visits(
     }
 
 
+def stopped(program: Any, name: str, **settings: Any) -> dict[str, Any]:
+    """Return the least and the greatest count of each part of a run that has gone on once, after `PART_STEPS`."""
+    settings |= {"input_position": "exact", "evaluation": "none", "export": False}
+    with tempfile.TemporaryDirectory() as directory:
+        for steps in (PART_STEPS, 2 * PART_STEPS):
+            result = testing.train(program, steps, directory=directory, **settings)
+        checkpoint = tf.train.load_checkpoint(str(result.directory / "checkpoints" / f"ckpt-{result.step}"))
+        seen = checkpoint.get_tensor(f"model/{name}/.ATTRIBUTES/VARIABLE_VALUE")
+    parts = seen.reshape(-1, 2, FILE)
+    counts = [[float(parts[:, part].min()), float(parts[:, part].max())] for part in range(2)]
+    return {"trained": float(seen.sum()), "parts": counts}
+
+
 def read_anew() -> list[int]:
     """Return how often each example is read in eleven readings of a third of the data, each begun anew."""
     config = Config(program="a:B", strategy="one_device", seed=5)
@@ -233,6 +269,8 @@ def check() -> dict[str, Any]:
         "exact": visits(exact, in_flight=0, faults=FEW, batches=(BATCH, 2 * BATCH)),
         "exact, in flight": visits(exact, in_flight=4, calls=9, anew=False),
         "exact, other workers": visits(exact, in_flight=0, faults=2, workers=(2, 1)),
+        "exact, fit": stopped(Files(), "seen", api="fit", epoch_steps=PART_STEPS // 2),
+        "exact, Keras 3": stopped(OfKeras3(), "weights/seen.Sseen"),
         "beginning": read_anew(),
         "endless": {"in a run": refused(Endless()), **{name: passes(make) for name, make in ENDLESS.items()}},
         "ending": {name: passes(make) for name, make in ENDING.items()},

@@ -2,6 +2,7 @@ import json
 
 import pytest
 from cluster_spec import ClusterSpecError, cluster_spec, host_tasks, metrics_targets
+from monitoring import scrape_targets
 
 LAB = {
     "chief": ["head"],
@@ -314,3 +315,11 @@ def test_an_unknown_strategy_is_refused(strategy):
 def test_bad_values_are_named(variables, said):
     with pytest.raises(ClusterSpecError, match=said.replace("(", r"\(")):
         cluster_spec(LAB, addresses(LAB) | {"worker-0": variables})
+
+
+@pytest.mark.parametrize(("evaluation", "expected"), [("sidecar", {"evaluator-0"}), ("inline", set()), ("none", set())])
+def test_an_evaluator_is_scraped_where_it_evaluates_alone(evaluation, expected):
+    """The alert PsfleetEvaluatorBehind takes the target for what is wanted."""
+    groups = LAB | {"prometheus": ["watch"]}
+    targets = scrape_targets(cluster_spec(groups, addresses(groups, program="x:Y", evaluation=evaluation)))
+    assert {each["labels"]["task"] for each in targets if each["labels"].get("job") == "evaluator"} == expected

@@ -44,6 +44,47 @@ def test_autograph_message_is_cut_to_the_error_and_its_line() -> None:
     assert explain(error) == "/home/me/mine.py:12: TypeError: unsupported operand"
 
 
+OF_KERAS3 = (
+    "Exception encountered when calling Noise.call().\n\n\x1b[1mno such thing\x1b[0m\n\n"
+    "Arguments received by Noise.call():\n  • inputs=tf.Tensor(shape=(None, 44), dtype=float32)"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (OF_KERAS3, "no such thing (in the call of Noise.call())"),
+        (
+            'in user code:\n\n    File "/lib/layer.py", line 9, in call\n        x = 1\n\n    ValueError: '
+            + OF_KERAS3.replace("\n", "\n    "),
+            "no such thing (in the call of Noise.call())",
+        ),
+        (
+            "Exception encountered when calling layer 'noise' (type Noise).\n\nin user code:\n\n"
+            '    File "/lib/layer.py", line 9, in call  *\n        x = 1\n\n    ValueError: no such thing\n\n\n'
+            "Call arguments received by layer 'noise' (type Noise):\n  • inputs=1",
+            "no such thing (in the call of layer 'noise' (type Noise))",
+        ),
+        ("Exception encountered when calling Noise.call().", "Exception encountered when calling Noise.call()."),
+    ],
+)
+def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expected: str) -> None:
+    assert explain(RuntimeError(text)).endswith(f"RuntimeError: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("text", "mend"),
+    [
+        ("`merge_call` called while defining a new graph or a tf.function. This can", "add them up within a step"),
+        ("Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for", 'reduction="none"'),
+    ],
+)
+def test_what_a_library_refuses_without_a_mend_gets_one(text: str, mend: str) -> None:
+    told = explain(RuntimeError(text))
+    assert told.startswith(f"RuntimeError: {text}: ")
+    assert mend in told
+
+
 def test_operation_is_named_where_there_is_no_line() -> None:
     error = RuntimeError("indices[0] = 99 is not in [0, 8)\n\t [[{{node GatherV2}}]]\n\t [[IteratorGetNext]]")
     assert explain(error) == "RuntimeError: indices[0] = 99 is not in [0, 8) (in the operation GatherV2)"

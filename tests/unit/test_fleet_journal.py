@@ -95,7 +95,7 @@ def test_a_pattern_and_a_time_reach_journalctl_as_they_are(journalctl: Path) -> 
 def test_a_run_is_all_that_was_said_from_its_first_line_to_its_last(journalctl: Path) -> None:
     *_, line = asked(journalctl, script([TASK], 50, Chosen(run="digits")))
     assert line.endswith("--unit=trainer@worker-0.service --since=@10 --until=@95")
-    assert "PSFLEET_RUN=" not in line.replace("MESSAGE,UNIT,_SYSTEMD_UNIT,PRIORITY,PSFLEET_RUN", "")
+    assert "RUN=" not in line.replace("MESSAGE,UNIT,_SYSTEMD_UNIT,PRIORITY,RUN", "")
 
 
 def test_a_run_that_said_nothing_asks_for_no_lines(journalctl: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_run_is_followed_from_its_first_line(journalctl: Path) -> None:
 
 def test_an_entry_has_its_run_and_step() -> None:
     entry = parse('{"__REALTIME_TIMESTAMP": "1500000", "_SYSTEMD_UNIT": "trainer@ps-0.service", "MESSAGE": "a\\nb", '
-                  '"PRIORITY": "4", "PSFLEET_RUN": "digits", "PSFLEET_STEP": "40"}')  # fmt: skip
+                  '"PRIORITY": "4", "RUN": "digits", "STEP": "40"}')  # fmt: skip
     assert entry is not None
     assert entry.as_json() == {
         "time": 1.5,
@@ -136,7 +136,7 @@ class Journals(fleet.Pretence):
 
     def _journal(self, task: Any) -> str:
         entries = [
-            {"__REALTIME_TIMESTAMP": str(at), "_SYSTEMD_UNIT": task.unit, "MESSAGE": message, "PSFLEET_RUN": run}
+            {"__REALTIME_TIMESTAMP": str(at), "_SYSTEMD_UNIT": task.unit, "MESSAGE": message, "RUN": run}
             for at, run, message in self.lines
         ]
         return "\n".join(json.dumps(entry) for entry in entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import struct
 import subprocess
@@ -77,24 +78,27 @@ def test_an_entry_says_task_run_and_step(path: Path, received: socket.socket, ot
     assert {
         "MESSAGE": "lost ps-0",
         "PRIORITY": "4",
-        "PSFLEET_TASK": "worker-1",
-        "PSFLEET_RUN": "digits",
-        "PSFLEET_STEP": "40",
+        "TASK": "worker-1",
+        "RUN": "digits",
+        "STEP": "40",
         "LOGGER": "trainer.test",
     }.items() <= fields.items()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "observing.md").read_text()
+    asked = re.findall(r"\b([A-Z]+)=", " ".join(re.findall(r"^journalctl .*$", page, re.MULTILINE)))
+    assert {"RUN", "TASK", "STEP"} < set(asked) <= fields.keys()
     about(step=None)
     logger.info("next")
-    assert "PSFLEET_STEP" not in fields_of(received.recv(65536))
+    assert "STEP" not in fields_of(received.recv(65536))
     assert otherwise == []
 
 
 def test_no_line_of_a_message_passes_for_a_field(path: Path, received: socket.socket, otherwise: list[str]) -> None:
     logger, _ = logger_to(path, otherwise)
     about(run="digits")
-    logger.error("first\nPSFLEET_RUN=other\nPRIORITY=0")
+    logger.error("first\nRUN=other\nPRIORITY=0")
     fields = fields_of(received.recv(65536))
-    assert fields["MESSAGE"] == "first\nPSFLEET_RUN=other\nPRIORITY=0"
-    assert (fields["PSFLEET_RUN"], fields["PRIORITY"]) == ("digits", "3")
+    assert fields["MESSAGE"] == "first\nRUN=other\nPRIORITY=0"
+    assert (fields["RUN"], fields["PRIORITY"]) == ("digits", "3")
 
 
 def test_without_a_journal_nobody_is_there_to_send_to(path: Path) -> None:
@@ -153,4 +157,4 @@ def test_under_systemd_logs_go_to_the_journal_and_what_others_print_to_standard_
     done = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
     fields = fields_of(received.recv(65536))
     assert done.communicate()[1] == "from elsewhere\n"
-    assert (fields["MESSAGE"], fields["PRIORITY"], fields["PSFLEET_RUN"]) == ("warning: slow", "4", "digits")
+    assert (fields["MESSAGE"], fields["PRIORITY"], fields["RUN"]) == ("warning: slow", "4", "digits")

@@ -15,7 +15,7 @@ import pytest
 
 from trainer.__main__ import main
 from trainer.reporting import page as pages
-from trainer.reporting.captions import describe_curve, duration, size
+from trainer.reporting.captions import describe_curve, describe_shares, duration, size
 from trainer.reporting.page import ASSETS, LIBRARY, PageWriter, render, to_data
 from trainer.reporting.story import Records, read_story, tell, thin_rows
 from trainer.run.directory import RunDirectory
@@ -441,14 +441,17 @@ def test_the_command_prints_the_page(directory: RunDirectory, capsys: pytest.Cap
 
 
 def test_curves_and_amounts_are_said_as_a_person_says_them() -> None:
-    assert [duration(seconds) for seconds in (0, 0.5, 75, 600, 7300, 200_000)] == [
+    assert [duration(seconds) for seconds in (0, 0.5, 75, 256, 600, 3599.6, 7300, 200_000)] == [
         "0 s",
         "0.5 s",
         "75 s",
+        "4 min 16 s",
         "10 min",
+        "60 min",
         "2 h 2 min",
         "2 d 7 h",
     ]
     assert [size(count) for count in (3, 2048, 5 * 2**20)] == ["3 B", "2 KiB", "5 MiB"]
+    assert describe_shares({"worker-0": 100, "worker-1": 50}).startswith("The median worker gave 75 steps;")
     nothing = {"series": {"values": {}, "step": []}, "evaluations": {"values": {}, "step": []}, "run": "a"}
     assert describe_curve("loss", [nothing]) == "No number yet."

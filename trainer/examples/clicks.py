@@ -47,7 +47,9 @@ class Clicks:
         table = tf.keras.layers.Embedding(self.rows, EMBEDDING, name="items")
         history = tf.keras.layers.GlobalAveragePooling1D()(table(row(seen)))
         agreement = tf.keras.layers.Dot(axes=1)([history, table(row(offered))])
-        model = tf.keras.Model({"seen": seen, "offered": offered}, tf.keras.layers.Dense(1)(agreement))
+        # Above zero, for what agrees to be clicked: no table agrees with itself below zero.
+        clicked = tf.keras.layers.Dense(1, kernel_initializer="ones")(agreement)
+        model = tf.keras.Model({"seen": seen, "offered": offered}, clicked)
         model.compile(
             optimizer=tf.keras.optimizers.Adam(0.01),
             loss=tf.keras.losses.BinaryCrossentropy(from_logits=True),

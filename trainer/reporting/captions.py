@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ def duration(seconds: float) -> str:
         return f"{seconds:.3g} s" if seconds >= 0.001 or not seconds else f"{seconds:.1g} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
+    if round(seconds) < 3600:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     minutes = round(seconds / 60)
     if minutes < 120:
         return f"{minutes} min"
@@ -89,7 +93,7 @@ def describe_curve(name: str, stories: Sequence[Mapping[str, Any]]) -> str:
                 continue
             lowest, highest = min(points), max(points)
             if name in (SPEED, EXAMPLES):
-                median = sorted(value for value, _ in points)[len(points) // 2]
+                median = statistics.median(value for value, _ in points)
                 said.append(f"{whose}median {number(median)}, from {number(lowest[0])} to {number(highest[0])}.")
             elif len(points) == 1:
                 said.append(f"{whose}{which}: {number(points[0][0])} at step {points[0][1]:,}.")
@@ -134,7 +138,7 @@ def describe_lanes(story: Mapping[str, Any]) -> str:
 
 def describe_shares(gave: Mapping[str, int]) -> str:
     """Say whether the workers gave as much as one another."""
-    usual = sorted(gave.values())[len(gave) // 2]
+    usual = round(statistics.median(gave.values()))
     least, most = min(gave, key=gave.__getitem__), max(gave, key=gave.__getitem__)
     if len(gave) == 1:
         return f"{least} gave all {usual:,} steps."
@@ -150,7 +154,7 @@ def describe_saves(saves: Sequence[Sequence[Any]]) -> str:
     told = f"{len(saves)} checkpoints"
     if seconds:
         told += (
-            f"; a save took {duration(seconds[len(seconds) // 2])} in the median, and {duration(seconds[-1])} at most"
+            f"; a save took {duration(statistics.median(seconds))} in the median, and {duration(seconds[-1])} at most"
         )
     if sizes:
         told += f"; the last one has {size(sizes[-1])}"

@@ -1,6 +1,6 @@
 """Log lines with fields of their own, in the journal's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL).
 
-So `journalctl PSFLEET_RUN=digits-1` finds a run's lines on a host. Without a journal the lines go where they went.
+So `journalctl RUN=digits-1` finds a run's lines on a host. Without a journal the lines go where they went.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def about(**fields: object) -> None:
     """Have each later line of this process say what it is about: `task`, `run`, `step`. None takes a field away."""
     for name, value in fields.items():
         if value is None:
-            _about.pop(f"PSFLEET_{name.upper()}", None)
+            _about.pop(name.upper(), None)
         else:
-            _about[f"PSFLEET_{name.upper()}"] = str(value)
+            _about[name.upper()] = str(value)
 
 
 class JournalHandler(logging.Handler):

@@ -380,10 +380,11 @@ def saves_section(story: Mapping[str, Any]) -> str:
     )
 
 
-def details(title: str, names: Sequence[str], rows: str, opened: bool = False) -> str:
+def details(title: str, names: Sequence[str], rows: str, opened: bool = False, kind: str = "") -> str:
     head = "".join(f'<th scope="col"{" class=number" if name in NUMBERS else ""}>{escape(name)}</th>' for name in names)
     return (
-        f'<details{" open" if opened else ""}><summary>{escape(title)}</summary><div class="table" tabindex="0"><table>'
+        f'<details{" open" if opened else ""}><summary>{escape(title)}</summary><div class="table" tabindex="0">'
+        f"<table{f' class={kind}' if kind else ''}>"
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 
@@ -445,7 +446,7 @@ def marks_table(story: Mapping[str, Any]) -> str:
         for mark in marks[-MOST_ROWS:]
     )
     title = f"All {len(marks)}" if len(marks) <= MOST_ROWS else f"The last {MOST_ROWS} of {len(marks)}"
-    return section("Faults and recoveries", details(title, COLUMNS, rows, opened=len(marks) <= 30), "faults")
+    return section("Faults and recoveries", details(title, COLUMNS, rows, len(marks) <= 30, "marks"), "faults")
 
 
 def where(mark: Mapping[str, Any]) -> str:

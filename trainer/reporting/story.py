@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -581,7 +582,7 @@ def advise(story: Mapping[str, Any], records: Records) -> list[str]:
             f"The last checkpoint could not be saved: {failed[-1]['message']}. Look after the shared path's room."
         )
     gave = story["gave"]
-    if len(gave) > 1 and (usual := sorted(gave.values())[len(gave) // 2]):
+    if len(gave) > 1 and (usual := statistics.median(gave.values())):
         slow = [task for task, steps in gave.items() if steps < usual / 2]
         if slow:
             found.append(

@@ -218,7 +218,7 @@ class Evaluator:
         self, program: Any, directory: RunDirectory, best_metric: str = "", tally: Tally | None = None
     ) -> None:
         from trainer.training.evaluation import Results
-        from trainer.training.export import bytes_of_checkpoint, ensure_built
+        from trainer.training.export import bytes_of_checkpoint, ensure_built, lacks_evaluation
         from trainer.training.input import eval_dataset
         from trainer.training.keras3 import trained_by
 
@@ -226,6 +226,8 @@ class Evaluator:
         if (newest := directory.catalogue.newest()) is not None:
             check_room(bytes_of_checkpoint(directory, newest), "evaluation: sidecar", ROOM)
         self._model = build_model(program)
+        if why := lacks_evaluation(self._model):
+            raise UserError(why)
         self._dataset = eval_dataset(program)
         ensure_built(self._model, self._dataset.element_spec)
         self._trained = trained_by(self._model, with_optimizers=False)

@@ -17,12 +17,15 @@ import tensorflow as tf
 
 from trainer.config import Config
 from trainer.failures import UserError, explain
+from trainer.program import is_keras3
 from trainer.reporting.events import append, at_once
 from trainer.reporting.progress import EventWriter
 from trainer.reporting.status import numbers
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
+from trainer.training import keras3
 from trainer.training.callbacks import KERAS
+from trainer.training.export import lacks_evaluation
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
 from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
 from trainer.training.step_runner import fetch_numbers
@@ -109,7 +112,13 @@ def make_evaluation(
     multi_worker_mirrored every member must make it, and call it at the same step; all get the same numbers. Raises
     UserError when the program can't be evaluated in that way.
     """
-    if config.evaluation in ("sidecar", "none"):
+    if config.evaluation == "none":
+        return None
+    if why := lacks_evaluation(model):
+        if config.evaluation != "sidecar":
+            raise UserError(why)
+        log.warning("%s", why)
+    if config.evaluation == "sidecar":
         return None
     if not config.traits.remote:
         return Replicated(program, model, strategy)
@@ -275,7 +284,8 @@ class TestStep:
         name = f"{type(program).__name__}'s model"
         with strategy.scope():
             # This makes the variables that metrics still lack, too.
-            self._step = tf.function(model.test_step).get_concrete_function(element_spec)
+            step = keras3.drawing(model.test_step) if is_keras3(model) else model.test_step
+            self._step = tf.function(step).get_concrete_function(element_spec)
             model.reset_metrics()
             self.names = sorted(model.get_metrics_result())
         self._states = MetricStates(metrics_of(model), self._step)

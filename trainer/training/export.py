@@ -90,11 +90,8 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
     mend = "when others on it have ended, or on a larger chief's host: fab export --run NAME"
     check_room(bytes_of_checkpoint(directory, step), "the export", mend, now=True)
     model = build_model(program)
-    if signature is None and not has_call(model):
-        raise UserError(
-            f"{type(model).__name__} has no call, so that there is nothing to export: give the program a "
-            "serving_signature(model), or set export: false"
-        )
+    if why := lacks_export(program, model):
+        raise UserError(why)
     element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
     takes_data = ensure_built(model, element_spec)
     read_model(directory, keras3.trained_by(model, with_optimizers=False), step)
@@ -108,7 +105,7 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
                 model.export(str(temporary))
     else:
         root = model
-        if not has_call(model) or not takes_data:  # Keras would trace its call
+        if not keras3.has_call(model) or not takes_data:  # Keras would trace its call
             root = tf.Module()
             root.kept = keras3.raw(model.variables)
         tf.saved_model.save(root, str(temporary), signatures=signature(model))
@@ -118,9 +115,24 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
     return str(directory.export)
 
 
-def has_call(model: Any) -> bool:
-    """Return whether a model computes something from its input by itself; one that only trains others does not."""
-    return keras3.has_call(model) if is_keras3(model) else type(model).call is not tf.keras.Model.call
+def lacks_export(program: Any, model: Any) -> str:
+    """Say why a model can't be exported, and what to do; nothing where it can."""
+    if keras3.has_call(model) or getattr(program, "serving_signature", None) is not None:
+        return ""
+    return (
+        f"{type(model).__name__} has no call, so that there is nothing to export: give the program a "
+        "serving_signature(model), or set export: false"
+    )
+
+
+def lacks_evaluation(model: Any) -> str:
+    """Say why a model can't be evaluated, and what to do; nothing where it can."""
+    if keras3.has_call(model) or type(model).test_step is not keras3.model_class(model).test_step:
+        return ""
+    return (
+        f"{type(model).__name__} has no call, so that Keras can't evaluate it: give it a test_step, or set "
+        "evaluation: none"
+    )
 
 
 def ensure_built(model: Any, element_spec: Any) -> bool:
@@ -130,10 +142,10 @@ def ensure_built(model: Any, element_spec: Any) -> bool:
     """
     is_functional = bool(getattr(model, "inputs", None))
     if is_keras3(model):
-        return is_functional or not has_call(model) or keras3.call_with_symbols(model, element_spec)
+        return is_functional or not keras3.has_call(model) or keras3.call_with_symbols(model, element_spec)
     steps = type(model).train_step is not tf.keras.Model.train_step and bool(unbuilt(model))
     stepped = steps and is_built_by_its_step(model, element_spec)
-    if is_functional or not has_call(model) or (stepped and model.save_spec()):
+    if is_functional or not keras3.has_call(model) or (stepped and model.save_spec()):
         return True
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     try:

@@ -1,9 +1,9 @@
 """Models of Keras 3 on parameter servers (docs/keras3.md).
 
 Its `fit` can't train there, and its variables and optimizers know of one process alone. So its own `train_step` runs in
-the packed calls, with three changes: what a step writes over what it has read is added instead, tables are looked up
-where they lie, and the shards of a split variable are trained as variables of their own. `keras` is imported where a
-model of it is at hand: other programs need not pay for it.
+the packed calls, with four changes: what a step writes over what it has read is added instead, tables are looked up
+where they lie, the shards of a split variable are trained as variables of their own, and random numbers without a seed
+are drawn. `keras` is imported where a model of it is at hand: other programs need not pay for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.training.constraints import write_changes
 from trainer.training.metrics import READING
 from trainer.training.optimizers import overwrites_weights
 from trainer.training.placement import size
-from trainer.training.tf_internals import forget_keras3_seeds, is_read_since_writes
+from trainer.training.tf_internals import forget_keras3_seeds, is_read_since_writes, keras3_seeds_drawn
 from trainer.variables import bytes_of, flatten
 
 log = logging.getLogger(__name__)
@@ -366,9 +366,17 @@ def begin_averages(model: Any) -> None:
 
 
 def has_call(model: Any) -> bool:
+    """Return whether a model computes something from its input by itself; one that only trains others does not."""
+    return type(model).call is not model_class(model).call
+
+
+def model_class(model: Any) -> Any:
+    """Return the class Model of the model's own Keras."""
+    if not is_keras3(model):
+        return tf.keras.Model
     import keras
 
-    return type(model).call is not keras.Model.call
+    return keras.Model
 
 
 def call_with_symbols(model: Any, element_spec: Any) -> bool:
@@ -423,6 +431,7 @@ class Step:
         for variable in self._replaced.values():
             self._refuse_trained(variable)  # its optimizer may have been built since then
         with contextlib.ExitStack() as stack:
+            stack.enter_context(keras3_seeds_drawn())
             adding = {id(one): one for one in [*shared_state(self._model), *self._replaced.values()]}
             for variable in adding.values():
                 stack.enter_context(changes_added(variable))
@@ -664,9 +673,23 @@ def shards_of(variable: Any) -> list[Any]:
 
 
 def forget_seeds() -> None:
-    """Have `keras.random` without a seed begin anew: its state lies on the ps of the cluster that was before."""
+    """Have `keras.random` without a seed begin anew: its state lies on the ps of the cluster that was before.
+
+    That is what `build_model` draws. A step draws otherwise (`drawing`).
+    """
     if "keras" in sys.modules:
         forget_keras3_seeds()
+
+
+def drawing(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step of a model in which `keras.random` may be used without a seed; for what is traced."""
+
+    @tf.autograph.experimental.do_not_convert
+    def draws(*data: Any) -> Any:
+        with keras3_seeds_drawn():
+            return step(*data)
+
+    return draws
 
 
 def train_shards() -> None:

@@ -8,6 +8,7 @@ docs/large-tables.md says which optimizer gets which.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -132,7 +133,9 @@ def warn_of_large_tables(optimizer: Any) -> None:
 def sgd(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
     """Do what SGD without momentum does; it would write one that nobody reads."""
     rate = tf.cast(optimizer.learning_rate, variable.dtype)
-    variable.scatter_add(tf.IndexedSlices(-gradient.values * rate, gradient.indices))
+    gradient = tf.IndexedSlices(-gradient.values * rate, gradient.indices)
+    with rows_in_cache(gradient, variable):
+        variable.scatter_add(gradient)
 
 
 def greatest_epsilon(optimizer: Any) -> float:
@@ -146,15 +149,32 @@ def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
     It adds epsilon to the root of an accumulator, Keras to the accumulator.
     """
     accumulator = optimizer._accumulators[optimizer._index_dict[optimizer._var_key(variable)]]
-    tf.raw_ops.ResourceSparseApplyAdagradV2(
-        var=variable.handle,
-        accum=accumulator.handle,
-        lr=tf.cast(optimizer.learning_rate, variable.dtype),
-        epsilon=tf.cast(optimizer.epsilon, variable.dtype),
-        grad=gradient.values,
-        indices=gradient.indices,
-        use_locking=True,  # of two workers with the same row both count
-    )
+    rate, epsilon = (tf.cast(value, variable.dtype) for value in (optimizer.learning_rate, optimizer.epsilon))
+    with rows_in_cache(gradient, accumulator, variable):
+        tf.raw_ops.ResourceSparseApplyAdagradV2(
+            var=variable.handle,
+            accum=accumulator.handle,
+            lr=rate,
+            epsilon=epsilon,
+            grad=gradient.values,
+            indices=gradient.indices,
+            use_locking=True,  # of two workers with the same row both count
+        )
+
+
+def rows_in_cache(gradient: tf.IndexedSlices, *variables: Any) -> contextlib.AbstractContextManager[None]:
+    """Have what is traced within it find the gradient's rows in the processor's cache, on the ps where they lie.
+
+    To change the rows of a large table is to wait for memory, at each row anew. TensorFlow's gather fetches rows ahead
+    of their use, and its updates don't. It waits for the gradient, which comes later than its rows' numbers.
+    """
+    with tf.device(variables[0].device):
+        arrived = tf.identity(gradient.values)
+    with tf.control_dependencies([arrived]):
+        rows = gradient.indices
+        read = [tf.raw_ops.ResourceGather(resource=one.handle, indices=rows, dtype=one.dtype) for one in variables]
+    waiting: contextlib.AbstractContextManager[None] = tf.control_dependencies(read)
+    return waiting
 
 
 def adam(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:

@@ -405,6 +405,30 @@ def forget_keras3_seeds() -> None:
     global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
 
 
+@contextlib.contextmanager
+def keras3_seeds_drawn() -> Iterator[None]:
+    """Have `keras.random` of Keras 3 without a seed draw one each time, meanwhile and on this thread.
+
+    Keras keeps a state for them in a variable, one for each thread, which no step that is traced may make.
+    """
+    from keras.src.backend.common import global_state
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+    before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, DrawnSeeds())
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, before)
+
+
+class DrawnSeeds:
+    """Does for Keras 3 what its SeedGenerator does, without a state: whoever runs the step draws a seed of its own."""
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        return tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int64)
+
+
 def converting_as_ever() -> contextlib.AbstractContextManager[Any]:
     """Have AutoGraph translate neither a whole method of the program's nor nothing, but what `map` is given."""
     return ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED)

@@ -417,7 +417,16 @@
   let waits = 0;
   window.addEventListener("resize", () => { clearTimeout(waits); waits = setTimeout(() => figures.forEach(({ chart }) => chart && chart.resize()), 100); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  matchMedia("print").addEventListener("change", () => { drawRest(); drawAll(); });
+  // A sheet is laid out after the last script has run: the figures are drawn for its width before.
+  const forSheet = (prints) => {
+    document.documentElement.classList.toggle("sheet", prints);
+    drawRest();
+    drawAll();
+    for (const { chart } of figures) chart.getZr().flush();
+  };
+  window.addEventListener("beforeprint", () => forSheet(true));
+  window.addEventListener("afterprint", () => forSheet(false));
+  matchMedia("print").addEventListener("change", ({ matches }) => forSheet(matches));
   // For tests: what is drawn, and how long that took.
   window.psfleet = { runs, figures, milliseconds: performance.now() - began };
 })();
