@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("long_run")]
 
 
 @pytest.fixture
-def install(lab):
+def install(lab, long_run):
     """Installs a package on a member; afterwards that host is as before."""
     installed = []
 
@@ -32,7 +32,7 @@ def install(lab):
     # What a firewall leaves behind in the kernel is not told from what the machine had before.
     reset = "nft list tables | grep -v ' psfleet' | while read _ family name; do nft delete table $family $name; done"
     lab[HOST].run_expect([0], f"sudo sh -c {reset!r}")
-    back = play("site.yml", "--limit", HOST)
+    back = play("site.yml", "--limit", HOST, inventory=long_run)
     assert back.code == 0, back.failed
     wait_for_progress(lab)
 
