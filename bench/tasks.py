@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, Cluster
-from trainer.runtime import ENVIRONMENT
+from trainer.runtime import ENVIRONMENT, PS_ENVIRONMENT
 from trainer.tasks.local import local_cluster
 from trainer.warm_start import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
+TRAINER = ("-m", "trainer")
 DEADLINE = 180.0  # for any one thing that is waited for
 POLL_SECONDS = 0.1
 
@@ -88,11 +89,14 @@ class LocalCluster:
         self.tasks: list[Task] = []
 
     @contextlib.contextmanager
-    def serving(self, settings: str = "") -> Iterator[LocalCluster]:
-        """Start the servers and wait until they answer; end everything afterwards. A data service needs `settings`."""
+    def serving(self, settings: str = "", command: tuple[str, ...] = TRAINER) -> Iterator[LocalCluster]:
+        """Start the servers, by default psfleet's, and wait until they answer; end everything afterwards.
+
+        A data service needs `settings`.
+        """
         try:
             jobs = [(job, index) for job in (*SERVICE_JOBS, "ps", "worker") for index in range(self._size(job))]
-            servers = [self.start(job, index, settings=settings) for job, index in jobs]
+            servers = [self.start(job, index, command, settings) for job, index in jobs]
             for server in servers:
                 server.until(partial(server.says, " serves at "), "it served")
             yield self
@@ -107,7 +111,7 @@ class LocalCluster:
         self,
         job: str,
         index: int,
-        command: tuple[str, ...] = ("-m", "trainer"),
+        command: tuple[str, ...] = TRAINER,
         settings: str = "",
         workers: int | None = None,
         **more: str,
@@ -119,6 +123,8 @@ class LocalCluster:
         jobs = {**self._jobs, "worker": self._jobs["worker"][:workers]}
         config = Cluster.checked(jobs, job, index).as_tf_config()
         log = self._directory / f"{job}-{index}-{len(self.tasks)}.log"
+        if job == "ps" and command == TRAINER:
+            more = {**PS_ENVIRONMENT, **more}
         more = {**more, **({"TRAINER_SETTINGS": settings} if settings else {})}
         task = Task(f"{job}-{index}", list(command), log, {"TF_CONFIG": config, **more})
         self.tasks.append(task)

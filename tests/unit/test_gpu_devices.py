@@ -9,8 +9,11 @@ from cluster_spec import ClusterSpecError, cluster_spec, host_tasks
 from config_texts import FILTERS
 from preflight import preflight_problems
 
+from trainer.runtime import PS_ENVIRONMENT
+
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "roles" / "trainer" / "templates" / "task.env.j2"
+CUDA = re.compile(r"^(?:CUDA|TF_FORCE|TRAINER_GPUS).*", re.MULTILINE)
 RUN = {"program": "trainer.examples.digits:Digits"}
 MIG = [f"MIG-{number:08x}-92db-5567-bf6d-fac646fe29f2" for number in range(7)]
 
@@ -142,9 +145,15 @@ def test_without_the_group_the_rendered_file_is_as_before():
     )
 
 
+def test_a_ps_gets_what_local_ones_get():
+    tasks = host_tasks(cluster_spec(*cluster(box={"gpu_count": 2})), "box")
+    (set_for,) = PS_ENVIRONMENT.items()
+    assert {task["job"] for task in tasks if "=".join(set_for) in rendered(task).splitlines()} == {"ps"}
+
+
 def test_a_task_with_gpus_is_told_which_and_to_take_their_memory_as_it_needs_it():
     tasks = host_tasks(cluster_spec(*cluster(box={"gpu_count": 2})), "box")
-    lines = {task["job"]: rendered(task).splitlines()[6:] for task in tasks}
+    lines = {task["job"]: CUDA.findall(rendered(task)) for task in tasks}
     assert lines["worker"] == [
         "CUDA_DEVICE_ORDER=PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES=0,1",

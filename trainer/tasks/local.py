@@ -39,6 +39,7 @@ from trainer.reporting.scrape import ADDRESS
 from trainer.reporting.status import describe, read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
+from trainer.runtime import PS_ENVIRONMENT
 
 RESTART_SECONDS, STEADY_SECONDS = 1.0, 5.0
 FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that somebody else has started
@@ -298,6 +299,8 @@ def make_tasks(
         cluster = Cluster.checked(jobs, job, index)
         environment = {**os.environ, "TF_CONFIG": cluster.as_tf_config(), "TRAINER_SETTINGS": str(settings)}
         environment.setdefault("DATA_DIR", data_dir(config))
+        if job == "ps":
+            environment = {**PS_ENVIRONMENT, **environment}
         environment |= metrics_at(metrics_port, scraped.index((job, index)))
         for inherited in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):
             environment.pop(inherited, None)
