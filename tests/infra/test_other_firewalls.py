@@ -21,14 +21,14 @@ def install(lab, long_run):
     """Installs a package on a member; afterwards that host is as before."""
     installed = []
 
-    def do(package):
-        installed.append(package)
-        lab[HOST].run_expect([0], f"sudo {APT} install --yes --no-install-recommends {package}")
+    def do(packages):
+        installed.append(packages)
+        lab[HOST].run_expect([0], f"sudo {APT} install --yes --no-install-recommends {packages}")
 
     yield do
     with lab[HOST].sudo():
-        for package in installed:
-            lab[HOST].run_expect([0], f"{APT} purge --yes --autoremove {package}")
+        for packages in installed:
+            lab[HOST].run_expect([0], f"{APT} purge --yes --autoremove {packages}")
     # What a firewall leaves behind in the kernel is not told from what the machine had before.
     reset = "nft list tables | grep -v ' psfleet' | while read _ family name; do nft delete table $family $name; done"
     lab[HOST].run_expect([0], f"sudo sh -c {reset!r}")
@@ -55,20 +55,20 @@ def let_members_in(lab, address, commands):
 
 
 @pytest.mark.parametrize(
-    ("package", "begin", "pattern"),
+    ("packages", "begin", "pattern"),
     [
-        ("firewalld", "systemctl start firewalld", r"(firewall-cmd --permanent .*ADDRESS), then (firewall-cmd .*)"),
+        ("firewalld netbase", "systemctl start firewalld", r"(firewall-cmd --permanent .*ADDRESS), then (firewall-cmd .*)"),
         ("ufw", "ufw allow 22/tcp && ufw --force enable", r"(ufw allow from ADDRESS)"),
     ],
 )
 def test_a_member_is_refused_until_it_is_let_in_as_the_note_says(
-    lab, address, elsewhere, install, package, begin, pattern
+    lab, address, elsewhere, install, packages, begin, pattern
 ):
     assert reaches(lab["head"], address(HOST), PORT)
-    install(package)
+    install(packages)
     lab[HOST].run_expect([0], f"sudo sh -c {begin!r}")
     assert not reaches(lab["head"], address(HOST), PORT)
-    found = re.search(pattern, note(package))
+    found = re.search(pattern, note(packages.split()[0]))
     assert found
     let_members_in(lab, address, found.groups())
     wait_until(lambda: reaches(lab["head"], address(HOST), PORT), 30, "the coordinator's host is let in")
