@@ -30,8 +30,10 @@ def install(lab, long_run):
         for packages in installed:
             lab[HOST].run_expect([0], f"{APT} purge --yes --autoremove {packages}")
     # What a firewall leaves behind in the kernel is not told from what the machine had before.
-    reset = "nft list tables | grep -v ' psfleet' | while read _ family name; do nft delete table $family $name; done"
-    lab[HOST].run_expect([0], f"sudo sh -c {reset!r}")
+    with lab[HOST].sudo():
+        for line in lab[HOST].check_output("nft list tables").splitlines():
+            if " psfleet" not in line:
+                lab[HOST].run_expect([0], line.replace("table", "nft delete table", 1))
     back = play("site.yml", "--limit", HOST, inventory=long_run)
     assert back.code == 0, back.failed
     wait_for_progress(lab)
@@ -57,7 +59,11 @@ def let_members_in(lab, address, commands):
 @pytest.mark.parametrize(
     ("packages", "begin", "pattern"),
     [
-        ("firewalld netbase", "systemctl start firewalld", r"(firewall-cmd --permanent .*ADDRESS), then (firewall-cmd .*)"),
+        (
+            "firewalld netbase",
+            "systemctl start firewalld",
+            r"(firewall-cmd --permanent .*ADDRESS), then (firewall-cmd .*)",
+        ),
         ("ufw", "ufw allow 22/tcp && ufw --force enable", r"(ufw allow from ADDRESS)"),
     ],
 )

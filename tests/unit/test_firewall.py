@@ -206,6 +206,13 @@ def test_other_filters_are_told_of() -> None:
     assert [note.split()[0] for note in notes] == ["ufw", "docker"]
 
 
+def test_ufw_filters_only_where_it_is_on() -> None:
+    on = "# comment\nENABLED=yes\nLOGLEVEL=low\n"
+    assert firewall_facts.others("active\ninactive\n", on) == ["firewalld", "ufw"]
+    assert firewall_facts.others("active\nactive\n", "ENABLED=no\n") == ["firewalld", "docker"]
+    assert firewall_facts.others("inactive\ninactive\n", "") == []
+
+
 def refused(host: str, closed: bool = True, opened: Any = (), lists: Any = (), **facts: Any) -> list[str]:
     doors = list(doors_of(host).values())
     return firewall_refusals(FACTS | facts, doors, opened, closed, SOURCES, lists)

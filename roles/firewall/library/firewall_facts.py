@@ -91,10 +91,20 @@ others:
   type: list
   returned: success
 """
-OTHERS = ("firewalld", "ufw", "docker")
+SERVICES = ("firewalld", "docker")
 SSH_SERVERS = ("sshd", "dropbear")
+UFW = Path("/etc/ufw/ufw.conf")
 VPNS = ("wireguard", "tun")  # as ip names the kinds of devices
 SSH_UNITS = ("ssh.socket", "sshd.socket")  # systemd listens, and starts an sshd for each connection
+
+
+def others(states: str, ufw: str) -> list[str]:
+    """Return who else filters, by `systemctl is-active` of SERVICES and the settings of ufw, where it is installed.
+
+    ufw's unit says nothing: it is active where ufw is off, as Ubuntu has it, and inactive from `ufw enable` to the boot.
+    """
+    found = [name for name, state in zip(SERVICES, states.split(), strict=False) if state == "active"]
+    return [*found, *(["ufw"] if "enabled=yes" in ufw.lower().split() else [])]
 
 
 class Listener(NamedTuple):
@@ -263,7 +273,11 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
     _, said, _ = module.run_command([ss, "-Hlntupe"], check_rc=True)
     _, established, _ = module.run_command([ss, "-Hnt", "state", "established"], check_rc=True)
     _, sockets, _ = module.run_command(["systemctl", "show", "--property=Listen,ActiveState", *SSH_UNITS])
-    _, active, _ = module.run_command(["systemctl", "is-active", *(f"{name}.service" for name in OTHERS)])
+    _, active, _ = module.run_command(["systemctl", "is-active", *(f"{name}.service" for name in SERVICES)])
+    try:
+        ufw = UFW.read_text() if module.get_bin_path("ufw") else ""
+    except OSError:
+        ufw = ""
     connection, login = session(os.getpid())
     found = listeners(said)
     ports = ssh_ports(found, sockets, connection)
@@ -298,7 +312,7 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
         "listening": sorted(
             {f"{each.port}/{each.protocol} {each.program}".strip() for each in found if not is_local(each.address)}
         ),
-        "others": [name for name, state in zip(OTHERS, active.split(), strict=False) if state == "active"],
+        "others": others(active, ufw),
     }
 
 
