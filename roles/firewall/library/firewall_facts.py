@@ -101,7 +101,7 @@ SSH_UNITS = ("ssh.socket", "sshd.socket")  # systemd listens, and starts an sshd
 def others(states: str, ufw: str) -> list[str]:
     """Return who else filters, by `systemctl is-active` of SERVICES and the settings of ufw, where it is installed.
 
-    ufw's unit says nothing: it is active where ufw is off, as Ubuntu has it, and inactive from `ufw enable` to the boot.
+    ufw's unit says nothing: it is active where ufw is off, as Ubuntu has it, and inactive from `ufw enable` on.
     """
     found = [name for name, state in zip(SERVICES, states.split(), strict=False) if state == "active"]
     return [*found, *(["ufw"] if "enabled=yes" in ufw.lower().split() else [])]
