@@ -28,6 +28,7 @@ from bench.kept import NAMES, KeptCluster
 from bench.networks import Networks, missing
 from bench.points import Point, read_point
 from bench.tables import print_row
+from bench.tasks import PLAIN_SERVER, TRAINER
 from trainer.run.directory import RunDirectory
 
 PROGRAM = "bench.programs:Counted"
@@ -60,14 +61,13 @@ class Training:
             settings = directory / "run.json"
             settings.write_text(json.dumps(settings_of(api, directory)), encoding="utf-8")
             environment["TRAINER_SETTINGS"] = str(settings)
-            commands: dict[str, tuple[str, ...]] = dict.fromkeys(("chief", "worker", "ps"), ("-m", "trainer"))
+            commands: dict[str, tuple[str, ...]] = dict.fromkeys(("chief", "worker", "ps"), TRAINER)
             if networks:
                 networks.set("ipv4/tcp_retries2", "6")  # as Ansible sets it on hosts
         else:
             self._run = None
             chief: tuple[str, ...] = ("-m", f"bench.plain_{api}", PROGRAM, str(SAVE_STEPS), str(directory / "saved"))
-            server = ("-m", "bench.plain_server")
-            commands = {"chief": chief, "worker": server, "ps": server}
+            commands = {"chief": chief, "worker": PLAIN_SERVER, "ps": PLAIN_SERVER}
         self.cluster = KeptCluster(directory, commands, networks, **environment)
 
     def look(self) -> None:

@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 
 from bench.tables import print_row
+from bench.tasks import PLAIN_SERVER
 from bench.throughput import Bench, Effort, listed
 
 ROWS = 10_000_000
-PLAIN_SERVER = ("-m", "bench.plain_server")
 
 
 @dataclasses.dataclass(frozen=True)

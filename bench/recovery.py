@@ -40,6 +40,7 @@ from bench.kept import NAMES, KeptCluster
 from bench.networks import Networks, missing
 from bench.points import read_point
 from bench.tables import print_row
+from bench.tasks import PLAIN_SERVER
 from trainer.reporting.events import parse
 
 PARTS = ("detection", "process start", "TensorFlow", "restore", "first step")
@@ -204,8 +205,7 @@ def floor(directory: Path, rounds: int) -> list[list[float]]:
     directory.mkdir()
     steps = directory / "steps"
     steps.mkdir()
-    server = ("-m", "bench.plain_server")
-    commands = {"chief": ("-c", BARE, PROGRAM, "1"), "worker": server, "ps": server}
+    commands = {"chief": ("-c", BARE, PROGRAM, "1"), "worker": PLAIN_SERVER, "ps": PLAIN_SERVER}
     cluster = KeptCluster(directory, commands, BENCH_STEPS=str(steps))
     chief = cluster.tasks["chief-0"]
     found = []

@@ -18,7 +18,7 @@ from trainer.tasks.local import local_cluster
 from trainer.warm_start import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAINER = ("-m", "trainer")
+TRAINER, PLAIN_SERVER = ("-m", "trainer"), ("-m", "bench.plain_server")
 DEADLINE = 180.0  # for any one thing that is waited for
 POLL_SECONDS = 0.1
 

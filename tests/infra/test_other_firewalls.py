@@ -29,8 +29,7 @@ def install(lab, long_run):
     with lab[HOST].sudo():
         for packages in installed:
             lab[HOST].run_expect([0], f"{APT} purge --yes --autoremove {packages}")
-    # What a firewall leaves behind in the kernel is not told from what the machine had before.
-    with lab[HOST].sudo():
+        # A firewall that is purged may leave its tables in the kernel.
         for line in lab[HOST].check_output("nft list tables").splitlines():
             if " psfleet" not in line:
                 lab[HOST].run_expect([0], line.replace("table", "nft delete table", 1))

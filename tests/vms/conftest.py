@@ -14,10 +14,10 @@ import testinfra
 from testinfra.host import Host
 from wireguard import is_encrypted, tunnel_address
 
+from lab.vm import LIBVIRT
 from tests.hosts import ROOT, add_journals, answer, listed_inventory, name_of, wait_until
 
 RUN = "vms"
-LIBVIRT = "qemu:///system"
 # From VMs just made right to a power failure, a training under way, the reboot of all, and the server's return.
 ORDER = [
     "test_site",
