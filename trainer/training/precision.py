@@ -45,12 +45,6 @@ class CastShards(tf.__internal__.distribute.ShardedVariable):
 CastShards._overload_all_operators()
 
 
-@tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": CastShards})
-def look_up(params: CastShards, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
-    """Look up rows where they lie, and cast them, as tf_keras does with a whole variable."""
-    return tf.cast(tf.nn.embedding_lookup(params.variables, ids, max_norm=max_norm, name=name), params.dtype)
-
-
 def wrap(plain: Callable[[Any], Any], variable: Any) -> Any:
     """Return what tf_keras makes of a layer's weight under a mixed policy, also of a split one."""
     if isinstance(variable, tf.__internal__.distribute.ShardedVariable):

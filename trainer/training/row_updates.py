@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.failures import UserError
+from trainer.training.lookups import asked_for_once
 from trainer.training.optimizers import optimizers_of
 from trainer.training.placement import name_of, size
 from trainer.variables import bytes_of
@@ -92,7 +93,24 @@ def replace_update(optimizer: Any, update: Update) -> None:
             plain(gradient, variable)
 
     object.__setattr__(optimizer, "update_step", update_step)
+    add_up_rows_once(optimizer)
     leave_xla_out(optimizer)
+
+
+def add_up_rows_once(optimizer: Any) -> None:
+    """Keep an optimizer from adding up the gradients of a row that has only one, and from sending its number again."""
+    plain = optimizer._deduplicate_sparse_grad
+
+    def deduplicate(gradients: list[Any]) -> list[Any]:
+        return [once(gradient) or plain([gradient])[0] for gradient in gradients]
+
+    object.__setattr__(optimizer, "_deduplicate_sparse_grad", deduplicate)
+
+
+def once(gradient: Any) -> tf.IndexedSlices | None:
+    """Return the gradient of rows that were asked for once, with the numbers that were sent then."""
+    rows = asked_for_once(gradient.indices) if isinstance(gradient, tf.IndexedSlices) else None
+    return None if rows is None else tf.IndexedSlices(gradient.values, rows, gradient.dense_shape)
 
 
 def leave_xla_out(optimizer: Any) -> None:

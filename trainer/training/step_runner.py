@@ -52,7 +52,7 @@ from trainer.training.tf_internals import (
 
 # Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Several steps a
 # round take several times as long to trace, which only a small model is worth: only its steps are that short.
-UNROLLED_STEPS = 4
+UNROLLED_STEPS = 8
 UNROLLED_VARIABLES = 20
 COPIED_BYTES = 1 << 24
 POLL_SECONDS = 0.005

@@ -1,0 +1,37 @@
+"""Lookups in split tables: each row is asked for once a batch, and its gradient goes back once.
+
+TensorFlow's own lookup asks for a row as often as a batch names it. Its gradient then names rows several times, and
+tf_keras adds these up before an update, shard by shard, and sends the rows' numbers once more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.training.precision import CastShards
+
+ONCE = "rows_asked_for_once"  # in the names of operations that give rows' numbers, each of them once
+SPLITS = "DynamicPartition"  # the operation that gives each shard its rows' numbers
+
+
+@tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": tf.__internal__.distribute.ShardedVariable})
+def look_up(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
+    """Look up rows where they lie; those of `CastShards` are cast, as tf_keras does with a whole variable."""
+    if isinstance(ids, tf.RaggedTensor):
+        rows = tf.nn.embedding_lookup(params.variables, ids, max_norm=max_norm, name=name)
+    else:
+        ids = tf.convert_to_tensor(ids)
+        once, places = tf.unique(tf.reshape(ids, [-1]))
+        rows = tf.nn.embedding_lookup(params.variables, once, max_norm=max_norm, name=ONCE)
+        rows = tf.reshape(tf.gather(rows, places), tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0), name=name)
+        rows.set_shape([*ids.shape, *params.shape[1:]])
+    return tf.cast(rows, params.dtype) if isinstance(params, CastShards) else rows
+
+
+def asked_for_once(rows: tf.Tensor) -> tf.Tensor | None:
+    """Return the rows' numbers as they were sent for a lookup, where a gradient's are the same, each of them once."""
+    while rows.op.type in ("Reshape", "Identity"):
+        rows = rows.op.inputs[0]
+    return rows if rows.op.type == SPLITS and f"{ONCE}/" in rows.op.name else None
