@@ -26,12 +26,14 @@ def look_up(params: Any, ids: Any, max_norm: Any = None, name: str | None = None
         once, places = tf.unique(tf.reshape(ids, [-1]))
         rows = tf.nn.embedding_lookup(params.variables, once, max_norm=max_norm, name=ONCE)
         rows = tf.reshape(tf.gather(rows, places), tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0), name=name)
-        rows.set_shape([*ids.shape, *params.shape[1:]])
+        rows.set_shape(ids.shape.concatenate(params.shape[1:]))
     return tf.cast(rows, params.dtype) if isinstance(params, CastShards) else rows
 
 
 def asked_for_once(rows: tf.Tensor) -> tf.Tensor | None:
     """Return the rows' numbers as they were sent for a lookup, where a gradient's are the same, each of them once."""
+    if tf.executing_eagerly():
+        return None
     while rows.op.type in ("Reshape", "Identity"):
         rows = rows.op.inputs[0]
     return rows if rows.op.type == SPLITS and f"{ONCE}/" in rows.op.name else None

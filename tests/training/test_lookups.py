@@ -1,0 +1,119 @@
+"""Lookups in split tables give what TensorFlow's own give, and name each row once to the ps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import testing  # noqa: F401 (before TensorFlow: with tf_keras)
+from trainer.training.lookups import ONCE
+from trainer.training.row_updates import update_by_rows
+
+# isort: split
+import tensorflow as tf
+
+ROWS, WIDTH = 10, 4
+START = np.random.default_rng(1).normal(size=(ROWS, WIDTH)).astype(np.float32)
+keras = tf.keras.optimizers
+
+
+def split() -> Any:
+    """Return a table of three parts, of 4, 3 and 3 rows."""
+    parts = enumerate(np.array_split(START, 3))
+    return tf.__internal__.distribute.ShardedVariable([tf.Variable(part, name=f"part_{n}") for n, part in parts])
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        tf.constant([[3, 3, 9], [0, 3, 0]]),
+        tf.constant([9, 9, 9], tf.int64),
+        tf.constant(5),
+        tf.zeros([0, 2], tf.int64),
+        tf.ragged.constant([[1, 1], [], [2]]),
+    ],
+    ids=["two-dimensions", "one-row", "scalar", "none", "ragged"],
+)
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_rows_and_their_gradients_are_those_of_tensorflow(ids: Any, max_norm: float | None) -> None:
+    table = split()
+
+    @tf.function
+    def both(ids: Any) -> Any:
+        found = []
+        for params in (table, table.variables):  # of a list of variables it is TensorFlow's own
+            with tf.GradientTape() as tape:
+                rows = tf.nn.embedding_lookup(params, ids, max_norm=max_norm)
+                flat = rows.flat_values if isinstance(rows, tf.RaggedTensor) else rows
+                loss = tf.reduce_sum(tf.reshape(flat, [-1]) * tf.range(1.0, 1 + tf.cast(tf.size(flat), tf.float32)))
+            gradients = [tf.convert_to_tensor(one) for one in tape.gradient(loss, table.variables)]
+            found.append((flat, gradients))
+        return found
+
+    ours, plain = both(ids)
+    tf.nest.map_structure(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), ours, plain)
+    assert ours[0].shape[1 if isinstance(ids, tf.RaggedTensor) else ids.shape.rank :] == [WIDTH]
+
+
+def test_the_shape_is_known_as_far_as_that_of_the_ids() -> None:
+    table = split()
+    looked_up = tf.function(lambda ids: tf.nn.embedding_lookup(table, ids))
+    for shape, expected in (([None, 3], [None, 3, WIDTH]), (None, None)):
+        traced = looked_up.get_concrete_function(tf.TensorSpec(shape, tf.int64))
+        assert traced.structured_outputs.shape.rank == (len(expected) if expected else None)
+        if expected:
+            assert traced.structured_outputs.shape.as_list() == expected
+
+
+class Model(tf.Module):
+    def __init__(self, optimizer: Any, table: Any) -> None:
+        super().__init__()
+        self.optimizer, self.table = optimizer, table
+        self.variables_of_it = getattr(table, "variables", [table])
+
+    @tf.function
+    def train(self, *looked_up: Any) -> Any:
+        with tf.GradientTape() as tape:
+            rows = tf.concat([tf.reshape(tf.nn.embedding_lookup(self.table, ids), [-1]) for ids in looked_up], 0)
+            loss = tf.reduce_sum((rows - 1) ** 2)
+        self.optimizer.minimize(loss, self.variables_of_it, tape)
+        return loss
+
+    def value(self) -> np.ndarray:
+        return np.concatenate([variable.numpy() for variable in self.variables_of_it])
+
+
+@pytest.mark.parametrize("make", [lambda: keras.SGD(0.1), lambda: keras.Adagrad(0.1), lambda: keras.Adam(0.1)])
+@pytest.mark.parametrize(
+    "batches", [[[[3, 3, 9], [0, 3, 0]]], [[3, 3, 9], [9, 0]]], ids=["looked-up-once", "looked-up-twice"]
+)
+def test_a_row_gets_the_sum_of_its_gradients(make: Any, batches: list[Any]) -> None:
+    plain, ours = Model(make(), tf.Variable(START)), Model(make(), split())
+    lazy = isinstance(ours.optimizer, keras.Adam)
+    for model in (plain, ours):
+        update_by_rows(model, lazy_adam=lazy)
+        for _ in range(3):
+            model.train(*map(tf.constant, batches))
+    np.testing.assert_allclose(ours.value(), plain.value(), rtol=1e-5, atol=1e-6)
+    assert not np.allclose(ours.value(), START)
+
+
+@pytest.mark.parametrize(
+    ("batches", "sent_again"),
+    [([[[3, 3, 9], [0, 3, 0]]], 0), ([[3, 3, 9], [9, 0]], 3)],
+    ids=["looked-up-once", "looked-up-twice"],
+)
+def test_the_numbers_of_rows_are_sent_once_where_no_row_has_two_gradients(batches: list[Any], sent_again: int) -> None:
+    """The update takes what the lookup has sent; tf_keras's own would send what it found by `Unique`, for each part."""
+    model = Model(keras.Adagrad(0.1), split())
+    update_by_rows(model)
+    graph = model.train.get_concrete_function(*map(tf.constant, batches)).graph
+    updates = [one for one in graph.get_operations() if one.type == "ResourceSparseApplyAdagradV2"]
+    taken = [one.inputs[5] for one in updates]
+    assert len(taken) == 3
+    assert sum(one.op.type == "Unique" for one in taken) == sent_again
+    if not sent_again:
+        lookups = [one for one in graph.get_operations() if one.type == "ResourceGather" and f"{ONCE}/" in one.name]
+        assert [one.inputs[1] is mine for one, mine in zip(lookups, taken, strict=True)] == [True] * 3
