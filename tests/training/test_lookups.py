@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from trainer import testing  # noqa: F401 (before TensorFlow: with tf_keras)
-from trainer.training.lookups import ONCE
-from trainer.training.row_updates import update_by_rows
+from trainer.training.lookups import ONCE, asking_once
+from trainer.training.row_updates import may_ask_once, update_by_rows
 
 # isort: split
 import tensorflow as tf
@@ -45,7 +45,8 @@ def test_rows_and_their_gradients_are_those_of_tensorflow(ids: Any, max_norm: fl
         found = []
         for params in (table, table.variables):  # of a list of variables it is TensorFlow's own
             with tf.GradientTape() as tape:
-                rows = tf.nn.embedding_lookup(params, ids, max_norm=max_norm)
+                with asking_once(True):
+                    rows = tf.nn.embedding_lookup(params, ids, max_norm=max_norm)
                 flat = rows.flat_values if isinstance(rows, tf.RaggedTensor) else rows
                 loss = tf.reduce_sum(tf.reshape(flat, [-1]) * tf.range(1.0, 1 + tf.cast(tf.size(flat), tf.float32)))
             gradients = [tf.convert_to_tensor(one) for one in tape.gradient(loss, table.variables)]
@@ -61,7 +62,8 @@ def test_the_shape_is_known_as_far_as_that_of_the_ids() -> None:
     table = split()
     looked_up = tf.function(lambda ids: tf.nn.embedding_lookup(table, ids))
     for shape, expected in (([None, 3], [None, 3, WIDTH]), (None, None)):
-        traced = looked_up.get_concrete_function(tf.TensorSpec(shape, tf.int64))
+        with asking_once(True):
+            traced = looked_up.get_concrete_function(tf.TensorSpec(shape, tf.int64))
         assert traced.structured_outputs.shape.rank == (len(expected) if expected else None)
         if expected:
             assert traced.structured_outputs.shape.as_list() == expected
@@ -95,7 +97,8 @@ def test_a_row_gets_the_sum_of_its_gradients(make: Any, batches: list[Any]) -> N
     for model in (plain, ours):
         update_by_rows(model, lazy_adam=lazy)
         for _ in range(3):
-            model.train(*map(tf.constant, batches))
+            with asking_once(True):
+                model.train(*map(tf.constant, batches))
     np.testing.assert_allclose(ours.value(), plain.value(), rtol=1e-5, atol=1e-6)
     assert not np.allclose(ours.value(), START)
 
@@ -109,7 +112,8 @@ def test_the_numbers_of_rows_are_sent_once_where_no_row_has_two_gradients(batche
     """The update takes what the lookup has sent; tf_keras's own would send what it found by `Unique`, for each part."""
     model = Model(keras.Adagrad(0.1), split())
     update_by_rows(model)
-    graph = model.train.get_concrete_function(*map(tf.constant, batches)).graph
+    with asking_once(True):
+        graph = model.train.get_concrete_function(*map(tf.constant, batches)).graph
     updates = [one for one in graph.get_operations() if one.type == "ResourceSparseApplyAdagradV2"]
     taken = [one.inputs[5] for one in updates]
     assert len(taken) == 3
@@ -117,3 +121,30 @@ def test_the_numbers_of_rows_are_sent_once_where_no_row_has_two_gradients(batche
     if not sent_again:
         lookups = [one for one in graph.get_operations() if one.type == "ResourceGather" and f"{ONCE}/" in one.name]
         assert [one.inputs[1] is mine for one, mine in zip(lookups, taken, strict=True)] == [True] * 3
+
+
+class OwnStep(tf.keras.Model):
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    ("model", "make", "expected"),
+    [
+        (tf.keras.Sequential, lambda: keras.SGD(0.1), True),
+        (tf.keras.Sequential, lambda: keras.Adagrad(0.1), True),
+        (tf.keras.Sequential, lambda: keras.Adam(0.1), False),
+        (tf.keras.Sequential, lambda: keras.SGD(0.1, momentum=0.9), False),
+        (tf.keras.Sequential, lambda: keras.SGD(0.1, clipnorm=1.0), False),
+        (tf.keras.Sequential, lambda: keras.Adagrad(0.1, clipvalue=1.0), False),
+        (tf.keras.Sequential, lambda: keras.Adagrad(0.1, global_clipnorm=1.0), False),
+        (tf.keras.Sequential, lambda: keras.legacy.SGD(0.1), False),
+        (OwnStep, lambda: keras.SGD(0.1), False),
+    ],
+)
+def test_who_may_look_at_single_gradients_gets_them(model: Any, make: Any, expected: bool) -> None:
+    """tf_keras clips the gradient of each lookup, before it adds up those of a row."""
+    made = model()
+    made.compile(make())
+    update_by_rows(made)
+    assert may_ask_once(made) == expected

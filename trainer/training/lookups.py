@@ -1,11 +1,14 @@
 """Lookups in split tables: each row is asked for once a batch, and its gradient goes back once.
 
 TensorFlow's own lookup asks for a row as often as a batch names it. Its gradient then names rows several times, and
-tf_keras adds these up before an update, shard by shard, and sends the rows' numbers once more.
+tf_keras adds these up before an update, shard by shard, and sends the rows' numbers once more. Where it clips gradients
+it does so before it adds them up, so that there TensorFlow's own lookup stays.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -14,12 +17,23 @@ from trainer.training.precision import CastShards
 
 ONCE = "rows_asked_for_once"  # in the names of operations that give rows' numbers, each of them once
 SPLITS = "DynamicPartition"  # the operation that gives each shard its rows' numbers
+_asking_once = [False]
+
+
+@contextlib.contextmanager
+def asking_once(wanted: bool) -> Iterator[None]:
+    """Have what is traced within it ask for each row of a split table once a batch, where that is `wanted`."""
+    _asking_once.append(wanted)
+    try:
+        yield
+    finally:
+        _asking_once.pop()
 
 
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": tf.__internal__.distribute.ShardedVariable})
 def look_up(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
     """Look up rows where they lie; those of `CastShards` are cast, as tf_keras does with a whole variable."""
-    if isinstance(ids, tf.RaggedTensor):
+    if not _asking_once[-1] or isinstance(ids, tf.RaggedTensor):
         rows = tf.nn.embedding_lookup(params.variables, ids, max_norm=max_norm, name=name)
     else:
         ids = tf.convert_to_tensor(ids)

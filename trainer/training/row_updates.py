@@ -24,6 +24,7 @@ from trainer.variables import bytes_of
 log = logging.getLogger(__name__)
 LARGE_BYTES = 64 * 1024 * 1024  # of a shard; to compute on less takes no time that anybody feels
 EPSILON_PART = 1e-5  # of the least accumulator: what a smaller epsilon of Adagrad does is lost in rounding
+BY_ROWS = "_psfleet_by_rows"  # an attribute of optimizers with an update of rows
 Update = Callable[[Any, Any, Any], None]
 
 
@@ -50,6 +51,17 @@ def update_by_rows(model: Any, *, lazy_adam: bool = False) -> None:
                 leave_momentum_out(optimizer)
         elif type(optimizer).__module__.startswith("tf_keras."):
             warn_of_large_tables(optimizer)
+
+
+def may_ask_once(model: Any) -> bool:
+    """Return whether a step may ask for each row once, and results are the same.
+
+    Nobody may look at the gradients of single lookups: no clipping, and no train_step but tf_keras's own.
+    """
+    return type(model).train_step is tf.keras.Model.train_step and all(
+        BY_ROWS in vars(one) and not (one.clipnorm or one.clipvalue or one.global_clipnorm)
+        for one in optimizers_of(model)
+    )
 
 
 def touches_all_rows(optimizer: Any) -> str:
@@ -93,6 +105,7 @@ def replace_update(optimizer: Any, update: Update) -> None:
             plain(gradient, variable)
 
     object.__setattr__(optimizer, "update_step", update_step)
+    object.__setattr__(optimizer, BY_ROWS, True)
     add_up_rows_once(optimizer)
     leave_xla_out(optimizer)
 

@@ -29,6 +29,7 @@ from trainer.training.constraints import refuse_split_constraints
 from trainer.training.data_service import DataService
 from trainer.training.input import ENDLESS, Beginning, own_train_dataset, replica_element_spec, train_dataset_fn
 from trainer.training.learning_rate import LearningRate
+from trainer.training.lookups import asking_once
 from trainer.training.metrics import CallMetrics, MetricStates
 from trainer.training.optimizers import (
     forget_children,
@@ -38,7 +39,7 @@ from trainer.training.optimizers import (
 )
 from trainer.training.precision import cast_split_variables, no_loss_scaling
 from trainer.training.release_resources import Iterators
-from trainer.training.row_updates import update_by_rows
+from trainer.training.row_updates import may_ask_once, update_by_rows
 from trainer.training.tf_internals import (
     Members,
     elements_of,
@@ -166,7 +167,8 @@ class RemoteStepRunner:
         self._rate = LearningRate(self.model.optimizer)
         self._reports = Reports()
         self._told: list[Report] = []  # reports that nobody has heard of yet
-        train_step = trace_step(strategy, self.model, element, self._rate, placed=self._exact, seeded=False)
+        with asking_once(may_ask_once(self.model)):
+            train_step = trace_step(strategy, self.model, element, self._rate, placed=self._exact, seeded=False)
         if of_keras3:
             with strategy.scope():
                 keras3.begin_averages(self.model)
