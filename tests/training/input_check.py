@@ -21,10 +21,11 @@ from trainer.cluster.spec import free_addresses
 from trainer.config import Config
 from trainer.failures import UserError
 from trainer.training.input import batch_size, own_train_dataset, train_dataset_fn, worker_train_dataset
+from trainer.training.lookups import ONCE
 from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement
 from trainer.training.release_resources import Iterators
-from trainer.training.step_runner import RemoteStepRunner, fetch_numbers, trace_call, trace_step
+from trainer.training.step_runner import UNROLLED_STEPS, RemoteStepRunner, fetch_numbers, trace_call, trace_step
 from trainer.training.tf_internals import iterator_type_spec, stop_cluster, worker_threads
 from trainer.variables import variables_of
 
@@ -158,8 +159,23 @@ def placement(resolver: Any, **settings: Any) -> dict[str, Any]:
     return {**rows, "report": records}
 
 
+def asks_once(strategy: Any, optimizer: Any) -> bool:
+    """Return whether a worker asks for each row of a split table once a step, in what a run traces."""
+
+    class Table(Program):
+        def build_model(self) -> Any:
+            model = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Embedding(ROWS, 8)])
+            model.compile(optimizer, "mse")
+            return model
+
+        def train_dataset(self, context: Any) -> Any:
+            return tf.data.Dataset.range(16).map(lambda number: (number[tf.newaxis], 1.0)).batch(8)
+
+    return ONCE in str(RemoteStepRunner(Config(program="a:B"), Table(), strategy, 1)._call.graph.as_graph_def())
+
+
 def learning_rate(strategy: Any, optimizer: Any, change: float | None) -> dict[str, Any]:
-    """Train 6 steps, the rate changed after 4, and the same in this process alone, without the strategy."""
+    """Train 4 steps and some more, the rate changed between, and do the same in this process alone."""
 
     class Rated(Program):
         pass
@@ -172,9 +188,9 @@ def learning_rate(strategy: Any, optimizer: Any, change: float | None) -> dict[s
     alone = program.build_model()
     whole = tf.distribute.InputContext(num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1)
     batches = iter(program.train_dataset(whole).repeat())
-    # Less than a round of four steps, one step, a round and what is left over.
-    for steps in (3, 1, 6):
-        if change and steps == 6:
+    # Less than a round of steps, one step, a round and what is left over.
+    for steps in (3, 1, UNROLLED_STEPS + 2):
+        if change and steps > 3:
             for model in (runner.model, alone):
                 tf.keras.backend.set_value(model.optimizer.lr, change)
         runner.call(steps)
@@ -182,6 +198,7 @@ def learning_rate(strategy: Any, optimizer: Any, change: float | None) -> dict[s
         for _ in range(steps):
             alone.train_step(next(batches))
     return {
+        "steps": int(runner.step.numpy()),
         "trained": runner.model.w.numpy().tolist(),
         "alone": alone.w.numpy().tolist(),
         "rate": float(tf.keras.backend.get_value(runner.model.optimizer.lr)),
@@ -427,9 +444,17 @@ def check() -> dict[str, Any]:
     assert threads
     assert Iterators([], [], [], threads).are_unused(60)
     # With one worker the order of the steps is known.
-    strategy = tf.distribute.ParameterServerStrategy(resolve(workers[:1], servers))
+    resolver = resolve(workers[:1], servers)
+    splitting = make_partitioner(Config(program="a:B", partitioner_min_bytes=64), len(servers))
+    split = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=splitting)
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
     return {
         **checked,
+        "asks_once": {
+            "plain": asks_once(split, tf.keras.optimizers.SGD(0.1)),
+            "clipped": asks_once(split, tf.keras.optimizers.SGD(0.1, clipnorm=1.0)),
+            "whole": asks_once(strategy, tf.keras.optimizers.SGD(0.1)),
+        },
         "rates": {
             "constant": learning_rate(strategy, lambda: tf.keras.optimizers.SGD(0.1), 0.02),
             "decayed_weights": learning_rate(strategy, lambda: tf.keras.optimizers.AdamW(0.1, weight_decay=0.1), 0.02),

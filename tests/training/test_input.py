@@ -72,6 +72,10 @@ def test_a_workers_replicas_take_one_step_together(input_check: dict[str, Any]) 
     assert any(np.isclose(got["w"], step) for step in steps)
 
 
+def test_each_row_of_a_split_table_is_asked_for_once_unless_gradients_are_clipped(input_check: dict[str, Any]) -> None:
+    assert input_check["asks_once"] == {"plain": True, "clipped": False, "whole": False}
+
+
 @pytest.mark.parametrize("kind", ["constant", "decayed_weights", "schedule"])
 def test_a_learning_rate_that_comes_with_the_call_trains_the_same(input_check: dict[str, Any], kind: str) -> None:
     rates = input_check["rates"][kind]
@@ -95,7 +99,8 @@ def test_checkpoints_keep_the_learning_rate_under_its_name(input_check: dict[str
 def test_the_optimizer_still_tells_its_learning_rate(input_check: dict[str, Any]) -> None:
     assert input_check["rates"]["constant"]["rate"] == pytest.approx(0.02)
     # Of a schedule it is the next step's, as of the last call.
-    assert input_check["rates"]["schedule"]["rate"] == pytest.approx(0.1 * 0.5 ** (10 / 2))
+    schedule = input_check["rates"]["schedule"]
+    assert schedule["rate"] == pytest.approx(0.1 * 0.5 ** (schedule["steps"] / 2))
 
 
 def test_a_train_step_that_sets_the_learning_rate_is_refused(input_check: dict[str, Any]) -> None:
