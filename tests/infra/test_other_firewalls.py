@@ -13,6 +13,7 @@ from .test_firewall import MEMBERS, address, elsewhere, knock, reaches
 __all__ = ["address", "elsewhere"]
 APT = "DEBIAN_FRONTEND=noninteractive apt-get"
 HOST, PORT = "worker-0", 2400
+DOORS = ((HOST, PORT), ("ps-0", 2300))
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("long_run")]
 
 
@@ -78,4 +79,35 @@ def test_a_member_is_refused_until_it_is_let_in_as_the_note_says(
     let_members_in(lab, address, found.groups())
     wait_until(lambda: reaches(lab["head"], address(HOST), PORT), 30, "the coordinator's host is let in")
     assert knock(address(HOST), PORT, *elsewhere) in ("refused", "silent")
+    wait_for_progress(lab)
+
+
+@pytest.fixture
+def container(lab, install):
+    """Runs a command in a container of Docker's, which has busybox and nothing else."""
+    install("docker.io busybox-static")
+    with lab[HOST].sudo():
+        lab[HOST].run_expect([0], "tar --create --directory=/ bin/busybox | docker import - box")
+        yield lambda options, command: lab[HOST].run(f"docker run {options} box /bin/busybox {command}")
+        lab[HOST].run_expect([0], "docker rm --force $(docker ps --all --quiet); docker image rm box")
+        lab[HOST].run_expect([0], "systemctl stop docker.socket docker.service containerd.service")
+        lab[HOST].run_expect([0], "ip link delete docker0")
+        lab[HOST].run_expect([0], "sysctl --quiet --write net.ipv4.ip_forward=0")
+
+
+def test_docker_opens_what_it_publishes_and_no_port_of_a_task(lab, address, elsewhere, container):
+    published = 8099
+    started = container(f"--detach --publish {published}:80", "httpd -f -p 80")
+    assert started.rc == 0, started.stderr
+    wait_until(lambda: knock(address(HOST), published, *elsewhere) == "open", 10, "the published port is open")
+    assert "ports that it publishes are forwarded" in note("docker")
+    # The table is whole, and says what it said before: members alone.
+    with lab[HOST].sudo():
+        lab[HOST].run_expect([0], "/usr/local/sbin/psfleet-firewall check")
+    assert reaches(lab["head"], address(HOST), PORT)
+    assert knock(address(HOST), PORT, *elsewhere) in ("refused", "silent")
+    # A container is a stranger to its own host, and the other members take it for that host.
+    own, other = (container("--rm", f"nc -w 2 {address(host)} {port} -e /bin/busybox true") for host, port in DOORS)
+    assert own.rc != 0
+    assert other.rc == 0, other.stderr
     wait_for_progress(lab)
