@@ -56,7 +56,7 @@ def trains(lab, control, said):
 
 def told(inventory):
     asked = fab("sweep", "--status", "--json", inventory=inventory)
-    return json.loads(asked.stdout) if asked.returncode == 0 else {}
+    return json.loads(asked.stdout)["sweep"] if asked.returncode == 0 else {}
 
 
 def test_each_point_has_its_end(swept):
