@@ -159,8 +159,11 @@ def placement(resolver: Any, **settings: Any) -> dict[str, Any]:
     return {**rows, "report": records}
 
 
-def asks_once(strategy: Any, optimizer: Any) -> bool:
-    """Return whether a worker asks for each row of a split table once a step, in what a run traces."""
+def asks_once(strategy: Any, optimizer: Any) -> dict[str, bool]:
+    """Say of what a run traces whether a worker asks for each row of a table once, and whether it sends more numbers.
+
+    tf_keras's own optimizer makes rows unique, and sends what it finds.
+    """
 
     class Table(Program):
         def build_model(self) -> Any:
@@ -171,7 +174,12 @@ def asks_once(strategy: Any, optimizer: Any) -> bool:
         def train_dataset(self, context: Any) -> Any:
             return tf.data.Dataset.range(16).map(lambda number: (number[tf.newaxis], 1.0)).batch(8)
 
-    return ONCE in str(RemoteStepRunner(Config(program="a:B"), Table(), strategy, 1)._call.graph.as_graph_def())
+    graph = RemoteStepRunner(Config(program="a:B"), Table(), strategy, 1)._call.graph.as_graph_def()
+    nodes = [node for function in graph.library.function for node in function.node_def]
+    return {
+        "once": any(ONCE in node.name for node in nodes),
+        "again": any(node.op == "Unique" and f"{type(optimizer).__name__}/" in node.name for node in nodes),
+    }
 
 
 def learning_rate(strategy: Any, optimizer: Any, change: float | None) -> dict[str, Any]:

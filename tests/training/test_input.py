@@ -73,7 +73,8 @@ def test_a_workers_replicas_take_one_step_together(input_check: dict[str, Any]) 
 
 
 def test_each_row_of_a_split_table_is_asked_for_once_unless_gradients_are_clipped(input_check: dict[str, Any]) -> None:
-    assert input_check["asks_once"] == {"plain": True, "clipped": False, "whole": False}
+    others = {"once": False, "again": True}
+    assert input_check["asks_once"] == {"plain": {"once": True, "again": False}, "clipped": others, "whole": others}
 
 
 @pytest.mark.parametrize("kind", ["constant", "decayed_weights", "schedule"])

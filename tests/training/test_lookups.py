@@ -123,6 +123,42 @@ def test_the_numbers_of_rows_are_sent_once_where_no_row_has_two_gradients(batche
         assert [one.inputs[1] is mine for one, mine in zip(lookups, taken, strict=True)] == [True] * 3
 
 
+def test_the_numbers_of_two_tables_in_one_scope_are_sent_once() -> None:
+    tables = split(), split()
+    parts = [*tables[0].variables, *tables[1].variables]
+    model = tf.Module()
+    model.optimizer = keras.SGD(0.1)
+    update_by_rows(model)
+
+    @tf.function
+    def train(ids: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(tf.nn.embedding_lookup(table, ids)) for table in tables])
+        model.optimizer.minimize(loss, parts, tape)
+        return loss
+
+    with asking_once(True):
+        operations = train.get_concrete_function(tf.constant([1, 1, 2])).graph.get_operations()
+    updates = [one for one in operations if one.type == "ResourceScatterAdd"]
+    assert len(updates) == 6
+    assert all(one.inputs[1].op.type == "DynamicPartition" for one in updates)
+
+
+def test_numbers_that_were_made_outside_of_the_step_are_taken() -> None:
+    variable, rows = tf.Variable(START), tf.constant([1, 1])
+    model = tf.Module()
+    model.optimizer = keras.SGD(0.1)
+    update_by_rows(model)
+    gradient = tf.IndexedSlices(tf.ones([2, WIDTH]), rows, tf.constant([ROWS, WIDTH]))
+    tf.function(lambda: model.optimizer.apply_gradients([(gradient, variable)]))()
+    np.testing.assert_allclose(variable[1], START[1] - 0.2, rtol=1e-6)
+
+
+class OwnLoss(tf.keras.Model):
+    def compute_loss(self, *arguments: Any, **named: Any) -> Any:
+        return super().compute_loss(*arguments, **named)
+
+
 class OwnStep(tf.keras.Model):
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)
@@ -140,6 +176,7 @@ class OwnStep(tf.keras.Model):
         (tf.keras.Sequential, lambda: keras.Adagrad(0.1, global_clipnorm=1.0), False),
         (tf.keras.Sequential, lambda: keras.legacy.SGD(0.1), False),
         (OwnStep, lambda: keras.SGD(0.1), False),
+        (OwnLoss, lambda: keras.SGD(0.1), False),
     ],
 )
 def test_who_may_look_at_single_gradients_gets_them(model: Any, make: Any, expected: bool) -> None:
@@ -148,3 +185,11 @@ def test_who_may_look_at_single_gradients_gets_them(model: Any, make: Any, expec
     made.compile(make())
     update_by_rows(made)
     assert may_ask_once(made) == expected
+
+
+def test_a_step_that_an_object_was_given_is_its_own() -> None:
+    model = tf.keras.Sequential()
+    model.compile(keras.SGD(0.1))
+    update_by_rows(model)
+    model.train_step = lambda data: {"loss": 0.0}
+    assert not may_ask_once(model)

@@ -46,8 +46,8 @@ def look_up(params: Any, ids: Any, max_norm: Any = None, name: str | None = None
 
 def asked_for_once(rows: tf.Tensor) -> tf.Tensor | None:
     """Return the rows' numbers as they were sent for a lookup, where a gradient's are the same, each of them once."""
-    if tf.executing_eagerly():
+    if not tf.is_symbolic_tensor(rows):
         return None
     while rows.op.type in ("Reshape", "Identity"):
         rows = rows.op.inputs[0]
-    return rows if rows.op.type == SPLITS and f"{ONCE}/" in rows.op.name else None
+    return rows if rows.op.type == SPLITS and ONCE in rows.op.name else None
