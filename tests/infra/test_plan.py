@@ -33,24 +33,14 @@ def state(lab):
     return found, units(lab)
 
 
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        pytest.param("slow:Slower", "slow has no 'Slower': did you mean 'Slow'?", marks=pytest.mark.slow),
-        pytest.param(
-            "slow:NoEvaluation", "program slow:NoEvaluation has no method eval_dataset", marks=pytest.mark.slow
-        ),
-        ("slow:Unbuildable", 'slow.py", line 32, in build_model'),
-    ],
-)
-def test_a_wrong_program_is_refused_beside_the_training(lab, long_run, program, said):
+def test_a_wrong_program_is_refused_beside_the_training(lab, long_run):
     before = state(lab)
-    refused = fab("start-cluster", "--run", WRONG_RUN, "--program", program, inventory=long_run)
+    refused = fab("start-cluster", "--run", WRONG_RUN, "--program", "slow:Unbuildable", inventory=long_run)
     assert refused.returncode == 2, refused.stdout + refused.stderr
-    assert said in refused.stderr
+    assert 'slow.py", line 25, in build_model' in refused.stderr
     assert "nothing was stopped, switched or selected" in refused.stdout
     assert "\x1b" not in refused.stdout + refused.stderr
-    assert ("owned" in refused.stderr) == (program == "slow:Unbuildable")  # its message has an escape
+    assert "owned" in refused.stderr  # its message has an escape
     assert state(lab) == before
     wait_for_progress(lab)
 

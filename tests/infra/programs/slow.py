@@ -18,13 +18,6 @@ class Slow:
         return tf.data.Dataset.from_tensors((tf.ones([8, 4]), tf.ones([8, 1])))
 
 
-class NoEvaluation:
-    """Lacks a method, which the proof finds."""
-
-    build_model = Slow.build_model
-    train_dataset = Slow.train_dataset
-
-
 class Unbuildable(Slow):
     """Has every method, and fails in the proof, which builds its model, with a text that steers a terminal."""
 
