@@ -13,7 +13,6 @@ from .test_firewall import MEMBERS, address, elsewhere, knock, reaches
 __all__ = ["address", "elsewhere"]
 APT = "DEBIAN_FRONTEND=noninteractive apt-get"
 HOST, PORT = "worker-0", 2400
-DOORS = ((HOST, PORT), ("ps-0", 2300))
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("long_run")]
 
 
@@ -107,7 +106,8 @@ def test_docker_opens_what_it_publishes_and_no_port_of_a_task(lab, address, else
     assert reaches(lab["head"], address(HOST), PORT)
     assert knock(address(HOST), PORT, *elsewhere) in ("refused", "silent")
     # A container is a stranger to its own host, and the other members take it for that host.
-    own, other = (container("--rm", f"nc -w 2 {address(host)} {port} -e /bin/busybox true") for host, port in DOORS)
+    doors = ((HOST, PORT), ("ps-0", 2300))
+    own, other = (container("--rm", f"nc -w 2 {address(host)} {port} -e /bin/busybox true") for host, port in doors)
     assert own.rc != 0
     assert other.rc == 0, other.stderr
     wait_for_progress(lab)

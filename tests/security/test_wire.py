@@ -266,17 +266,12 @@ def test_a_restart_leaves_a_gap_of_less_than_ten_seconds(wire: Wire) -> None:
 
 
 def test_new_keys_leave_a_gap_of_less_than_a_second(wire: Wire) -> None:
-    before = dict(wire.keys)
-    after = {host: wire.wire(host, "new-key") for host in MEMBERS}
-    for host in MEMBERS:
-        (wire.place(host) / "peers.conf.next").write_text(wire.rendered(host, after)["peers.conf"])
-        assert wire.wire(host, "public") == before[host]
+    before, after = dict(wire.keys), wire.prepare_keys()
+    assert {host: wire.wire(host, "public") for host in MEMBERS} == before
     with wire.asking("alpha", "beta") as gap, wire.talk_inside("gamma", "beta", 2300) as talk:
-        second = str(int(time.time()) + 6)
-        for host in MEMBERS:
-            wire.wire(host, "switch-at", second)
+        second = wire.switch_soon()
         while any(wire.try_wire(host, "met").returncode for host in MEMBERS):
-            assert time.time() < int(second) + 30
+            assert time.time() < second + 30
             assert float(talk.say()) < 1
         time.sleep(2)
         assert float(talk.say()) < 1
@@ -292,14 +287,10 @@ def test_new_keys_leave_a_gap_of_less_than_a_second(wire: Wire) -> None:
 
 def test_new_keys_leave_no_long_gap_where_the_first_handshakes_fail(wire: Wire) -> None:
     """WireGuard itself tries again after 5 seconds."""
-    after = {host: wire.wire(host, "new-key") for host in MEMBERS}
-    for host in MEMBERS:
-        (wire.place(host) / "peers.conf.next").write_text(wire.rendered(host, after)["peers.conf"])
+    wire.prepare_keys()
     lost = f"inet lost {{ chain ways {{ type filter hook input priority 0; udp dport {PORT} drop; }}; }}"
     with wire.asking("alpha", "beta") as gap:
-        second = int(time.time()) + 6
-        for host in MEMBERS:
-            wire.wire(host, "switch-at", str(second))
+        second = wire.switch_soon()
         time.sleep(max(0, second - 0.1 - time.time()))
         wire.run("alpha", "nft", f"add table {lost}")
         time.sleep(max(0, second + 0.2 - time.time()))

@@ -174,6 +174,20 @@ class Wire(Hosts):
     def start(self, host: str) -> None:
         self._exec(host, "ExecStartPre", "ExecStart")
 
+    def prepare_keys(self) -> dict[str, str]:
+        """Have each member make its next key, and give all the next peers; returns the public keys."""
+        keys = {host: self.wire(host, "new-key") for host in MEMBERS}
+        for host in MEMBERS:
+            (self.place(host) / "peers.conf.next").write_text(self.rendered(host, keys)["peers.conf"])
+        return keys
+
+    def switch_soon(self) -> int:
+        """Have all members switch to the next keys in six seconds; returns the second since 1970."""
+        second = int(time.time()) + 6
+        for host in MEMBERS:
+            self.wire(host, "switch-at", str(second))
+        return second
+
     def stop(self, host: str) -> None:
         self._exec(host, "ExecStop")
 
