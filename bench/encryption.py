@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from bench import networks
 from bench.networks import Networks
 from bench.tables import print_row
+from bench.tasks import processor_seconds
 
 ENDS = ("one", "two")
 PORT = 51820
@@ -109,15 +109,6 @@ def kernel_threads() -> list[int]:
             if path.read_text().rpartition(")")[2].split()[1] == "2":
                 found.append(int(path.parent.name))
     return found
-
-
-def processor_seconds(pid: int) -> float:
-    """Of a process with all its threads; 0 where it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def transfer(rooms: Networks, address: str, mebibytes: int, tunnel: Tunnel | None) -> Cost:

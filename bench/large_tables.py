@@ -8,18 +8,20 @@ ratios say something. Takes 3 GiB of memory, and no disk: no checkpoint is due i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER
-from bench.throughput import Bench, Effort, listed
+from bench.throughput import Bench, Effort
+from bench.turns import Side
 
 ROWS = 10_000_000
+NO_SAVES = {"checkpoint_seconds": 86_400}  # the guide's side saves nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,37 +41,51 @@ KINDS = {
 }
 
 
-def compare(bench: Bench, name: str) -> None:
+def compare(bench: Bench, name: str, turns: int, seconds: float) -> None:
     """Print a row of one optimizer."""
     kind = KINDS[name]
     program = f"bench.programs:{kind.program}"
-    plain: list[float] = []
-    psfleet: list[float] = []
-    for _ in range(bench.effort.repetitions):
-        with bench.cluster(workers=2, servers=2).serving(command=PLAIN_SERVER) as cluster:
-            plain.append(bench.plain(cluster, program, "custom_loop", kind.epoch_steps))
-        with bench.cluster(workers=2, servers=2).serving() as cluster:
-            psfleet.append(bench.psfleet(cluster, program, "custom_loop", **kind.settings))
-    ratio = statistics.median(psfleet) / statistics.median(plain)
-    settings = f" (psfleet: {', '.join(kind.settings)})" if kind.settings else ""
-    print_row(f"{name}{settings}", listed(plain), listed(psfleet), f"{ratio:.1f}", f"{kind.asked:g}")
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(bench.cluster(workers=2, servers=2).serving(command=PLAIN_SERVER))
+        _, observed = bench.start_plain(cluster, program, "custom_loop", kind.epoch_steps)
+        plain = Side(cluster, observed)
+        plain.warm_up(bench.effort.warm_up)
+        cluster = stack.enter_context(bench.cluster(workers=2, servers=2).serving())
+        _, observed = bench.start_psfleet(cluster, program, "custom_loop", **kind.settings, **NO_SAVES)
+        psfleet = Side(cluster, observed)
+        psfleet.warm_up(bench.effort.warm_up)
+        for _ in range(turns):
+            plain.work(seconds)
+            psfleet.work(seconds)
+        ratio = psfleet.speed() / plain.speed()
+        settings = f" (psfleet: {', '.join(kind.settings)})" if kind.settings else ""
+        speeds = (f"{side.speed():.4g}" for side in (plain, psfleet))
+        times = (milliseconds(side) for side in (plain, psfleet))
+        print_row(f"{name}{settings}", *speeds, f"{ratio:.2f}", f"{kind.asked:g}", *times)
+
+
+def milliseconds(side: Side) -> str:
+    jobs = side.step_milliseconds()
+    return f"{sum(jobs.values()):.4g} ({', '.join(f'{job} {spent:.3g}' for job, spent in sorted(jobs.items()))})"
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench/tables", description=__doc__)
     parser.add_argument("optimizer", nargs="*", help=f"of {', '.join(KINDS)} (default: all)")
     parser.add_argument("--rows", type=int, default=ROWS, help=f"of the table, each 64 bytes (default: {ROWS:,})")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each side (default: 2, 7 minutes)")
+    parser.add_argument("--turns", type=int, default=15, help="of each side (default: 15)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes (default: 3)")
     options = parser.parse_args(arguments)
     if unknown := set(options.optimizer) - set(KINDS):
         parser.error(f"there is no optimizer {', '.join(sorted(unknown))}; they are {', '.join(KINDS)}")
     os.environ["BENCH_ROWS"] = str(options.rows)
     print(f"A table of {options.rows:,} rows of 16 numbers, 2 workers, 2 ps, batches of 1,024 examples of 10 ids\n")
-    print_row("optimizer", "guide, steps/s", "psfleet, steps/s", "ratio", "asked", head=True)
+    times = (f"{side}, ms of processor time a step" for side in ("guide", "psfleet"))
+    print_row("optimizer", "guide, steps/s", "psfleet, steps/s", "ratio", "asked", *times, head=True)
     with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
-        bench = Bench(Effort(repetitions=options.rounds, warm_up=5, seconds=15), Path(directory))
+        bench = Bench(Effort(repetitions=1, warm_up=10, seconds=0), Path(directory))
         for name in options.optimizer or KINDS:
-            compare(bench, name)
+            compare(bench, name, options.turns, options.seconds)
 
 
 if __name__ == "__main__":

@@ -136,3 +136,12 @@ def clean_environment(**more: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("TF_", "TRAINER_"))}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH", "")]))
     return {**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1", **ENVIRONMENT, **more}
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process with all its threads; 0 where it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -21,6 +21,7 @@ from bench.tables import print_row
 from bench.tasks import LocalCluster, Task
 from bench.uneven import SLOWER, STEPS, WORKERS, print_uneven
 
+Observed = Callable[[], list[Point]]
 APIS = {"fit": "fit", "custom_loop": "custom loop"}
 
 
@@ -50,11 +51,15 @@ class Bench:
         directory.mkdir()
         return LocalCluster(workers=workers, servers=servers, directory=directory)
 
-    def psfleet(self, cluster: LocalCluster, program: str, api: str, **more: bool) -> float:
+    def psfleet(self, cluster: LocalCluster, program: str, api: str, **more: float) -> float:
         """Return the speed of psfleet's own coordinator (steps/s), read from the status that it publishes.
 
         `more` are run settings that are not left at their defaults.
         """
+        return self._measure(*self.start_psfleet(cluster, program, api, **more))
+
+    def start_psfleet(self, cluster: LocalCluster, program: str, api: str, **more: float) -> tuple[Task, Observed]:
+        """Start psfleet's coordinator; the points that it has reached are returned by what is returned beside it."""
         run = f"run-{next(self._runs)}"
         settings = self.directory / f"{run}.json"
         wanted = {"program": program, "run": run, "api": api, "steps": 10**9, "shared_dir": str(self.directory)}
@@ -69,17 +74,19 @@ class Bench:
                     points.append(Point(read["updated"], read["step"]))
             return points
 
-        return self._measure(cluster.start("chief", 0, settings=str(settings)), observed)
+        return cluster.start("chief", 0, settings=str(settings)), observed
 
     def plain(self, cluster: LocalCluster, program: str, api: str, epoch_steps: int) -> float:
         """Return the speed of the guide's code (steps/s), which says when an epoch of so many steps has ended."""
+        return self._measure(*self.start_plain(cluster, program, api, epoch_steps))
+
+    def start_plain(self, cluster: LocalCluster, program: str, api: str, epoch_steps: int) -> tuple[Task, Observed]:
+        """Start the guide's coordinator, and return what `start_psfleet` returns."""
         module = {"fit": "bench.plain_fit", "custom_loop": "bench.plain_loop"}[api]
         task = cluster.start("chief", 0, ("-m", module, program, str(epoch_steps)))
-        return self._measure(
-            task, lambda: [point for line in task.output().splitlines() if (point := read_point(line))]
-        )
+        return task, lambda: [point for line in task.output().splitlines() if (point := read_point(line))]
 
-    def _measure(self, task: Task, observed: Callable[[], list[Point]]) -> float:
+    def _measure(self, task: Task, observed: Observed) -> float:
         warm_up, seconds = self.effort.warm_up, self.effort.seconds
 
         def measured() -> float | None:
