@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections import Counter
+from collections import defaultdict
 
 from bench.points import Point
 from bench.tasks import LocalCluster, processor_seconds
@@ -24,7 +24,7 @@ class Side:
         self._cluster = cluster
         self._observed = observed
         self._turns: list[tuple[float, float]] = []  # when each began and ended (of time.time)
-        self._before: Counter[str] = Counter()
+        self._before: dict[str, float] = {}
         self._since = 0.0
 
     def warm_up(self, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Side:
 
     def step_milliseconds(self) -> dict[str, float]:
         """Return the processor time for a step, of all tasks of a job together."""
-        spent = self._processor_seconds() - self._before
+        spent = {job: seconds - self._before[job] for job, seconds in self._processor_seconds().items()}
         steps = self.speed() * sum(end - began for began, end in self._turns)
         return {job: 1000 * seconds / steps for job, seconds in spent.items()}
 
@@ -59,8 +59,8 @@ class Side:
         """Return how long it had worked then."""
         return sum(min(at, end) - began for began, end in self._turns if began < at)
 
-    def _processor_seconds(self) -> Counter[str]:
-        seconds: Counter[str] = Counter()
+    def _processor_seconds(self) -> dict[str, float]:
+        seconds: dict[str, float] = defaultdict(float)
         for task in self._cluster.tasks:
             seconds[task.name.rpartition("-")[0]] += sum(map(processor_seconds, task.pids))
         return seconds

@@ -114,13 +114,23 @@ def test_the_numbers_of_rows_are_sent_once_where_no_row_has_two_gradients(batche
     update_by_rows(model)
     with asking_once(True):
         graph = model.train.get_concrete_function(*map(tf.constant, batches)).graph
-    updates = [one for one in graph.get_operations() if one.type == "ResourceSparseApplyAdagradV2"]
-    taken = [one.inputs[5] for one in updates]
+    updates = [one for one in graph.get_operations() if one.type == "ResourceScatterUpdate"]
+    taken = [one.inputs[1].op.inputs[0] for one in updates]  # of what has arrived at the ps
     assert len(taken) == 3
     assert sum(one.op.type == "Unique" for one in taken) == sent_again
     if not sent_again:
         lookups = [one for one in graph.get_operations() if one.type == "ResourceGather" and f"{ONCE}/" in one.name]
         assert [one.inputs[1] is mine for one, mine in zip(lookups, taken, strict=True)] == [True] * 3
+
+
+def test_no_part_of_a_table_waits_for_another() -> None:
+    """They lie on other ps, which would tell each other when a lock is free."""
+    model = Model(keras.Adagrad(0.1), split())
+    update_by_rows(model)
+    graph = model.train.get_concrete_function(tf.constant([3, 9])).graph
+    of_mutexes = [one for one in graph.get_operations() if one.type in ("MutexV2", "MutexLock", "ConsumeMutexLock")]
+    assert len(of_mutexes) == 9
+    assert not [one.name for one in of_mutexes for each in one.control_inputs if each.type == "ConsumeMutexLock"]
 
 
 def test_the_numbers_of_two_tables_in_one_scope_are_sent_once() -> None:

@@ -53,13 +53,15 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
     tf = load_tensorflow()
     if cluster.job == "ps":
         tf.config.set_visible_devices([], "GPU")  # a ps computes nothing that a worker beside it could not use
-    threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(THREADS, os.cpu_count() or 1))
+    options = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(THREADS, os.cpu_count() or 1))
+    # A thread without work would go on looking for some, and take the processor from those that have it.
+    options.experimental.disable_thread_spinning = True
     server = tf.distribute.Server(
         tf.train.ClusterSpec(cluster.jobs),
         job_name=cluster.job,
         task_index=cluster.index,
         protocol="grpc",
-        config=threads,
+        config=options,
     )
     log.info("%s serves at %s", cluster.task, cluster.address)
     notifier.ready(f"{cluster.task} serves at {cluster.address}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -45,6 +45,31 @@ def share_among_workers(model: Any) -> None:
                 "have trained. Set it to None: averages are taken for weights at the end"
             )
         constrain_by_elements(optimizer)
+        if hasattr(optimizer, "build"):
+            begin_where_weights_lie(optimizer)
+
+
+def begin_where_weights_lie(optimizer: Any) -> None:
+    """Have the first values of an optimizer's variables computed on the ps.
+
+    Adagrad and Ftrl compute those of each shard before they make a variable: on the coordinator, whose memory may be
+    smaller, and which would send them.
+    """
+    plain = optimizer.build
+
+    def build(variables: Collection[Any]) -> None:
+        plain(OnTheirDevices(variables))
+
+    object.__setattr__(optimizer, "build", build)
+
+
+class OnTheirDevices(list[Any]):
+    """Variables: what is computed while one of them is looped over is computed on its device."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for variable in super().__iter__():
+            with tf.device(variable.device):
+                yield variable
 
 
 def overwrites_weights(optimizer: Any) -> bool:

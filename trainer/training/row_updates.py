@@ -8,7 +8,7 @@ docs/large-tables.md says which optimizer gets which.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +16,16 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.failures import UserError
+from trainer.training.constraints import KEPT
 from trainer.training.lookups import asked_for_once
 from trainer.training.optimizers import optimizers_of
 from trainer.training.placement import name_of, size
+from trainer.training.tf_internals import mutex
 from trainer.variables import bytes_of
 
 log = logging.getLogger(__name__)
 LARGE_BYTES = 64 * 1024 * 1024  # of a shard; to compute on less takes no time that anybody feels
-EPSILON_PART = 1e-5  # of the least accumulator: what a smaller epsilon of Adagrad does is lost in rounding
+BEFORE_LOCK = "before_lock"  # in the names of operations
 BY_ROWS = "_psfleet_by_rows"  # an attribute of optimizers with an update of rows
 Update = Callable[[Any, Any, Any], None]
 
@@ -36,16 +38,18 @@ def update_by_rows(model: Any, *, lazy_adam: bool = False) -> None:
     """
     kinds = tf.keras.optimizers.Optimizer
     optimizers = [one for one in optimizers_of(model) if isinstance(one, kinds) and not hasattr(one, "inner_optimizer")]
-    updates = {tf.keras.optimizers.SGD: sgd, tf.keras.optimizers.Adagrad: adagrad}
+    alone = len(optimizers_of(model)) == 1 and has_own_step(model)
+    updates: dict[type, Update] = {
+        tf.keras.optimizers.SGD: sgd,
+        tf.keras.optimizers.Adagrad: functools.partial(adagrad, alone=alone),
+    }
     if lazy_adam:
         updates[tf.keras.optimizers.Adam] = adam
         check_lazy_adam(model, optimizers)
     for optimizer in optimizers:
         # An exact type: a class of the program's own may have another update.
         update = updates.get(type(optimizer))
-        if update is adagrad and not touches_all_rows(optimizer) and optimizer.epsilon > greatest_epsilon(optimizer):
-            leave_xla_out(optimizer)  # its own update changes only the rows
-        elif update and not touches_all_rows(optimizer):
+        if update and not touches_all_rows(optimizer):
             replace_update(optimizer, update)
             if update is sgd:
                 leave_momentum_out(optimizer)
@@ -58,15 +62,17 @@ def may_ask_once(model: Any) -> bool:
 
     Nobody may look at the gradients of single lookups: no clipping, no step and no loss but tf_keras's own.
     """
-    own = tf.keras.Model
-    return (
-        getattr(model.train_step, "__func__", None) is own.train_step
-        and type(model).compute_loss is own.compute_loss
-        and all(
-            BY_ROWS in vars(one) and not (one.clipnorm or one.clipvalue or one.global_clipnorm)
-            for one in optimizers_of(model)
-        )
+    return has_own_step(model) and all(
+        BY_ROWS in vars(one) and not (one.clipnorm or one.clipvalue or one.global_clipnorm)
+        for one in optimizers_of(model)
     )
+
+
+def has_own_step(model: Any) -> bool:
+    """Return whether a step is tf_keras's own, so that nothing but the optimizers changes weights."""
+    own = tf.keras.Model
+    step = getattr(getattr(model, "train_step", None), "__func__", None)
+    return step is own.train_step and type(model).compute_loss is own.compute_loss
 
 
 def touches_all_rows(optimizer: Any) -> str:
@@ -169,48 +175,64 @@ def warn_of_large_tables(optimizer: Any) -> None:
 def sgd(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
     """Do what SGD without momentum does; it would write one that nobody reads."""
     rate = tf.cast(optimizer.learning_rate, variable.dtype)
-    gradient = tf.IndexedSlices(-gradient.values * rate, gradient.indices)
-    with rows_in_cache(gradient, variable):
-        variable.scatter_add(gradient)
+    add_to_rows(variable, gradient.indices, -gradient.values * rate)
 
 
-def greatest_epsilon(optimizer: Any) -> float:
-    """Return the greatest epsilon of an Adagrad with which `adagrad` gives the same results but for rounding."""
-    return EPSILON_PART * float(optimizer.initial_accumulator_value)
+def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any, *, alone: bool) -> None:
+    """Do what Adagrad does, on the ps where the rows lie: the gradient alone is sent.
 
-
-def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
-    """Do what Adagrad does, in one operation on the ps where the rows lie: the gradient alone is sent.
-
-    It adds epsilon to the root of an accumulator, Keras to the accumulator.
+    Rows are read and written, which is faster than to add to them. So two workers must not do it at the same time.
+    Where the optimizer is not `alone` to change the variable, or that has a constraint, others don't know of the lock,
+    and rows are added to. The gradient names each row once, as `apply_gradients` has it.
     """
     accumulator = optimizer._accumulators[optimizer._index_dict[optimizer._var_key(variable)]]
-    rate, epsilon = (tf.cast(value, variable.dtype) for value in (optimizer.learning_rate, optimizer.epsilon))
-    with rows_in_cache(gradient, accumulator, variable):
-        tf.raw_ops.ResourceSparseApplyAdagradV2(
-            var=variable.handle,
-            accum=accumulator.handle,
-            lr=rate,
-            epsilon=epsilon,
-            grad=gradient.values,
-            indices=gradient.indices,
-            use_locking=True,  # of two workers with the same row both count
-        )
+    with tf.device(variable.device):
+        rate = tf.identity(tf.cast(optimizer.learning_rate, variable.dtype))
+        rows, values = tf.identity(gradient.indices), tf.identity(gradient.values)
+        turns = mutex(f"{variable.name}/rows")
+        with tf.name_scope(BEFORE_LOCK), tf.control_dependencies([rate, rows, values]):
+            # tf.function has a write wait for what the step does with the variable before. These change nothing; with
+            # the lock nobody may wait, least of all for a step's earlier update.
+            before = [change_rows(one, rows[:0], values[:0]) for one in (accumulator, variable)]
+        with tf.control_dependencies(before):
+            lock = tf.raw_ops.MutexLock(mutex=turns)
+        with tf.control_dependencies([lock]):
+            sums = rows_of(accumulator, rows) + values * values
+            change = -rate * values / tf.sqrt(sums + optimizer.epsilon)
+            changed = [
+                set_rows(accumulator, rows, sums),
+                set_rows(variable, rows, rows_of(variable, rows) + change)
+                if alone and not hasattr(variable, KEPT)
+                else add_to_rows(variable, rows, change),
+            ]
+        with tf.control_dependencies(changed):
+            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
 
-def rows_in_cache(gradient: tf.IndexedSlices, *variables: Any) -> contextlib.AbstractContextManager[None]:
-    """Have what is traced within it find the gradient's rows in the processor's cache, on the ps where they lie.
+def rows_of(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
+
+
+def change_rows(variable: Any, rows: tf.Tensor, change: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.ResourceScatterAdd(resource=variable.handle, indices=rows, updates=change)
+
+
+def set_rows(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=values)
+
+
+def add_to_rows(variable: Any, rows: tf.Tensor, change: tf.Tensor) -> tf.Operation:
+    """Add to a variable's rows, which are read first, so that they are in the processor's cache.
 
     To change the rows of a large table is to wait for memory, at each row anew. TensorFlow's gather fetches rows ahead
-    of their use, and its updates don't. It waits for the gradient, which comes later than its rows' numbers.
+    of their use, and its additions don't. It waits for the change, which comes later than its rows' numbers.
     """
-    with tf.device(variables[0].device):
-        arrived = tf.identity(gradient.values)
+    with tf.device(variable.device):
+        arrived = tf.identity(change)
     with tf.control_dependencies([arrived]):
-        rows = gradient.indices
-        read = [tf.raw_ops.ResourceGather(resource=one.handle, indices=rows, dtype=one.dtype) for one in variables]
-    waiting: contextlib.AbstractContextManager[None] = tf.control_dependencies(read)
-    return waiting
+        read = rows_of(variable, rows)
+    with tf.control_dependencies([read]):
+        return change_rows(variable, rows, change)
 
 
 def adam(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:

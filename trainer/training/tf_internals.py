@@ -30,6 +30,7 @@ from tensorflow.python.data.util import random_seed, structure
 from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 from tensorflow.python.eager import context, executor
+from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
 from tf_keras.src.mixed_precision import autocast_variable
 
 from trainer.cluster.member import to_take_in
@@ -526,3 +527,21 @@ def resource_names(handles: Sequence[Any]) -> list[tuple[str, str]]:
     proto = type(tf.make_tensor_proto(0))
     found = [proto.FromString(RESOURCE_HANDLE + proto.FromString(one).tensor_content) for one in serialized]
     return [(one.resource_handle_val[0].container, one.resource_handle_val[0].name) for one in found]
+
+
+def mutex(name: str) -> Any:
+    """Return the mutex of that name on the device where it is asked for (TensorFlow's MutexV2)."""
+    return tf.raw_ops.MutexV2(shared_name=name)
+
+
+@register_acd_resource_resolver
+def _order_by_mutex(operation: Any, reads: Any, writes: Any) -> bool:
+    """Tell tf.function which mutex an operation is about, each that was asked for being another one.
+
+    Otherwise it would have all that are about any wait for each other, those on one ps for those on another.
+    """
+    del reads
+    if operation.type not in ("MutexV2", "ConsumeMutexLock") or writes:
+        return False
+    writes.add(operation.outputs[0] if operation.type == "MutexV2" else operation.inputs[0].op.inputs[0])
+    return True
