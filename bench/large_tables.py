@@ -47,12 +47,10 @@ def compare(bench: Bench, name: str, turns: int, seconds: float) -> None:
     program = f"bench.programs:{kind.program}"
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(bench.cluster(workers=2, servers=2).serving(command=PLAIN_SERVER))
-        _, observed = bench.start_plain(cluster, program, "custom_loop", kind.epoch_steps)
-        plain = Side(cluster, observed)
+        plain = Side(cluster, *bench.start_plain(cluster, program, "custom_loop", kind.epoch_steps))
         plain.warm_up(bench.effort.warm_up)
         cluster = stack.enter_context(bench.cluster(workers=2, servers=2).serving())
-        _, observed = bench.start_psfleet(cluster, program, "custom_loop", **kind.settings, **NO_SAVES)
-        psfleet = Side(cluster, observed)
+        psfleet = Side(cluster, *bench.start_psfleet(cluster, program, "custom_loop", **kind.settings, **NO_SAVES))
         psfleet.warm_up(bench.effort.warm_up)
         for _ in range(turns):
             plain.work(seconds)

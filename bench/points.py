@@ -26,6 +26,11 @@ def read_point(line: str) -> Point | None:
     return Point(**json.loads(line))
 
 
+def spans(points: list[Point], seconds: float) -> bool:
+    """Return whether so much time lies between the first point and the last."""
+    return bool(points) and points[-1].time - points[0].time >= seconds
+
+
 def speed(points: list[Point], warm_up: float) -> float | None:
     """Return the steps per second between the first point after the warm-up and the last one.
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.points import Point, read_point, speed
+from bench.points import Point, read_point, spans, speed
 from bench.tables import print_row
 from bench.tasks import LocalCluster, Task
 from bench.uneven import SLOWER, STEPS, WORKERS, print_uneven
@@ -91,8 +91,7 @@ class Bench:
 
         def measured() -> float | None:
             points = observed()
-            enough = points and points[-1].time - points[0].time >= warm_up + seconds
-            return speed(points, warm_up) if enough else None
+            return speed(points, warm_up) if spans(points, warm_up + seconds) else None
 
         try:
             return float(task.until(measured, "enough was measured"))

@@ -12,16 +12,17 @@ import signal
 import time
 from collections import defaultdict
 
-from bench.points import Point
-from bench.tasks import LocalCluster, processor_seconds
+from bench.points import Point, spans, speed
+from bench.tasks import LocalCluster, Task, processor_seconds
 from bench.throughput import Observed
 
 
 class Side:
     """A cluster with its coordinator, and what it did while it was not stopped."""
 
-    def __init__(self, cluster: LocalCluster, observed: Observed) -> None:
+    def __init__(self, cluster: LocalCluster, coordinator: Task, observed: Observed) -> None:
         self._cluster = cluster
+        self._coordinator = coordinator
         self._observed = observed
         self._turns: list[tuple[float, float]] = []  # when each began and ended (of time.time)
         self._before: dict[str, float] = {}
@@ -29,7 +30,7 @@ class Side:
 
     def warm_up(self, seconds: float) -> None:
         """Wait until it has trained for so long."""
-        self._cluster.tasks[-1].until(lambda: spans(self._observed(), seconds), "it had trained for a while")
+        self._coordinator.until(lambda: spans(self._observed(), seconds), "it had trained for a while")
         self._signal(signal.SIGSTOP)
         self._since, self._before = time.time(), self._processor_seconds()
 
@@ -45,9 +46,10 @@ class Side:
     def speed(self) -> float:
         """Return the steps per second in all turns, from the first point in them to the last."""
         points = [Point(self._worked(one.time), one.step) for one in self._observed() if one.time > self._since]
-        if len(points) < 2:
+        found = speed(points, 0.0)
+        if found is None:
             raise SystemExit("bench: fewer than two points were reached in all turns: give more turns, or longer ones")
-        return (points[-1].step - points[0].step) / (points[-1].time - points[0].time)
+        return found
 
     def step_milliseconds(self) -> dict[str, float]:
         """Return the processor time for a step, of all tasks of a job together."""
@@ -70,7 +72,3 @@ class Side:
             for pid in task.pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-
-
-def spans(points: list[Point], seconds: float) -> bool:
-    return bool(points) and points[-1].time - points[0].time >= seconds

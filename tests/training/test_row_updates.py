@@ -86,7 +86,7 @@ def test_sgd_by_rows_is_keras_own(make: Make) -> None:
     ],
 )
 def test_adagrad_by_rows_is_keras_own(make: Make, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.training.row_updates.has_own_step", lambda model: alone)
+    monkeypatch.setattr("trainer.training.row_updates.has_keras_step", lambda model: alone)
     plain, by_rows = Model(make()), Model(make())
     update_by_rows(by_rows)
     assert is_by_rows(by_rows.optimizer)
@@ -273,9 +273,8 @@ def test_rows_are_read_into_the_cache_when_the_gradient_has_arrived(make: Make) 
     (changing,) = changes(graph, "ResourceScatterAdd")
     rows, values = changing.inputs[-2:]
     reads = [one for one in changing.control_inputs if one.type == "ResourceGather" and one.inputs[1] is rows]
-    assert [each.inputs[0] is values for one in reads for each in one.control_inputs if each.type == "Identity"] == [
-        True
-    ]
+    arrived = [each.inputs[0] for one in reads for each in one.control_inputs if each.type == "Identity"]
+    assert [one is values for one in arrived] == [True]
 
 
 def test_sgd_by_rows_has_no_slot() -> None:

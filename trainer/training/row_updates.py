@@ -38,7 +38,7 @@ def update_by_rows(model: Any, *, lazy_adam: bool = False) -> None:
     """
     kinds = tf.keras.optimizers.Optimizer
     optimizers = [one for one in optimizers_of(model) if isinstance(one, kinds) and not hasattr(one, "inner_optimizer")]
-    alone = len(optimizers_of(model)) == 1 and has_own_step(model)
+    alone = len(optimizers_of(model)) == 1 and has_keras_step(model)
     updates: dict[type, Update] = {
         tf.keras.optimizers.SGD: sgd,
         tf.keras.optimizers.Adagrad: functools.partial(adagrad, alone=alone),
@@ -62,13 +62,13 @@ def may_ask_once(model: Any) -> bool:
 
     Nobody may look at the gradients of single lookups: no clipping, no step and no loss but tf_keras's own.
     """
-    return has_own_step(model) and all(
+    return has_keras_step(model) and all(
         BY_ROWS in vars(one) and not (one.clipnorm or one.clipvalue or one.global_clipnorm)
         for one in optimizers_of(model)
     )
 
 
-def has_own_step(model: Any) -> bool:
+def has_keras_step(model: Any) -> bool:
     """Return whether a step is tf_keras's own, so that nothing but the optimizers changes weights."""
     own = tf.keras.Model
     step = getattr(getattr(model, "train_step", None), "__func__", None)
@@ -175,7 +175,7 @@ def warn_of_large_tables(optimizer: Any) -> None:
 def sgd(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
     """Do what SGD without momentum does; it would write one that nobody reads."""
     rate = tf.cast(optimizer.learning_rate, variable.dtype)
-    add_to_rows(variable, gradient.indices, -gradient.values * rate)
+    add_to_read_rows(variable, gradient.indices, -gradient.values * rate)
 
 
 def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any, *, alone: bool) -> None:
@@ -193,7 +193,7 @@ def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any, *, alone:
         with tf.name_scope(BEFORE_LOCK), tf.control_dependencies([rate, rows, values]):
             # tf.function has a write wait for what the step does with the variable before. These change nothing; with
             # the lock nobody may wait, least of all for a step's earlier update.
-            before = [change_rows(one, rows[:0], values[:0]) for one in (accumulator, variable)]
+            before = [add_to_rows(one, rows[:0], values[:0]) for one in (accumulator, variable)]
         with tf.control_dependencies(before):
             lock = tf.raw_ops.MutexLock(mutex=turns)
         with tf.control_dependencies([lock]):
@@ -203,7 +203,7 @@ def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any, *, alone:
                 set_rows(accumulator, rows, sums),
                 set_rows(variable, rows, rows_of(variable, rows) + change)
                 if alone and not hasattr(variable, KEPT)
-                else add_to_rows(variable, rows, change),
+                else add_to_read_rows(variable, rows, change),
             ]
         with tf.control_dependencies(changed):
             tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
@@ -213,7 +213,7 @@ def rows_of(variable: Any, rows: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
 
 
-def change_rows(variable: Any, rows: tf.Tensor, change: tf.Tensor) -> tf.Operation:
+def add_to_rows(variable: Any, rows: tf.Tensor, change: tf.Tensor) -> tf.Operation:
     return tf.raw_ops.ResourceScatterAdd(resource=variable.handle, indices=rows, updates=change)
 
 
@@ -221,7 +221,7 @@ def set_rows(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> tf.Operation:
     return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=values)
 
 
-def add_to_rows(variable: Any, rows: tf.Tensor, change: tf.Tensor) -> tf.Operation:
+def add_to_read_rows(variable: Any, rows: tf.Tensor, change: tf.Tensor) -> tf.Operation:
     """Add to a variable's rows, which are read first, so that they are in the processor's cache.
 
     To change the rows of a large table is to wait for memory, at each row anew. TensorFlow's gather fetches rows ahead
@@ -232,13 +232,13 @@ def add_to_rows(variable: Any, rows: tf.Tensor, change: tf.Tensor) -> tf.Operati
     with tf.control_dependencies([arrived]):
         read = rows_of(variable, rows)
     with tf.control_dependencies([read]):
-        return change_rows(variable, rows, change)
+        return add_to_rows(variable, rows, change)
 
 
 def adam(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
     """Do what Adam does to the rows of the gradient, and nothing to the others.
 
-    Moments are changed by what is added to them, so that two workers with the same row both count.
+    Moments are changed by what is added to them: an assignment would lose what another worker has added meanwhile.
     """
     dtype, rows = variable.dtype, gradient.indices
     number = optimizer._index_dict[optimizer._var_key(variable)]
