@@ -1,4 +1,4 @@
-"""Constraints of weights that several workers train: each writes what its constraint changes, and leaves the rest."""
+"""Constraints of weights that several workers train: each is applied within the update that it follows."""
 
 from __future__ import annotations
 
@@ -10,34 +10,15 @@ from trainer.failures import UserError
 from trainer.training.placement import name_of
 from trainer.training.tf_internals import beneath, whole_of
 
-CHANGED = 1e-5  # of a weight: less is a constraint's rounding
 KEPT = "_constraint_of_workers"
 
 
-def write_changes(variable: Any, read: Any, constrained: Any) -> None:
-    """Write a constraint's result where it differs from what was read: of the rest others may have trained more."""
-    if not variable.shape.rank:
-        variable.assign(constrained)
-        return
-    changed = tf.where(tf.abs(constrained - read) > CHANGED * tf.abs(read))
-    variable.scatter_nd_update(changed, tf.gather_nd(constrained, changed))
-
-
-def constrain_by_elements(optimizer: Any) -> None:
-    """Have an optimizer of tf_keras do so, which writes whole weights; call it before the step is traced."""
-    apply = optimizer.apply_gradients
-
-    def apply_gradients(grads_and_vars: Any, *more: Any, **named: Any) -> Any:
-        pairs = list(grads_and_vars)
-        constraints = [(variable, take_constraint(variable)) for variable in (beneath(one) for _, one in pairs)]
-        applied = apply(pairs, *more, **named)
-        for variable, constraint in constraints:
-            if constraint is not None:
-                read = variable.read_value()
-                write_changes(variable, read, tf.convert_to_tensor(constraint(read), variable.dtype))
-        return applied
-
-    object.__setattr__(optimizer, "apply_gradients", apply_gradients)
+def constrain(variable: Any) -> None:
+    """Apply a constraint that was taken; call it in the variable's update."""
+    own = beneath(variable)
+    constraint = getattr(own, KEPT, None)
+    if constraint is not None:
+        own.assign(tf.cast(constraint(own.read_value()), own.dtype))
 
 
 def take_constraint(variable: Any) -> Any:

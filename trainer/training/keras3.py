@@ -23,8 +23,9 @@ import tensorflow as tf
 from trainer.config import Config
 from trainer.failures import UserError
 from trainer.program import is_keras3
-from trainer.training.constraints import write_changes
+from trainer.training.constraints import KEPT
 from trainer.training.metrics import READING
+from trainer.training.one_update import gather_keras3
 from trainer.training.optimizers import overwrites_weights
 from trainer.training.placement import size
 from trainer.training.tf_internals import forget_keras3_seeds, is_read_since_writes, keras3_seeds_drawn
@@ -338,6 +339,7 @@ def build(model: Any, element_spec: Any) -> None:
     refuse_splits(model)
     for _, one in optimizers_of(model):
         exclude_shards(model, one)
+        gather_keras3(one)
 
 
 def exclude_shards(model: Any, optimizer: Any) -> None:
@@ -444,24 +446,10 @@ class Step:
 
     @contextlib.contextmanager
     def _watched(self, variable: Any) -> Iterator[None]:
-        """Note who replaces a weight, and add what is added to one, as Muon's weight decay does.
-
-        A constraint writes what it changes: of the rest others may have trained more.
-        """
+        """Note what replaces a weight, add what is added to one, and leave a constraint to the weight's update."""
         own, constraint = variable._value, variable.constraint
-        read: Any = None
-        constrained: Any = None
-
-        def constrain(_: Any) -> Any:
-            nonlocal read, constrained
-            read = own.read_value()
-            constrained = tf.convert_to_tensor(constraint(read), own.dtype)
-            return constrained
 
         def assign(value: Any) -> None:
-            if value is constrained:
-                write_changes(own, read, constrained)
-                return
             given = tf.convert_to_tensor(value)  # it may be a variable
             if (more := added(given, own)) is not None:
                 own.assign_add(tf.broadcast_to(tf.cast(more, own.dtype), own.shape))
@@ -473,7 +461,8 @@ class Step:
 
         variable._direct_assign = assign
         if constraint is not None:
-            variable._constraint = constrain
+            setattr(own, KEPT, constraint)
+            variable._constraint = None
         try:
             yield
         finally:
@@ -493,7 +482,7 @@ class Step:
 
 
 def shared_state(model: Any) -> list[Any]:
-    """Return what each worker's step reads, changes and writes: counters, averages, seeds, layers' state.
+    """Return what each worker's step reads, changes and writes beside the weights: counters, seeds, layers' state.
 
     What is no number, such as a flag, is left out: nothing can be added to it, and it is overwritten.
     """
@@ -501,7 +490,7 @@ def shared_state(model: Any) -> list[Any]:
     for layer in model._flatten_layers():
         found += [*layer._non_trainable_variables, *(each.state for each in layer._seed_generators)]
     for _, optimizer in optimizers_of(model):
-        found += [optimizer._iterations, *(getattr(optimizer, "_model_variables_moving_average", None) or ())]
+        found.append(optimizer._iterations)
     numbers = [one for one in found if one is not None and one.dtype not in ("bool", "string")]
     there = [one for one in numbers if isinstance(one._value, tf.Variable | ShardedVariable)]
     return list({id(one): one for one in there}.values())

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.failures import UserError
-from trainer.training.constraints import constrain_by_elements
 from trainer.training.tf_internals import moving_average, whole_of
 
 CHILDREN = "_coalesced_children"
@@ -44,7 +43,6 @@ def share_among_workers(model: Any) -> None:
                 f"{type(optimizer).__name__} has ema_overwrite_frequency: each worker would overwrite what the others "
                 "have trained. Set it to None: averages are taken for weights at the end"
             )
-        constrain_by_elements(optimizer)
         if hasattr(optimizer, "build"):
             begin_where_weights_lie(optimizer)
 

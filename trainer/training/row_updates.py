@@ -8,7 +8,6 @@ docs/large-tables.md says which optimizer gets which.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,16 +15,13 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.failures import UserError
-from trainer.training.constraints import KEPT
 from trainer.training.lookups import asked_for_once
 from trainer.training.optimizers import optimizers_of
 from trainer.training.placement import name_of, size
-from trainer.training.tf_internals import mutex
 from trainer.variables import bytes_of
 
 log = logging.getLogger(__name__)
 LARGE_BYTES = 64 * 1024 * 1024  # of a shard; to compute on less takes no time that anybody feels
-BEFORE_LOCK = "before_lock"  # in the names of operations
 BY_ROWS = "_psfleet_by_rows"  # an attribute of optimizers with an update of rows
 Update = Callable[[Any, Any, Any], None]
 
@@ -38,11 +34,7 @@ def update_by_rows(model: Any, *, lazy_adam: bool = False) -> None:
     """
     kinds = tf.keras.optimizers.Optimizer
     optimizers = [one for one in optimizers_of(model) if isinstance(one, kinds) and not hasattr(one, "inner_optimizer")]
-    alone = len(optimizers_of(model)) == 1 and has_keras_step(model)
-    updates: dict[type, Update] = {
-        tf.keras.optimizers.SGD: sgd,
-        tf.keras.optimizers.Adagrad: functools.partial(adagrad, alone=alone),
-    }
+    updates: dict[type, Update] = {tf.keras.optimizers.SGD: sgd, tf.keras.optimizers.Adagrad: adagrad}
     if lazy_adam:
         updates[tf.keras.optimizers.Adam] = adam
         check_lazy_adam(model, optimizers)
@@ -174,82 +166,44 @@ def warn_of_large_tables(optimizer: Any) -> None:
 
 def sgd(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
     """Do what SGD without momentum does; it would write one that nobody reads."""
-    rate = tf.cast(optimizer.learning_rate, variable.dtype)
-    add_to_read_rows(variable, gradient.indices, -gradient.values * rate)
+    rate, rows = tf.cast(optimizer.learning_rate, variable.dtype), gradient.indices
+    set_rows(variable, rows, rows_of(variable, rows) - gradient.values * rate)
 
 
-def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any, *, alone: bool) -> None:
-    """Do what Adagrad does, on the ps where the rows lie: the gradient alone is sent.
-
-    Rows are read and written, which is faster than to add to them. So two workers must not do it at the same time.
-    Where the optimizer is not `alone` to change the variable, or that has a constraint, others don't know of the lock,
-    and rows are added to. The gradient names each row once, as `apply_gradients` has it.
-    """
+def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
+    """Do what Adagrad does to the rows of the gradient: to the others it does nothing."""
     accumulator = optimizer._accumulators[optimizer._index_dict[optimizer._var_key(variable)]]
-    with tf.device(variable.device):
-        rate = tf.identity(tf.cast(optimizer.learning_rate, variable.dtype))
-        rows, values = tf.identity(gradient.indices), tf.identity(gradient.values)
-        turns = mutex(f"{variable.name}/rows")
-        with tf.name_scope(BEFORE_LOCK), tf.control_dependencies([rate, rows, values]):
-            # tf.function has a write wait for what the step does with the variable before. These change nothing; with
-            # the lock nobody may wait, least of all for a step's earlier update.
-            before = [add_to_rows(one, rows[:0], values[:0]) for one in (accumulator, variable)]
-        with tf.control_dependencies(before):
-            lock = tf.raw_ops.MutexLock(mutex=turns)
-        with tf.control_dependencies([lock]):
-            sums = rows_of(accumulator, rows) + values * values
-            change = -rate * values / tf.sqrt(sums + optimizer.epsilon)
-            changed = [
-                set_rows(accumulator, rows, sums),
-                set_rows(variable, rows, rows_of(variable, rows) + change)
-                if alone and not hasattr(variable, KEPT)
-                else add_to_read_rows(variable, rows, change),
-            ]
-        with tf.control_dependencies(changed):
-            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-
-
-def rows_of(variable: Any, rows: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
-
-
-def add_to_rows(variable: Any, rows: tf.Tensor, change: tf.Tensor) -> tf.Operation:
-    return tf.raw_ops.ResourceScatterAdd(resource=variable.handle, indices=rows, updates=change)
-
-
-def set_rows(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> tf.Operation:
-    return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=values)
-
-
-def add_to_read_rows(variable: Any, rows: tf.Tensor, change: tf.Tensor) -> tf.Operation:
-    """Add to a variable's rows, which are read first, so that they are in the processor's cache.
-
-    To change the rows of a large table is to wait for memory, at each row anew. TensorFlow's gather fetches rows ahead
-    of their use, and its additions don't. It waits for the change, which comes later than its rows' numbers.
-    """
-    with tf.device(variable.device):
-        arrived = tf.identity(change)
-    with tf.control_dependencies([arrived]):
-        read = rows_of(variable, rows)
-    with tf.control_dependencies([read]):
-        return add_to_rows(variable, rows, change)
+    rate, rows, values = tf.cast(optimizer.learning_rate, variable.dtype), gradient.indices, gradient.values
+    sums = rows_of(accumulator, rows) + values * values
+    change = -rate * values / tf.sqrt(sums + optimizer.epsilon)
+    set_rows(accumulator, rows, sums)
+    set_rows(variable, rows, rows_of(variable, rows) + change)
 
 
 def adam(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
-    """Do what Adam does to the rows of the gradient, and nothing to the others.
-
-    Moments are changed by what is added to them: an assignment would lose what another worker has added meanwhile.
-    """
-    dtype, rows = variable.dtype, gradient.indices
+    """Do what Adam does to the rows of the gradient, and nothing to the others."""
+    dtype, rows, values = variable.dtype, gradient.indices, gradient.values
     number = optimizer._index_dict[optimizer._var_key(variable)]
     momentum, velocity = optimizer._momentums[number], optimizer._velocities[number]
     beta_1, beta_2, step = optimizer.beta_1, optimizer.beta_2, tf.cast(optimizer.iterations + 1, dtype)
     correction = tf.sqrt(1 - tf.pow(tf.cast(beta_2, dtype), step))
     rate = tf.cast(optimizer.learning_rate, dtype) * correction / (1 - tf.pow(tf.cast(beta_1, dtype), step))
     epsilon = optimizer.epsilon * correction if optimizer.adaptive_epsilon else optimizer.epsilon
-    m, v = momentum.sparse_read(rows), velocity.sparse_read(rows)
-    more_m, more_v = (gradient.values - m) * (1 - beta_1), (tf.square(gradient.values) - v) * (1 - beta_2)
-    momentum.scatter_add(tf.IndexedSlices(more_m, rows))
-    velocity.scatter_add(tf.IndexedSlices(more_v, rows))
-    moved = (m + more_m) * rate / (tf.sqrt(v + more_v) + epsilon)
-    variable.scatter_sub(tf.IndexedSlices(moved, rows))
+    m, v = rows_of(momentum, rows), rows_of(velocity, rows)
+    m = m + (values - m) * (1 - beta_1)
+    v = v + (tf.square(values) - v) * (1 - beta_2)
+    set_rows(momentum, rows, m)
+    set_rows(velocity, rows, v)
+    set_rows(variable, rows, rows_of(variable, rows) - m * rate / (tf.sqrt(v) + epsilon))
+
+
+def rows_of(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
+
+
+def set_rows(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> None:
+    """Write rows, each of which stands there once: in an update that is one act, which is faster than to add to them.
+
+    `apply_gradients` sees to that a gradient names each row once.
+    """
+    tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=values)

@@ -25,14 +25,18 @@ from trainer.program import build_model, is_keras3
 from trainer.run.checkpoints import COORDINATOR
 from trainer.run.position import FIRST, Position
 from trainer.training import keras3
+from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.data_service import DataService
 from trainer.training.input import ENDLESS, Beginning, own_train_dataset, replica_element_spec, train_dataset_fn
 from trainer.training.learning_rate import LearningRate
 from trainer.training.lookups import asking_once
-from trainer.training.metrics import CallMetrics, MetricStates
+from trainer.training.metrics import CallMetrics, MetricStates, metrics_of, pieces
+from trainer.training.one_update import gather
 from trainer.training.optimizers import (
     forget_children,
+    is_wrapper,
+    optimizers_of,
     refuse_state_of_shards,
     share_among_workers,
     treat_as_whole,
@@ -155,6 +159,9 @@ class RemoteStepRunner:
         self.model, self.step = make_model(program, strategy)
         if not (of_keras3 := is_keras3(self.model)):
             update_by_rows(self.model, lazy_adam=config.lazy_adam)
+            for optimizer in optimizers_of(self.model):
+                if optimizer is not None and not is_wrapper(optimizer):
+                    gather(optimizer)
         else:
             keras3.refuse_settings(config, self.model)
         self._dataset = self._trace_dataset()
@@ -168,7 +175,15 @@ class RemoteStepRunner:
         self._reports = Reports()
         self._told: list[Report] = []  # reports that nobody has heard of yet
         with asking_once(may_ask_once(self.model)):
-            train_step = trace_step(strategy, self.model, element, self._rate, placed=self._exact, seeded=False)
+            train_step = trace_step(
+                strategy,
+                self.model,
+                element,
+                self._rate,
+                AtomicUpdates(strategy),
+                placed=self._exact,
+                seeded=False,
+            )
         if of_keras3:
             with strategy.scope():
                 keras3.begin_averages(self.model)
@@ -528,11 +543,14 @@ def trace_step(
     model: Any,
     iterator: Any,
     rate: LearningRate | None = None,
+    updates: AtomicUpdates | None = None,
     *,
     placed: bool = False,
     seeded: bool = True,
 ) -> Any:
     """Trace one step, which takes an iterator and, for other processes, the learning rate.
+
+    With `updates` each update that it makes is one act: other processes make some at the same time.
 
     This makes what a lazily built model and its optimizer still lack. `placed` is as for `one_step`. Where it is not
     `seeded`, what it draws has no seed of TensorFlow's: each process that runs it draws other numbers, each time.
@@ -540,12 +558,19 @@ def trace_step(
 
     own_step = keras3.Step(model) if is_keras3(model) else model.train_step
 
+    def states() -> list[Any]:
+        return [piece for metric in metrics_of(model) for piece in pieces(metric)]
+
     def trace() -> Any:
         @tf.function
         def train_step(iterator: Any, *value: tf.Tensor) -> Any:
             if not seeded:
                 tf.compat.v1.get_default_graph().seed = None
-            with rate.given(*value) if rate else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if rate:
+                    stack.enter_context(rate.given(*value))
+                if updates:
+                    stack.enter_context(updates.active(states))
                 return one_step(strategy, own_step, placed=placed)(iterator)
 
         return rate.trace(train_step, iterator) if rate else train_step.get_concrete_function(iterator)

@@ -31,6 +31,7 @@ from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 from tensorflow.python.eager import context, executor
 from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
+from tensorflow.python.ops import resource_variable_ops
 from tf_keras.src.mixed_precision import autocast_variable
 
 from trainer.cluster.member import to_take_in
@@ -48,6 +49,7 @@ ENDLESS = ("repeat", "counter", "random")  # methods of tf.data.Dataset
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 CHOICES = ("If", "StatelessIf")
 LOOPS = ("While", "StatelessWhile")
+ARRIVED = "arrived_for_update"  # in the names of operations
 RESOURCE_HANDLE = b"\x72"  # the tag of TensorProto.resource_handle_val, whose length and bytes the content is
 
 
@@ -529,19 +531,59 @@ def resource_names(handles: Sequence[Any]) -> list[tuple[str, str]]:
     return [(one.resource_handle_val[0].container, one.resource_handle_val[0].name) for one in found]
 
 
+def outermost(tensor: Any) -> Any:
+    """Return the tensor outside of all functions that one within a function stands for."""
+    while tf.is_symbolic_tensor(tensor):
+        outer = [outer for outer, inner in getattr(tensor.graph, "captures", ()) if inner is tensor]
+        if not outer:
+            break
+        tensor = outer[0]
+    return tensor
+
+
+def handle_shape(handle: Any) -> tf.TensorShape:
+    """Return the shape of the variable with this handle."""
+    data = resource_variable_ops.get_eager_safe_handle_data(handle)
+    known = data is not None and data.is_set and len(data.shape_and_type) == 1
+    return tf.TensorShape(data.shape_and_type[0].shape if known else None)
+
+
+def read_only_inputs(operation: Any) -> list[int]:
+    """Return the numbers of the variables among its inputs that a call of a function leaves as they are."""
+    try:
+        return list(operation.get_attr("_read_only_resource_inputs"))
+    except ValueError:
+        return []
+
+
 def mutex(name: str) -> Any:
     """Return the mutex of that name on the device where it is asked for (TensorFlow's MutexV2)."""
     return tf.raw_ops.MutexV2(shared_name=name)
 
 
+def arrival(tensors: Sequence[Any]) -> Any:
+    """Return an operation that ends when these tensors have arrived on the device where it is asked for.
+
+    TensorFlow's optimizations leave this one in place, and would take a control dependency for an Identity.
+    """
+    return tf.raw_ops.Assert(condition=True, data=[*tensors, 0], name=ARRIVED)
+
+
 @register_acd_resource_resolver
 def _order_by_mutex(operation: Any, reads: Any, writes: Any) -> bool:
-    """Tell tf.function which mutex an operation is about, each that was asked for being another one.
+    """Name for tf.function the mutex that an operation is about; of an arrival, something that nothing else is about.
 
-    Otherwise it would have all that are about any wait for each other, those on one ps for those on another.
+    Otherwise tf.function would have all of them wait for each other, those on one ps for those on another.
     """
     del reads
-    if operation.type not in ("MutexV2", "ConsumeMutexLock") or writes:
+    if writes:
         return False
-    writes.add(operation.outputs[0] if operation.type == "MutexV2" else operation.inputs[0].op.inputs[0])
+    if operation.type == "MutexV2":
+        writes.add(operation.outputs[0])
+    elif operation.type == "ConsumeMutexLock":
+        writes.add(operation.inputs[0].op.inputs[0])
+    elif operation.type == "Assert" and ARRIVED in operation.name:
+        writes.add(operation.inputs[0])
+    else:
+        return False
     return True

@@ -1,0 +1,127 @@
+"""All that an optimizer does to a variable, in its `update_step`: so it is one act (atomic_updates.py).
+
+Keras decays all weights, then updates each, then their averages, and last applies the constraints. Each variable gets
+the same here, in the same order. The step's number is read once for all variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.training.constraints import constrain, take_constraint
+from trainer.training.learning_rate import replaced
+from trainer.training.tf_internals import beneath, moving_average
+
+
+def gather(optimizer: Any) -> None:
+    """Have an optimizer of tf_keras do so; call it when its `update_step` is what it shall be, before the trace."""
+    if hasattr(optimizer, "get_slot"):
+        gather_legacy(optimizer)
+        return
+    plain, apply = optimizer.update_step, optimizer.apply_gradients
+    number = ReadOnce(optimizer)
+
+    def update_step(gradient: Any, variable: Any) -> None:
+        with number.replaced():
+            decay(optimizer, variable)
+            plain(gradient, variable)
+            if optimizer.use_ema and (average := moving_average(optimizer, variable)) is not None:
+                momentum = optimizer.ema_momentum
+                average.assign(momentum * average + (1 - momentum) * variable)
+        constrain(variable)
+
+    def apply_gradients(grads_and_vars: Any, *more: Any, **named: Any) -> Any:
+        number.forget()
+        return apply(keep_constraints(grads_and_vars), *more, **named)
+
+    for name, method in (
+        ("update_step", update_step),
+        ("apply_gradients", apply_gradients),
+        ("_apply_weight_decay", lambda variables: None),
+        ("_update_model_variables_moving_average", lambda variables: None),
+        ("jit_compile", False),  # XLA would take the operations out of the graph in which they get their mutex
+    ):
+        object.__setattr__(optimizer, name, method)
+
+
+def gather_legacy(optimizer: Any) -> None:
+    """Have an optimizer that Keras calls legacy apply constraints where it updates: the rest it does there anyway."""
+    apply = optimizer.apply_gradients
+
+    def apply_gradients(grads_and_vars: Any, *more: Any, **named: Any) -> Any:
+        return apply(keep_constraints(grads_and_vars), *more, **named)
+
+    def constrained(update: Any) -> Any:
+        def updated(gradient: Any, variable: Any, *more: Any, **named: Any) -> Any:
+            done = update(gradient, variable, *more, **named)
+            constrain(variable)
+            return done
+
+        return updated
+
+    object.__setattr__(optimizer, "apply_gradients", apply_gradients)
+    for name in ("_resource_apply_dense", "_resource_apply_sparse_duplicate_indices"):
+        object.__setattr__(optimizer, name, constrained(getattr(optimizer, name)))
+
+
+def gather_keras3(optimizer: Any) -> None:
+    """Do so with an optimizer of Keras 3, whose averages begin with the weights (keras3.begin_averages)."""
+    plain = optimizer.update_step
+
+    def update_step(gradient: Any, variable: Any, rate: Any) -> None:
+        decay(optimizer, variable)
+        plain(gradient, variable, rate)
+        if optimizer.use_ema:
+            average = optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)]._value
+            momentum = tf.cast(optimizer.iterations != 0, variable.dtype) * optimizer.ema_momentum
+            average.assign(momentum * average + (1 - momentum) * variable)
+        constrain(variable)
+
+    for name, method in (
+        ("update_step", update_step),
+        ("_apply_weight_decay", lambda variables: None),
+        ("_update_model_variables_moving_average", lambda variables: None),
+    ):
+        object.__setattr__(optimizer, name, method)
+
+
+def decay(optimizer: Any, variable: Any) -> None:
+    """Do what Keras does of weight decay before an update."""
+    if optimizer.weight_decay is not None and optimizer._use_weight_decay(variable):
+        rate = tf.cast(optimizer.learning_rate, variable.dtype)
+        variable.assign_sub(variable * tf.cast(optimizer.weight_decay, variable.dtype) * rate)
+
+
+@tf.autograph.experimental.do_not_convert
+def keep_constraints(grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    """Return the same, with the variables' constraints kept where Keras doesn't look after all updates."""
+    pairs = list(grads_and_vars)
+    for _, variable in pairs:
+        take_constraint(beneath(variable))
+    return pairs
+
+
+class ReadOnce:
+    """The number of an optimizer's steps, which it would read for each variable from the ps where it lies."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._read: Any = None
+
+    def forget(self) -> None:
+        """Read it again at the next update."""
+        self._read = None
+
+    @contextlib.contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Let the optimizer use what was read."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._read is None or (tf.is_symbolic_tensor(self._read) and self._read.graph is not graph):
+            with tf.device(self._optimizer.iterations.device):
+                self._read = self._optimizer.iterations.read_value()
+        with replaced(self._optimizer, "_iterations", self._read):
+            yield
