@@ -31,7 +31,6 @@ LIGHT = (
     *("Minimum", "Mul", "Neg", "NotEqual", "Pow", "RealDiv", "Reciprocal", "Reshape", "Rsqrt", "Select", "SelectV2"),
     *("Sqrt", "Square", "SquaredDifference", "Squeeze", "Sub"),
 )
-Record = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
 
 @dataclasses.dataclass
@@ -71,14 +70,17 @@ class Update:
         return list({one.name: one for one in used if one._id < first}.values())
 
 
+Record = Callable[[Update, Sequence[Any]], Sequence[Any]]
+
+
 class AtomicUpdates:
     """Has what a strategy's steps write be updated in one act each, in what is traced while it is `active`."""
 
     def __init__(self, strategy: Any, record: Record | None = None) -> None:
         """Take a ParameterServerStrategy.
 
-        `record` is for tests. It is called with the operations of an update and what they need, and returns operations
-        that run while the mutex is held.
+        `record` is for tests. It is called with an update and what it needs, and returns operations that run while
+        the mutex is held.
         """
         self._extended = strategy.extended
         self._record = record
@@ -156,7 +158,7 @@ class AtomicUpdates:
             written = list(update.operations)
             if self._record:
                 with tf.control_dependencies(written):
-                    written += self._record(update.operations, needs)
+                    written += self._record(update, needs)
             with tf.control_dependencies(written):
                 for lock in reversed(locks):
                     tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
