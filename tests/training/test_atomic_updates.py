@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread, Timer
 from typing import Any
 
 import numpy as np
@@ -130,3 +131,166 @@ def test_updates_of_many_workers_are_some_order_of_whole_ones(made: tuple[Any, s
     assert count >= 2 * WORKERS * UPDATES
     assert differing(found) == {}
     assert not np.array_equal(trained.state[0], START)
+
+
+@pytest.mark.parametrize("constraint", [None, "non_neg"])
+@pytest.mark.parametrize("made", OPTIMIZERS)
+def test_an_update_alone_is_keras_own(made: tuple[Any, str], constraint: str | None) -> None:
+    if made[0] is three and constraint:
+        pytest.skip("Keras 3 has constraints in variables of its own: test_keras3_parts.py")
+    if made[0] is legacy and constraint:
+        pytest.skip("legacy optimizers take no constraint of a table that is looked up")
+    ours, plain = Trained(made, lambda *_: [], constraint), Trained(made, None, constraint)
+    one, other = ours.traced(), plain.traced()
+    for ids in ([1, 5, 5], [200, 3, 1], [7, 7, 7], [0, 255, 1]):
+        one(tf.constant(ids, tf.int64))
+        other(tf.constant(ids, tf.int64))
+    for value, expected in zip(ours.state, plain.state, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    assert not np.array_equal(ours.state[0], START)
+
+
+@pytest.mark.parametrize("made", [pytest.param(one, id=one[1]) for kind in QUICK for one in [(kind, QUICK[kind][0])]])
+def test_with_the_mutex_an_update_waits_for_nothing_but_the_ps(made: tuple[Any, str]) -> None:
+    """Else a worker that is slow or gone would keep the others from the variable."""
+    graph = Trained(made, lambda *_: []).traced().graph
+    locks = [one for one in graph.get_operations() if one.type == "MutexLock"]
+    assert len(locks) >= 2
+    for lock in locks:
+        before = waited_for(lock)
+        within = {one for one in graph.get_operations() if lock in one.control_inputs}
+        assert {one.type for one in within} & {"AssignSubVariableOp", "ResourceApplyAdam", "AssignVariableOp"}
+        awaited = {each for one in within for each in waits_for(one)} - within - before - {lock}
+        assert not [one.name for one in awaited if one.type not in ("Const", "Placeholder")]
+
+
+def waits_for(operation: Any) -> set[Any]:
+    return {each.op for each in operation.inputs} | set(operation.control_inputs)
+
+
+def waited_for(operation: Any) -> set[Any]:
+    found: set[Any] = set()
+    left = [operation]
+    while left:
+        new = waits_for(left.pop()) - found
+        found |= new
+        left.extend(new)
+    return found
+
+
+class Late:
+    """Gives a tensor, in a step, only when `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = Event()
+
+    def __call__(self, value: Any) -> Any:
+        late = tf.numpy_function(lambda one: one if self.go.wait(60) else None, [value], value.dtype)
+        late.set_shape(value.shape)
+        return late
+
+
+def ends(step: Any) -> bool:
+    """Run it in a thread, which may stay."""
+    thread = Thread(target=step, daemon=True)
+    thread.start()
+    thread.join(30)
+    return not thread.is_alive()
+
+
+def active(function: Any) -> Any:
+    """Return a function that makes updates, each of which is one act, and is traced."""
+    updates = AtomicUpdates(tf.distribute.get_strategy())
+
+    def step() -> Any:
+        with updates.active():
+            return function()
+
+    return tf.function(step, autograph=False).get_concrete_function()
+
+
+def test_two_updates_of_a_variable_in_one_step_end_in_whichever_order_their_gradients_come() -> None:
+    table, first, values = tf.Variable(START), Late(), tf.constant(START)
+    optimizers = [two.Adam(0.1), two.Adagrad(0.1)]
+    for optimizer in optimizers:
+        optimizer.build([table])
+        gather(optimizer)
+
+    def step() -> None:
+        for optimizer, gradient in zip(optimizers, (first(values), values), strict=True):
+            optimizer.apply_gradients([(gradient, table)])
+
+    traced = active(step)
+    Timer(0.5, first.go.set).start()
+    assert ends(traced)
+    np.testing.assert_allclose(optimizers[1]._accumulators[0], 0.1 + START**2, rtol=1e-5)
+    np.testing.assert_allclose(optimizers[0]._momentums[0], 0.1 * START, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_step_that_is_late_keeps_no_other_from_a_variable(reads: bool) -> None:
+    """Neither one whose gradient has not come, nor one that reads late what it updates then."""
+    table, late = tf.Variable(START), Late()
+    optimizer = two.Adam(0.1)
+    optimizer.build([table])
+    gather(optimizer)
+
+    def update(value: Any) -> None:
+        optimizer.apply_gradients([(value, table)])
+
+    def step() -> Any:
+        if not reads:
+            return update(late(tf.constant(START)))
+        read = tf.reduce_sum(tf.gather(table, late(tf.constant([3, 4]))))
+        update(tf.constant(START))
+        return read
+
+    other = Thread(target=active(step), daemon=True)
+    quick = active(lambda: update(tf.constant(START)))
+    other.start()
+    try:
+        assert ends(lambda: [quick() for _ in range(50)])
+    finally:
+        late.go.set()
+        other.join()
+
+
+def test_what_a_step_computes_of_a_variable_is_not_lost() -> None:
+    """A layer's counter and moving average, as programs write them, and what two workers add to one row."""
+    counter, average, large = tf.Variable(0), tf.Variable([0.0, 0.0]), tf.Variable(tf.zeros([20_000, 64]))
+    norm = tf.keras.layers.BatchNormalization(momentum=0.5)
+    norm.build([None, 3])
+    optimizer = two.SGD(1.0)
+    optimizer.build([large])
+    recorded = Recorded()
+    updates = AtomicUpdates(tf.distribute.get_strategy(), recorded)
+    gather(optimizer)
+
+    @tf.function(autograph=False)
+    def step(data: Any) -> None:
+        with updates.active():
+            counter.assign(counter + 1)
+            average.assign(0.9 * average + 0.1 * tf.reduce_mean(data))
+            norm(data, training=True)
+            optimizer.apply_gradients([(tf.IndexedSlices(-tf.ones(large.shape), tf.range(20_000)), large)])
+
+    traced = step.get_concrete_function(tf.TensorSpec([None, 3]))
+
+    def work(worker: int) -> None:
+        for number in range(50):
+            traced(tf.random.stateless_normal([4, 3], [worker, number]))
+
+    with ThreadPoolExecutor(WORKERS) as workers:
+        for future in [workers.submit(work, number) for number in range(WORKERS)]:
+            future.result()
+    assert counter.numpy() == WORKERS * 50
+    assert np.all(large.numpy() == WORKERS * 50)
+    count, found = recorded.replay()
+    assert (count, differing(found)) == (5 * WORKERS * 50, {})
+    assert len(found) == 6  # SGD has a slot
+
+
+def test_a_counter_that_is_added_to_needs_no_mutex() -> None:
+    counter = tf.Variable(0)
+    graph = active(lambda: counter.assign_add(1)).graph
+    assert "MutexLock" not in {one.type for one in graph.get_operations()}

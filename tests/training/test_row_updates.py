@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Thread, Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +15,7 @@ from trainer.config import Config, ConfigError
 from trainer.failures import UserError
 from trainer.run.checkpoints import check_fit
 from trainer.training.optimizers import share_among_workers
-from trainer.training.row_updates import BEFORE_LOCK, adagrad, update_by_rows
+from trainer.training.row_updates import update_by_rows
 
 # isort: split
 import tensorflow as tf
@@ -75,7 +73,6 @@ def test_sgd_by_rows_is_keras_own(make: Make) -> None:
     assert not np.array_equal(by_rows.table, START)
 
 
-@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize(
     "make",
     [
@@ -85,8 +82,7 @@ def test_sgd_by_rows_is_keras_own(make: Make) -> None:
         lambda: keras.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=0.5),
     ],
 )
-def test_adagrad_by_rows_is_keras_own(make: Make, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.training.row_updates.has_keras_step", lambda model: alone)
+def test_adagrad_by_rows_is_keras_own(make: Make) -> None:
     plain, by_rows = Model(make()), Model(make())
     update_by_rows(by_rows)
     assert is_by_rows(by_rows.optimizer)
@@ -95,146 +91,6 @@ def test_adagrad_by_rows_is_keras_own(make: Make, alone: bool, monkeypatch: pyte
     for ours, expected in zip(by_rows.optimizer.variables, plain.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), expected.numpy())
     assert not np.array_equal(by_rows.table, START)
-
-
-class OwnStep(tf.keras.Sequential):
-    def train_step(self, data: Any) -> Any:
-        return super().train_step(data)
-
-
-@pytest.mark.parametrize(
-    ("kind", "optimizers", "constraint", "alone"),
-    [
-        pytest.param(tf.keras.Sequential, 1, None, True, id="alone"),
-        pytest.param(OwnStep, 1, None, False, id="own-step"),
-        pytest.param(tf.keras.Sequential, 2, None, False, id="two-optimizers"),
-        pytest.param(tf.keras.Sequential, 1, "non_neg", False, id="constraint"),
-    ],
-)
-def test_adagrad_writes_rows_of_the_table_where_nothing_else_changes_them(
-    kind: Any, optimizers: int, constraint: str | None, alone: bool
-) -> None:
-    """What another adds at the same time would be lost; an accumulator is only its own."""
-    table = tf.keras.layers.Embedding(ROWS, WIDTH, input_length=3, embeddings_constraint=constraint)
-    model = kind([table, tf.keras.layers.Flatten()])
-    model.compile(keras.Adagrad(0.1), loss="mse")
-    if optimizers == 2:
-        model.second = keras.SGD(0.1)
-    share_among_workers(model)
-    update_by_rows(model)
-    batch = [(tf.constant(SOME_ROWS), tf.zeros([2, 3 * WIDTH]))]
-    graph = tf.function(model.train_step).get_concrete_function(*batch).graph
-    accumulator, weights = (graph.capture(one.handle) for one in (model.optimizer._accumulators[0], *model.weights[:1]))
-    written = [one.inputs[0] for one in changes(graph, "ResourceScatterUpdate")]
-    added = [one.inputs[0] for one in changes(graph, "ResourceScatterAdd")]
-    assert [one is accumulator for one in written] == ([True, False] if alone else [True])
-    assert [one is weights for one in (written[1:] if alone else added)] == [True]
-
-
-def changes(graph: Any, kind: str) -> list[Any]:
-    return [one for one in graph.get_operations() if one.type == kind and BEFORE_LOCK not in one.name]
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_of_two_workers_with_the_same_rows_both_count(alone: bool) -> None:
-    """As many rows as take longer to change than a thread waits for its turn."""
-    table = tf.Variable(tf.zeros([20_000, 64]))
-    optimizer = keras.Adagrad(0.1)
-    optimizer.build([table])
-    gradient = tf.IndexedSlices(tf.ones(table.shape), tf.range(20_000))
-
-    @tf.function
-    def step() -> None:
-        adagrad(optimizer, gradient, table, alone=alone)
-
-    step.get_concrete_function()
-    with ThreadPoolExecutor(4) as workers:
-        for future in [workers.submit(step) for _ in range(200)]:
-            future.result()
-    np.testing.assert_allclose(optimizer._accumulators[0].numpy(), 200.1, rtol=1e-5)
-    np.testing.assert_allclose(table.numpy(), -0.1 * np.sum((0.1 + np.arange(1, 201)) ** -0.5), rtol=1e-4)
-
-
-def test_nobody_waits_with_the_lock_but_for_the_ps_itself() -> None:
-    """Else a worker that is slow or gone would keep the others from the rows."""
-    model = Model(keras.Adagrad(0.1))
-    update_by_rows(model)
-    model.train(SOME_ROWS, 1)
-    graph = tf.function(lambda: model.train(SOME_ROWS, 1)).get_concrete_function().graph
-    (lock,) = (one for one in graph.get_operations() if one.type == "MutexLock")
-    earlier, left = set(), [lock]
-    while left:
-        new = waits_for(left.pop()) - earlier
-        earlier |= new
-        left.extend(new)
-    locked, left = {lock}, [lock]
-    while left:
-        new = consumers(left.pop()) - locked
-        locked |= new
-        left.extend(one for one in new if one.type not in ("ResourceScatterUpdate", "ResourceScatterAdd", "NoOp"))
-    locked = {one for one in locked if one.type != "NoOp"}
-    assert {one.type for one in locked} > {"ResourceScatterUpdate", "ConsumeMutexLock"}
-    awaited = {each for one in locked for each in waits_for(one)} - locked - earlier
-    assert not [one.name for one in awaited if one.type != "Const"]
-
-
-class Waiting:
-    """Gives a tensor, in a step, only when `go` is set."""
-
-    def __init__(self) -> None:
-        self.go = Event()
-
-    def __call__(self, value: Any) -> Any:
-        late = tf.numpy_function(lambda one: one if self.go.wait(60) else None, [value], value.dtype)
-        late.set_shape(value.shape)
-        return late
-
-
-def ends(step: Any) -> bool:
-    """Run it in a thread, which may stay."""
-    thread = Thread(target=step, daemon=True)
-    thread.start()
-    thread.join(20)
-    return not thread.is_alive()
-
-
-def test_two_updates_of_a_table_in_one_step_end_in_whichever_order_their_gradients_come() -> None:
-    table, first = tf.Variable(START), Waiting()
-    optimizer = keras.Adagrad(0.1)
-    optimizer.build([table])
-    values = tf.constant(START[:3])
-
-    @tf.function
-    def step() -> None:
-        for gradient in (first(values), values):
-            adagrad(optimizer, tf.IndexedSlices(gradient, tf.constant([1, 2, 3])), table, alone=True)
-
-    step.get_concrete_function()
-    Timer(0.5, first.go.set).start()
-    assert ends(step)
-    np.testing.assert_allclose(optimizer._accumulators[0][1:4], 0.1 + 2 * START[:3] ** 2, rtol=1e-5)
-
-
-def test_a_step_that_reads_late_keeps_nobody_from_the_rows() -> None:
-    table, ids = tf.Variable(START), Waiting()
-    optimizer = keras.Adagrad(0.1)
-    optimizer.build([table])
-
-    @tf.function
-    def update(late: bool) -> Any:
-        read = tf.reduce_sum(tf.gather(table, ids(tf.constant([3, 4])))) if late else 0.0
-        adagrad(optimizer, tf.IndexedSlices(tf.ones([1, WIDTH]), tf.constant([1])), table, alone=True)
-        return read
-
-    for late in (True, False):
-        update.get_concrete_function(late)
-    other = Thread(target=update, args=[True], daemon=True)
-    other.start()
-    try:
-        assert ends(lambda: [update(False) for _ in range(100)])
-    finally:
-        ids.go.set()
-        other.join()
 
 
 @pytest.mark.parametrize("make", [keras.Adagrad, keras.Ftrl])
@@ -251,30 +107,6 @@ def test_the_first_values_of_an_optimizers_variables_are_computed_where_its_weig
     with tf.Graph().as_default():
         optimizer.build(weights)
     assert [one.op.device for one in given if one is not None] == [one.device for one in weights]
-
-
-def waits_for(operation: Any) -> set[Any]:
-    return {each.op for each in operation.inputs} | set(operation.control_inputs)
-
-
-def consumers(operation: Any) -> set[Any]:
-    """Return what waits for an operation, for what it gives or for its end."""
-    taken = {each for output in operation.outputs for each in output.consumers()}
-    return taken | {one for one in operation.graph.get_operations() if operation in one.control_inputs}
-
-
-@pytest.mark.parametrize("make", [keras.SGD, keras.Adagrad])
-def test_rows_are_read_into_the_cache_when_the_gradient_has_arrived(make: Make) -> None:
-    """Read before, they would be out of the cache again; the results alone don't tell."""
-    model = Model(make())
-    update_by_rows(model)
-    model.train(SOME_ROWS, 1)
-    graph = tf.function(lambda: model.train(SOME_ROWS, 1)).get_concrete_function().graph
-    (changing,) = changes(graph, "ResourceScatterAdd")
-    rows, values = changing.inputs[-2:]
-    reads = [one for one in changing.control_inputs if one.type == "ResourceGather" and one.inputs[1] is rows]
-    arrived = [each.inputs[0] for one in reads for each in one.control_inputs if each.type == "Identity"]
-    assert [one is values for one in arrived] == [True]
 
 
 def test_sgd_by_rows_has_no_slot() -> None:
