@@ -145,7 +145,7 @@ def render_run(run: Run | None) -> str:
 
 def render_account(run: Run | None) -> str:
     """The workers' pace, where the run's time went, and what befell it last; nothing of a run that never began."""
-    lines = [render_paces(run.workers)] if run and run.state == "training" else []
+    lines = [render_paces(run.workers), render_staleness(run.workers)] if run and run.state == "training" else []
     lines += [describe_ledger(run.ledger)] if run and run.ledger else []
     if run and run.events:
         lines += ["last events", *(f"  {one_line(describe_event(event))}" for event in run.events)]
@@ -164,6 +164,14 @@ def render_paces(workers: Mapping[str, Mapping[str, Any]]) -> str:
         shown = dict(sorted(paces.items(), key=lambda item: item[1])[:MOST_PACES])
         of_all = f"slowest of {len(paces)} workers, of which the fastest has {render_number(max(paces.values()))}: "
     return one_line(f"steps/s: {of_all}" + ", ".join(f"{task} {render_number(pace)}" for task, pace in shown.items()))
+
+
+def render_staleness(workers: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many updates of others lie between a worker's read of the weights and its own update; of many the most."""
+    found = {task: each for task, each in workers.items() if each.get("staleness") is not None}
+    most = sorted(found.items(), key=lambda item: -item[1]["staleness"])[:MOST_PACES]
+    shown = (f"{task} {render_number(each['staleness'])} (most {each['staleness_max']})" for task, each in most)
+    return one_line("staleness: " + ", ".join(shown)) if most else ""
 
 
 def _without_pace(run: Run) -> Run:

@@ -50,6 +50,11 @@ METRICS = {
         Metric("psfleet_steps_total", "counter", "Steps that have ended while this process watched"),
         Metric("psfleet_examples_total", "counter", "Examples in these steps: steps times the size of a batch"),
         Metric("psfleet_worker_steps_total", "counter", "The same steps, by the worker that trained them", ("worker",)),
+        Metric("psfleet_worker_stale_updates_total", "counter", "Updates of other workers between a step's read of the "
+               "weights and its own update, added up over these steps", ("worker",)),
+        Metric("psfleet_worker_stale_updates_max", "gauge", "The most of them in one step", ("worker",)),
+        Metric("psfleet_update_wait_seconds_total", "counter", "Time that updates have waited on the parameter servers "
+               "for other updates of the same variable"),
         Metric("psfleet_step_seconds", "histogram", "Time of a step on its worker: a call's time divided by its steps, "
                "without its time in the queue"),
         Metric("psfleet_time_seconds_total", "counter", "Time of the run by what became of it, over all processes",
@@ -136,6 +141,10 @@ def of_progress(progress: Progress) -> Iterator[Sample]:
     yield "psfleet_examples_total", (), tally.examples
     for worker, steps in tally.worker_steps.copy().items():
         yield "psfleet_worker_steps_total", (worker,), steps
+    for worker, stale in tally.worker_stale.copy().items():
+        yield "psfleet_worker_stale_updates_total", (worker,), stale
+        yield "psfleet_worker_stale_updates_max", (worker,), tally.worker_stale_max[worker]
+    yield "psfleet_update_wait_seconds_total", (), tally.update_wait_seconds
     yield "psfleet_step_seconds", (), tally.step_seconds
     yield "psfleet_checkpoint_save_seconds", (), tally.save_seconds
     if progress.events.counts is not None:

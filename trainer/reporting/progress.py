@@ -304,6 +304,8 @@ class Progress:
             status.step, status.steps_per_second = step, round(steps_per_second, 3)
             about(step=step)
             status.workers = add_up(status.workers, given or {}, seconds)
+            for task, each in status.workers.items():
+                each |= self.tally.staleness(task)
             status.eta_seconds = round(max(0, (status.steps or 0) - step) / steps_per_second, 1)
             status.loss = values.get("loss")
             status.metrics = {name: value for name, value in values.items() if name != "loss"}

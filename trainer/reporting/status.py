@@ -43,7 +43,9 @@ class Status:
     begun_from: str | None = None
     without: dict[str, str] = dataclasses.field(default_factory=dict)
     workers: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    """Under parameter_server: the `steps` that each worker gave, lost ones among them, and its `steps_per_second`."""
+    """Under parameter_server: the `steps` that each worker gave, lost ones among them, its `steps_per_second`, and how
+    many updates of others lie between a step's read of the weights and its own update: the mean (`staleness`) and the
+    most (`staleness_max`), of what this process has seen."""
     faults: int = 0
     """How many were told, over all of the run's processes."""
     ledger: dict[str, Any] | None = None

@@ -62,6 +62,11 @@ class Tally:
     workers: Sequence[str] = ()
     """The present workers' names, by their number in TensorFlow's cluster."""
     worker_steps: dict[str, int] = dataclasses.field(default_factory=dict)
+    worker_stale: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Updates of others between a step's read of the weights and its own update, added up over a worker's steps."""
+    worker_stale_max: dict[str, int] = dataclasses.field(default_factory=dict)
+    update_wait_seconds: float | None = None
+    """How long updates have waited for others' updates of the same variable, on all ps together."""
     step_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(STEP_BOUNDS))
     save_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(SAVE_BOUNDS))
     restore_seconds: float | None = None
@@ -73,8 +78,11 @@ class Tally:
     members: Callable[[], Mapping[str, Seen]] | None = None
     """What asks for the members, where there are some to be watched."""
 
-    def returned(self, worker: int, steps: int, seconds: float) -> None:
-        """Count a call that has ended, for which a worker took so long."""
+    def returned(self, worker: int, steps: int, seconds: float, stale: tuple[int, int] | None = None) -> None:
+        """Count a call that has ended, for which a worker took so long.
+
+        `stale` has the updates of others between its steps' reads and updates: their sum, and the most of one step.
+        """
         name = self.workers[worker] if worker < len(self.workers) else f"worker-{worker}"
         self.steps += steps
         self.worker_steps[name] = self.worker_steps.get(name, 0) + steps
@@ -82,3 +90,13 @@ class Tally:
             self.examples = (self.examples or 0) + steps * self.step_examples
         if steps > 0:
             self.step_seconds.add(max(0.0, seconds) / steps, steps)
+        if stale is not None:
+            self.worker_stale[name] = self.worker_stale.get(name, 0) + stale[0]
+            self.worker_stale_max[name] = max(self.worker_stale_max.get(name, 0), stale[1])
+
+    def staleness(self, worker: str) -> dict[str, float | int | None]:
+        """Return a worker's mean and greatest number of updates of others between a read and an update."""
+        if not self.worker_steps.get(worker) or worker not in self.worker_stale:
+            return {"staleness": None, "staleness_max": None}
+        mean = self.worker_stale[worker] / self.worker_steps[worker]
+        return {"staleness": round(mean, 3), "staleness_max": self.worker_stale_max[worker]}

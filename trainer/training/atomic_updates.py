@@ -18,10 +18,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.training.metrics import READING
-from trainer.training.tf_internals import arrival, handle_shape, mutex, outermost, read_only_inputs
+from trainer.training.tf_internals import APART, arrival, handle_shape, mutex, outermost, read_only_inputs
 
 log = logging.getLogger(__name__)
-LOCKED = "atomic_update"  # in the names of operations
+WAITED = "psfleet/seconds_waited_for_updates"  # a variable on each ps
 MUTEX_OPERATIONS = ("MutexV2", "MutexLock")
 WRITING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # What a step computes of a variable's value to write it again, and what a ps can do as well as a worker.
@@ -88,6 +88,7 @@ class AtomicUpdates:
         self._mutexes: dict[int, str] = {}  # by the ids of the variables' handles
         self._handles: list[Any] = []  # so that no other has the same id
         self._numbers = itertools.count()
+        self._devices: list[str] = []
 
     @contextlib.contextmanager
     def active(self, left_alone: Callable[[], Collection[Any]] = tuple) -> Iterator[None]:
@@ -146,13 +147,14 @@ class AtomicUpdates:
     def _lock(self, update: Update) -> None:
         """Add the operations that take and give back the mutexes of an update."""
         graph, needs = update.operations[0].graph, update.needs
-        with graph.as_default(), tf.control_dependencies(None), tf.device(update.device), tf.name_scope(LOCKED):
+        with graph.as_default(), tf.control_dependencies(None), tf.device(update.device), tf.name_scope(APART):
             with tf.control_dependencies(update.earlier):
                 arrived: Any = arrival(needs)
             locks: list[Any] = []
             for name in self._mutexes_of(update):
                 with tf.control_dependencies([locks[-1] if locks else arrived]):
                     locks.append(tf.raw_ops.MutexLock(mutex=mutex(name)))
+            self._add_wait(update.device, arrived, locks[-1])
             for operation in update.operations:
                 operation._add_control_input(locks[-1].op)
             written = list(update.operations)
@@ -162,6 +164,25 @@ class AtomicUpdates:
             with tf.control_dependencies(written):
                 for lock in reversed(locks):
                     tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+
+    def _add_wait(self, device: str, arrived: Any, lock: Any) -> None:
+        """Add up the time from all that an update needs to its mutex, on the ps."""
+        if device not in self._devices:
+            self._devices.append(device)
+            with tf.init_scope():
+                tf.raw_ops.AssignVariableOp(resource=seconds_waited(), value=tf.constant(0.0, tf.float64))
+        with tf.control_dependencies([arrived]):
+            since = tf.timestamp()
+        with tf.control_dependencies([lock]):
+            tf.raw_ops.AssignAddVariableOp(resource=seconds_waited(), value=tf.timestamp() - since)
+
+    def waited(self) -> list[Any]:
+        """Return, in what is traced, how many seconds updates have waited for mutexes on each ps until now."""
+        found = []
+        for device in self._devices:
+            with tf.device(device), tf.name_scope(APART):
+                found.append(tf.raw_ops.ReadVariableOp(resource=seconds_waited(), dtype=tf.float64))
+        return found
 
     def _mutexes_of(self, update: Update) -> list[str]:
         """Return the names of an update's mutexes, in the order in which every update takes them.
@@ -176,6 +197,11 @@ class AtomicUpdates:
                 self._mutexes[id(handle)] = min(known)
                 self._handles.append(handle)
         return sorted(known)
+
+
+def seconds_waited() -> Any:
+    """Return the handle of a ps's variable, another one each time: what uses one is ordered by tf.function."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name=WAITED)
 
 
 def updates(made: Sequence[Any]) -> list[Update]:

@@ -286,8 +286,9 @@ class Controller:
                 self._progress.history.gave(task, call.steps)
             self._counted = max(self._counted, call.counted)
             seconds = self._schedule.returned(call.steps, call.began, call.worker, now)
-            self._progress.tally.returned(call.worker, call.steps, seconds)
+            self._progress.tally.returned(call.worker, call.steps, seconds, call.stale)
             self._outputs = call.outputs
+        self._progress.tally.update_wait_seconds = self._runner.seconds_waited
         return True
 
     def _wait(self) -> None:

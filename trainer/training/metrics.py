@@ -42,12 +42,15 @@ ADDING = ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd", "R
 class MetricStates:
     """The states of metrics, for traced functions that keep them in other variables."""
 
-    def __init__(self, metrics: Iterable[Any], step: Any) -> None:
-        """Take metrics that have their variables, and the traced step that changes them."""
+    def __init__(self, metrics: Iterable[Any], step: Any, beside: Sequence[tuple[Any, str]] = ()) -> None:
+        """Take metrics that have their variables, and the traced step that changes them.
+
+        `beside` has other variables that it changes, each with the way in which its states are merged.
+        """
         metrics = list(metrics)
-        self.pieces = [piece for metric in metrics for piece in pieces(metric)]
+        self.pieces = [piece for metric in metrics for piece in pieces(metric)] + [one for one, _ in beside]
         self.initial = [piece.numpy() for piece in self.pieces]
-        self._ways = [way for metric in metrics for way in merges(metric, step)]
+        self._ways = [way for metric in metrics for way in merges(metric, step)] + [way for _, way in beside]
 
     def merge(self, states: Sequence[Any], more: Sequence[Any]) -> list[Any]:
         """Return the states over two parts of the data, of which `more` is the later one."""
@@ -79,8 +82,8 @@ class CallMetrics:
     Metrics whose states can't be merged stay on the ps, with what that means.
     """
 
-    def __init__(self, model: Any, step: Any) -> None:
-        """Take a model, and its traced step: it has all its metrics."""
+    def __init__(self, model: Any, step: Any, beside: Sequence[tuple[Any, str]] = ()) -> None:
+        """Take a model, and its traced step: it has all its metrics. `beside` is as for MetricStates."""
         self._model = model
         metrics = metrics_of(model)
         merged = [metric for metric in metrics if None not in merges(metric, step)]
@@ -91,7 +94,7 @@ class CallMetrics:
                 "ps and overwrite each other's, so that what they say is not exact",
                 ", ".join(self._others),
             )
-        self.states = MetricStates(merged, step)
+        self.states = MetricStates(merged, step, beside)
         self._results = tf.function(model.get_metrics_result).get_concrete_function()
         self._variables = [tf.Variable(value, trainable=False) for value in self.states.initial]
         self.states.exchange(self._results, self._variables)

@@ -44,6 +44,7 @@ from trainer.training.optimizers import (
 from trainer.training.precision import cast_split_variables, no_loss_scaling
 from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import may_ask_once, update_by_rows
+from trainer.training.staleness import Staleness
 from trainer.training.tf_internals import (
     Members,
     elements_of,
@@ -76,6 +77,8 @@ class Call:
     worker: int = 0
     counted: int = 0
     """The step as it was then; 0 where this process ran it."""
+    stale: tuple[int, int] | None = None
+    """Updates of others between a step's read of the weights and its update: the sum over its steps, and the most."""
 
 
 class StepRunner(Protocol):
@@ -90,6 +93,8 @@ class StepRunner(Protocol):
     """The names of what a step tells."""
     step_examples: int | None
     """How many examples a step has, where that is known."""
+    seconds_waited: float
+    """How long updates have waited for others' updates of the same variable, on all ps together."""
 
     @property
     def element_spec(self) -> Any:
@@ -152,6 +157,7 @@ class RemoteStepRunner:
         self._seed = draw_seed(config)
         self._first = self._counted = 0  # the step where the reading began, and the highest that a call has told
         self.step_examples: int | None = None
+        self.seconds_waited = 0.0
         self._places = [FIRST] * workers  # how far each part is read, with input_position: exact
         self._data = {"program": config.program, "program_args": json.loads(json.dumps(dict(config.program_args)))}
         with worker_threads() as self._threads:
@@ -174,13 +180,16 @@ class RemoteStepRunner:
         self._rate = LearningRate(self.model.optimizer)
         self._reports = Reports()
         self._told: list[Report] = []  # reports that nobody has heard of yet
+        self._stale = Staleness(self.model.optimizer)
+        updates = AtomicUpdates(strategy)
         with asking_once(may_ask_once(self.model)):
             train_step = trace_step(
                 strategy,
                 self.model,
                 element,
                 self._rate,
-                AtomicUpdates(strategy),
+                updates,
+                self._stale,
                 placed=self._exact,
                 seeded=False,
             )
@@ -195,10 +204,18 @@ class RemoteStepRunner:
             refuse_split_constraints(self.model)
         self.tells = names_told(outputs_of(train_step, placed=self._exact))
         self.trained = keras3.trained_by(self.model)
-        self._metrics = CallMetrics(self.model, train_step)
+        self._metrics = CallMetrics(self.model, train_step, self._stale.states)
         unrolled = UNROLLED_STEPS if len(self.model.trainable_variables) <= UNROLLED_VARIABLES else 1
         self._call = trace_call(
-            strategy, train_step, self.step, element, self._rate, self._reports, self._metrics.states, unrolled
+            strategy,
+            train_step,
+            self.step,
+            element,
+            self._rate,
+            self._reports,
+            self._metrics.states,
+            updates,
+            unrolled=unrolled,
         )
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count()
@@ -247,8 +264,11 @@ class RemoteStepRunner:
             report = self._told.pop(0)
             # One that ran twice, because its worker died, may have told twice.
             if call := self._calls.pop(report.number, None):
-                (call.outputs, states), call.worker, call.counted = report.told, report.worker, report.step
+                (call.outputs, states, waited), call.worker, call.counted = report.told, report.worker, report.step
                 self._metrics.add(states)
+                if self._stale.states:
+                    call.stale = int(states[-2]), int(states[-1])
+                self.seconds_waited = max(self.seconds_waited, sum(float(one) for one in waited))
                 ended.append(call)
         return ended
 
@@ -256,9 +276,9 @@ class RemoteStepRunner:
         while report := self._reports.take():
             self._counted = max(self._counted, report.step)
             if self._exact:
-                (outputs, place), states = report.told
+                (outputs, place), *rest = report.told
                 self._places[report.worker] = (int(place[0]), int(place[1]))
-                report = dataclasses.replace(report, told=(outputs, states))
+                report = dataclasses.replace(report, told=(outputs, *rest))
             self._told.append(report)
 
     def over_all_calls(self, outputs: Any) -> Any:
@@ -338,6 +358,7 @@ class LocalStepRunner:
 
     is_recovering = False
     position = None
+    seconds_waited = 0.0
 
     def __init__(
         self,
@@ -522,18 +543,19 @@ def mixed(*numbers: int) -> int:
     return zlib.crc32(" ".join(map(str, numbers)).encode()) % 2**31
 
 
-def one_step(strategy: Any, own_step: Callable[[Any], Any], *, placed: bool = False) -> Callable[[Any], Any]:
+def one_step(
+    strategy: Any, own_step: Callable[[Any], Any], stale: Staleness | None = None, *, placed: bool = False
+) -> Callable[[Any], Any]:
     """Return what does a model's train_step with an iterator's next batches, one for each replica of this process.
 
     With `placed` the iterator tells how far it is, beside each batch, and so does the step beside its outputs.
     """
 
     def train_step(iterator: Any) -> Any:
-        if placed:
-            place, batch = next(iterator)
+        place, batch = next(iterator) if placed else (None, next(iterator))
+        with stale.measured(batch) if stale else contextlib.nullcontext():
             outputs = reduce_replicas(strategy, strategy.run(own_step, args=(batch,)))
-            return outputs, strategy.experimental_local_results(place)[-1]
-        return reduce_replicas(strategy, strategy.run(own_step, args=(next(iterator),)))
+        return (outputs, strategy.experimental_local_results(place)[-1]) if placed else outputs
 
     return train_step
 
@@ -544,6 +566,7 @@ def trace_step(
     iterator: Any,
     rate: LearningRate | None = None,
     updates: AtomicUpdates | None = None,
+    stale: Staleness | None = None,
     *,
     placed: bool = False,
     seeded: bool = True,
@@ -559,7 +582,8 @@ def trace_step(
     own_step = keras3.Step(model) if is_keras3(model) else model.train_step
 
     def states() -> list[Any]:
-        return [piece for metric in metrics_of(model) for piece in pieces(metric)]
+        counts = [one for one, _ in stale.states] if stale else []
+        return [piece for metric in metrics_of(model) for piece in pieces(metric)] + counts
 
     def trace() -> Any:
         @tf.function
@@ -571,7 +595,7 @@ def trace_step(
                     stack.enter_context(rate.given(*value))
                 if updates:
                     stack.enter_context(updates.active(states))
-                return one_step(strategy, own_step, placed=placed)(iterator)
+                return one_step(strategy, own_step, stale, placed=placed)(iterator)
 
         return rate.trace(train_step, iterator) if rate else train_step.get_concrete_function(iterator)
 
@@ -613,15 +637,17 @@ def trace_call(
     rate: LearningRate | None = None,
     reports: Reports | None = None,
     states: MetricStates | None = None,
+    updates: AtomicUpdates | None = None,
+    *,
     unrolled: int = 1,
 ) -> Any:
     """Trace the packed call, which does a traced step as often as it is told to and counts that.
 
     It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
-    would return otherwise: the step's outputs and the metrics' states. A call for other processes takes the learning
-    rate as its last argument, and keeps `states` itself. `unrolled` is the number of steps in a round of the call's
-    loop; what that leaves over is done first, in rounds of one step. A step that would draw the same random numbers
-    several times in a round has rounds of one.
+    would return otherwise: the step's outputs, the metrics' states, and how long `updates` have waited. A call for
+    other processes takes the learning rate as its last argument, and keeps `states` itself. `unrolled` is the number of
+    steps in a round of the call's loop; what that leaves over is done first, in rounds of one step. A step that would
+    draw the same random numbers several times in a round has rounds of one.
     """
 
     copy = StepCopy(train_step) if unrolled > 1 else None
@@ -666,7 +692,8 @@ def trace_call(
                 rate.show()
             if reports is None:
                 return outputs
-            reports.put(order[1], counter.read_value(), (outputs, [state.read_value() for state in kept]))
+            waited = updates.waited() if updates else []
+            reports.put(order[1], counter.read_value(), (outputs, [state.read_value() for state in kept], waited))
             return None
 
     takes = (iterator, tf.TensorSpec([None], tf.int64), *((rate.spec,) if rate else ()))

@@ -49,7 +49,7 @@ ENDLESS = ("repeat", "counter", "random")  # methods of tf.data.Dataset
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 CHOICES = ("If", "StatelessIf")
 LOOPS = ("While", "StatelessWhile")
-ARRIVED = "arrived_for_update"  # in the names of operations
+APART = "atomic_update"  # a scope of names
 RESOURCE_HANDLE = b"\x72"  # the tag of TensorProto.resource_handle_val, whose length and bytes the content is
 
 
@@ -566,24 +566,17 @@ def arrival(tensors: Sequence[Any]) -> Any:
 
     TensorFlow's optimizations leave this one in place, and would take a control dependency for an Identity.
     """
-    return tf.raw_ops.Assert(condition=True, data=[*tensors, 0], name=ARRIVED)
+    return tf.raw_ops.Assert(condition=True, data=[*tensors, 0])
 
 
 @register_acd_resource_resolver
-def _order_by_mutex(operation: Any, reads: Any, writes: Any) -> bool:
-    """Name for tf.function the mutex that an operation is about; of an arrival, something that nothing else is about.
+def _order_apart(operation: Any, reads: Any, writes: Any) -> bool:
+    """Have tf.function order each operation that was made within `APART` by its own dependencies alone.
 
-    Otherwise tf.function would have all of them wait for each other, those on one ps for those on another.
+    Otherwise all that have a state would wait for each other: those on one ps for those on another.
     """
     del reads
-    if writes:
+    if writes or APART not in operation.name or not (operation.outputs or operation.inputs):
         return False
-    if operation.type == "MutexV2":
-        writes.add(operation.outputs[0])
-    elif operation.type == "ConsumeMutexLock":
-        writes.add(operation.inputs[0].op.inputs[0])
-    elif operation.type == "Assert" and ARRIVED in operation.name:
-        writes.add(operation.inputs[0])
-    else:
-        return False
+    writes.add((operation.outputs or operation.inputs)[0])
     return True

@@ -1,0 +1,36 @@
+"""How many updates of other workers lie between a worker's read of the weights and its own update of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.training.metrics import MAXIMUM, SUM
+
+
+class Staleness:
+    """Counts it in what is traced, by the steps that an optimizer has counted meanwhile; make it in no scope."""
+
+    def __init__(self, optimizer: Any) -> None:
+        """Take the model's optimizer; without one nothing is counted."""
+        count = getattr(optimizer, "iterations", None)
+        self._iterations: Any = getattr(count, "_value", count)  # Keras 3 has a variable of its own around it
+        self._sum, self._highest = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
+        self.states = [] if count is None else [(self._sum, SUM), (self._highest, MAXIMUM)]
+        """What is kept where a call runs, with how the states of two calls are merged."""
+
+    @contextlib.contextmanager
+    def measured(self, batch: Any) -> Iterator[None]:
+        """Count that of the step that is traced meanwhile, which begins when its batch is there."""
+        if not self.states:
+            yield
+            return
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            began = self._iterations.read_value()
+        yield
+        others = tf.maximum(self._iterations.read_value() - began - 1, 0)
+        self._sum.assign_add(tf.cast(others, tf.int64))
+        self._highest.assign(tf.maximum(self._highest, tf.cast(others, tf.int64)))
