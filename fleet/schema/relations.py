@@ -32,7 +32,6 @@ def relation_problems(reading: Reading) -> Iterator[Problem]:
     yield from _services_without_tasks(reading)
     yield from _times(reading)
     yield from _packages(reading)
-    yield from _mounts(reading)
     yield from _own_weights(reading)
     yield from _directories(reading)
     yield from _plugs(reading)
@@ -236,19 +235,6 @@ def _packages(reading: Reading) -> Iterator[Problem]:
             )
             said.setdefault(text, []).append(host)
     yield from _told(reading, "common_packages", said)
-
-
-def _mounts(reading: Reading) -> Iterator[Problem]:
-    """Refuse a shared path that nobody could write to."""
-    if not reading.groups.get("nfs_server"):
-        return
-    for name in ("nfs_server_options", "nfs_client_options"):
-        said: dict[str, list[str]] = {}
-        for host in our_hosts(reading.groups):
-            if "ro" in str(value_of(reading, host, name)).split(","):
-                text = f"{name} has ro, and every task writes to the shared path; expected rw"
-                said.setdefault(text, []).append(host)
-        yield from _told(reading, name, said)
 
 
 def _own_weights(reading: Reading) -> Iterator[Problem]:
