@@ -70,7 +70,7 @@ def _stray_variables(reading: Reading) -> Iterator[Problem]:
     """Refuse a variable for the hosts of a group on a host that is not in it, unless it is there for others as well."""
     ours = our_hosts(reading.groups)
     for name, variable in definition().variables.items():
-        group = variable.schema.get("group")
+        group = str(variable.schema.get("group", ""))
         having = [host for host in ours if _says_something(name, reading.values[host].get(name))] if group else []
         members = [host for host in having if host in reading.groups.get(group, ())]
         shared = {_where(reading, host, name) for host in members}
@@ -258,8 +258,8 @@ def _directories(reading: Reading) -> Iterator[Problem]:
     shared, own = (reading.values[chief].get(name) for name in ("cluster_shared_dir", "cluster_local_dir"))
     if shared and own:
         text = (
-            f"cluster_local_dir is {own}, and cluster_shared_dir is {shared}: each host has a directory of its own only "
-            "where none is shared; expected one of the two. Leave cluster_local_dir out, or empty cluster_shared_dir"
+            f"cluster_local_dir is {own}, and cluster_shared_dir is {shared}: each host has a directory of its own "
+            "only where none is shared; expected one of the two. Leave cluster_local_dir out, or empty cluster_shared_dir"
         )
         yield _problem(reading, [chief], "cluster_local_dir", text)
     serving = [host for host in our_hosts(reading.groups) if reading.values[host].get("cluster_nfs_dir")]

@@ -67,16 +67,31 @@ STRANGE: list[tuple[dict[str, list[str]], dict[str, dict[str, Any]], dict[str, A
     (PROMETHEUS, {}, {"run": {"checkpoint_seconds": 3600}}, "prometheus_checkpoint_seconds is 1800, and a checkpoint"),
     (PROMETHEUS, {"head": {"prometheus_no_step_seconds": 5}}, {}, "prometheus_no_step_seconds is 5, and steps are"),
     (PROMETHEUS, {"head": {"prometheus_down_seconds": 5}}, {}, "prometheus_down_seconds is 5, and a silent member"),
-    ({"data": ["d"]}, {"d": {"data_tasks": 0}}, {"run": {"input": "service", "input_sharding": "off"}}, "group data is"),
+    (
+        {"data": ["d"]},
+        {"d": {"data_tasks": 0}},
+        {"run": {"input": "service", "input_sharding": "off"}},
+        "group data is",
+    ),
     ({"evaluator": ["head"]}, {}, {"cluster_minimum": {"evaluator": 1}, "run": {"evaluation": "none"}}, "nobody runs"),
     ({}, {}, {"cluster_minimum": {"ps": 1}, "run": {"strategy": "mirrored"}}, "cluster_minimum: ps is 1, and with"),
     ({}, {}, {"cluster_minimum": {"worker": 1}, "run": {"elastic": False}}, "wait for all 2; expected all"),
     # Paths, packages, plugs
-    ({}, {}, {"cluster_local_dir": "/srv/own"}, "cluster_local_dir is /srv/own, and cluster_shared_dir is /srv/trainer"),
+    (
+        {},
+        {},
+        {"cluster_local_dir": "/srv/own"},
+        "cluster_local_dir is /srv/own, and cluster_shared_dir is /srv/trainer",
+    ),
     ({}, {}, {"cluster_nfs_dir": "/srv/nfs"}, "group nfs_server is empty: no host would serve it"),
     ({}, {}, {"common_packages": ["htop"]}, "common_packages has no acl, nftables, rsync"),
     ({}, {}, {"drill_power_off": "plug off {host}"}, "drill_power_off is set, and drill_power_on is not"),
-    ({}, {}, {"drill_power_off": "plug off", "drill_power_on": "plug {host}"}, "drill_power_off is 'plug off' for each"),
+    (
+        {},
+        {},
+        {"drill_power_off": "plug off", "drill_power_on": "plug {host}"},
+        "drill_power_off is 'plug off' for each",
+    ),
 ]
 
 

@@ -118,7 +118,9 @@ def main() -> None:
         if os.access(kernel, os.W_OK):
             kernel.write_text(f"{wanted}\n")
         else:
-            module.warn(f"{kernel} can't be written, as in a container: the tasks' ports are kept from the next boot on")
+            module.warn(
+                f"{kernel} can't be written, as in a container: the tasks' ports are kept from the next boot on"
+            )
     module.exit_json(changed=changed, reserved=wanted)
 
 
