@@ -142,6 +142,7 @@ def _cluster_problems(reading: Reading) -> Iterator[Problem]:
         yield from _zero_problems(reading, busy)
         yield from _idle_minimum_problems(reading, busy)
         yield from _unwaited_problems(reading, busy)
+        yield from _taskless_problems(reading, busy)
         yield from _unevaluated_problems(reading, busy)
         spec = cluster_spec(groups, hostvars)
     except ClusterSpecError as error:
@@ -312,6 +313,20 @@ def _missing_jobs(groups: Groups, hostvars: HostVars) -> Iterator[Problem]:
         yield Problem(
             "group data is empty, and trainer_run has input: service; expected at least one host there, which reads "
             "the training data. Or leave input out: each worker reads for itself"
+        )
+
+
+def _taskless_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem]:
+    """Refuse an evaluator's host that is to evaluate, and to run nothing."""
+    hosts = list(reading.groups.get("evaluator", ()))
+    if "evaluator" in busy and hosts and not _tasks_of(reading.groups, reading.values, "evaluator"):
+        yield Problem(
+            f"{name_hosts(hosts)}: evaluator_tasks is 0, and evaluation is sidecar, so that nobody evaluates; expected "
+            "1. Or take the host out of the group evaluator, or choose another evaluation",
+            tuple(hosts),
+            "evaluator_tasks",
+            "0",
+            *reading.place(hosts[0], "evaluator_tasks"),
         )
 
 

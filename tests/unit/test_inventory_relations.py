@@ -74,6 +74,7 @@ STRANGE: list[tuple[dict[str, list[str]], dict[str, dict[str, Any]], dict[str, A
         "group data is",
     ),
     ({"evaluator": ["head"]}, {}, {"cluster_minimum": {"evaluator": 1}, "run": {"evaluation": "none"}}, "nobody runs"),
+    ({"evaluator": ["head"]}, {"head": {"evaluator_tasks": 0}}, {}, "evaluator_tasks is 0, and evaluation is sidecar"),
     ({}, {}, {"cluster_minimum": {"ps": 1}, "run": {"strategy": "mirrored"}}, "cluster_minimum: ps is 1, and with"),
     ({}, {}, {"cluster_minimum": {"worker": 1}, "run": {"elastic": False}}, "wait for all 2; expected all"),
     # Paths, packages, plugs
