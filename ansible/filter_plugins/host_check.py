@@ -9,7 +9,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
 from cluster_spec import JOBS, SERVICES  # noqa: E402
-from said import said  # noqa: E402
+from outcome import outcome  # noqa: E402
 from wireguard import endpoint  # noqa: E402
 
 # What sudo says, and what mends it.
@@ -36,7 +36,7 @@ def member_addresses(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str,
 
 def sudo_mend(result: Mapping[str, Any], user: str = "the login") -> str:
     """Say why a login does not become root, and what to write where."""
-    text = said(result)
+    text = outcome(result)
     for sign, mend in SUDO.items():
         if sign in text.lower():
             return f"{mend.format(user=user)} (sudo: {text.splitlines()[-1]})"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Any
 
-from fleet.schema.check import our_hosts, reference_host
+from fleet.schema.check import HIDDEN, our_hosts, reference_host
 from fleet.schema.definition import definition
 from fleet.schema.problems import Problem, name_hosts, name_some, show
 from fleet.schema.reading import NOWHERE, Reading
@@ -56,13 +56,17 @@ def _run(reading: Reading) -> dict[str, Any]:
 
 
 def _problem(reading: Reading, hosts: list[str], name: str, text: str) -> Problem:
-    value = reading.values[hosts[0]].get(name)
-    return Problem(f"{name_hosts(hosts)}: {text}", tuple(hosts), name, show(value), *reading.place(hosts[0], name))
+    value = _shown(reading, hosts[0], name)
+    return Problem(f"{name_hosts(hosts)}: {text}", tuple(hosts), name, value, *reading.place(hosts[0], name))
 
 
-def _told(reading: Reading, name: str, said: dict[str, list[str]]) -> Iterator[Problem]:
+def _shown(reading: Reading, host: str, name: str) -> str:
+    return HIDDEN if definition().variables[name].secret else show(reading.values[host].get(name))
+
+
+def _each_once(reading: Reading, name: str, texts: dict[str, list[str]]) -> Iterator[Problem]:
     """One problem for each text, with all the hosts that it is true of."""
-    for text, hosts in said.items():
+    for text, hosts in texts.items():
         yield _problem(reading, hosts, name, text)
 
 
@@ -78,9 +82,9 @@ def _stray_variables(reading: Reading) -> Iterator[Problem]:
             continue  # in group_vars/all.yml
         strays = [host for host in having if host not in members and _where(reading, host, name) not in shared]
         if strays:
-            said = f"{name} is {show(reading.values[strays[0]][name])}, and it is for hosts of the group {group}"
+            text = f"{name} is {_shown(reading, strays[0], name)}, and it is for hosts of the group {group}"
             mend = f"expected {'the host' if len(strays) == 1 else 'these hosts'} in that group, or the line left out"
-            yield _problem(reading, strays, name, f"{said}; {mend}")
+            yield _problem(reading, strays, name, f"{text}; {mend}")
 
 
 def _says_something(name: str, value: Any) -> bool:
@@ -151,7 +155,7 @@ def _stops(reading: Reading) -> Iterator[Problem]:
 
 def _planned_reboots(reading: Reading) -> Iterator[Problem]:
     wait = setting(reading, "ps_wait_seconds")
-    said: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for host in reading.groups.get("ps", ()):
         patience = value_of(reading, host, "trainer_return_seconds")
         if isinstance(patience, int) and patience <= wait:
@@ -159,13 +163,13 @@ def _planned_reboots(reading: Reading) -> Iterator[Problem]:
                 f"trainer_return_seconds is {patience}, and ps_wait_seconds is {wait:g}: a planned reboot would be "
                 f"given up before the training goes on without the host; expected more than {wait:g}"
             )
-            said.setdefault(text, []).append(host)
-    yield from _told(reading, "trainer_return_seconds", said)
+            texts.setdefault(text, []).append(host)
+    yield from _each_once(reading, "trainer_return_seconds", texts)
 
 
 def _leases(reading: Reading) -> Iterator[Problem]:
     lease = setting(reading, "lease_seconds")
-    said: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for host in our_hosts(reading.groups):
         seen = value_of(reading, host, "storage_rename_seconds")
         if isinstance(seen, int) and seen > lease:
@@ -173,8 +177,8 @@ def _leases(reading: Reading) -> Iterator[Problem]:
                 f"storage_rename_seconds is {seen}, and lease_seconds is {lease:g}: a lease that was renewed in time "
                 f"could be taken over before the other host sees it; expected {lease:g} at most, or a longer lease"
             )
-            said.setdefault(text, []).append(host)
-    yield from _told(reading, "storage_rename_seconds", said)
+            texts.setdefault(text, []).append(host)
+    yield from _each_once(reading, "storage_rename_seconds", texts)
 
 
 ALERTS = {
@@ -225,7 +229,7 @@ def _times(reading: Reading) -> Iterator[Problem]:
 
 
 def _packages(reading: Reading) -> Iterator[Problem]:
-    said: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for host in our_hosts(reading.groups):
         packages = value_of(reading, host, "common_packages")
         if missing := [each for each in NEEDED_PACKAGES if each not in packages]:
@@ -233,8 +237,8 @@ def _packages(reading: Reading) -> Iterator[Problem]:
                 f"common_packages has no {', '.join(missing)}, and it takes the place of the default; expected "
                 f"{', '.join(NEEDED_PACKAGES)} in it, with packages of yours beside them"
             )
-            said.setdefault(text, []).append(host)
-    yield from _told(reading, "common_packages", said)
+            texts.setdefault(text, []).append(host)
+    yield from _each_once(reading, "common_packages", texts)
 
 
 def _own_weights(reading: Reading) -> Iterator[Problem]:

@@ -52,13 +52,13 @@ def odd_inventory(lab: dict[str, Host], truth: dict[str, Any], tmp_path: Path) -
 
 def test_odd_hosts_are_named_with_the_mend_and_nothing_is_changed(odd_inventory: Path) -> None:
     run = play("site.yml", "--tags", "host_check", inventory=odd_inventory)
-    said = dict(run.failed)
-    assert '"Welcome' in said["worker-1"]
-    assert "put the line `case $- in *i*) ;; *) return ;; esac` above it" in said["worker-1"]
-    assert "`Defaults:admin !requiretty` into /etc/sudoers.d/psfleet" in said["worker-0"]
-    assert "leave from 10.0.3.21" in said["ps-1"]
-    assert f"know it as {SECOND}" in said["ps-1"]
-    assert "src 10.0.3.121" in said["ps-1"]
-    assert f"{NAME}, the name of head, means a loopback address here" in said["ps-0"]
+    reasons = dict(run.failed)
+    assert '"Welcome' in reasons["worker-1"]
+    assert "put the line `case $- in *i*) ;; *) return ;; esac` above it" in reasons["worker-1"]
+    assert "`Defaults:admin !requiretty` into /etc/sudoers.d/psfleet" in reasons["worker-0"]
+    assert "leave from 10.0.3.21" in reasons["ps-1"]
+    assert f"know it as {SECOND}" in reasons["ps-1"]
+    assert "src 10.0.3.121" in reasons["ps-1"]
+    assert f"{NAME}, the name of head, means a loopback address here" in reasons["ps-0"]
     assert run.changed == []
     assert run.code != 0

@@ -81,7 +81,7 @@ def test_the_kernel_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "said"),
+    ("here", "expected"),
     [
         (1_000_000, None),
         (1_000_590, None),
@@ -90,13 +90,13 @@ def test_the_kernel_is_asked() -> None:
         (1_000_000 - 660, "its clock is 11.0 min behind"),
     ],
 )
-def test_a_clock_that_is_far_off_is_refused(here: float, said: str | None) -> None:
+def test_a_clock_that_is_far_off_is_refused(here: float, expected: str | None) -> None:
     problem = clock_problem("w", here, 1_000_000)
-    assert problem is None if said is None else said in str(problem)
+    assert problem is None if expected is None else expected in str(problem)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("sudo: sorry, you must have a tty to run sudo", "`Defaults:admin !requiretty` into /etc/sudoers.d/psfleet"),
         ("sudo: a password is required", "`admin ALL=(ALL) NOPASSWD: ALL`"),
@@ -106,8 +106,8 @@ def test_a_clock_that_is_far_off_is_refused(here: float, said: str | None) -> No
         ("something else", "does not become root: something else"),
     ],
 )
-def test_a_sudo_that_refuses_is_named_with_its_mend(text: str, said: str) -> None:
-    assert said in sudo_mend({"msg": text}, "admin")
+def test_a_sudo_that_refuses_is_named_with_its_mend(text: str, expected: str) -> None:
+    assert expected in sudo_mend({"msg": text}, "admin")
     assert sudo_mend({"rc": 1}).endswith("exit code 1 and printed nothing")
 
 

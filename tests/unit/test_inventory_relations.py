@@ -96,12 +96,12 @@ STRANGE: list[tuple[dict[str, list[str]], dict[str, dict[str, Any]], dict[str, A
 ]
 
 
-@pytest.mark.parametrize(("groups", "hosts", "site", "said"), STRANGE, ids=[case[3][:40] for case in STRANGE])
+@pytest.mark.parametrize(("groups", "hosts", "site", "expected"), STRANGE, ids=[case[3][:40] for case in STRANGE])
 def test_values_that_make_no_sense_together_are_refused(
-    groups: dict[str, list[str]], hosts: dict[str, dict[str, Any]], site: dict[str, Any], said: str
+    groups: dict[str, list[str]], hosts: dict[str, dict[str, Any]], site: dict[str, Any], expected: str
 ) -> None:
     found = problems(groups, hosts, **site)
-    assert any(said in problem for problem in found), found
+    assert any(expected in problem for problem in found), found
     assert len(found) == 1, found
 
 

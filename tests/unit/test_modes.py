@@ -1,4 +1,4 @@
-"""Whoever makes a file on a host says its mode: root's umask may be 077 (docs/decisions/0194)."""
+"""What makes a file on a host says its mode: root's umask may be 077 (docs/decisions/0194)."""
 
 from __future__ import annotations
 

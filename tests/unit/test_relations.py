@@ -10,7 +10,7 @@ PROGRAM = "trainer.examples.digits:Digits"
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         (
             {"steps": 100, "checkpoint_steps": 101, "checkpoint_seconds": 0},
@@ -37,10 +37,10 @@ PROGRAM = "trainer.examples.digits:Digits"
         ({"ps_wait_seconds": 1e-9}, "ps_wait_seconds: must be at least 0.001"),
     ],
 )
-def test_settings_that_make_no_sense_together_are_refused(settings: dict[str, object], said: str) -> None:
+def test_settings_that_make_no_sense_together_are_refused(settings: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.from_dict({"program": PROGRAM, **settings})
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "expected" in str(caught.value) or "must be" in str(caught.value)
 
 

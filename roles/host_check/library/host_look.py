@@ -185,8 +185,9 @@ def _source_problem(name: str, own: str, leaves: str, others: list[tuple[str, st
     shown = f" (`ip route get`: {route})" if route else ""
     return (
         f"host '{name}': its packets to {hosts} leave from {leaves}{shown}, and the others know it as {own}, which "
-        f"alone they let in; expected packets from {own}. Name {leaves} as its cluster_address; or have the route take the "
-        f"other one: ip route replace {_network(route, address)} src {own}, and the same in the network's configuration"
+        f"alone they let in; expected packets from {own}. Name {leaves} as its cluster_address; or have the route take "
+        f"the other one: ip route replace {_network(route, address)} src {own}, and the same in the "
+        "network's configuration"
     )
 
 

@@ -21,7 +21,7 @@ SYSTEMD = {
 NOTHING = "non-zero return code"
 
 
-def said(result: Mapping[str, Any], most: int = 15) -> str:
+def outcome(result: Mapping[str, Any], most: int = 15) -> str:
     """Return the last lines that a task's command printed, else the task's own message, else how it ended.
 
     Args:
@@ -43,4 +43,4 @@ class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Any]:
-        return {"said": said}
+        return {"outcome": outcome}

@@ -1,5 +1,5 @@
 import pytest
-from said import said
+from outcome import outcome
 
 
 @pytest.mark.parametrize(
@@ -16,5 +16,5 @@ from said import said
     ],
 )
 def test_a_message_never_ends_with_nothing(result, end):
-    assert end in said(result, 2)
-    assert said(result).strip()
+    assert end in outcome(result, 2)
+    assert outcome(result).strip()
