@@ -263,7 +263,8 @@ def _directories(reading: Reading) -> Iterator[Problem]:
     if shared and own:
         text = (
             f"cluster_local_dir is {own}, and cluster_shared_dir is {shared}: each host has a directory of its own "
-            "only where none is shared; expected one of the two. Leave cluster_local_dir out, or empty cluster_shared_dir"
+            "only where none is shared; expected one of the two. Leave cluster_local_dir out, or empty "
+            "cluster_shared_dir"
         )
         yield _problem(reading, [chief], "cluster_local_dir", text)
     serving = [host for host in our_hosts(reading.groups) if reading.values[host].get("cluster_nfs_dir")]

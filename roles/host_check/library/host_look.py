@@ -185,8 +185,8 @@ def _source_problem(name: str, own: str, leaves: str, others: list[tuple[str, st
     shown = f" (`ip route get`: {route})" if route else ""
     return (
         f"host '{name}': its packets to {hosts} leave from {leaves}{shown}, and the others know it as {own}, which "
-        f"alone they let in; expected packets from {own}. Name {leaves} as its cluster_address; or have the route take "
-        f"the other one: ip route replace {_network(route, address)} src {own}, and the same in the "
+        f"alone they let in; expected packets from {own}. Name {leaves} as its cluster_address; or have its routes "
+        f"take the other one, as in: ip route replace {_network(route, address)} src {own}, and the same in the "
         "network's configuration"
     )
 
