@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import yaml
 from host_check import member_addresses, sudo_mend
 from host_look import clock_problem, resolve, source_to, way_problems
 
+ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = {"w": "127.0.0.1", "ps-0": "10.9.0.1", "ps-1": "10.9.0.2"}
 
 
@@ -93,6 +99,16 @@ def test_the_kernel_is_asked() -> None:
 def test_a_clock_that_is_far_off_is_refused(here: float, expected: str | None) -> None:
     problem = clock_problem("w", here, 1_000_000)
     assert problem is None if expected is None else expected in str(problem)
+
+
+def test_the_control_machines_clock_is_handed_on_whatever_its_time_zone() -> None:
+    tasks = yaml.safe_load((ROOT / "roles/host_check/tasks/main.yml").read_text())
+    (now,) = [task["host_look"]["now"] for task in tasks if "host_look" in task]
+    command = ["ansible", "localhost", "-i", "localhost,", "-c", "local", "-m", "debug", "-a", f'msg="clock {now}"']
+    before = time.time()
+    environment = os.environ | {"TZ": "Asia/Tokyo"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
+    assert int(before) <= int(done.stdout.partition("clock ")[2].split('"')[0]) <= time.time()
 
 
 @pytest.mark.parametrize(
