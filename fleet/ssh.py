@@ -10,7 +10,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -41,6 +41,8 @@ KEEPALIVE_SECONDS = 15
 KEEPALIVES_LOST = 3
 MOST_AT_ONCE = 64
 
+# A login's shell may print before the script does, as in ~/.bashrc: what comes before this line is none of the answer.
+BEGIN = "psfleet-answers"
 # Prepended to every script: `root CMD` runs a command as root, whoever logged in.
 PREAMBLE = """
 export LC_ALL=C TZ=UTC
@@ -152,8 +154,8 @@ class SshHosts:
             channel = self._connect(self._hosts[host]).create_session()
             channel.get_pty(width=10_000)  # so that hanging up ends the script, as in `_stream`
             channel.settimeout(ANSWER_SECONDS)
-            channel.exec_command(f"sh -c {shlex.quote(PREAMBLE + script)}")
-            line = channel.makefile("r").readline().rstrip("\r\n")
+            channel.exec_command(_command(script))
+            line = next(_answer_lines(channel.makefile("r")), "")
         except TimeoutError:
             return Answer(unreachable=f"no answer within {ANSWER_SECONDS} s")
         except (OSError, EOFError, SSHException) as error:
@@ -196,7 +198,7 @@ class SshHosts:
             connection = self._connect(host)
             begun = time.monotonic()
             result = connection.run(
-                f"sh -c {shlex.quote(PREAMBLE + script)}",
+                _command(script),
                 hide=True,
                 warn=True,
                 in_stream=False,
@@ -212,16 +214,16 @@ class SshHosts:
             return Answer(unreachable=f"no answer within {timeout:g} s")
         if result.exited == -1:
             return Answer(unreachable="the connection was lost")
-        return Answer(result.stdout, result.stderr, result.exited)
+        return Answer(_answer(result.stdout), result.stderr, result.exited)
 
     def _stream(self, host: Host, script: str, line: Callable[[str], None]) -> Answer:
         try:
             channel = self._connect(host).create_session()
             # With a terminal, hanging up ends what runs there; without one, a silent command would stay for ever.
             channel.get_pty(width=10_000)
-            channel.exec_command(f"sh -c {shlex.quote(PREAMBLE + script)}")
-            for text in channel.makefile("r"):
-                line(text.rstrip("\r\n"))
+            channel.exec_command(_command(script))
+            for text in _answer_lines(channel.makefile("r")):
+                line(text)
             code = channel.recv_exit_status()
             return Answer(code=code) if code >= 0 else Answer(unreachable="the connection was lost")
         except (OSError, EOFError, SSHException) as error:
@@ -291,6 +293,26 @@ class SshHosts:
         if isinstance(error, ThreadException):
             return f"{where}: the connection was lost"
         return f"{where}: {error or type(error).__name__}"
+
+
+def _command(script: str) -> str:
+    return f"sh -c {shlex.quote(f'echo {BEGIN}{PREAMBLE}{script}')}"
+
+
+def _answer(printed: str) -> str:
+    """Return what a script printed, without what its login's shell did before."""
+    before, begin, answer = printed.partition(f"{BEGIN}\n")
+    return answer if begin else before
+
+
+def _answer_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines that a script prints, as they come, without those of its login's shell."""
+    begun = False
+    for text in lines:
+        line = text.rstrip("\r\n")
+        if begun:
+            yield line
+        begun = begun or line == BEGIN
 
 
 def _open(connection: Connection) -> None:

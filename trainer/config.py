@@ -19,10 +19,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 from trainer.parameters import parse_assignments, plain_number, values_problem
+from trainer.relations import relation_problems
 
 # More is a mistake of the hand; and what is added to them stays in TensorFlow's 64 bits.
 MAX_SECONDS = 315_360_000  # ten years
 MAX_WHOLE = 10**15
+# Less than a millisecond, or its part of an hour, is no duration that anything here keeps to.
+MIN_SECONDS = MIN_HOURS = 0.001
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SOURCE = re.compile(rf"(?P<run>{RUN_NAME.pattern})@(?P<step>\d{{1,15}})")
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -181,6 +184,8 @@ class Config:
                 f"lazy_adam: it is for tables on parameter servers, and strategy {self.strategy} has none: "
                 "leave it out, or choose parameter_server"
             )
+        if problem := next(relation_problems(self), None):
+            raise ConfigError(problem)
 
     def _check_service(self) -> None:
         """Raise ConfigError unless the data service can read for this training."""
@@ -414,6 +419,9 @@ def key_problem(key: str, value: Any) -> str | None:
         most = MAX_SECONDS if key.endswith("_seconds") else MAX_WHOLE
         if abs(value) > most:
             return f"{key}: must be at most {most:,}"
+        least = MIN_SECONDS if key.endswith("_seconds") else MIN_HOURS if key.endswith("_hours") else 0
+        if 0 < value < least:
+            return f"{key}: must be at least {least:g}, not {value!r}"
     if key == "program_args" and (problem := values_problem(value)):
         return f"{key}: {problem}"
     if key == "shared_dir" and (problem := url_problem(key, value)):

@@ -44,6 +44,7 @@ from fleet.schema.control import control_file_problems  # noqa: E402
 from fleet.schema.definition import definition  # noqa: E402
 from fleet.schema.problems import Problem, name_hosts, name_some, show, tell  # noqa: E402
 from fleet.schema.reading import Reading, read  # noqa: E402
+from fleet.schema.relations import relation_problems  # noqa: E402
 from fleet.schema.shapes import shape_problems  # noqa: E402
 from fleet.schema.sources import beside_problems, file_problems, range_problems, special_file_problems  # noqa: E402
 from fleet.schema.texts import text_problems, unread_problems  # noqa: E402
@@ -130,13 +131,19 @@ def _cluster_problems(reading: Reading) -> Iterator[Problem]:
     yield from _alert_problems(reading)
     yield from _nfs_port_problems(reading)
     yield from _minimum_problems(reading)
+    yield from relation_problems(reading)
     if too_many := _task_problem(reading):
         yield too_many
         return
     hostvars = _complete(reading)
     try:
         yield from _missing_jobs(groups, hostvars)
-        yield from _zero_problems(reading, busy_jobs(groups, hostvars))
+        busy = busy_jobs(groups, hostvars)
+        yield from _zero_problems(reading, busy)
+        yield from _idle_minimum_problems(reading, busy)
+        yield from _unwaited_problems(reading, busy)
+        yield from _taskless_problems(reading, busy)
+        yield from _unevaluated_problems(reading, busy)
         spec = cluster_spec(groups, hostvars)
     except ClusterSpecError as error:
         # An unknown strategy is among the run settings' problems already.
@@ -208,9 +215,7 @@ def _idle_notes(groups: Groups, hostvars: HostVars) -> Iterator[str]:
     if tunnel and not is_encrypted(chief):
         yield f"{tunnel} is set, and nothing is encrypted: that takes cluster_encryption: true"
     tellers = groups.get("alertmanager", ())
-    if tellers and not groups.get("prometheus"):
-        yield "group alertmanager has a host, and group prometheus has none, which would tell it of anything"
-    elif tellers and not any(hostvars[host].get("alertmanager_receivers") for host in tellers):
+    if tellers and not any(hostvars[host].get("alertmanager_receivers") for host in tellers):
         yield "alertmanager_receivers is empty: Alertmanager shows the alerts, and sends them to nobody"
     elif not tellers and "alertmanager_receivers" in chief:
         yield "alertmanager_receivers is set, and group alertmanager is empty: nobody is told of alerts"
@@ -308,6 +313,20 @@ def _missing_jobs(groups: Groups, hostvars: HostVars) -> Iterator[Problem]:
         yield Problem(
             "group data is empty, and trainer_run has input: service; expected at least one host there, which reads "
             "the training data. Or leave input out: each worker reads for itself"
+        )
+
+
+def _taskless_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem]:
+    """Refuse an evaluator's host that is to evaluate, and to run nothing."""
+    hosts = list(reading.groups.get("evaluator", ()))
+    if "evaluator" in busy and hosts and not _tasks_of(reading.groups, reading.values, "evaluator"):
+        yield Problem(
+            f"{name_hosts(hosts)}: evaluator_tasks is 0, and evaluation is sidecar, so that nobody evaluates; expected "
+            "1. Or take the host out of the group evaluator, or choose another evaluation",
+            tuple(hosts),
+            "evaluator_tasks",
+            "0",
+            *reading.place(hosts[0], "evaluator_tasks"),
         )
 
 
@@ -620,6 +639,58 @@ def _zero_problems(reading: Reading, jobs: Sequence[str]) -> Iterator[Problem]:
                 "0",
                 *reading.place(str(chief), "cluster_minimum"),
             )
+
+
+def _idle_minimum_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem]:
+    """Refuse a minimum of a job that has no tasks: a start would wait for what nobody runs."""
+    chief = check.reference_host(reading.groups)
+    minimum = reading.values[chief].get("cluster_minimum") if chief else None
+    for job, least in minimum.items() if isinstance(minimum, dict) else ():
+        if least != 0 and job not in busy:
+            yield Problem(
+                f"cluster_minimum: {job} is {least}, and with these run settings nobody runs {job}; expected {job} to "
+                "be left out. Or see strategy, evaluation and input in trainer_run",
+                (),
+                "cluster_minimum",
+                show(least),
+                *reading.place(str(chief), "cluster_minimum"),
+            )
+
+
+def _unwaited_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem]:
+    """Refuse a start with some members of a training that waits for all of them."""
+    chief = check.reference_host(reading.groups)
+    values = reading.values[chief] if chief else {}
+    run, minimum = values.get("trainer_run"), values.get("cluster_minimum")
+    if not isinstance(run, dict) or not isinstance(minimum, dict) or run.get("elastic", True) is not False:
+        return
+    for job, least in minimum.items():
+        number = len(_tasks_of(reading.groups, reading.values, job))
+        part = isinstance(least, float) and least < 1
+        if job in ("ps", "worker") and job in busy and (part or (isinstance(least, int) and 0 < least < number)):
+            yield Problem(
+                f"cluster_minimum: {job} is {least}, and elastic: false has the training wait for all {number}; "
+                f"expected all. Or leave elastic out",
+                (),
+                "cluster_minimum",
+                show(least),
+                *reading.place(str(chief), "cluster_minimum"),
+            )
+
+
+def _unevaluated_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem]:
+    """Refuse to keep the best checkpoints where nobody evaluates any."""
+    run = reading.values[check.reference_host(reading.groups) or ""].get("trainer_run")
+    kept = run.get("checkpoints_kept_best") if isinstance(run, dict) else 0
+    if "evaluator" in busy and kept and not _tasks_of(reading.groups, reading.values, "evaluator"):
+        yield Problem(
+            f"trainer_run: checkpoints_kept_best is {show(kept)}, evaluation is sidecar, and group evaluator is empty, "
+            "so that nobody knows which are the best; expected a host there, or evaluation: inline",
+            (),
+            "trainer_run.checkpoints_kept_best",
+            show(kept),
+            *reading.parts.get("checkpoints_kept_best", (None, None)),
+        )
 
 
 def _vacancy_problems(spec: Mapping[str, Any], groups: Groups, hostvars: HostVars) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ LONG_RUN = "infra-long"
 # trains to the end as the inventory says.
 ORDER = [
     "test_site",
+    "test_odd_hosts",
     "test_lost_host",
     "test_chief",
     "test_ps",

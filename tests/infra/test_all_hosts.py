@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts import name_of
+
 testinfra_hosts = ["ansible://all"]
 pytestmark = pytest.mark.usefixtures("long_run", "_as_root")
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +27,17 @@ def test_user_has_the_one_uid(host, truth):
 
 def test_silent_connections_are_given_up_soon(host):
     assert host.sysctl("net.ipv4.tcp_retries2") == 6
+
+
+def test_ports_of_tasks_are_kept_from_outgoing_connections(host, truth):
+    jobs = [job for job in ("chief", "ps", "worker") if name_of(host) in truth[job]["hosts"]]
+    kept = host.file("/proc/sys/net/ipv4/ip_local_reserved_ports").content_string.strip()
+    assert kept == ",".join({"chief": "2222", "ps": "2300", "worker": "2400"}[job] for job in jobs)
+
+
+def test_everybody_may_read_the_release_and_its_environment(host):
+    shut = "find -L /opt/trainer/current ! -perm -004 -o -type d ! -perm -001"
+    assert host.check_output(shut) == ""
 
 
 def test_journal_has_its_limit(host):

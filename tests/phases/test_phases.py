@@ -14,6 +14,7 @@ from tests.lost_hosts import RETRY, Run, assert_right, environments, lose, pull_
 
 VICTIMS = ["ps-1", "worker-0", "worker-1"]
 PHASES = [
+    "Look at every machine before it is changed",
     "Make every machine ready for training",
     "Prove that every host sees the same shared path, or has a directory of its own",
     "Install the release and its Python environment",

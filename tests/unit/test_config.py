@@ -211,4 +211,4 @@ def test_module_needs_nothing_but_python() -> None:
     )
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-S", "-c", script], cwd=root, capture_output=True, text=True, check=True)
-    assert set(eval(done.stdout)) == {"trainer", "trainer.config", "trainer.parameters"}
+    assert set(eval(done.stdout)) == {"trainer", "trainer.config", "trainer.parameters", "trainer.relations"}

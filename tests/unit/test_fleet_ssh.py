@@ -155,6 +155,30 @@ def test_answer_has_output_and_exit_code(server: Server) -> None:
     hosts.close()
 
 
+@pytest.fixture
+def printing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The login's shell prints before it runs what it is asked, as from ~/.bashrc."""
+    execute = Session._execute
+
+    def print_first(self: Session, channel: paramiko.Channel, command: str, answered: threading.Event) -> None:
+        execute(self, channel, f"echo 'Welcome back'; printf 'no end of line '; echo; {command}", answered)
+
+    monkeypatch.setattr(Session, "_execute", print_first)
+
+
+@pytest.mark.usefixtures("printing")
+def test_what_the_logins_shell_prints_is_none_of_the_answer(server: Server) -> None:
+    hosts = ssh(server.host(**ACCEPT))
+    assert hosts.run({"here": "echo out; echo more"})["here"].stdout == "out\nmore\n"
+    assert hosts.run({"here": "exit 3"})["here"] == Answer("", "", 3)
+    lines: list[str] = []
+    hosts.follow({"here": "echo one; echo two"}, lambda _, text: lines.append(text))
+    assert lines == ["one", "two"]
+    assert hosts.hold("here", "echo held; sleep 1").stdout == "held"
+    hosts.let_go()
+    hosts.close()
+
+
 def test_connection_is_kept_for_the_next_script(server: Server) -> None:
     hosts = ssh(server.host(**ACCEPT))
     before = len(server.logins)

@@ -138,7 +138,7 @@ def test_the_limit_of_waiting_names_who_is_missing() -> None:
     with pytest.raises(
         UserError, match=r"member_wait_timeout_seconds\), and no answer from ps-0 \(d:1\), ps-1 \(e:1\)\. "
     ):
-        take(Hears(worker_0="w0", worker_1="w1", worker_2="w2"), member_wait_timeout_seconds=0.2)
+        take(Hears(worker_0="w0", worker_1="w1", worker_2="w2"), member_wait_timeout_seconds=0.2, ps_wait_seconds=0.1)
 
 
 def test_a_planned_reboot_is_named_and_no_part_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ LEVELS = (
         "memory_limit",
         "parameters",
         "program",
+        "relations",
         "runtime",
         "signals",
         "states",

@@ -254,6 +254,19 @@ def test_a_module_that_no_wheel_has_brought_is_found_where_that_is_asked_for(env
     assert thorough(environment[0]) == {"": [f"{site}/{name} is in no wheel's record"]}
 
 
+def test_what_the_tasks_user_could_not_read_is_found_with_the_mode_that_it_needs(environment):
+    root, site = environment
+    assert python_environment.find_shut(root) == {}
+    (site / "my_tool.py").chmod(0o600)
+    site.chmod(0o700)
+    (root / "bin/activate").chmod(0o700)
+    shut = python_environment.find_shut(root)
+    assert shut == {str(site): 0o755, str(site / "my_tool.py"): 0o644, str(root / "bin/activate"): 0o755}
+    for path, mode in shut.items():
+        Path(path).chmod(mode)
+    assert python_environment.find_shut(root) == {}
+
+
 def test_no_environment_is_a_problem(tmp_path):
     assert "" in problems(tmp_path / "env")
 

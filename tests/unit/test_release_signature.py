@@ -156,6 +156,22 @@ def test_what_is_not_of_it_is_taken_away_and_named(installed: Installed, key: Pa
     assert Path("/etc/passwd").exists()
 
 
+def test_what_others_could_not_read_is_opened_and_named(installed: Installed, key: Path) -> None:
+    """As unpacked where root's umask is 077: the archive has no directories."""
+    installed.sign(key)
+    (installed.directory / "trainer").chmod(0o700)
+    (installed.directory / "release.json").chmod(0o600)
+    done = installed.check("--signers", installed.signers, "--tidy")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"let others read {installed.directory}/release.json",
+        f"let others read {installed.directory}/trainer",
+    ]
+    assert (installed.directory / "trainer").stat().st_mode & 0o777 == 0o755
+    assert (installed.directory / "release.json").stat().st_mode & 0o777 == 0o644
+    assert installed.check("--tidy").stdout == ""
+
+
 def test_nothing_is_taken_away_by_a_list_that_nobody_signed(installed: Installed, key: Path, tmp_path: Path) -> None:
     installed.sign(make_key(tmp_path / "other"), key)
     shadow(installed)

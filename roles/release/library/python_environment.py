@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import zipfile
 from pathlib import Path
 
@@ -24,6 +25,7 @@ description:
     A file's size is always compared, the hash of its content for files up to 1 MiB (nearly all code).
   - Installs what is missing, wrong or damaged with uv, offline, with hashes, and compiles the bytecode.
   - An interrupted installation is completed by the next run.
+  - Everybody may read and run what it holds, whatever root's umask is; wrong modes are found and mended on every run.
   - With O(thorough) it compares the hash of every file, and finds modules that no wheel has brought.
 options:
   dest:
@@ -116,6 +118,28 @@ def find_strangers(site: Path) -> list[str]:
     return sorted(found)
 
 
+def find_shut(environment: Path) -> dict[str, int]:
+    """Find what another user than root can't use: {path: the mode that it needs}. Links have no mode of their own."""
+    shut = {}
+    for place, _below, names in os.walk(environment):
+        for path in (place, *(f"{place}/{name}" for name in names)):
+            mode = os.lstat(path).st_mode
+            # As chmod's go=rX: who may run a file, and who may enter a directory, is as for root.
+            needed = mode | 0o044 | (0o011 if mode & 0o100 else 0)
+            if mode != needed and not stat.S_ISLNK(mode):
+                shut[path] = stat.S_IMODE(needed)
+    return shut
+
+
+def _say_shut(shut: dict[str, int]) -> list[str]:
+    """Say of how many files and directories the modes are wrong."""
+    if not shut:
+        return []
+    first = next(iter(shut))
+    mode, more = stat.S_IMODE(os.lstat(first).st_mode), f" and {len(shut) - 1} more" if len(shut) > 1 else ""
+    return [f"{first} has mode {mode:04o}; expected {shut[first]:04o}, or its users can't read it{more}"]
+
+
 def _read_record(directory: Path) -> list[list[str]] | None:
     try:
         return list(csv.reader((directory / "RECORD").read_text(encoding="utf-8").splitlines()))
@@ -166,20 +190,25 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    os.umask(0o022)  # root's own may be 077, and the tasks' user is another
     environment, lock_file = Path(module.params["dest"]), Path(module.params["lock"])
     if module.check_mode and not lock_file.exists():
         module.exit_json(changed=True, problems=[f"{environment} is to be made"])
     lock_text = lock_file.read_text()
     lock = read_lock(lock_text)
     problems = find_problems(environment, lock, module.params["thorough"])
-    found = sorted(line for lines in problems.values() for line in lines)
-    if problems and not module.check_mode:
-        _mend(module, environment, lock_text, problems)
+    shut = find_shut(environment)
+    found = [*_say_shut(shut), *sorted(line for lines in problems.values() for line in lines)]
+    if found and not module.check_mode:
+        for path, mode in shut.items():
+            os.chmod(path, mode)  # noqa: PTH101
+        if problems:
+            _mend(module, environment, lock_text, problems)
         left = find_problems(environment, lock)
         if left:
             module.fail_json(msg=f"{environment} is still not as {lock_file} says: {json.dumps(left)[:2000]}")
     module.exit_json(
-        changed=bool(problems),
+        changed=bool(found),
         problems=found[:50],
         diff={"before": "".join(f"{line}\n" for line in found[:50]), "after": ""},
     )

@@ -1,0 +1,226 @@
+#!/usr/bin/python
+"""Look at a host as the others will meet it: its clock, the names of the others, and where its packets leave from."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: host_look
+short_description: Look at a host's clock, and at its ways to the others
+description:
+  - Changes nothing, sends nothing and needs no rights. The kernel is asked for its routes.
+options:
+  name:
+    description: The host's own name in O(members).
+    type: str
+    required: true
+  members:
+    description: The addresses, or names, by which the hosts reach one another, by the hosts' names.
+    type: dict
+    required: true
+  now:
+    description: The control machine's clock, in seconds since the epoch.
+    type: float
+    required: true
+author:
+  - psfleet
+"""
+EXAMPLES = r"""
+- name: Look at the host's clock, and at its ways to the others
+  host_look:
+    name: worker-0
+    members: {worker-0: 10.0.3.30, ps-0: 10.0.3.20}
+    now: 1764128000
+"""
+RETURN = r"""
+problems:
+  description: What would stop the training, each with its mend.
+  type: list
+  elements: str
+  returned: success
+notes:
+  description: What is right, and may surprise.
+  type: list
+  elements: str
+  returned: success
+"""
+
+# Beyond that, signed lists of packages and certificates may count as expired, or as not yet good.
+CLOCK_SECONDS = 600
+MOST_NAMED = 3
+PORT = 9  # of no service: nothing is sent there
+
+Resolve = Callable[[str], list[str]]
+Source = Callable[[str], str]
+
+
+def resolve(name: str) -> list[str]:
+    """Return the addresses of a name, or an address itself; none where the resolver has none."""
+    try:
+        return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+    except OSError:
+        return []
+
+
+def source_to(address: str) -> str:
+    """Return from which address packets to another one leave; raises OSError where there is no way."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, PORT))
+        return str(probe.getsockname()[0])
+
+
+def is_own(address: str) -> bool:
+    """Whether an interface of this host has the address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def route_to(address: str) -> str:
+    """Say the kernel's route in the words of ip(8), for a message; empty where there is no such command."""
+    try:
+        done = subprocess.run(["ip", "-oneline", "route", "get", address], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return " ".join(done.stdout.replace("\\", " ").split()).removesuffix(" cache")
+
+
+def clock_problem(name: str, here: float, there: float) -> str | None:
+    """Say by how much a clock is wrong, in the unit that fits."""
+    apart = abs(here - there)
+    if apart <= CLOCK_SECONDS:
+        return None
+    size, unit = next((size, unit) for size, unit in ((86400, "days"), (3600, "h"), (60, "min")) if apart >= size)
+    return (
+        f"host '{name}': its clock is {apart / size:.1f} {unit} {'behind' if here < there else 'ahead of'} the control "
+        f"machine's; expected {CLOCK_SECONDS // 60} min at most: packages' signatures would count as not good. Set it: "
+        "`timedatectl set-ntp true`, or `date --set`; a container has the clock of its machine"
+    )
+
+
+def way_problems(
+    name: str, members: Mapping[str, str], resolve: Resolve = resolve, source: Source = source_to
+) -> tuple[list[str], list[str]]:
+    """Say which ways to the others are wrong, and what of this host's own address may surprise.
+
+    Args:
+        name: the host's own.
+        members: the address, or name, of each host.
+        resolve: what a name means here.
+        source: where packets to an address leave from.
+    """
+    own = [each for each in resolve(members[name]) if not _is_loopback(each)]
+    loopback = [host for host in members if any(map(_is_loopback, resolve(members[host])))]
+    problems = [_loopback_problem(name, host, members[host]) for host in loopback if host != name]
+    wrong: dict[str, list[tuple[str, str]]] = {}
+    for host, address in members.items():
+        found = [] if host == name or host in loopback else resolve(address)
+        for each in found[:1]:
+            try:
+                leaves = source(each)
+            except OSError as error:
+                problems.append(_unreached(name, host, each, error))
+                continue
+            if own and leaves not in own:
+                wrong.setdefault(leaves, []).append((host, each))
+    notes = [] if own or name not in loopback else [_own_name(name, members[name])]
+    foreign = [address for address in own if not is_own(address)]
+    if wrong and foreign == own:
+        notes.append(_translated(name, members[name], next(iter(wrong))))
+    elif wrong:
+        problems += [_source_problem(name, members[name], leaves, others) for leaves, others in wrong.items()]
+    return problems, notes
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _loopback_problem(name: str, host: str, address: str) -> str:
+    return (
+        f"host '{name}': {address}, the name of {host}, means a loopback address here; expected the address of that "
+        f"host. Mend /etc/hosts, or give {host} a literal cluster_address"
+    )
+
+
+def _own_name(name: str, address: str) -> str:
+    return (
+        f"host '{name}': its own name {address} means a loopback address here, as Debian's installer and cloud-init "
+        "write it to /etc/hosts: what listens under that name alone, such as a task's metrics, others can't reach. "
+        "A literal cluster_address mends it"
+    )
+
+
+def _translated(name: str, address: str, leaves: str) -> str:
+    return (
+        f"host '{name}': no interface has its address {address}, and packets leave from {leaves}: right where a router "
+        "translates it for all the others, else no host would let it in"
+    )
+
+
+def _unreached(name: str, host: str, address: str, error: OSError) -> str:
+    return (
+        f"host '{name}': it has no way to {host} at {address}: {error.strerror}; expected a route. Look: `ip route get "
+        f"{address}`; addresses of both families in one cluster need both on each host"
+    )
+
+
+def _source_problem(name: str, own: str, leaves: str, others: list[tuple[str, str]]) -> str:
+    hosts = ", ".join(host for host, _ in others[:MOST_NAMED])
+    hosts += f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+    address = others[0][1]
+    route = route_to(address)
+    shown = f" (`ip route get`: {route})" if route else ""
+    return (
+        f"host '{name}': its packets to {hosts} leave from {leaves}{shown}, and the others know it as {own}, which "
+        f"alone they let in; expected packets from {own}. Name {leaves} as its cluster_address; or have its routes "
+        f"take the other one, as in: ip route replace {_network(route, address)} src {own}, and the same in the "
+        "network's configuration"
+    )
+
+
+def _network(route: str, address: str) -> str:
+    """Name a route to change, as far as the kernel's answer has its parts."""
+    words = route.split()
+    parts = [f"{key} {words[words.index(key) + 1]}" for key in ("via", "dev") if key in words[:-1]]
+    return " ".join([address, *parts])
+
+
+def look(name: str, members: Mapping[str, str], now: float) -> tuple[list[str], list[str]]:
+    """Look at everything; return problems and notes."""
+    problems, notes = way_problems(name, members)
+    clock = clock_problem(name, time.time(), now)
+    return [*_some(clock), *problems], notes
+
+
+def _some(text: str | None) -> Iterable[str]:
+    return [text] if text else []
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "members": {"type": "dict", "required": True},
+            "now": {"type": "float", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    problems, notes = look(module.params["name"], module.params["members"], module.params["now"])
+    module.exit_json(changed=False, problems=problems, notes=notes)
+
+
+if __name__ == "__main__":
+    main()

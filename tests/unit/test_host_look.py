@@ -1,0 +1,134 @@
+"""What a host is asked before anything on it is changed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from host_check import member_addresses, sudo_mend
+from host_look import clock_problem, resolve, source_to, way_problems
+
+ROOT = Path(__file__).resolve().parents[2]
+MEMBERS = {"w": "127.0.0.1", "ps-0": "10.9.0.1", "ps-1": "10.9.0.2"}
+
+
+def ways(
+    members: dict[str, str], sources: dict[str, str], names: dict[str, list[str]] | None = None
+) -> tuple[list[str], list[str]]:
+    """The ways of host `w`, whose kernel answers with these sources."""
+
+    def source(address: str) -> str:
+        if address not in sources:
+            raise OSError(101, "Network is unreachable")
+        return sources[address]
+
+    return way_problems("w", members, lambda name: (names or {}).get(name, [name]), source)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Give this host addresses."""
+
+    def give(*addresses: str) -> None:
+        monkeypatch.setattr("host_look.is_own", lambda address: address in addresses)
+
+    return give
+
+
+def test_packets_that_leave_with_the_hosts_own_address_are_right(own: Callable[..., None]) -> None:
+    own("10.9.0.7")
+    members = MEMBERS | {"w": "10.9.0.7"}
+    assert ways(members, {"10.9.0.1": "10.9.0.7", "10.9.0.2": "10.9.0.7"}) == ([], [])
+
+
+def test_packets_that_leave_with_another_address_are_named_with_both_mends(own: Callable[..., None]) -> None:
+    own("10.9.0.7", "10.9.0.8")
+    (problem,), notes = ways(MEMBERS | {"w": "10.9.0.8"}, {"10.9.0.1": "10.9.0.7", "10.9.0.2": "10.9.0.7"})
+    assert "host 'w': its packets to ps-0, ps-1 leave from 10.9.0.7" in problem
+    assert "the others know it as 10.9.0.8" in problem
+    assert "Name 10.9.0.7 as its cluster_address" in problem
+    assert "src 10.9.0.8" in problem
+    assert notes == []
+
+
+def test_an_address_that_a_router_translates_is_only_told(own: Callable[..., None]) -> None:
+    own("10.9.0.7")
+    problems, (note,) = ways(MEMBERS | {"w": "198.51.100.7"}, {"10.9.0.1": "10.9.0.7", "10.9.0.2": "10.9.0.7"})
+    assert problems == []
+    assert "no interface has its address 198.51.100.7, and packets leave from 10.9.0.7" in note
+
+
+def test_a_member_without_a_route_is_named(own: Callable[..., None]) -> None:
+    own("10.9.0.7")
+    (problem,), _ = ways(MEMBERS | {"w": "10.9.0.7"}, {"10.9.0.1": "10.9.0.7"})
+    assert "no way to ps-1 at 10.9.0.2: Network is unreachable" in problem
+
+
+def test_another_hosts_name_that_means_loopback_is_refused_and_its_own_is_told(own: Callable[..., None]) -> None:
+    own("10.9.0.7")
+    members = {"w": "w.example", "ps-0": "ps-0.example"}
+    names = {"w.example": ["127.0.1.1"], "ps-0.example": ["127.0.1.1"]}
+    (problem,), (note,) = ways(members, {}, names)
+    assert "ps-0.example, the name of ps-0, means a loopback address here" in problem
+    assert "its own name w.example means a loopback address here" in note
+
+
+def test_the_kernel_is_asked() -> None:
+    assert source_to("127.0.0.1") == "127.0.0.1"
+    assert resolve("no-such-name.invalid") == []
+    assert resolve("127.0.0.1") == ["127.0.0.1"]
+    assert socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("here", "expected"),
+    [
+        (1_000_000, None),
+        (1_000_590, None),
+        (1_000_000 - 7200, "its clock is 2.0 h behind the control machine's"),
+        (1_000_000 + 40 * 86400, "its clock is 40.0 days ahead of the control machine's"),
+        (1_000_000 - 660, "its clock is 11.0 min behind"),
+    ],
+)
+def test_a_clock_that_is_far_off_is_refused(here: float, expected: str | None) -> None:
+    problem = clock_problem("w", here, 1_000_000)
+    assert problem is None if expected is None else expected in str(problem)
+
+
+def test_the_control_machines_clock_is_handed_on_whatever_its_time_zone() -> None:
+    tasks = yaml.safe_load((ROOT / "roles/host_check/tasks/main.yml").read_text())
+    (now,) = [task["host_look"]["now"] for task in tasks if "host_look" in task]
+    command = ["ansible", "localhost", "-i", "localhost,", "-c", "local", "-m", "debug", "-a", f'msg="clock {now}"']
+    before = time.time()
+    environment = os.environ | {"TZ": "Asia/Tokyo"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
+    assert int(before) <= int(done.stdout.partition("clock ")[2].split('"')[0]) <= time.time()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sudo: sorry, you must have a tty to run sudo", "`Defaults:admin !requiretty` into /etc/sudoers.d/psfleet"),
+        ("sudo: a password is required", "`admin ALL=(ALL) NOPASSWD: ALL`"),
+        ("Missing sudo password", "`admin ALL=(ALL) NOPASSWD: ALL`"),
+        ("admin is not in the sudoers file.", "admin may not use sudo there"),
+        ("/bin/sh: 1: sudo: not found", "it has no sudo"),
+        ("something else", "does not become root: something else"),
+    ],
+)
+def test_a_sudo_that_refuses_is_named_with_its_mend(text: str, expected: str) -> None:
+    assert expected in sudo_mend({"msg": text}, "admin")
+    assert sudo_mend({"rc": 1}).endswith("exit code 1 and printed nothing")
+
+
+def test_the_members_are_those_who_speak_with_one_another() -> None:
+    groups = {"chief": ["a"], "worker": ["b"], "nfs_server": ["c"], "gpu": ["d"], "all": ["a", "b", "c", "d", "e"]}
+    hostvars = {name: {"ansible_host": f"10.0.0.{number}"} for number, name in enumerate("abcde")}
+    hostvars["b"]["cluster_address"] = "10.1.0.1"
+    assert member_addresses(groups, hostvars) == {"a": "10.0.0.0", "b": "10.1.0.1", "c": "10.0.0.2"}
