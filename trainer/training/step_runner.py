@@ -50,6 +50,7 @@ from trainer.training.tf_internals import (
     stop_cluster,
     worker_threads,
 )
+from trainer.training.whole_weights import building_whole
 
 # Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Several steps a
 # round take several times as long to trace, which only a small model is worth: only its steps are that short.
@@ -466,7 +467,8 @@ def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
     with strategy.scope(), no_loss_scaling():
         keras3.forget_seeds()
         keras3.train_shards()
-        model = build_model(program)
+        with building_whole():
+            model = build_model(program)
         if is_keras3(model):
             keras3.prepare(model)
         else:

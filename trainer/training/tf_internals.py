@@ -31,7 +31,10 @@ from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 from tensorflow.python.eager import context, executor
 from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
+from tensorflow.python.saved_model import load as saved_model_load
+from tf_keras.src.layers.rnn import gru_lstm_utils
 from tf_keras.src.mixed_precision import autocast_variable
+from tf_keras.src.saving.legacy import hdf5_format
 
 from trainer.cluster.member import to_take_in
 
@@ -48,6 +51,11 @@ ENDLESS = ("repeat", "counter", "random")  # methods of tf.data.Dataset
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 CHOICES = ("If", "StatelessIf")
 LOOPS = ("While", "StatelessWhile")
+HDF5_FUNCTIONS = (
+    "load_weights_from_hdf5_group",
+    "load_weights_from_hdf5_group_by_name",
+    "save_weights_to_hdf5_group",
+)
 RESOURCE_HANDLE = b"\x72"  # the tag of TensorProto.resource_handle_val, whose length and bytes the content is
 
 
@@ -545,3 +553,33 @@ def _order_by_mutex(operation: Any, reads: Any, writes: Any) -> bool:
         return False
     writes.add(operation.outputs[0] if operation.type == "MutexV2" else operation.inputs[0].op.inputs[0])
     return True
+
+
+def patch_hdf5_format(
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]], listed: Callable[[Any], list[Any]]
+) -> None:
+    """Have `wrap` wrap what reads and writes a model's weights in a file .h5, and `listed` list a layer's."""
+    for name in HDF5_FUNCTIONS:
+        setattr(hdf5_format, name, wrap(getattr(hdf5_format, name)))
+    hdf5_format._legacy_weights = listed
+
+
+def load_saved_model_within(scope: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Have `tf.saved_model.load` make its variables within `scope`; tf_keras loads its models without that."""
+    plain = saved_model_load.load_partial
+
+    def load_partial(*given: Any, **named: Any) -> Any:
+        with scope():
+            return plain(*given, **named)
+
+    saved_model_load.load_partial = load_partial
+
+
+def read_split_kernels(read: Callable[[Any], Any]) -> None:
+    """Have recurrent layers of tf_keras read a split weight by `read`: they give what they have read to a function."""
+    plain = gru_lstm_utils.read_variable_value
+
+    def read_variable_value(weight: Any) -> Any:
+        return read(weight) if hasattr(weight, "variables") else plain(weight)
+
+    gru_lstm_utils.read_variable_value = read_variable_value
