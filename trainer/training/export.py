@@ -30,6 +30,7 @@ from trainer.training.tf_internals import owner_of, track
 
 log = logging.getLogger(__name__)
 UNTRACKED = "references an 'untracked' resource"  # how TensorFlow says that a root does not have what a function uses
+OWNER = re.compile(r"Trackable referencing this tensor = <(tf\.Variable|(?P<kind>[\w.]+))")
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
 
 
@@ -118,31 +119,44 @@ def save_model(
     takes_data = ensure_built(model, element_spec)
     restore()
     signature = getattr(program, "serving_signature", None)
-    if signature is None:
-        with contextlib.redirect_stdout(io.StringIO()), tracked(program, model):  # it prints a page of tensor numbers
-            if is_keras3(model):
-                keras3.export(model, path, element_spec)
-            elif None in tf.nest.flatten(getattr(model, "inputs", None) or []):
-                export_as_fed(model, path, element_spec)
-            else:
-                model.export(path)
-        return
-    root = model
-    if not keras3.has_call(model) or not takes_data:  # Keras would trace its call
-        root = tf.Module()
-        root.kept = keras3.raw(model.variables)
-    signatures = signature(model)
-    track_tables(root, signatures)
     with tracked(program, model):
-        tf.saved_model.save(root, path, signatures=signatures)
+        if signature is None:
+            save_call(model, path, element_spec)
+        else:
+            root = model
+            if not keras3.has_call(model) or not takes_data:  # Keras would trace its call
+                root = tf.Module()
+                root.kept = keras3.raw(model.variables)
+            signatures = signature(model)
+            track_tables(root, signatures)
+            tf.saved_model.save(root, path, signatures=signatures)
 
 
-def export_as_fed(model: Any, path: str, element_spec: Any) -> None:
-    """Export a model that has learnt its inputs from its first call, and takes several by name: Keras knows no spec."""
+def save_call(model: Any, path: str, element_spec: Any) -> None:
+    """Save a model whose call is all that it offers."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints a page of tensor numbers
+        if is_keras3(model):
+            keras3.export(model, path, element_spec)
+            return
+        save = export_as_called if isinstance(model, tf.keras.Sequential) and not model.inputs else export_by_keras
+        try:
+            save(model, path)
+        except AssertionError as error:
+            if UNTRACKED not in str(error):
+                raise
+            track_tables(model, tf.function(model.__call__).get_concrete_function(*model.save_spec()[0]))
+            save(model, path)
+
+
+def export_by_keras(model: Any, path: str) -> None:
+    model.export(path)
+
+
+def export_as_called(model: Any, path: str) -> None:
+    """Export a Sequential that was built by several inputs: Keras looks for one, and fails."""
     archive = tf.keras.export.ExportArchive()
     archive.track(model)
-    fed = tf.nest.map_structure(keras3.batches, keras3.features_of(element_spec))
-    archive.add_endpoint("serve", model.__call__, [fed])
+    archive.add_endpoint("serve", model.__call__, list(model.save_spec()[0]))
     archive.write_out(path)
 
 
@@ -162,7 +176,7 @@ def owners(signatures: Any) -> list[Any]:
     found: dict[int, Any] = {}
     for one in signatures.values() if isinstance(signatures, Mapping) else [signatures]:
         traced = one.get_concrete_function() if hasattr(one, "get_concrete_function") else one
-        for outer, _ in getattr(traced, "graph", tf.Graph()).captures if hasattr(traced, "graph") else ():
+        for outer, _ in traced.graph.captures if hasattr(traced, "graph") else ():
             if (owner := owner_of(outer)) is not None:
                 found[id(owner)] = owner
     return list(found.values())
@@ -176,12 +190,13 @@ def tracked(program: Any, model: Any) -> Iterator[None]:
     except AssertionError as error:
         if UNTRACKED not in str(error):
             raise
-        found = re.search(r"Trackable referencing this tensor = (.*)", str(error))
-        what = found[1] if found else "a table or a variable"
-        by = "serving_signature" if hasattr(program, "serving_signature") else f"the call of {type(model).__name__}"
+        found = OWNER.search(str(error))
+        what = f"a {(found['kind'] or 'tf.Variable').rpartition('.')[2]}" if found else "a table or a variable"
+        has_own = getattr(program, "serving_signature", None) is not None
+        by = f"{type(program).__name__}.serving_signature" if has_own else f"the call of {type(model).__name__}"
         raise UserError(
-            f"{by} of {type(program).__name__} uses {what}, which is no part of the model, so that no checkpoint has "
-            "its values: make it an attribute of the model in build_model, as model.table = table"
+            f"{by} uses {what} that is no part of the model, so that neither a checkpoint nor the SavedModel has it. "
+            "Make it an attribute of the model in build_model, as in model.table = table"
         ) from error
 
 

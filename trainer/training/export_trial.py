@@ -1,7 +1,7 @@
 """Trace a new run's export before its first step: what can't be exported is known at once, and not after days.
 
-The model is built as for the export, and all of it is traced; nothing is written. Large variables are reserved and never
-filled, so that tables take no memory, and nothing that the trial draws changes what the training draws.
+The model is built as for the export, and all of it is traced; nothing is written. Large variables are reserved and
+never filled, so that tables take no memory, and nothing that the trial draws changes what the training draws.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def trace_export(program: Any, directory: RunDirectory, element_spec: Any) -> No
 @contextlib.contextmanager
 def kept_randomness() -> Iterator[None]:
     """Have what is drawn meanwhile leave all random states as they were."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that programs share
+    python, numpy = random.getstate(), np.random.get_state()
     try:
         with kept_seeds():
             yield
     finally:
         random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+        np.random.set_state(numpy)
 
 
 def reserve(make: Callable[..., Any], **told: Any) -> Any:
@@ -99,7 +99,7 @@ def shape_of(told: dict[str, Any]) -> tuple[tuple[int, ...] | None, Any]:
     """Return shape and type of a variable that is made with these arguments, where they are known."""
     value, shape, dtype = told.get("initial_value"), told.get("shape"), told.get("dtype")
     if callable(value) and (shape is None or dtype is None):
-        made = tf.function(value, autograph=False).get_concrete_function().structured_outputs
+        made: Any = tf.function(value, autograph=False).get_concrete_function().structured_outputs
         shape, dtype = made.shape, made.dtype
     elif not callable(value):
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
