@@ -1,0 +1,66 @@
+"""Weights from elsewhere mean the same for a model that is split over the ps as for a whole one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from processes import run_check
+
+pytestmark = pytest.mark.timeout(650)
+WAYS = ("plain.h5", "new.weights.h5", "checkpoint", "model.keras", "set_weights", "of_layers", "assigned", "directory")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What weights_check.py found on servers in its process."""
+    checked: dict[str, Any] = run_check("weights_check.py", deadline=600)
+    return checked
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_split_weights_are_those_that_were_read(found: dict[str, Any], way: str) -> None:
+    assert found["read"][way] == 0.0
+
+
+def test_an_array_as_a_layers_argument_is_its_table(found: dict[str, Any]) -> None:
+    assert found["argument"] == 0.0
+
+
+def test_a_split_model_writes_files_that_a_whole_one_reads(found: dict[str, Any]) -> None:
+    assert found["written"] == 0.0
+
+
+def test_a_model_with_its_optimizer_goes_on_as_it_does_alone(found: dict[str, Any]) -> None:
+    assert found["goes_on"] == {"distance": 0.0, "steps": 6}
+
+
+@pytest.mark.matrix
+def test_so_does_one_of_a_file_h5_and_a_legacy_optimizer() -> None:
+    expected = {"distance": 0.0, "steps": 6}
+    assert run_check("weights_check.py", "matrix", deadline=400) == {"model.h5": expected, "legacy.h5": expected}
+
+
+def test_functions_of_a_saved_model_run_on_two_workers_with_its_weights(found: dict[str, Any]) -> None:
+    assert found["saved_model"] == 0.0
+
+
+def test_a_frozen_table_of_another_model_stays_as_it_is(found: dict[str, Any]) -> None:
+    assert found["frozen"] == 0.0
+
+
+def test_recurrent_layers_with_split_kernels_give_what_whole_ones_do(found: dict[str, Any]) -> None:
+    assert found["recurrent"] == 0.0
+
+
+def test_a_whole_value_for_a_part_is_refused_with_what_to_assign_instead(found: dict[str, Any]) -> None:
+    assert found["parts"].startswith("UserError: Cannot assign value to variable ' table/embeddings/part_0:0'")
+    assert found["parts"].endswith(
+        "Assign the layer's attribute, such as layer.embeddings, or call layer.set_weights; or set partitioner to "
+        "none, so that tables stay whole"
+    )
+
+
+def test_a_value_with_more_rows_than_a_split_table_is_refused(found: dict[str, Any]) -> None:
+    assert found["too_large"].startswith("ValueError: Cannot assign value to variable 'table/embeddings': Shape")
+    assert "(64, 8), and the assigned value shape (65, 8)" in found["too_large"]
