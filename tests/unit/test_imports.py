@@ -21,6 +21,7 @@ LEVELS = (
         "memory_limit",
         "parameters",
         "program",
+        "proxies",
         "runtime",
         "signals",
         "states",
