@@ -22,6 +22,7 @@ LEVELS = (
         "parameters",
         "program",
         "proxies",
+        "repeated_failures",
         "runtime",
         "signals",
         "states",

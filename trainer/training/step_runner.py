@@ -37,6 +37,7 @@ from trainer.training.optimizers import (
     share_among_workers,
     treat_as_whole,
 )
+from trainer.training.outside import refuse_outside, refuse_outside_model
 from trainer.training.precision import cast_split_variables, no_loss_scaling
 from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import may_ask_once, update_by_rows
@@ -169,6 +170,7 @@ class RemoteStepRunner:
         self._told: list[Report] = []  # reports that nobody has heard of yet
         with asking_once(may_ask_once(self.model)):
             train_step = trace_step(strategy, self.model, element, self._rate, placed=self._exact, seeded=False)
+        refuse_outside(program, train_step, f"{type(self.model).__name__}.train_step", self.model)
         if of_keras3:
             with strategy.scope():
                 keras3.begin_averages(self.model)
@@ -467,6 +469,8 @@ def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
         keras3.forget_seeds()
         keras3.train_shards()
         model = build_model(program)
+        if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+            refuse_outside_model(program, model)
         if is_keras3(model):
             keras3.prepare(model)
         else:

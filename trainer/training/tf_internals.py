@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import itertools
 import logging
 import sys
@@ -30,10 +31,12 @@ from tensorflow.python.data.util import random_seed, structure
 from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 from tensorflow.python.eager import context, executor
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
 from tf_keras.src.mixed_precision import autocast_variable
 
 from trainer.cluster.member import to_take_in
+from trainer.repeated_failures import RepeatedFailures
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
@@ -64,6 +67,8 @@ class Members(Protocol):
     def has_ended(self, task: str, process: str | None) -> bool: ...
     def leaves(self, task: str) -> bool: ...
     def killed_by_call(self, tasks: list[str], steps: int) -> Exception: ...
+    def lost_ps(self) -> list[str]: ...
+    def failed_alike(self, error: Exception) -> Exception: ...
     def workers_taken_in(self, tasks: Collection[str]) -> None: ...
 
 
@@ -99,6 +104,8 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
         self.updating_since: float | None = None
         """Since when TensorFlow is taking in workers."""
         self._asked_again: float | None = None
+        self.alike: AlikeFailures | None = None
+        """Counts the failures of this generation's calls."""
         super().__init__(server_def, cluster)
         self._worker_up_cond = TakenIn(self, self._cluster_update_lock)
 
@@ -219,6 +226,62 @@ class CallBudget:
         return ended
 
 
+class AlikeFailures:
+    """Ends the run when every worker fails in the same way, again and again: TensorFlow would repeat that for ever."""
+
+    def __init__(self, cluster: Any, members: Members) -> None:
+        """Watch the workers of TensorFlow's cluster."""
+        self._queue = cluster.closure_queue
+        self._members = members
+        self.failures = RepeatedFailures()
+        finished = self._queue.mark_finished
+
+        def ended_well() -> None:
+            self.failures.clear()
+            finished()
+
+        self._queue.mark_finished = ended_well
+        for task, worker in zip(members.workers, cluster.workers, strict=True):
+            worker._on_closure_failure = partial(self._call_failed, task, worker._on_closure_failure)
+            worker._on_resource_closure_failure = partial(self._dataset_failed, task, worker._on_resource_closure_failure)
+
+    def _call_failed(self, task: str, put_back: Callable[[Any, Any], None], closure: Any, error: Any) -> None:
+        if (failed := self._verdict(task, error)) is None:
+            put_back(closure, error)
+            return
+        closure.maybe_call_with_output_remote_value(lambda value: value._set_error(failed))
+        self._queue.mark_failed(failed)
+
+    def _dataset_failed(self, task: str, clear: Callable[[Any], None], error: Any) -> None:
+        """Do the same where a worker fails to make its iterator, which no call waits for."""
+        clear(error)
+        if (failed := self._verdict(task, error)) is not None:
+            with self._queue._queue_lock:
+                self._queue._error = self._queue._error or failed
+                self._queue._stop_waiting_condition.notify_all()
+
+    def _verdict(self, task: str, error: Any) -> Exception | None:
+        """Return the program's error, or None where this one may be a worker's; its own thread waits meanwhile."""
+        error = getattr(error, "original_exception", None) or error
+        message, classes = str(error), [kind.__name__ for kind in type(error).__mro__]
+        self.failures.add(task, self._members.process(task), classes, message)
+        began = time.monotonic()
+        if not self.failures.are_the_programs(message, self._processes()):
+            return None
+        # A process that has just ended is known to have ended once everybody was asked again.
+        while len(self._members.workers_serving(began)) < len(self._members.workers_serving()):
+            if time.monotonic() - began > CONFIRM_SECONDS:
+                return None
+            time.sleep(POLL_SECONDS)
+        if self._members.lost_ps() or not self.failures.are_the_programs(message, self._processes()):
+            return None
+        return self._members.failed_alike(error)
+
+    def _processes(self) -> list[tuple[str, str | None]]:
+        """Return the workers that answer, each with the process that takes part."""
+        return [(task, self._members.process(task)) for task in sorted(self._members.workers_serving())]
+
+
 def call_steps(closure: Any) -> int:
     """Return how many steps a call has: the first number of its second argument; 0 of an evaluation's call."""
     return int(closure._args[1][0]) if len(closure._args) == 3 else 0
@@ -249,6 +312,7 @@ def make_coordinator(strategy: Any, members: Members | None) -> Any:
         cluster_coordinator.WorkerPreemptionHandler = original
     members.handler = coordinator._cluster.failure_handler
     CallBudget(coordinator._cluster, members)
+    members.handler.alike = AlikeFailures(coordinator._cluster, members)
     return coordinator
 
 
@@ -494,6 +558,12 @@ def worker_threads() -> Iterator[list[threading.Thread]]:
     found.extend(thread for thread in begun if thread.name.startswith(WORKER_THREAD))
 
 
+def calls_fail(coordinator: Any) -> bool:
+    """Return whether calls have failed on workers since one ended well."""
+    alike = getattr(coordinator._cluster.failure_handler, "alike", None)
+    return alike is not None and alike.failures.any
+
+
 def is_recovering(coordinator: Any) -> bool:
     """Return whether a ClusterCoordinator takes in a worker: another strategy made meanwhile would hang or crash."""
     handler = coordinator._cluster.failure_handler
@@ -507,6 +577,17 @@ def connected_workers() -> int:
     server_def = context.get_server_def()
     jobs = server_def.cluster.job if server_def is not None else []
     return sum(len(job.tasks) for job in jobs if job.name == "worker")
+
+
+def forget_traces() -> None:
+    """Have each `tf.function` that was called before be traced again when it is called next; call it before a strategy.
+
+    TensorFlow sends a function to the members when it is traced. They would lack one that was called before, at import
+    or in an earlier generation, where a step uses it: "Can't find a function".
+    """
+    for one in gc.get_objects():
+        if type(one) is polymorphic_function.Function:
+            one._function_cache.clear()
 
 
 def context_id() -> int:
