@@ -17,7 +17,9 @@ def message(number: int) -> str:
     )
 
 
-def failed(processes: list[tuple[str, str]], times: int = FAILURES, classes: tuple[str, ...] = CLASSES) -> RepeatedFailures:
+def failed(
+    processes: list[tuple[str, str]], times: int = FAILURES, classes: tuple[str, ...] = CLASSES
+) -> RepeatedFailures:
     failures = RepeatedFailures()
     for number, process in enumerate(processes * times):
         failures.add(*process, classes, message(number))

@@ -244,9 +244,9 @@ class Membership:
         """Return the error that the program has, where every worker reports it and none has ended."""
         return UserError(
             f"every worker fails in the same way, again and again, and none of them has ended: {explain(error)}. "
-            "So the program is at fault, not a machine. What a step or a dataset uses is made in build_model, or within "
-            "them: a variable, table, optimizer or generator that is made elsewhere lies in the coordinator, where "
-            "workers can't reach it (docs/programs.md)"
+            "So the program is at fault, not a machine. Make in build_model what a step or a dataset uses: a variable, "
+            "table, optimizer or generator that is made elsewhere lies in the coordinator, where workers can't reach "
+            "it (docs/programs.md)"
         )
 
     def seen(self) -> dict[str, Seen]:

@@ -53,7 +53,9 @@ def name_of(handle: Any, program: Any, model: Any) -> str:
         for name, value in list(place.items()):
             if any(one is handle for one in handles_of(value)):
                 kind = type(value)
-                return f"{owner}.{name} ({kind.__module__.partition('.')[0]}'s {kind.__name__.removeprefix('Resource')})"
+                return (
+                    f"{owner}.{name} ({kind.__module__.partition('.')[0]}'s {kind.__name__.removeprefix('Resource')})"
+                )
     return ""
 
 

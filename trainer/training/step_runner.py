@@ -43,6 +43,7 @@ from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import may_ask_once, update_by_rows
 from trainer.training.tf_internals import (
     Members,
+    calls_fail,
     elements_of,
     is_recovering,
     iterator_handles,
@@ -105,6 +106,10 @@ class StepRunner(Protocol):
     @property
     def is_recovering(self) -> bool:
         """Whether TensorFlow is taking in a worker again."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether calls have failed, and none has ended well since."""
 
     def call(self, steps: int) -> Call:
         """Give a call of so many steps."""
@@ -213,6 +218,10 @@ class RemoteStepRunner:
     @property
     def is_recovering(self) -> bool:
         return is_recovering(self._coordinator)
+
+    @property
+    def is_failing(self) -> bool:
+        return calls_fail(self._coordinator)
 
     def call(self, steps: int) -> Call:
         if self._iterator is None:
@@ -323,7 +332,7 @@ class RemoteStepRunner:
 class LocalStepRunner:
     """This process's devices, alone or in step with those of the other members (multi_worker_mirrored)."""
 
-    is_recovering = False
+    is_recovering = is_failing = False
     position = None
 
     def __init__(

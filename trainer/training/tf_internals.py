@@ -243,7 +243,9 @@ class AlikeFailures:
         self._queue.mark_finished = ended_well
         for task, worker in zip(members.workers, cluster.workers, strict=True):
             worker._on_closure_failure = partial(self._call_failed, task, worker._on_closure_failure)
-            worker._on_resource_closure_failure = partial(self._dataset_failed, task, worker._on_resource_closure_failure)
+            worker._on_resource_closure_failure = partial(
+                self._dataset_failed, task, worker._on_resource_closure_failure
+            )
 
     def _call_failed(self, task: str, put_back: Callable[[Any, Any], None], closure: Any, error: Any) -> None:
         if (failed := self._verdict(task, error)) is None:
