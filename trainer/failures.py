@@ -39,6 +39,10 @@ MENDS = {
     "tensors or a tf.function: to accumulate gradients, add them up within a step (docs/programs.md)",
     "/job:localhost/": "the program uses a variable, table, optimizer, metric or model that was made before "
     "build_model was called: make it in build_model, which is called in the strategy's scope (docs/programs.md)",
+    "tensor proto whose content is larger than 2GB": "a graph goes to each worker in one message, of 2 GiB at most: "
+    "write the data to files, and read those in train_dataset (docs/input.md)",
+    "was not created in the distribution strategy scope": "make the whole model in build_model, with its layers and "
+    "its optimizer (docs/programs.md)",
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
     "tf.reduce_mean(loss(y, told)) (docs/programs.md)",
 }

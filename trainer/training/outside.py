@@ -82,7 +82,7 @@ def handles_of(value: Any) -> Iterable[Any]:
     found = []
     for part in (value, getattr(value, "state", None), getattr(value, "_value", None), *variables_of(value)):
         for name in ("handle", "resource_handle", "queue_ref", "_resource"):
-            one = getattr(part, name, None)
+            one: Any = getattr(part, name, None)
             if tf.is_tensor(one) and one.dtype == tf.resource:
                 found.append(one)
     return found
@@ -97,7 +97,7 @@ def variables_of(value: Any) -> list[Any]:
         kept = kept() if callable(kept) else kept  # a legacy optimizer's is a method
     except (AttributeError, TypeError, ValueError):  # not built yet
         return []
-    flat = []
+    flat: list[Any] = []
     for one in kept or []:
         flat.extend(getattr(one, "variables", None) or [getattr(one, "_value", one)])
     return flat

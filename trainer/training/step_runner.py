@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from trainer.config import Config
@@ -28,6 +29,7 @@ from trainer.training import keras3
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.data_service import DataService
 from trainer.training.input import ENDLESS, Beginning, own_train_dataset, replica_element_spec, train_dataset_fn
+from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.learning_rate import LearningRate
 from trainer.training.lookups import asking_once
 from trainer.training.metrics import CallMetrics, MetricStates
@@ -175,6 +177,7 @@ class RemoteStepRunner:
         self._told: list[Report] = []  # reports that nobody has heard of yet
         with asking_once(may_ask_once(self.model)):
             train_step = trace_step(strategy, self.model, element, self._rate, placed=self._exact, seeded=False)
+        refuse_large_arrays(train_step.graph, f"{type(self.model).__name__}.train_step")
         refuse_outside(program, train_step, f"{type(self.model).__name__}.train_step", self.model)
         if of_keras3:
             with strategy.scope():
@@ -720,10 +723,19 @@ def reduce_replicas(strategy: Any, outputs: Any) -> Any:
 
 
 def fetch_numbers(outputs: Any) -> dict[str, float]:
-    """Return what train_step or an evaluation returned, by name; what is not one number has no place in the log."""
+    """Return what train_step or an evaluation returned, by name; of several numbers their mean, as Keras shows them."""
     if not isinstance(outputs, dict):
         outputs = {"loss": outputs}
-    return {str(name): float(value) for name, value in outputs.items() if getattr(value, "ndim", 0) == 0}
+    return {str(name): mean_of(value) for name, value in outputs.items() if has_numbers(value)}
+
+
+def has_numbers(value: Any) -> bool:
+    """Return whether a value is a number, or an array of numbers: a text has no place in the log."""
+    return not getattr(value, "ndim", 0) or np.asarray(value).dtype.kind in "biuf"
+
+
+def mean_of(value: Any) -> float:
+    return float(np.mean(value)) if getattr(value, "ndim", 0) else float(value)
 
 
 @contextlib.contextmanager

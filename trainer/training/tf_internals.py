@@ -541,6 +541,17 @@ def called_graphs(operation: Any) -> list[tuple[Any, list[Any]]]:
     return [(one.graph, given) for one in found]
 
 
+def inner_graphs(graph: Any) -> Iterator[Any]:
+    """Yield a traced graph, and those of the functions in it, each once."""
+    seen, left = set[int](), [graph]
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            left += [each.graph for each in one._functions.values() if getattr(each, "graph", None) is not None]
+
+
 def is_read_since_writes(read: Any, handle: Any, reading: Collection[str]) -> bool:
     """Return whether what was read of a handle is still so: no operation came later, but for those of these types."""
     return not any(one._id > read._id and one.type not in reading for one in handle.consumers())
