@@ -32,7 +32,9 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    answered: dict[str, Any] = run_check("outside_check.py", *NAMED, *OTHERS, "Called", deadline=5 * MINUTE)
+    answered: dict[str, Any] = run_check(
+        "outside_check.py", *NAMED, *OTHERS, "Optimizer", "Called", deadline=5 * MINUTE
+    )
     return answered
 
 
@@ -40,6 +42,11 @@ def found() -> dict[str, Any]:
 def test_what_is_made_before_the_strategy_is_named(found: dict[str, Any], name: str) -> None:
     assert str(found[name]).startswith(NAMED[name])
     assert EARLY in found[name]
+
+
+def test_an_optimizer_that_compile_fails_to_read_is_named(found: dict[str, Any]) -> None:
+    assert "/outside.py:" in found["Optimizer"]
+    assert "was made before build_model was called: make it in build_model" in found["Optimizer"]
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -90,6 +90,16 @@ class Layer(Plain):
         return {"t": tf.reduce_sum(self.layer(tf.ones([1, 4])))}
 
 
+class Optimizer(Plain):
+    def __init__(self):
+        self.optimizer = keras.optimizers.Adam()
+
+    def build_model(self):
+        model = Extra(self.extra)
+        model.compile(self.optimizer, "mse")
+        return model
+
+
 class WholeModel(Plain):
     def __init__(self):
         self.model = keras.Sequential([keras.layers.Dense(1, input_shape=(4,))])
