@@ -10,24 +10,24 @@ import re
 import threading
 from collections.abc import Collection
 
+from trainer.failures import first_line
 from trainer.transport_errors import OF_A_CALL
 
-FAILURES = 3  # of each worker, with one message
+FAILURES = 3  # with one message
 # What differs between two reports of one error: the numbers of tasks and functions, addresses, keys.
 VARIES = re.compile(r"0x[0-9a-f]+|[0-9]+", re.IGNORECASE)
-COMPARED = 2000
 
 
 def signature(message: str) -> str:
-    """Return what two reports of the same error have in common."""
-    return VARIES.sub("#", message)[:COMPARED]
+    """Return what two reports of one error have in common: the first line, or the first of several root errors."""
+    return VARIES.sub("#", first_line(Exception(message)))
 
 
 class RepeatedFailures:
     """Counts the failures of calls by what they report, since a call ended well; called from workers' threads."""
 
     def __init__(self, failures: int = FAILURES) -> None:
-        """`failures` says how many of each worker make an error the program's."""
+        """`failures` says how many make an error the program's, at least one of each worker."""
         self._failures = failures
         self._lock = threading.Lock()
         self._seen: dict[str, dict[tuple[str, str | None], int]] = {}
@@ -44,10 +44,11 @@ class RepeatedFailures:
             counts[task, process] = counts.get((task, process), 0) + 1
 
     def are_the_programs(self, message: str, processes: Collection[tuple[str, str | None]]) -> bool:
-        """Return whether each of these processes of workers, and there is one, has often failed with this message."""
+        """Return whether each of these processes of workers has failed with this message, together often enough."""
         with self._lock:
             counts = self._seen.get(signature(message), {})
-            return bool(processes) and all(counts.get(process, 0) >= self._failures for process in processes)
+            failed = [counts.get(process, 0) for process in processes]
+            return all(failed) and sum(failed) >= self._failures
 
     def clear(self) -> None:
         """Begin again: a call has ended well."""

@@ -32,7 +32,17 @@ def test_the_same_error_of_every_worker_is_the_programs() -> None:
 
 
 def test_two_failures_are_not_enough() -> None:
-    assert not failed(BOTH, FAILURES - 1).are_the_programs(message(7), BOTH)
+    assert not failed(BOTH[:1], FAILURES - 1).are_the_programs(message(7), BOTH[:1])
+    assert not failed(BOTH, 1).are_the_programs(message(7), BOTH)
+
+
+def test_several_root_errors_are_compared_by_the_first() -> None:
+    failures, said = RepeatedFailures(), "INVALID_ARGUMENT: no such thing"
+    for process, roots in (("a", 1), ("b", 2), ("a", 3)):
+        lines = [f"{roots} root error(s) found.", *(f"  ({number}) {said}" for number in range(roots)), f"{roots} more"]
+        failures.add(f"worker-{process}", process, CLASSES, "\n".join(lines))
+    found = "9 root error(s) found.\n  (0) " + said
+    assert failures.are_the_programs(found, [("worker-a", "a"), ("worker-b", "b")])
 
 
 def test_one_workers_error_is_its_own() -> None:

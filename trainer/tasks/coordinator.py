@@ -282,6 +282,8 @@ class Training:
             except MembershipChanged as reform:
                 message, self._doubted = str(reform), False
             except Exception as error:
+                if membership is not None and self._is_failing_alike(error, membership):
+                    raise membership.failed_alike(error) from error
                 if membership is None or not self._is_mendable_here(error):
                     raise
                 # One that trained well shows that this process can: it is not its fault that nothing was saved.
@@ -305,6 +307,13 @@ class Training:
                 membership.generation_over(message)
             if why := self._let_go():
                 raise Infrastructure(f"{message}; and {why}")
+
+    def _is_failing_alike(self, error: Exception, membership: Membership) -> bool:
+        """Return whether every worker of this generation has failed with this error, and none has trained."""
+        if isinstance(error, UserError | Infrastructure) or self._controller is None or self._controller.has_trained:
+            return False
+        failing = getattr(self._runner, "is_failing_alike", None)
+        return failing is not None and failing(error) and not membership.hurt
 
     def _fails_alike(self, error: Exception) -> bool:
         """Return whether each generation has failed with this error, while no member's process ended."""

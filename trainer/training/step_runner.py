@@ -45,6 +45,7 @@ from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import may_ask_once, update_by_rows
 from trainer.training.tf_internals import (
     Members,
+    all_failed_alike,
     calls_fail,
     elements_of,
     is_recovering,
@@ -225,6 +226,10 @@ class RemoteStepRunner:
     @property
     def is_failing(self) -> bool:
         return calls_fail(self._coordinator)
+
+    def is_failing_alike(self, error: Exception) -> bool:
+        """Return whether every worker has failed with this error, while no process ended."""
+        return all_failed_alike(self._coordinator, error)
 
     def call(self, steps: int) -> Call:
         if self._iterator is None:

@@ -104,8 +104,7 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
         self.updating_since: float | None = None
         """Since when TensorFlow is taking in workers."""
         self._asked_again: float | None = None
-        self.alike: AlikeFailures | None = None
-        """Counts the failures of this generation's calls."""
+        self.alike = AlikeFailures(members)
         super().__init__(server_def, cluster)
         self._worker_up_cond = TakenIn(self, self._cluster_update_lock)
 
@@ -134,11 +133,14 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
 
         self.busy[task] = time.monotonic()
         try:
-            with super().wait_on_failure(
-                on_failure_fn=failed,
-                on_transient_failure_fn=on_transient_failure_fn,
-                on_recovery_fn=on_recovery_fn,
-                worker_device_name=worker_device_name,
+            with (
+                super().wait_on_failure(
+                    on_failure_fn=failed,
+                    on_transient_failure_fn=on_transient_failure_fn,
+                    on_recovery_fn=on_recovery_fn,
+                    worker_device_name=worker_device_name,
+                ),
+                self.alike.watching(task),
             ):
                 yield
         finally:
@@ -227,61 +229,46 @@ class CallBudget:
 
 
 class AlikeFailures:
-    """Ends the run when every worker fails in the same way, again and again: TensorFlow would repeat that for ever."""
+    """Finds the program's error where every worker fails in the same way: TensorFlow would repeat that for ever."""
 
-    def __init__(self, cluster: Any, members: Members) -> None:
-        """Watch the workers of TensorFlow's cluster."""
-        self._queue = cluster.closure_queue
+    def __init__(self, members: Members) -> None:
         self._members = members
         self.failures = RepeatedFailures()
-        finished = self._queue.mark_finished
+
+    def clear_when_calls_end(self, queue: Any) -> None:
+        """Begin the count again each time that a call ends well; to make an iterator is no such call."""
+        finished = queue.mark_finished
 
         def ended_well() -> None:
             self.failures.clear()
             finished()
 
-        self._queue.mark_finished = ended_well
-        for task, worker in zip(members.workers, cluster.workers, strict=True):
-            worker._on_closure_failure = partial(self._call_failed, task, worker._on_closure_failure)
-            worker._on_resource_closure_failure = partial(
-                self._dataset_failed, task, worker._on_resource_closure_failure
-            )
+        queue.mark_finished = ended_well
 
-    def _call_failed(self, task: str, put_back: Callable[[Any, Any], None], closure: Any, error: Any) -> None:
-        if (failed := self._verdict(task, error)) is None:
-            put_back(closure, error)
-            return
-        closure.maybe_call_with_output_remote_value(lambda value: value._set_error(failed))
-        self._queue.mark_failed(failed)
+    @contextlib.contextmanager
+    def watching(self, task: str) -> Iterator[None]:
+        """Raise the program's error in the place of the one that a worker reports, where it is that."""
+        try:
+            yield
+        except (tf.errors.OpError, cluster_coordinator.ClosureInputError, cluster_coordinator.ClosureAbortedError) as e:
+            error = getattr(e, "original_exception", None) or e
+            classes = [kind.__name__ for kind in type(error).__mro__]
+            self.failures.add(task, self._members.process(task), classes, str(error))
+            if self.have_all_failed(error):
+                raise self._members.failed_alike(error) from error
+            raise
 
-    def _dataset_failed(self, task: str, clear: Callable[[Any], None], error: Any) -> None:
-        """Do the same where a worker fails to make its iterator, which no call waits for."""
-        clear(error)
-        if (failed := self._verdict(task, error)) is not None:
-            with self._queue._queue_lock:
-                self._queue._error = self._queue._error or failed
-                self._queue._stop_waiting_condition.notify_all()
+    def have_all_failed(self, error: Exception) -> bool:
+        """Return whether each worker that answers has failed so, and no member's process has ended; this waits."""
+        if not self._are_alike(error):
+            return False
+        self._members.workers_serving(time.monotonic())
+        time.sleep(CONFIRM_SECONDS)  # who has ended is known then
+        return not self._members.lost_ps() and self._are_alike(error)
 
-    def _verdict(self, task: str, error: Any) -> Exception | None:
-        """Return the program's error, or None where this one may be a worker's; its own thread waits meanwhile."""
-        error = getattr(error, "original_exception", None) or error
-        message, classes = str(error), [kind.__name__ for kind in type(error).__mro__]
-        self.failures.add(task, self._members.process(task), classes, message)
-        began = time.monotonic()
-        if not self.failures.are_the_programs(message, self._processes()):
-            return None
-        # A process that has just ended is known to have ended once everybody was asked again.
-        while len(self._members.workers_serving(began)) < len(self._members.workers_serving()):
-            if time.monotonic() - began > CONFIRM_SECONDS:
-                return None
-            time.sleep(POLL_SECONDS)
-        if self._members.lost_ps() or not self.failures.are_the_programs(message, self._processes()):
-            return None
-        return self._members.failed_alike(error)
-
-    def _processes(self) -> list[tuple[str, str | None]]:
-        """Return the workers that answer, each with the process that takes part."""
-        return [(task, self._members.process(task)) for task in sorted(self._members.workers_serving())]
+    def _are_alike(self, error: Exception) -> bool:
+        workers = sorted(self._members.workers_serving())
+        return self.failures.are_the_programs(str(error), [(task, self._members.process(task)) for task in workers])
 
 
 def call_steps(closure: Any) -> int:
@@ -314,7 +301,7 @@ def make_coordinator(strategy: Any, members: Members | None) -> Any:
         cluster_coordinator.WorkerPreemptionHandler = original
     members.handler = coordinator._cluster.failure_handler
     CallBudget(coordinator._cluster, members)
-    members.handler.alike = AlikeFailures(coordinator._cluster, members)
+    members.handler.alike.clear_when_calls_end(coordinator._cluster.closure_queue)
     return coordinator
 
 
@@ -575,6 +562,12 @@ def calls_fail(coordinator: Any) -> bool:
     """Return whether calls have failed on workers since one ended well."""
     alike = getattr(coordinator._cluster.failure_handler, "alike", None)
     return alike is not None and alike.failures.any
+
+
+def all_failed_alike(coordinator: Any, error: Exception) -> bool:
+    """Return whether every worker reported this error, since a call ended well, and no process has ended."""
+    alike = getattr(coordinator._cluster.failure_handler, "alike", None)
+    return alike is not None and alike.have_all_failed(getattr(error, "original_exception", None) or error)
 
 
 def is_recovering(coordinator: Any) -> bool:
