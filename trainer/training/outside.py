@@ -90,7 +90,8 @@ def handles_of(value: Any) -> Iterable[Any]:
 
 def variables_of(value: Any) -> list[Any]:
     """Return the variables of a layer, model, metric or optimizer, those beneath a split one and beneath Keras 3's."""
-    if not any(kind.__module__.startswith(("keras.", "tf_keras.")) for kind in type(value).__mro__):
+    of_keras = any(kind.__module__.startswith(("keras.", "tf_keras.")) for kind in type(value).__mro__)
+    if not of_keras and not isinstance(value, tf.Module):
         return []
     try:
         kept = getattr(value, "variables", None)
