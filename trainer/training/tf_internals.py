@@ -267,8 +267,10 @@ class AlikeFailures:
         return not self._members.lost_ps() and self._are_alike(error)
 
     def _are_alike(self, error: Exception) -> bool:
-        workers = sorted(self._members.workers_serving())
-        return self.failures.are_the_programs(str(error), [(task, self._members.process(task)) for task in workers])
+        workers = [(task, self._members.process(task)) for task in sorted(self._members.workers_serving())]
+        if not self.failures.are_the_programs(str(error), workers):
+            return False
+        return not any(self._members.has_ended(*worker) for worker in workers)
 
 
 def call_steps(closure: Any) -> int:
