@@ -15,7 +15,7 @@ from fleet.run import Run
 from fleet.schema.problems import show
 from fleet.sweep import is_same
 from fleet.units import Health, Unit, find_trouble
-from trainer.config import PROGRAM_NAME, RUN_NAME, SOURCE
+from trainer.config import NO_PROGRAM_NAME, RUN_NAME, SOURCE, program_name_problem
 
 # A server that systemd calls running has its port within this time.
 PORT_SECONDS = 30
@@ -51,11 +51,10 @@ def choose(
             f"--run {show(run_name)} can't name a run: its directory gets the name. Use letters, digits, dot, dash and "
             "underscore, starting with a letter or digit, such as --run digits-2"
         )
-    if program is not None and not PROGRAM_NAME.fullmatch(program):
-        raise OperatorMistake(
-            f"--program {show(program)} names no program; expected package.module:Name, such as "
-            "--program trainer.examples.digits:Digits"
-        )
+    if program is not None and (problem := program_name_problem(program)):
+        example = "expected package.module:Name, such as --program trainer.examples.digits:Digits"
+        problem = f"names no program; {example}" if problem == NO_PROGRAM_NAME else problem
+        raise OperatorMistake(f"--program {show(program)} {problem}")
     if run_name is None and "sweep" in selection and (program or program_args):
         raise OperatorMistake(
             f"the sweep {selection['sweep']['name']} is selected, and its file has its program and parameters: name a "

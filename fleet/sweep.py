@@ -15,7 +15,7 @@ import yaml
 from fleet.errors import OperatorMistake, first_line
 from fleet.schema.problems import show
 from fleet.schema.reading import plain
-from trainer.config import PROGRAM_NAME, RUN_NAME
+from trainer.config import NO_PROGRAM_NAME, RUN_NAME, program_name_problem
 from trainer.parameters import values_problem
 
 KEYS = ("name", "program", "program_args", "grid", "points")
@@ -86,8 +86,11 @@ def file_problem(told: Any, stem: str) -> str | None:
     name, grid, points = told.get("name", stem), told.get("grid", {}), told.get("points", [])
     if not isinstance(name, str) or not RUN_NAME.fullmatch(f"{name}-{MOST_POINTS}"):
         return f"name is {show(name)}: the runs are called after it; use letters, digits, '.', '_' and '-'"
-    if not isinstance(told.get("program", "p:P"), str) or not PROGRAM_NAME.fullmatch(told.get("program", "p:P")):
-        return f"program is {show(told['program'])}: expected package.module:Name"
+    if not isinstance(program := told.get("program", "p:P"), str) or program_name_problem(program):
+        more = program_name_problem(program) if isinstance(program, str) else NO_PROGRAM_NAME
+        return f"program is {show(program)}: " + (
+            "expected package.module:Name" if more == NO_PROGRAM_NAME else f"it {more}"
+        )
     if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
         return f"grid is {show(grid)}: expected a list of values for each name, such as learning_rate: [0.1, 0.01]"
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):

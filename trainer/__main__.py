@@ -21,6 +21,7 @@ from trainer.cluster.spec import SERVICE_JOBS, Cluster
 from trainer.config import Config, ConfigError, absolute_path, read_assignments
 from trainer.failures import TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.gpus import find_missing
+from trainer.proxies import bypass_proxies
 from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
 from trainer.reporting.journal import about
 from trainer.reporting.logs import set_up_logging
@@ -211,6 +212,7 @@ def become_task(
     if listener is not None:
         serve(listener, told)
     prepare_tensorflow()
+    bypass_proxies(cluster.addresses)
     # Also where flags said it: TensorFlow and the user's program may look there.
     os.environ["TF_CONFIG"] = dataclasses.replace(cluster, service={}).as_tf_config()
     missing = find_missing(environment)

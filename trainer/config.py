@@ -29,6 +29,7 @@ MIN_SECONDS = MIN_HOURS = 0.001
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SOURCE = re.compile(rf"(?P<run>{RUN_NAME.pattern})@(?P<step>\d{{1,15}})")
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+NO_PROGRAM_NAME = "must look like package.module:Name, the object that builds the model and the datasets"
 PROGRAM_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -318,10 +319,6 @@ TYPES: dict[str, Any] = get_type_hints(Config)
 KINDS = {key: kinds_of(hint) for key, hint in TYPES.items()}
 
 CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "program": (
-        lambda value: PROGRAM_NAME.fullmatch(value) is not None,
-        "must look like package.module:Name, the object that builds the model and the datasets",
-    ),
     "run": (
         lambda value: RUN_NAME.fullmatch(value) is not None,
         "is the name of a directory: letters, digits, '.', '_' and '-', at most 100, the first a letter or a digit",
@@ -407,6 +404,27 @@ TYPE_NAMES = {
 }
 
 
+def program_name_problem(name: str) -> str:
+    """Say why a text can't name a program; nothing where it can."""
+    if PROGRAM_NAME.fullmatch(name):
+        return ""
+    module, colon, attribute = name.partition(":")
+    if "/" in module or module.endswith(".py"):
+        dotted = module.removesuffix(".py").strip("./").replace("/", ".")
+        return f"is a path: write the module with dots and without .py, as {dotted}:{attribute or 'Name'}"
+    parts = [*module.split("."), *attribute.split(".")] if colon and module and attribute else []
+    wrong = next((part for part in parts if part and not re.fullmatch(r"[A-Za-z_]\w*", part)), None)
+    if wrong is None:
+        return NO_PROGRAM_NAME
+    mend = re.sub(r"\W", "_", wrong)
+    mend = f"_{mend}" if mend[0].isdigit() else mend
+    what = f"the module {wrong} (its file or directory)" if wrong in module.split(".") else wrong
+    return (
+        f"has {wrong!r}, which Python can't import by name: names have letters, digits and _, and begin with no digit. "
+        f"Rename {what} to {mend}"
+    )
+
+
 def key_problem(key: str, value: Any) -> str | None:
     """Say what is wrong with one setting by itself; None where it is right."""
     try:
@@ -424,6 +442,8 @@ def key_problem(key: str, value: Any) -> str | None:
             return f"{key}: must be at least {least:g}, not {value!r}"
     if key == "program_args" and (problem := values_problem(value)):
         return f"{key}: {problem}"
+    if key == "program" and (problem := program_name_problem(value)):
+        return f"{key}: {problem}, not {value!r}" if problem == NO_PROGRAM_NAME else f"{key}: {value!r} {problem}"
     if key == "shared_dir" and (problem := url_problem(key, value)):
         return problem
     holds, expected = CHECKS.get(key, (None, ""))

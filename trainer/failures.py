@@ -31,10 +31,18 @@ LIBRARIES = tuple(
 LINE_IN_MESSAGE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 LAYER_IN_MESSAGE = re.compile(r"(?:\w+: )?Exception encountered when calling (?P<called>.+?)\.?$")  # Keras's
 COLOUR_IN_MESSAGE = re.compile(r"\x1b\[\d*m")
+# What TensorFlow calls a thing of the program's that was made before this process joined the cluster.
+MADE_EARLY = re.compile(r"/job:localhost/\S+ (unknown device|not found)", re.IGNORECASE)
 # What Keras and TensorFlow refuse in a train_step without a word of what to do here.
 MENDS = {
     "`merge_call` called while defining a new graph": "an optimizer can't be applied within tf.cond, an `if` over "
     "tensors or a tf.function: to accumulate gradients, add them up within a step (docs/programs.md)",
+    "/job:localhost/": "the program uses a variable, table, optimizer, metric or model that was made before "
+    "build_model was called: make it in build_model, which is called in the strategy's scope (docs/programs.md)",
+    "tensor proto whose content is larger than 2GB": "a graph goes to each worker in one message, of 2 GiB at most: "
+    "write the data to files, and read those in train_dataset (docs/input.md)",
+    "was not created in the distribution strategy scope": "make the whole model in build_model, with its layers and "
+    "its optimizer (docs/programs.md)",
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
     "tf.reduce_mean(loss(y, told)) (docs/programs.md)",
 }
@@ -91,6 +99,8 @@ def is_infrastructure(error: BaseException, program_file: Path | None = None) ->
         return False
     # TensorFlow's file system says "<path>; <what the system says>", as an error of some kind or other.
     message = str(error)
+    if MADE_EARLY.search(message):
+        return False  # no server's name: the same words of another device are those of a server that is new
     storage = any(f"; {os.strerror(number)}" in message for number in STORAGE)
     classes = tuple(kind.__name__ for kind in type(error).__mro__)
     return storage or transport_error(classes, message) is not None or is_device(error)

@@ -46,7 +46,26 @@ def load_program(name: str, arguments: Mapping[str, Any]) -> Any:
             raise
         said = describe_values(arguments) or "no arguments"
         raise UserError(f"program {name}: building it with {said} failed: {explain(error)}") from error
+    refuse_modes(f"program {name}")
     return check_program(program, name)
+
+
+def refuse_modes(what: str) -> None:
+    """Raise UserError where a program has TensorFlow run otherwise than workers can."""
+    if "tensorflow" not in sys.modules:
+        return
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        raise UserError(
+            f"{what} has switched eager execution off (tf.compat.v1.disable_eager_execution or disable_v2_behavior). "
+            "The trainer and tf.keras need it, and steps are traced to graphs all the same: leave the call out"
+        )
+    if tf.config.functions_run_eagerly():
+        raise UserError(
+            f"{what} has called tf.config.run_functions_eagerly(True). Workers run traced functions alone: leave the "
+            "call out. To look at numbers within a step, use tf.print"
+        )
 
 
 def check_program(program: Any, name: str) -> Any:
@@ -68,6 +87,7 @@ def build_model(program: Any) -> Any:
     """Call the program's build_model and check what it returns; raises UserError."""
     model = program.build_model()
     name = type(program).__name__
+    refuse_modes(f"{name}.build_model")
     if not is_keras3(model) and not (hasattr(model, "train_step") and hasattr(model, "compiled_metrics")):
         raise UserError(
             f"{name}.build_model returned {type(model).__module__}.{type(model).__name__}, not a tf_keras model: "

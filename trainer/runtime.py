@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from trainer.proxies import bypass_proxies
+
 ENVIRONMENT = {
     # tf.keras is tf_keras. Programs that `import keras` have Keras 3 beside it (docs/keras3.md).
     "TF_USE_LEGACY_KERAS": "1",
@@ -20,6 +22,7 @@ PS_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 def prepare_tensorflow() -> None:
     """Set what is not set; raises ImportError when TensorFlow is there already with Keras 3."""
+    bypass_proxies()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     tensorflow = sys.modules.get("tensorflow")

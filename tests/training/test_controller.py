@@ -35,7 +35,7 @@ SETTINGS = {"program": "a:B", "steps": 100, "epoch_steps": 20}
 class Counting:
     """Counts the steps of calls, and those of one call twice; a call ends when the controller looks for it."""
 
-    is_recovering = False
+    is_recovering = is_failing = False
     position = None
 
     def __init__(self, twice: int = -1) -> None:

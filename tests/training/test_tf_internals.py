@@ -126,6 +126,15 @@ class Members:
     def worker_lost(self, task: str) -> None:
         self.lost.append(task)
 
+    def process(self, task: str) -> str:
+        return task
+
+    def has_ended(self, task: str, process: str | None) -> bool:
+        return False
+
+    def lost_ps(self) -> list[str]:
+        return []
+
     def workers_taken_in(self, tasks: Any) -> None:
         self.taken.append(set(tasks))
 

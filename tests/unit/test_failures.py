@@ -135,3 +135,20 @@ def test_errors_of_transport_are_infrastructure(monkeypatch: pytest.MonkeyPatch,
     tensorflow = SimpleNamespace(errors=SimpleNamespace(OpError=OpError, InternalError=InternalError))
     monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)  # type: ignore[arg-type]
     assert is_infrastructure(InternalError(message)) is expected
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("/job:localhost/replica:0/task:0/device:CPU:0", False),  # made before this process joined the cluster
+        ("/job:ps/replica:0/task:0/device:CPU:0", True),  # a server that is a new process
+    ],
+)
+def test_an_unknown_device_of_the_program_is_no_trouble_of_a_server(
+    monkeypatch: pytest.MonkeyPatch, device: str, expected: bool
+) -> None:
+    tensorflow = SimpleNamespace(errors=SimpleNamespace(OpError=OpError, InternalError=InternalError))
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)  # type: ignore[arg-type]
+    error = OpError(f"{device} unknown device.")
+    assert is_infrastructure(error) is expected
+    assert ("make it in build_model" in explain(error)) is not expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.unit.programs import PROGRAMS
 from trainer.failures import UserError
-from trainer.program import load_program, program_file, refuse_mixture
+from trainer.program import load_program, program_file, refuse_mixture, refuse_modes
 
 GOOD = f"""{PROGRAMS}class Arguments(Good):
     def __init__(self, needed): ...
@@ -102,3 +103,25 @@ def test_a_metric_of_ones_own_is_of_the_keras_it_derives_from() -> None:
         refuse_mixture(model, "Program.build_model")
     model.compiled_metrics._user_metrics = ["mae", SimpleNamespace()]
     refuse_mixture(model, "Program.build_model")
+
+
+@pytest.mark.parametrize(
+    ("eager", "functions", "expected"),
+    [
+        (True, False, ""),
+        (False, False, "program p:P has switched eager execution off"),
+        (True, True, "program p:P has called tf.config.run_functions_eagerly"),
+    ],
+)
+def test_modes_of_tensorflow_that_workers_can_not_have_are_named(
+    monkeypatch: pytest.MonkeyPatch, eager: bool, functions: bool, expected: str
+) -> None:
+    modes = SimpleNamespace(
+        executing_eagerly=lambda: eager, config=SimpleNamespace(functions_run_eagerly=lambda: functions)
+    )
+    monkeypatch.setitem(sys.modules, "tensorflow", modes)  # type: ignore[arg-type]
+    if not expected:
+        refuse_modes("program p:P")
+        return
+    with pytest.raises(UserError, match=expected):
+        refuse_modes("program p:P")

@@ -26,7 +26,7 @@ from trainer.cluster.member import HERE, Member, State
 from trainer.cluster.releases import Releases
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
-from trainer.failures import TRY_AGAIN, UserError
+from trainer.failures import TRY_AGAIN, UserError, explain
 from trainer.reporting.progress import Progress
 from trainer.reporting.tally import Seen
 from trainer.run.directory import RunDirectory
@@ -238,6 +238,15 @@ class Membership:
             f"the same call of {steps} steps, after step {self._progress.status.step}, ended the processes of "
             f"{', '.join(tasks)} one after the other. Their journals say why (fab logs --task {tasks[-1]}): too little "
             "memory for a batch, or an operation that fails a check"
+        )
+
+    def failed_alike(self, error: Exception) -> UserError:
+        """Return the error that the program has, where every worker reports it and none has ended."""
+        return UserError(
+            f"every worker fails in the same way, again and again, and none of them has ended: {explain(error)}. "
+            "So the program is at fault, not a machine. Make in build_model what a step or a dataset uses: a variable, "
+            "table, optimizer or generator that is made elsewhere lies in the coordinator, where workers can't reach "
+            "it (docs/programs.md)"
         )
 
     def seen(self) -> dict[str, Seen]:

@@ -86,6 +86,11 @@ class Cluster:
         return (self.jobs | self.service)[self.job][self.index]
 
     @property
+    def addresses(self) -> list[str]:
+        """The address of every member and of the data service."""
+        return [address for members in (self.jobs | self.service).values() for address in members]
+
+    @property
     def workers(self) -> int:
         return len(self.jobs.get("worker", []))
 

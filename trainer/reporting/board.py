@@ -19,6 +19,7 @@ from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug import Request, Response
 
+from trainer.proxies import bypass_proxies
 from trainer.reporting.page import ASSETS, render, script_digests
 from trainer.reporting.status import read_status
 from trainer.reporting.story import read_story
@@ -88,6 +89,7 @@ def serve(
 
 
 def main(arguments: Iterable[str]) -> None:
+    bypass_proxies()  # it asks a process of its own for the events, over gRPC
     main_lib.global_init()
     board = program.TensorBoard(plugins=[*default.get_plugins(), Pages])
     try:

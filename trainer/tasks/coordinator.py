@@ -41,6 +41,7 @@ from trainer.failures import (
 )
 from trainer.memory_limit import check_room
 from trainer.program import load_program, program_file
+from trainer.repeated_failures import RepeatedFailures
 from trainer.reporting.logs import load_tensorflow
 from trainer.reporting.metrics import Told
 from trainer.reporting.notifications import Notifications
@@ -260,6 +261,7 @@ class Training:
         self._runner: Any = None
         self._controller: Any = None
         self._handover: Any = None
+        self._in_vain = RepeatedFailures(GENERATIONS_IN_VAIN)
         self._doubted = False  # whether the generation before ended at a part without data, and not at a fault
 
     def run(self) -> None:
@@ -280,13 +282,19 @@ class Training:
             except MembershipChanged as reform:
                 message, self._doubted = str(reform), False
             except Exception as error:
+                if membership is not None and self._is_failing_alike(error, membership):
+                    raise membership.failed_alike(error) from error
                 if membership is None or not self._is_mendable_here(error):
                     raise
                 # One that trained well shows that this process can: it is not its fault that nothing was saved.
                 in_vain = 0 if self._controller is not None and self._controller.has_trained else in_vain + 1
+                if in_vain == 0 or membership.hurt:
+                    self._in_vain.clear()
                 message = explain(error)
                 if isinstance(error, EmptyPart):
                     message = "a worker's data ended in the middle of a call, as a fault leaves it"
+                if self._fails_alike(error):
+                    raise membership.failed_alike(error) from error
                 if in_vain == GENERATIONS_IN_VAIN:
                     raise Infrastructure(message) from error
             if self._controller is not None and not self._controller.settle(SETTLE_SECONDS):
@@ -299,6 +307,19 @@ class Training:
                 membership.generation_over(message)
             if why := self._let_go():
                 raise Infrastructure(f"{message}; and {why}")
+
+    def _is_failing_alike(self, error: Exception, membership: Membership) -> bool:
+        """Return whether every worker of this generation has failed with this error, and none has trained."""
+        if isinstance(error, UserError | Infrastructure) or self._controller is None or self._controller.has_trained:
+            return False
+        failing = getattr(self._runner, "is_failing_alike", None)
+        return failing is not None and failing(error) and not membership.hurt
+
+    def _fails_alike(self, error: Exception) -> bool:
+        """Return whether each generation has failed with this error, while no member's process ended."""
+        classes = [kind.__name__ for kind in type(error).__mro__]
+        self._in_vain.add("generation", None, classes, str(error))
+        return self._in_vain.are_the_programs(str(error), [("generation", None)])
 
     def _is_mendable_here(self, error: Exception) -> bool:
         """Return whether the next generation can train in this process."""
@@ -369,7 +390,7 @@ class Training:
         if config.seed is not None:
             tf.keras.utils.set_random_seed(config.seed)
         strategy = make_strategy(config, cluster, self._membership.processes if self._membership else None)
-        self._stopping.listen()
+        self._stopping.listen(lambda: self._phases.phase in (Phase.COMPILING, Phase.RESTORING))
         progress.enter(RunState.WAITING, "building the model")
         progress.tally.workers = self._workers(cluster)
         whole = None  # where the model lies in this process, it fits into one

@@ -24,6 +24,7 @@ from trainer.run.checkpoints import SLOW_SECONDS, Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.run.records import read_record
+from trainer.signals import STOP_PATIENCE_SECONDS
 from trainer.states import Phase, RunState
 from trainer.training.evaluation import Results
 from trainer.training.handover import Handover
@@ -31,7 +32,6 @@ from trainer.training.scheduler import Blocks, Schedule, Scheduler
 from trainer.training.step_runner import POLL_SECONDS, Call, StepRunner, fetch_numbers
 
 log = logging.getLogger(__name__)
-STOP_PATIENCE_SECONDS = 20.0
 PATIENCE_SECONDS = 5.0
 
 
@@ -307,6 +307,8 @@ class Controller:
                 why = f"a call has not ended {STOP_PATIENCE_SECONDS:.0f} s after the request to stop"
             elif not alive:
                 why = "no worker is there to end the calls in flight"
+            elif self._runner.is_failing and not self.has_trained:
+                why = "the calls in flight fail again and again"
             if why:
                 log.warning("%s: saving without it", why)
                 self.save()

@@ -22,6 +22,7 @@ from trainer.config import Config
 from trainer.failures import UserError, explain
 from trainer.program import program_file
 from trainer.training.data_service import DataService
+from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.tf_internals import converting_as_ever, drawing_from, for_each_worker, noting_endless
 from trainer.training.worker_files import (
     THIS,
@@ -322,6 +323,7 @@ def call_program(program: Any, method: str, context: tf.distribute.InputContext)
 
 def check_pipeline(program: Any, method: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset that is traced by now; raises UserError where workers can't run it."""
+    refuse_large_arrays(tf.compat.v1.get_default_graph(), f"{type(program).__name__}.{method}")
     problem = find_problem(tf.compat.v1.get_default_graph(), dataset)
     if problem:
         raise UserError(f"{type(program).__name__}.{method} {problem}")

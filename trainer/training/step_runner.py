@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from trainer.config import Config
@@ -29,6 +30,7 @@ from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.data_service import DataService
 from trainer.training.input import ENDLESS, Beginning, own_train_dataset, replica_element_spec, train_dataset_fn
+from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.learning_rate import LearningRate
 from trainer.training.lookups import asking_once
 from trainer.training.metrics import CallMetrics, MetricStates, metrics_of, pieces
@@ -41,12 +43,15 @@ from trainer.training.optimizers import (
     share_among_workers,
     treat_as_whole,
 )
+from trainer.training.outside import refuse_outside, refuse_outside_model
 from trainer.training.precision import cast_split_variables, no_loss_scaling
 from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import may_ask_once, update_by_rows
 from trainer.training.staleness import Staleness
 from trainer.training.tf_internals import (
     Members,
+    all_failed_alike,
+    calls_fail,
     elements_of,
     is_recovering,
     iterator_handles,
@@ -115,6 +120,10 @@ class StepRunner(Protocol):
     @property
     def is_recovering(self) -> bool:
         """Whether TensorFlow is taking in a worker again."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether calls have failed, and none has ended well since."""
 
     def call(self, steps: int) -> Call:
         """Give a call of so many steps."""
@@ -196,6 +205,8 @@ class RemoteStepRunner:
                 placed=self._exact,
                 seeded=False,
             )
+        refuse_large_arrays(train_step.graph, f"{type(self.model).__name__}.train_step")
+        refuse_outside(program, train_step, f"{type(self.model).__name__}.train_step", self.model)
         if of_keras3:
             with strategy.scope():
                 keras3.begin_averages(self.model)
@@ -246,6 +257,14 @@ class RemoteStepRunner:
     @property
     def is_recovering(self) -> bool:
         return is_recovering(self._coordinator)
+
+    @property
+    def is_failing(self) -> bool:
+        return calls_fail(self._coordinator)
+
+    def is_failing_alike(self, error: Exception) -> bool:
+        """Return whether every worker has failed with this error, while no process ended."""
+        return all_failed_alike(self._coordinator, error)
 
     def call(self, steps: int) -> Call:
         if self._iterator is None:
@@ -363,7 +382,7 @@ class RemoteStepRunner:
 class LocalStepRunner:
     """This process's devices, alone or in step with those of the other members (multi_worker_mirrored)."""
 
-    is_recovering = False
+    is_recovering = is_failing = False
     position = None
     seconds_waited = 0.0
 
@@ -514,6 +533,8 @@ def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
         keras3.train_shards()
         with building_whole():
             model = build_model(program)
+        if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+            refuse_outside_model(program, model)
         if is_keras3(model):
             keras3.prepare(model)
         else:
@@ -770,10 +791,19 @@ def reduce_replicas(strategy: Any, outputs: Any) -> Any:
 
 
 def fetch_numbers(outputs: Any) -> dict[str, float]:
-    """Return what train_step or an evaluation returned, by name; what is not one number has no place in the log."""
+    """Return what train_step or an evaluation returned, by name; of several numbers their mean, as Keras shows them."""
     if not isinstance(outputs, dict):
         outputs = {"loss": outputs}
-    return {str(name): float(value) for name, value in outputs.items() if getattr(value, "ndim", 0) == 0}
+    return {str(name): mean_of(value) for name, value in outputs.items() if has_numbers(value)}
+
+
+def has_numbers(value: Any) -> bool:
+    """Return whether a value is a number, or an array of numbers: a text has no place in the log."""
+    return not getattr(value, "ndim", 0) or np.asarray(value).dtype.kind in "biuf"
+
+
+def mean_of(value: Any) -> float:
+    return float(np.mean(value)) if getattr(value, "ndim", 0) else float(value)
 
 
 @contextlib.contextmanager

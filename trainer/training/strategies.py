@@ -15,7 +15,7 @@ import tensorflow as tf
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.training.partitioners import make_partitioner
-from trainer.training.tf_internals import connected_workers
+from trainer.training.tf_internals import connected_workers, forget_traces
 
 # Kept to the end of the process: to destroy one waits for its thread, which sleeps 30 s between looks at the members.
 IN_STEP: list[Any] = []
@@ -38,6 +38,7 @@ def make_strategy(config: Config, cluster: Cluster, processes: Mapping[str, str]
             stop_listening(int(cluster.address.rpartition(":")[2]))
         FORMED[:] = [cluster.jobs]
         partitioner = make_partitioner(config, len(cluster.jobs["ps"]))
+        forget_traces()
         return tf.distribute.ParameterServerStrategy(make_resolver(cluster), variable_partitioner=partitioner)
     if config.strategy == "multi_worker_mirrored":
         IN_STEP.append(tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=make_resolver(cluster)))

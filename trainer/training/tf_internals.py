@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import itertools
 import logging
 import random
@@ -32,6 +33,7 @@ from tensorflow.python.data.util import random_seed, structure
 from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 from tensorflow.python.eager import context, executor
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.saved_model import load as saved_model_load
@@ -42,6 +44,7 @@ from tf_keras.src.mixed_precision import autocast_variable
 from tf_keras.src.saving.legacy import hdf5_format
 
 from trainer.cluster.member import to_take_in
+from trainer.repeated_failures import RepeatedFailures
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
@@ -78,6 +81,8 @@ class Members(Protocol):
     def has_ended(self, task: str, process: str | None) -> bool: ...
     def leaves(self, task: str) -> bool: ...
     def killed_by_call(self, tasks: list[str], steps: int) -> Exception: ...
+    def lost_ps(self) -> list[str]: ...
+    def failed_alike(self, error: Exception) -> Exception: ...
     def workers_taken_in(self, tasks: Collection[str]) -> None: ...
 
 
@@ -113,6 +118,7 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
         self.updating_since: float | None = None
         """Since when TensorFlow is taking in workers."""
         self._asked_again: float | None = None
+        self.alike = AlikeFailures(members)
         super().__init__(server_def, cluster)
         self._worker_up_cond = TakenIn(self, self._cluster_update_lock)
 
@@ -141,11 +147,14 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
 
         self.busy[task] = time.monotonic()
         try:
-            with super().wait_on_failure(
-                on_failure_fn=failed,
-                on_transient_failure_fn=on_transient_failure_fn,
-                on_recovery_fn=on_recovery_fn,
-                worker_device_name=worker_device_name,
+            with (
+                super().wait_on_failure(
+                    on_failure_fn=failed,
+                    on_transient_failure_fn=on_transient_failure_fn,
+                    on_recovery_fn=on_recovery_fn,
+                    worker_device_name=worker_device_name,
+                ),
+                self.alike.watching(task),
             ):
                 yield
         finally:
@@ -233,6 +242,51 @@ class CallBudget:
         return ended
 
 
+class AlikeFailures:
+    """Finds the program's error where every worker fails in the same way: TensorFlow would repeat that for ever."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self.failures = RepeatedFailures()
+
+    def clear_when_calls_end(self, queue: Any) -> None:
+        """Begin the count again each time that a call ends well; to make an iterator is no such call."""
+        finished = queue.mark_finished
+
+        def ended_well() -> None:
+            self.failures.clear()
+            finished()
+
+        queue.mark_finished = ended_well
+
+    @contextlib.contextmanager
+    def watching(self, task: str) -> Iterator[None]:
+        """Raise the program's error in the place of the one that a worker reports, where it is that."""
+        try:
+            yield
+        except (tf.errors.OpError, cluster_coordinator.ClosureInputError, cluster_coordinator.ClosureAbortedError) as e:
+            error = getattr(e, "original_exception", None) or e
+            classes = [kind.__name__ for kind in type(error).__mro__]
+            self.failures.add(task, self._members.process(task), classes, str(error))
+            if self.have_all_failed(error):
+                raise self._members.failed_alike(error) from error
+            raise
+
+    def have_all_failed(self, error: Exception) -> bool:
+        """Return whether each worker that answers has failed so, and no member's process has ended; this waits."""
+        if not self._are_alike(error):
+            return False
+        self._members.workers_serving(time.monotonic())
+        time.sleep(CONFIRM_SECONDS)  # who has ended is known then
+        return not self._members.lost_ps() and self._are_alike(error)
+
+    def _are_alike(self, error: Exception) -> bool:
+        workers = [(task, self._members.process(task)) for task in sorted(self._members.workers_serving())]
+        if not self.failures.are_the_programs(str(error), workers):
+            return False
+        return not any(self._members.has_ended(*worker) for worker in workers)
+
+
 def call_steps(closure: Any) -> int:
     """Return how many steps a call has: the first number of its second argument; 0 of an evaluation's call."""
     return int(closure._args[1][0]) if len(closure._args) == 3 else 0
@@ -263,6 +317,7 @@ def make_coordinator(strategy: Any, members: Members | None) -> Any:
         cluster_coordinator.WorkerPreemptionHandler = original
     members.handler = coordinator._cluster.failure_handler
     CallBudget(coordinator._cluster, members)
+    members.handler.alike.clear_when_calls_end(coordinator._cluster.closure_queue)
     return coordinator
 
 
@@ -489,6 +544,17 @@ def called_graphs(operation: Any) -> list[tuple[Any, list[Any]]]:
     return [(one.graph, given) for one in found]
 
 
+def inner_graphs(graph: Any) -> Iterator[Any]:
+    """Yield a traced graph, and those of the functions in it, each once."""
+    seen, left = set[int](), [graph]
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            left += [each.graph for each in one._functions.values() if getattr(each, "graph", None) is not None]
+
+
 def is_read_since_writes(read: Any, handle: Any, reading: Collection[str]) -> bool:
     """Return whether what was read of a handle is still so: no operation came later, but for those of these types."""
     return not any(one._id > read._id and one.type not in reading for one in handle.consumers())
@@ -508,6 +574,18 @@ def worker_threads() -> Iterator[list[threading.Thread]]:
     found.extend(thread for thread in begun if thread.name.startswith(WORKER_THREAD))
 
 
+def calls_fail(coordinator: Any) -> bool:
+    """Return whether calls have failed on workers since one ended well."""
+    alike = getattr(coordinator._cluster.failure_handler, "alike", None)
+    return alike is not None and alike.failures.any
+
+
+def all_failed_alike(coordinator: Any, error: Exception) -> bool:
+    """Return whether every worker reported this error, since a call ended well, and no process has ended."""
+    alike = getattr(coordinator._cluster.failure_handler, "alike", None)
+    return alike is not None and alike.have_all_failed(getattr(error, "original_exception", None) or error)
+
+
 def is_recovering(coordinator: Any) -> bool:
     """Return whether a ClusterCoordinator takes in a worker: another strategy made meanwhile would hang or crash."""
     handler = coordinator._cluster.failure_handler
@@ -521,6 +599,17 @@ def connected_workers() -> int:
     server_def = context.get_server_def()
     jobs = server_def.cluster.job if server_def is not None else []
     return sum(len(job.tasks) for job in jobs if job.name == "worker")
+
+
+def forget_traces() -> None:
+    """Have each `tf.function` that was called before be traced again when it is called next; call it before a strategy.
+
+    TensorFlow sends a function to the members when it is traced. They would lack one that was called before, at import
+    or in an earlier generation, where a step uses it: "Can't find a function".
+    """
+    for one in gc.get_objects():
+        if type(one) is polymorphic_function.Function:
+            one._function_cache.clear()
 
 
 def context_id() -> int:

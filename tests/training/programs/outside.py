@@ -1,0 +1,178 @@
+"""Programs that use what was made before the strategy, and one whose every call fails in the same words."""
+
+import keras as keras3
+import numpy as np
+import tensorflow as tf
+
+keras = tf.keras
+ARRAY = np.ones([1000, 4], np.float32)
+
+
+class Extra(keras.Model):
+    """A line; each step also does what its program adds to it."""
+
+    def __init__(self, extra):
+        super().__init__()
+        self.line = keras.layers.Dense(1)
+        self.extra = extra
+
+    def call(self, features):
+        return self.line(features)
+
+    def train_step(self, data):
+        return {**super().train_step(data), **self.extra()}
+
+
+class Plain:
+    def extra(self):
+        return {}
+
+    def build_model(self):
+        model = Extra(self.extra)
+        model.compile("sgd", "mse")
+        return model
+
+    def train_dataset(self, context):
+        dataset = tf.data.Dataset.from_tensor_slices((tf.ones([64, 4]), tf.ones([64, 1])))
+        return dataset.shard(context.num_input_pipelines, context.input_pipeline_id).repeat().batch(8)
+
+    def eval_dataset(self, context):
+        return self.train_dataset(context).take(2)
+
+
+class InClass(Plain):
+    temperature = tf.Variable(1.0)
+
+    def extra(self):
+        return {"t": self.temperature.assign_add(0.5)}
+
+
+COUNT = tf.Variable(0.0)
+
+
+class AtImport(Plain):
+    def extra(self):
+        return {"t": COUNT.assign_add(1.0)}
+
+
+class InConstructor(Plain):
+    def __init__(self):
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def extra(self):
+        return {"t": self.generator.uniform([])}
+
+
+class Table(Plain):
+    def __init__(self):
+        keys, values = tf.constant([1, 2], tf.int64), tf.constant([1.0, 2.0])
+        self.table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), 0.0)
+
+    def extra(self):
+        return {"t": self.table.lookup(tf.constant(1, tf.int64))}
+
+
+class Metric(Plain):
+    def __init__(self):
+        self.mean = keras.metrics.Mean()
+
+    def extra(self):
+        self.mean.update_state(1.0)
+        return {"t": self.mean.result()}
+
+
+class Layer(Plain):
+    def __init__(self):
+        self.layer = keras.layers.Dense(1)
+        self.layer.build([None, 4])
+
+    def extra(self):
+        return {"t": tf.reduce_sum(self.layer(tf.ones([1, 4])))}
+
+
+class Optimizer(Plain):
+    def __init__(self):
+        self.optimizer = keras.optimizers.Adam()
+
+    def build_model(self):
+        model = Extra(self.extra)
+        model.compile(self.optimizer, "mse")
+        return model
+
+
+class WholeModel(Plain):
+    def __init__(self):
+        self.model = keras.Sequential([keras.layers.Dense(1, input_shape=(4,))])
+        self.model.compile("sgd", "mse")
+
+    def build_model(self):
+        return self.model
+
+
+class OfKeras3(Plain):
+    def __init__(self):
+        self.scale = keras3.Variable(1.0)
+
+    def build_model(self):
+        scale = self.scale
+
+        class Scaled(keras3.Model):
+            def __init__(self):
+                super().__init__()
+                self.line = keras3.layers.Dense(1)
+
+            def call(self, features):
+                return self.line(features) * scale
+
+        model = Scaled()
+        model.compile(keras3.optimizers.SGD(0.01), "mse")
+        return model
+
+
+class LargeStep(Plain):
+    def extra(self):
+        return {"t": tf.reduce_sum(ARRAY)}
+
+
+class LargeData(Plain):
+    def train_dataset(self, context):
+        numbers = tf.data.Dataset.range(64).map(lambda number: (tf.gather(ARRAY, number), tf.ones([1])))
+        return numbers.repeat().batch(8)
+
+
+class Eager(Plain):
+    def build_model(self):
+        tf.config.run_functions_eagerly(True)
+        try:
+            return super().build_model()
+        finally:
+            self.undo = tf.config.run_functions_eagerly
+
+
+@tf.function
+def doubled(number):
+    return number * 2.0
+
+
+class Called(Plain):
+    """What works: tensors from outside, small and large, and a function that was called before."""
+
+    small, large = tf.constant(3.0), tf.ones([400])
+
+    def __init__(self):
+        self.six = doubled(self.small)
+
+    def extra(self):
+        return {"t": doubled(self.small) + tf.reduce_sum(self.large), "each": tf.stack([1.0, 2.0, 6.0])}
+
+
+class FailsAlike(Plain):
+    """TensorFlow takes these words for a worker's failure, whoever writes them."""
+
+    def extra(self):
+        with tf.control_dependencies([tf.debugging.Assert(none_of_them() > 0, ["unknown device in the data"])]):
+            return {"t": tf.constant(1.0)}
+
+
+def none_of_them():
+    return tf.size(tf.where(tf.random.uniform([4]) > 2.0))

@@ -1,0 +1,81 @@
+"""What a program makes before the strategy is named before the first step; and calls that all workers fail."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import pytest
+from processes import MINUTE, Runs, run_check, until
+
+from trainer.run.records import read_record
+
+pytestmark = pytest.mark.timeout(400)
+EARLY = "It was made before build_model was called"
+NAMED = {
+    "InClass": "Extra.train_step uses InClass.temperature",
+    "AtImport": "Extra.train_step uses outside.COUNT",
+    "InConstructor": "Extra.train_step uses InConstructor.generator",
+    "Table": "Extra.train_step uses Table.table",
+    "Metric": "Extra.train_step uses Metric.mean",
+    "Layer": "Extra.train_step uses Layer.layer",
+    "OfKeras3": "Scaled.train_step uses OfKeras3.scale",
+    "Optimizer": "Optimizer.build_model returned an optimizer",
+    "WholeModel": "WholeModel.build_model returned a model",
+}
+OTHERS = {
+    "LargeStep": "Extra.train_step has arrays of 0.00 GiB in its graph",
+    "LargeData": "LargeData.train_dataset has arrays of 0.00 GiB in its graph",
+    "Eager": "Eager.build_model has called tf.config.run_functions_eagerly(True)",
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    answered: dict[str, Any] = run_check("outside_check.py", *NAMED, *OTHERS, "Called", deadline=5 * MINUTE)
+    return answered
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_made_before_the_strategy_is_named(found: dict[str, Any], name: str) -> None:
+    assert str(found[name]).startswith(NAMED[name])
+    assert EARLY in found[name]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_workers_cannot_do_is_named(found: dict[str, Any], name: str) -> None:
+    assert str(found[name]).startswith(OTHERS[name])
+
+
+def test_tensors_and_functions_from_outside_work(found: dict[str, Any]) -> None:
+    assert [step["t"] for step in found["Called"]] == [406.0] * 4
+
+
+def test_several_numbers_are_shown_by_their_mean(found: dict[str, Any]) -> None:
+    assert [step["each"] for step in found["Called"]] == [3.0] * 4
+
+
+def test_a_call_that_every_worker_fails_is_the_programs(runs: Runs) -> None:
+    process = runs.local("outside:FailsAlike", "alike", 20, "--workers", "2", "--evaluation", "none")
+    assert process.wait(3 * MINUTE) == 78, process.output
+    status = runs.status("alike")
+    assert status["state"] == "failed"
+    assert status["message"].startswith("every worker fails in the same way, again and again")
+    assert "unknown device in the data" in status["message"]
+    assert "ended with" not in "".join(line for line in process.output.splitlines() if line.startswith("worker"))
+
+
+@pytest.mark.matrix
+def test_a_model_that_is_built_for_long_is_left_when_asked_to_stop(runs: Runs) -> None:
+    process = runs.local("stuck:Stuck", "builds", 20, "--workers", "2", "--evaluation", "none")
+
+    def message() -> object:
+        return (read_record(runs.directory("builds") / "status.json") or {}).get("message")
+
+    until(lambda: message() == "building the model", "the model is built", say=lambda: process.output)
+    process.send(signal.SIGTERM)
+    began = time.monotonic()
+    assert process.wait(MINUTE) == 143, process.output
+    assert time.monotonic() - began < 40
+    assert runs.status("builds")["state"] == "stopped"

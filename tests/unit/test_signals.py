@@ -1,0 +1,55 @@
+"""A request to stop ends a process that does not get on with its preparations."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from trainer import signals
+from trainer.failures import Stopped
+from trainer.signals import StopRequest
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Shorten the patience, and put the handlers back."""
+    monkeypatch.setattr(signals, "STOP_PATIENCE_SECONDS", 0.1)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM)}
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def ask(stopping: StopRequest) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stopping()
+
+
+def test_a_model_that_is_built_for_long_is_left() -> None:
+    stopping = StopRequest()
+    stopping.listen(lambda: True)
+    ask(stopping)
+    with pytest.raises(Stopped):
+        time.sleep(30)
+
+
+def test_a_model_that_is_built_soon_is_trained_and_saved() -> None:
+    stopping = StopRequest()
+    still = [True]
+    stopping.listen(lambda: still[0])
+    ask(stopping)
+    still.clear()
+    still.append(False)
+    time.sleep(0.3)  # nothing is raised
+
+
+def test_calls_in_flight_are_waited_for_by_the_controller() -> None:
+    stopping = StopRequest()
+    stopping.listen()
+    ask(stopping)
+    time.sleep(0.3)  # nothing is raised

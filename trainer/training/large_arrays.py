@@ -1,0 +1,42 @@
+"""Refuse arrays that are too large for a graph: TensorFlow sends a graph to each worker in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.failures import UserError
+from trainer.training.tf_internals import inner_graphs
+
+# The largest message of Protocol Buffers is 2 GiB, of which the graph itself takes some.
+LIMIT_BYTES = (1 << 31) - (1 << 24)
+MEND = (
+    "A graph goes to each worker in one message, of 2 GiB at most. Write the data to files (TFRecord) and read those "
+    "in train_dataset; a table that the model looks up is a weight that build_model makes (docs/input.md)"
+)
+
+
+def refuse_large_arrays(graph: Any, what: str) -> None:
+    """Raise UserError where the arrays of a traced graph, those that it is given included, are too large together."""
+    found = list(arrays(graph))
+    total = sum(size for size, _ in found)
+    if total > LIMIT_BYTES:
+        largest, tensor = max(found, key=lambda one: one[0])
+        raise UserError(
+            f"{what} has arrays of {total / 2**30:.2f} GiB in its graph, {len(found)} in all; the largest has "
+            f"{largest / 2**30:.2f} GiB, the shape {tuple(tensor.shape)} and the type {tensor.dtype.name}. {MEND}"
+        )
+
+
+def arrays(graph: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the bytes of each array of known size in a graph or in a function of it, and the array."""
+    for inner in inner_graphs(graph):
+        given = [tensor for tensor, _ in inner.captures if not tf.is_symbolic_tensor(tensor)]
+        constants = [operation.outputs[0] for operation in inner.get_operations() if operation.type == "Const"]
+        for tensor in (*constants, *given):
+            size, count = tensor.dtype.size, tensor.shape.num_elements()
+            # Of a resource it is that of its handle, and a text has no size of its own.
+            if size and count and tensor.dtype not in (tf.resource, tf.variant):
+                yield size * count, tensor
