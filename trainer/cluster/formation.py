@@ -94,9 +94,11 @@ def describe_missing(missing: Mapping[str, Member]) -> str:
     leaving = leaving_ps()
     left = {task: member.address for task, member in missing.items() if task in leaving}
     others = {t: member for t, member in missing.items() if member.state is State.OTHER_RELEASE and t not in left}
-    quiet = {t: member.address for t, member in missing.items() if t not in others and t not in left}
+    half = {t: member for t, member in missing.items() if member.state is State.HALF and t not in left}
+    quiet = {t: member.address for t, member in missing.items() if t not in {*others, *left, *half}}
     said = [f"no answer from {names(quiet)}"] if quiet else []
     said += [f"waiting until {names(left)} is back from a planned reboot"] if left else []
+    said += [f"{task} ({member.address}) lacks a way: {member.why}" for task, member in half.items()]
     said += [f"{task} ({member.address}) {member.why}" for task, member in others.items()]
     return "; ".join(said) + (f": {MEND}" if others else "")
 

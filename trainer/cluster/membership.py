@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -25,6 +26,8 @@ from trainer.cluster.leaving import is_leaving, leaving_ps
 from trainer.cluster.member import HERE, Member, State
 from trainer.cluster.releases import Releases
 from trainer.cluster.spec import Cluster
+from trainer.cluster.way_reader import WayReader
+from trainer.cluster.ways import CHIEF, named_in
 from trainer.config import Config
 from trainer.failures import TRY_AGAIN, UserError
 from trainer.reporting.progress import Progress
@@ -46,6 +49,12 @@ QUIET_SECONDS = 4.0
 # TensorFlow lets go of a worker within moments of losing its connections, and takes one in as fast.
 DROP_SECONDS = 5.0
 TAKE_SECONDS = 20.0
+# A call that has no way to a ps ends with an error by then, unless it waits for an answer that was lost.
+STUCK_SECONDS = 10.0
+# For which a ps must have been without any way to a worker.
+LOST_SECONDS = 5.0
+PROVE_SECONDS = 0.02  # between two looks at whether a ps still lives
+LIVE_SECONDS = 2.0
 
 
 def say_last(words: Callable[[], None]) -> None:
@@ -101,6 +110,9 @@ class Membership:
         self._given_up: dict[str, float] = {}
         self._other_release: dict[str, str | None] = {}  # the processes that were told to run another one
         self._watching = False
+        self._half: dict[str, str] = {}  # what was told of the ways of those that are half connected
+        self._parted_since: dict[str, float] = {}  # since when a worker that trains lacks a way
+        self._no_way_since: dict[str, float] = {}  # likewise a ps, to all workers
         self.handler: Handler | None = None
         """What takes workers in and out while this generation trains."""
         self._messenger = Messenger(cluster.servers) if config.local_run_dir else None
@@ -111,12 +123,15 @@ class Membership:
             },
             config.heartbeat_timeout_seconds,
             Releases(release).other if release and config.local_run_dir else None,
+            lambda task, process, now: self._ways.unfit(task, process, now),
         )
+        self._ways = WayReader(self.heartbeat.members)
         self.heartbeat.on_beat = self.look
         progress.tally.members = self.seen
         self._fence = Fence(self._silent_addresses)
         self.heartbeat.start()
         self._fence.start()
+        self._ways.start()
 
     def form(self) -> Cluster:
         """Wait for the members and return the cluster of those that this generation trains on; raises Stopped."""
@@ -216,6 +231,54 @@ class Membership:
         log.info("TensorFlow has let go of %s", task)
         self.heartbeat.hurry()
 
+    def way_lost(self, task: str, message: str) -> str:
+        """Say which way a worker's call lacked, by what TensorFlow says of it, and leave the worker out.
+
+        Nothing where TensorFlow names nobody else, or one that has ended: then it is not the way that is lost. Waits
+        until that is known, which is the heartbeat's time-out at most; only this worker's calls wait for it.
+        """
+        others = [name for name in map(self._name_of, named_in(message)) if name not in (None, task)]
+        others = [name for name in others if name and TaskId.parse(name).job != "worker"]
+        if not others or not self._live([name for name in others if name != CHIEF]):
+            return ""
+        addresses = self._cluster.servers | {CHIEF: self._cluster.jobs["chief"][0]}
+        called = " or ".join(f"{name} at {addresses[name]}" for name in others)
+        why = self._ways.parted.get(task) or f"{task} can't reach {called} (its call failed)"
+        self._cut_off(task, why)
+        return why
+
+    def _name_of(self, named: TaskId) -> str | None:
+        """Return the task that TensorFlow calls so: in its cluster those that are left move up."""
+        if named.job == "chief":
+            return CHIEF
+        tasks = {"worker": self.workers, "ps": self.servers}.get(named.job, [])
+        return tasks[named.index] if named.index < len(tasks) else None
+
+    def _live(self, servers: Collection[str]) -> bool:
+        """Return whether the processes of these ps that take part answer a question that is asked from now on."""
+        since = time.monotonic()
+        while self._watching and time.monotonic() < since + self._config.heartbeat_timeout_seconds + LIVE_SECONDS:
+            self.heartbeat.hurry(since)
+            members = [self.heartbeat.members()[task] for task in servers]
+            if any(member.is_lost or member.state is State.SILENT for member in members):
+                return False
+            if all(member.is_here(since) for member in members):
+                return True
+            time.sleep(PROVE_SECONDS)
+        return False
+
+    def _cut_off(self, task: str, why: str) -> None:
+        """Leave out one that takes part and lacks a way; what it waits for goes with its process."""
+        now = time.monotonic()
+        self.heartbeat.change(lambda member: member.cut_off(now, why), task)
+        self.hurt = True
+        self._tell_half(self.heartbeat.members()[task])
+
+    def unreachable_ps(self) -> dict[str, str]:
+        """Return the ps of this generation that live, and that nobody can use, each with what is wrong."""
+        members = self.heartbeat.members() if self._watching else {}
+        return {task: m.why for task, m in members.items() if m.is_ps and m.taken_in and m.state is State.HALF}
+
     def workers_taken_in(self, tasks: Collection[str]) -> None:
         """TensorFlow has taken these workers in again."""
         now = time.monotonic()
@@ -262,6 +325,7 @@ class Membership:
                     event, message = trouble
                     self._give_up(event, message, [task])
                 self._tell_change(member)
+        self._look_at_ways(time.monotonic())
         self._progress.history.members({task: m.state.value for task, m in self.heartbeat.members().items()})
         if self._watching:
             members = self.heartbeat.members().items()
@@ -272,9 +336,45 @@ class Membership:
             if seconds > TAKE_SECONDS:
                 self._give_up("recovering", f"TensorFlow has been taking in a worker for {seconds:.0f} s", [])
 
+    def _look_at_ways(self, now: float) -> None:
+        """Leave out those of this generation that lack a way, and tell of it."""
+        members = self.heartbeat.members()
+        for member in members.values():
+            self._tell_half(member)
+        training = [m.task for m in members.values() if not m.is_ps and m.state is State.TRAINING]
+        if not self._watching or self.handler is None:
+            self._parted_since, self._no_way_since = {}, {}
+            return
+        parted, lost = self._ways.parted, self._ways.lost if not training else {}
+        self._parted_since = {task: self._parted_since.get(task, now) for task in training if task in parted}
+        self._no_way_since = {task: self._no_way_since.get(task, now) for task in lost}
+        for task, since in self._parted_since.items():
+            # A way that takes no new connection may still have those that there are.
+            if now - max(since, self.handler.busy.get(task, now)) > STUCK_SECONDS:
+                self._cut_off(task, parted[task])
+        for task, since in self._no_way_since.items():
+            if now - since > LOST_SECONDS and members[task].state is State.TRAINING:
+                self._cut_off(task, lost[task])
+
+    def _tell_half(self, member: Member) -> None:
+        """Tell of one that is half connected, once a way, and once more when it is known where its packets leave."""
+        task = member.task
+        if member.state is State.HALF:
+            told = re.sub(r"\(.*\)", "", member.why)
+            if self._half.get(task) != told:
+                self._half[task] = told
+                self._absent.add(task)
+                self._tell("ps-lost" if member.is_ps else "member-half-connected", task, f"{member.why}: left out")
+        elif task in self._half and member.state in HERE:
+            del self._half[task]
+            self._absent.discard(task)
+            self._tell("member-back", task, "its ways work again")
+
     def _tell_change(self, member: Member) -> None:
         """Tell of a member of this generation that is lost, silent or back."""
         task = member.task
+        if task in self._half:
+            return
         if member.is_lost:
             self._tell_lost(task, str(member.taken_in))
         elif member.state is State.SILENT and task not in self._absent:
@@ -376,6 +476,7 @@ class Membership:
         self._watching = False
         members = self.heartbeat.members()
         self.heartbeat.stop()
+        self._ways.stop()
         self._fence.stop()
         if self._messenger is not None:
             self._messenger.send({})
