@@ -84,7 +84,8 @@ def can_do_without(
         return False
     if any(member.is_expected for member in missing.values()):
         return False
-    if first and workers and waited < config.worker_wait_seconds:
+    # One that lacks a way answers: its time does not mend that.
+    if first and any(missing[task].state is not State.HALF for task in workers) and waited < config.worker_wait_seconds:
         return False
     return ps <= set(without) or waited >= config.ps_wait_seconds
 
