@@ -263,7 +263,7 @@ _DRILLS = (
         needs=("ps 2",),
     ),
     Drill(
-        "way-cut",
+        "way-lost",
         "what a worker's host sends to a ps's is lost for a minute: the worker is left out, named, and taken back",
         Lossy(one("worker")),
         NAMED,
@@ -321,7 +321,7 @@ _DRILLS = (
         **OF_A_WAY,
     ),
     Drill(
-        "ps-ways-cut",
+        "ps-unreached",
         "a ps's host drops what the workers send to it, and answers the coordinator: the ps is lost",
         NoWayIn(one("ps")),
         NAMED,
@@ -574,7 +574,7 @@ BY_CHANCE = (
     "worker-slow",
     "worker-cut",
     "worker-off",
-    "way-cut",
+    "way-lost",
     "way-port",
     "way-large",
     "way-syn",

@@ -36,8 +36,8 @@ class Half(Training):
 
     def breaks(self, host: str, hook: str, rule: str) -> None:
         rule = rule.format(**{name: self.networks.address(name) for name in self.hosts})
-        chain = f"chain broken {{ type filter hook {hook} priority -300; {rule} drop; }}"
-        self._nft(host, f"table inet half {{ {chain} }}")
+        chain = f"chain broken {{\n type filter hook {hook} priority -300\n {rule} drop\n }}"
+        self._nft(host, f"table inet half {{\n {chain}\n}}\n")
 
     def mends(self, host: str) -> None:
         self._nft(host, "delete table inet half")

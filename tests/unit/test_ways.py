@@ -15,7 +15,8 @@ from trainer.cluster.member import Member, State
 from trainer.cluster.probe import METHOD, PADDING, digest
 from trainer.cluster.way_probe import Ways, try_way
 from trainer.cluster.way_reader import WayReader
-from trainer.cluster.ways import Way, broken, checked, describe, lost, named_in, parted, table, targets
+from trainer.cluster.ways import Way, broken, cell, checked, describe, lost, named_in, parted, targets, told
+from trainer.reporting.status import describe_ways, has_broken
 from trainer.task_id import TaskId
 
 WORKS = Way("a:1", source="10.0.0.1", seconds=0.002, process="p")
@@ -100,13 +101,16 @@ def test_another_process_at_a_members_address_is_no_way_to_it() -> None:
     assert checked(SILENT, "q") == SILENT
 
 
-def test_the_table_has_a_row_for_each_member_and_says_what_is_broken() -> None:
-    rows = table({"worker-10": {"ps-0": SILENT}, "worker-2": {"ps-0": WORKS, "chief-0": Way("h:1", refused=True)}})
-    assert rows == [
-        ("FROM", "chief-0", "ps-0"),
-        ("worker-2", "closed", "2 ms"),
-        ("worker-10", "-", "BROKEN"),
-    ]
+def test_the_status_tells_each_way_and_of_many_the_broken_ones() -> None:
+    found = {"worker-10": {"ps-0": SILENT}, "worker-2": {"ps-0": WORKS, "chief-0": Way("h:1", refused=True)}}
+    broken_one = "broken (no answer in 4 s); packets leave from 10.0.3.31"
+    assert list(told(found)) == ["worker-2", "worker-10"]
+    assert told(found) == {"worker-2": {"chief-0": "closed", "ps-0": "ok"}, "worker-10": {"ps-0": broken_one}}
+    assert told(found, most=2) == {"worker-10": {"ps-0": broken_one}}
+    assert cell(Way("a:1", seconds=0.25)) == "slow, 1 s"
+    assert describe_ways(told(found)) == f"2 of 3 work. worker-10 to ps-0: {broken_one}"
+    assert has_broken(told(found))
+    assert not has_broken({"worker-2": {"ps-0": "ok", "chief-0": "closed"}})
 
 
 def test_what_a_member_writes_is_read_again_also_with_a_key_of_another_release() -> None:

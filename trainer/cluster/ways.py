@@ -16,6 +16,10 @@ from trainer.task_id import TaskId
 # TensorFlow names who did not answer: the last one is the worker that the coordinator asked itself.
 REMOTE = re.compile(r"remote target /job:(\w+)/replica:0/task:(\d+)")
 CHIEF = "chief-0"
+MOST_TOLD = 2000
+BROKEN = "broken"
+# In steps, so that the status is not another one each time.
+STEPS = ((0.05, "ok"), (0.2, "ok, 0.2 s"), (1.0, "slow, 1 s"), (float("inf"), "slow, seconds"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,21 +128,24 @@ def to_chief(ways: Matrix, task: str) -> str:
     return broken(ways, task, CHIEF) if any(way.works for way in others) else ""
 
 
-def table(ways: Matrix) -> list[tuple[str, ...]]:
-    """Return the ways as rows of a table, the first as its head: who, and then each other one."""
-    others = sorted({target for row in ways.values() for target in row}, key=order)
-    rows = [("FROM", *others)]
-    for source in sorted(ways, key=order):
-        rows.append((source, *(cell(ways[source].get(target)) for target in others)))
-    return rows
+def told(ways: Matrix, most: int = MOST_TOLD) -> dict[str, dict[str, str]]:
+    """Return what the status says of each way, by the members' tasks: the broken ones alone where there are many."""
+    many = sum(len(row) for row in ways.values()) > most
+    rows = {
+        task: {other: cell(row[other]) for other in sorted(row, key=order) if not (many and row[other].works)}
+        for task, row in sorted(ways.items(), key=lambda each: order(each[0]))
+    }
+    return {task: row for task, row in rows.items() if row}
 
 
-def cell(way: Way | None) -> str:
-    if way is None:
-        return "-"
-    if way.refused and way.works:
+def cell(way: Way) -> str:
+    """Say in a word or two how a way is; what is wrong begins with "broken"."""
+    if not way.works:
+        leave = f"; packets leave from {way.source}" if way.source else ""
+        return f"{BROKEN} ({way.why}){leave}"
+    if way.refused:
         return "closed"
-    return f"{1000 * way.seconds:.0f} ms" if way.works else "BROKEN"
+    return next(text for seconds, text in STEPS if way.seconds <= seconds)
 
 
 def order(task: str) -> tuple[str, int]:

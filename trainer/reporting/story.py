@@ -171,6 +171,10 @@ def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
         "checkpoint": text(status.get("checkpoint")),
         "exported": text(status.get("export")),
         "without": {str(task): text(state) for task, state in mapping(status.get("without")).items()},
+        "ways": {
+            str(task): {str(other): text(how) for other, how in mapping(row).items()}
+            for task, row in mapping(status.get("ways")).items()
+        },
         "result": tell_result(records),
         "began": began,
         "until": until,
