@@ -91,8 +91,10 @@ def test_the_worker_of_a_broken_way_is_left_out_and_named_and_taken_back(trainin
         lambda: any(f"packets leave from {leave}" in e["message"] for e in training.events("member-half-connected")),
         "its address is named",
     )
+    half = {"worker-1": "half connected"}
+    training.until(lambda: training.status()["without"] == half, "its next process is left out")
     training.until_gives("worker-0")
-    assert training.status()["without"] == {"worker-1": "half connected"}
+    assert training.status()["without"] == half
     training.mends(host)
     training.until(lambda: training.status()["without"] == {}, "it is taken back")
     training.until_gives("worker-1")

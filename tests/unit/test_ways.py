@@ -198,6 +198,7 @@ class Read:
             task: Member(task, address).answered(now, now, f"{task}'s") for task, address in SERVERS.items()
         }
         self.reader = WayReader(lambda: self.members, lambda task, address, process: self.told.get(task))
+        self.reader._started = True  # without its thread
 
     def unfit(self, task: str, process: str = "", later: float = 0.0) -> str | None:
         now = time.monotonic()

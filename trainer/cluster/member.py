@@ -20,6 +20,9 @@ STEADY_SECONDS = 3.0  # one that is back has answered for so long
 HEED_SECONDS = 15.0
 SHORT_SECONDS = 10.0  # a worker that ends so soon after it was taken in may do so again
 SHORT_LIVES = 5  # so often in a row
+# One port that is closed and open in turn, for one process: two hosts have its address, or something refuses for it.
+FLIPS = 3
+TWO_HOSTS = "its port is closed and open in turn, for one process: have two hosts its address?"
 PARTED_SECONDS = 60.0  # a worker that is cut off from a ps so soon after it was taken in is likely to be so again
 PAUSE_SECONDS = 15.0  # for which it is given up then, twice as long each time
 LONGEST_PAUSE_SECONDS = 600.0
@@ -74,7 +77,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.SERVING, E.TAKEN_IN): S.TRAINING,
     (S.TRAINING, E.RELEASED): S.SERVING,
     **{(state, E.RESTART): S.STARTING for state in (S.SERVING, S.TRAINING, S.CLOSED, S.SILENT, S.AWAY, S.HALF)},
-    **{(state, E.SHORT_LIVED): S.GIVEN_UP for state in (S.SERVING, S.TRAINING, S.CLOSED, S.HALF)},
+    **{(state, E.SHORT_LIVED): S.GIVEN_UP for state in (S.SERVING, S.CLOSED, S.AWAY, S.HALF)},
     (S.GIVEN_UP, E.PAUSE_OVER): S.STARTING,
 }
 
@@ -109,6 +112,8 @@ class Member:
     ended: tuple[str, float] | None = None
     """The last process that was found to have ended, and for how many seconds it had been quiet."""
     short_lives: int = 0
+    flips: int = 0
+    """How often its port was closed and answered again without a new process."""
     until: float = 0.0
     """When a pause ends, of one that is given up."""
 
@@ -152,6 +157,13 @@ class Member:
         heard["steady_since"] = now if replaced or self.steady_since is None else self.steady_since
         if found.ended and found.ended[0] == incarnation:
             heard["ended"] = None  # it was only cut off
+        if self.steady_since is not None and now - self.steady_since > PARTED_SECONDS:
+            heard["flips"] = 0
+        if self.state in (S.CLOSED, S.AWAY) and self.incarnation == incarnation:
+            heard["flips"] = flips = self.flips + 1
+            if flips >= FLIPS:
+                until = now + min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** min(flips - FLIPS, 10))
+                return found.after(E.SHORT_LIVED, now, until=until, why=TWO_HOSTS, **heard)
         if incarnation == self.must_restart and not self._heeds_nothing(now):
             heard["asked_to"] = now if self.asked_to is None else self.asked_to
             return found.after(E.RESTART, now, **heard)

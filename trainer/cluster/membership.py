@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import threading
 import time
@@ -23,7 +22,7 @@ from trainer.cluster.fence import Fence, shut
 from trainer.cluster.formation import describe_missing, form, names
 from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.leaving import is_leaving, leaving_ps
-from trainer.cluster.member import HERE, Member, State
+from trainer.cluster.member import HERE, Event, Member, State
 from trainer.cluster.releases import Releases
 from trainer.cluster.spec import Cluster
 from trainer.cluster.way_reader import WayReader
@@ -55,6 +54,7 @@ STUCK_SECONDS = 10.0
 LOST_SECONDS = 5.0
 PROVE_SECONDS = 0.02  # between two looks at whether a ps still lives
 LIVE_SECONDS = 2.0
+CALL_FAILED = "(its call failed)"
 
 
 def say_last(words: Callable[[], None]) -> None:
@@ -131,12 +131,12 @@ class Membership:
         self._fence = Fence(self._silent_addresses)
         self.heartbeat.start()
         self._fence.start()
-        self._ways.start()
 
     def form(self) -> Cluster:
         """Wait for the members and return the cluster of those that this generation trains on; raises Stopped."""
         on_sigterm(raise_stopped)
         self._phases.enter(Phase.WAITING)
+        self._ways.start()
         members = form(self._config, self._cluster, self.heartbeat, self._first, self._without, self._name_missing)
         # While a strategy's constructor waits, no Python handler could run.
         on_sigterm(signal.SIG_DFL)
@@ -243,7 +243,7 @@ class Membership:
             return ""
         addresses = self._cluster.servers | {CHIEF: self._cluster.jobs["chief"][0]}
         called = " or ".join(f"{name} at {addresses[name]}" for name in others)
-        why = self._ways.parted.get(task) or f"{task} can't reach {called} (its call failed)"
+        why = self._ways.parted.get(task) or f"{task} can't reach {called} {CALL_FAILED}"
         self._cut_off(task, why)
         return why
 
@@ -358,16 +358,18 @@ class Membership:
                 self._cut_off(task, lost[task])
 
     def _tell_half(self, member: Member) -> None:
-        """Tell of one that is half connected, once a way, and once more when it is known where its packets leave."""
+        """Tell of one that is half connected, and once more when it has tried its ways: where its packets leave."""
         task = member.task
         if member.state is State.HALF:
-            told = re.sub(r"\(.*\)", "", member.why)
-            if self._half.get(task) != told:
-                self._half[task] = told
+            before = self._half.get(task, CALL_FAILED)
+            if task not in self._half or (CALL_FAILED in before and CALL_FAILED not in member.why):
+                self._half[task] = member.why
                 self._absent.add(task)
+                if not member.is_ps:
+                    self._lost[task] = time.monotonic(), str(member.taken_in)  # its end is no news
                 self._tell("ps-lost" if member.is_ps else "member-half-connected", task, f"{member.why}: left out")
         elif task in self._half and member.state in HERE:
-            del self._half[task]
+            self._half.pop(task)
             self._absent.discard(task)
             self._tell("member-back", task, "its ways work again")
 
@@ -388,7 +390,8 @@ class Membership:
         if member.state is State.GIVEN_UP and self._given_up.get(task) != member.until:
             self._given_up[task] = member.until
             pause = member.until - time.monotonic()
-            self._tell("member-given-up", task, f"it ended again and again: left out for {pause:.0f} s")
+            why = "it ended again and again" if member.why == Event.SHORT_LIVED.value else member.why
+            self._tell("member-given-up", task, f"{why}: left out for {pause:.0f} s")
 
     def _trouble(self, member: Member, now: float) -> tuple[str, str] | None:
         """Return the event and message where this process can't go on for this member; mend what can be mended."""

@@ -63,7 +63,7 @@ class WayReader:
         self._asked: dict[str, float] = {}
         self._open: set[str] = set()
         self._news = threading.Event()
-        self._ended = False
+        self._started = self._ended = False
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ways")
         self._judged: dict[str, str] = {}  # the processes whose ways are in the verdict, by task
         self.matrix: Matrix = {}
@@ -74,6 +74,10 @@ class WayReader:
         """The workers without a way to the coordinator, or to one of the other ps, each with what is wrong."""
 
     def start(self) -> None:
+        """Ask from now on; call it when TensorFlow is loaded. Again it does nothing."""
+        if self._started:
+            return
+        self._started = True
         threading.Thread(target=self._keep, name="ways", daemon=True).start()
 
     def stop(self) -> None:
@@ -87,6 +91,8 @@ class WayReader:
         """
         if TaskId.parse(task).job == "ps":
             return self.lost.get(task, "")
+        if not self._started:
+            return None
         if self._judged.get(task) != process:
             before = self._first.get(task)
             if before is None or before[0] != process:
