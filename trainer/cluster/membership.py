@@ -328,8 +328,9 @@ class Membership:
         self._look_at_ways(time.monotonic())
         self._progress.history.members({task: m.state.value for task, m in self.heartbeat.members().items()})
         if self._watching:
-            members = self.heartbeat.members().items()
-            self._progress.without({task: m.state.value for task, m in members if m.state is not State.TRAINING})
+            # One that starts again for a broken way is still away for that.
+            states = {t: State.HALF if t in self._half else m.state for t, m in self.heartbeat.members().items()}
+            self._progress.without({task: s.value for task, s in states.items() if s is not State.TRAINING})
         handler = self.handler
         if handler is not None and handler.updating_since is not None:
             seconds = time.monotonic() - handler.updating_since
