@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from trainer.cluster.commands import session_on
 from trainer.cluster.member import HERE, Member, State
@@ -64,7 +64,7 @@ class WayReader:
         self._open: set[str] = set()
         self._news = threading.Event()
         self._started = self._ended = False
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ways")
+        self._questions: queue.SimpleQueue[tuple[str, str, str] | None] = queue.SimpleQueue()
         self._judged: dict[str, str] = {}  # the processes whose ways are in the verdict, by task
         self.matrix: Matrix = {}
         """All that is known, by the members' tasks."""
@@ -79,6 +79,8 @@ class WayReader:
             return
         self._started = True
         threading.Thread(target=self._keep, name="ways", daemon=True).start()
+        for _ in range(THREADS):
+            threading.Thread(target=self._answer, name="ways", daemon=True).start()
 
     def stop(self) -> None:
         self._ended = True
@@ -119,22 +121,33 @@ class WayReader:
 
     def _keep(self) -> None:
         while not self._ended:
-            now = time.monotonic()
-            for task, member in self._members().items():
-                if member.incarnation and answers(member) and task not in self._open and self._is_due(member, now):
-                    self._open.add(task)
-                    self._asked[task] = now
-                    self._pool.submit(self._ask, task, member.address, member.incarnation)
-            self.judge(now)
+            try:
+                self._ask_who_is_due(time.monotonic())
+                self.judge(time.monotonic())
+            except Exception:
+                log.exception("cannot say how the members reach each other")
             self._news.wait(TICK_SECONDS)
             self._news.clear()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for _ in range(THREADS):
+            self._questions.put(None)
+
+    def _ask_who_is_due(self, now: float) -> None:
+        for task, member in self._members().items():
+            if member.incarnation and answers(member) and task not in self._open and self._is_due(member, now):
+                self._open.add(task)
+                self._asked[task] = now
+                self._questions.put((task, member.address, member.incarnation))
+
+    def _answer(self) -> None:
+        while (question := self._questions.get()) is not None:
+            self._ask(*question)
 
     def _is_due(self, member: Member, now: float) -> bool:
         process, _, ways = self._rows.get(member.task, ("", 0.0, {}))
         since = now - self._asked.get(member.task, 0.0)
         if process != member.incarnation:
-            return since >= TICK_SECONDS
+            is_new = member.steady_since is None or now - member.steady_since < 2 * PATIENCE_SECONDS
+            return since >= (TICK_SECONDS if is_new else PERIOD_SECONDS)
         is_well = all(way.works for way in ways.values()) and member.state is State.TRAINING
         return since >= (PERIOD_SECONDS if is_well else AGAIN_SECONDS)
 
