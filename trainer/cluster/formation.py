@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cluster.leaving import leaving_ps
 from trainer.cluster.leaving import names as leaving_names
-from trainer.cluster.member import HERE, Member, State
+from trainer.cluster.member import HERE, Event, Member, State
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.failures import UserError
@@ -57,7 +57,9 @@ def form(
         missing = {task: member for task, member in members.items() if task not in here}
         if not missing or can_do_without(config, cluster, missing, first, {*without, *leaving}, waited):
             return here
-        tell(missing)
+        # One that has just answered is about to be known: that is no news.
+        if silent := {task: member for task, member in missing.items() if member.why != Event.UNPROVEN.value}:
+            tell(silent)
         if missing.keys() & set(leaving_names()):
             counted = time.monotonic()
         seconds = time.monotonic() - counted
