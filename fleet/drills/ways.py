@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fleet.drills.faults import HEALS_ITSELF_SECONDS, TABLE, Aimed, Kill, run_everywhere
-from fleet.drills.stage import DrillFailed, Stage
+from fleet.drills.stage import DrillFailed, NotHere, Stage
 from fleet.inventory import Task
 
 # What is lost, for packets from a worker's host ($from) to a ps's ($to, its port $port).
@@ -31,6 +31,8 @@ SAID = {
     "loss": "a third of the packets",
 }
 DELAY_MS = 200
+# A device that always is there, and back as it was.
+NETEM = "root tc qdisc add dev lo root netem delay 0ms 2>/dev/null && root tc qdisc del dev lo root"
 PROOF_SECONDS = 30.0
 
 
@@ -142,11 +144,12 @@ class Late(AWay):
 device={device_to(ps.address)}
 {heals_itself('tc qdisc del dev "$device" root')}
 root tc qdisc add dev "$device" root handle 1: prio || exit 1
-root tc qdisc add dev "$device" parent 1:3 handle 30: netem delay {DELAY_MS}ms || {{
-  root tc qdisc del dev "$device" root; echo 'its kernel has no netem: modprobe sch_netem' >&2; exit 1; }}
+root tc qdisc add dev "$device" parent 1:3 handle 30: netem delay {DELAY_MS}ms || exit 1
 root tc filter add dev "$device" parent 1: protocol {protocol} prio 1 u32 match {family} dst {ps.address}/{bits} \\
   flowid 1:3 || exit 1
 """
+        if stage.on(task.host, f"{NETEM} && echo there || true").strip() != "there":
+            raise NotHere(f"the kernel of {task.host} has no netem, which delays packets: modprobe sch_netem")
         run_everywhere(stage, {task.host: script})
         took = stage.on(
             task.host, f"ping -c 3 -i 0.3 {ps.address} | sed -n 's/.*time=\\([0-9.]*\\).*/\\1/p' | tail -n 1"

@@ -251,7 +251,7 @@ def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
 
     def set_up(problems: list[str]) -> None:
         found = Findings("seen", 1.5, 3.0, 20, ["worker-1"], [], problems)
-        monkeypatch.setattr(rehearsal, "_go_through", lambda stage, each: found)
+        monkeypatch.setattr(rehearsal, "_go_through", lambda stage, each, skips: found)
 
     class Empty:
         def keep(self) -> None: ...
