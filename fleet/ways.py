@@ -79,8 +79,8 @@ def read(answer: Answer) -> dict[str, dict[str, Way]]:
 
 
 def last_line(answer: Answer) -> str:
-    said = [line for line in answer.stderr.splitlines() if line.strip()]
-    return said[-1] if said else f"the check printed nothing, exit code {answer.code}"
+    lines = [line for line in answer.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"the check printed nothing, exit code {answer.code}"
 
 
 def matrix(found: Mapping[str, Mapping[str, Way]], members: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ LOST: Mapping[str, tuple[str, ...]] = {
     "large": ("out $family daddr $to meta length > 1000", "in $family saddr $to meta length > 1000"),
     "loss": ("out $family daddr $to numgen random mod 3 == 0", "in $family saddr $to numgen random mod 3 == 0"),
 }
-SAID = {
+LOST_IS = {
     "direction": "packets",
     "port": "packets for one port",
     "syn": "packets that open a connection",
@@ -109,8 +109,8 @@ class Lossy(AWay):
         )
         script = heals_itself(REMOVE) + loads(chains)
         run_everywhere(stage, {task.host: script})
-        count = stage.wait(lambda: self._dropped(stage, task), PROOF_SECONDS, f"{task.host} drops {SAID[self.what]}")
-        return f"{task.host} dropped {count} of {SAID[self.what]} between it and {ps.name}"
+        count = stage.wait(lambda: self._dropped(stage, task), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}")
+        return f"{task.host} dropped {count} of {LOST_IS[self.what]} between it and {ps.name}"
 
     def _dropped(self, stage: Stage, task: Task) -> int:
         shown = stage.on(task.host, f"root nft list table inet {TABLE}")
@@ -190,9 +190,9 @@ device={device_to(task.address)}
 root ip neigh replace {task.address} lladdr {hardware} dev "$device" nud permanent || exit 1
 ip neigh show {task.address}
 """
-        said = run_everywhere(stage, {ps.host: mislead})[ps.host]
-        if hardware not in said:
-            raise DrillFailed(f"{ps.host} has another neighbour at {task.address}: {said.strip()}")
+        shown = run_everywhere(stage, {ps.host: mislead})[ps.host]
+        if hardware not in shown:
+            raise DrillFailed(f"{ps.host} has another neighbour at {task.address}: {shown.strip()}")
         return f"{ps.host} takes {chief.host} for {task.host}"
 
     def heal(self, stage: Stage) -> None:

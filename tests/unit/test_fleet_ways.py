@@ -37,7 +37,7 @@ class Pretence:
         return {host: self.answers.get(host, Answer("")) for host in scripts}
 
 
-def said(source: str, **ways: Way) -> str:
+def answer_of(source: str, **ways: Way) -> str:
     return json.dumps(
         {"source": source, "ways": {task.replace("_", "-"): way.as_record() for task, way in ways.items()}}
     )
@@ -51,10 +51,10 @@ def inventory(tasks: list[Task] = TASKS) -> Inventory:
 WORKS = Way("192.0.2.2:2300", seconds=0.001)
 BROKEN = Way("192.0.2.2:2300", why="no answer in 4 s", source="192.0.2.31")
 RIGHT = {
-    "head": Answer(said("chief-0", ps_0=WORKS)),
-    "store": Answer(said("ps-0", worker_0=Way("192.0.2.3:2400", refused=True))),
-    "six": Answer(said("ps-1", worker_0=WORKS)),
-    "far": Answer(f"{said('worker-0', ps_0=WORKS)}\n{said('worker-1', ps_0=WORKS)}\n"),
+    "head": Answer(answer_of("chief-0", ps_0=WORKS)),
+    "store": Answer(answer_of("ps-0", worker_0=Way("192.0.2.3:2400", refused=True))),
+    "six": Answer(answer_of("ps-1", worker_0=WORKS)),
+    "far": Answer(f"{answer_of('worker-0', ps_0=WORKS)}\n{answer_of('worker-1', ps_0=WORKS)}\n"),
 }
 
 
@@ -82,7 +82,7 @@ def test_each_host_tries_the_ways_of_its_tasks() -> None:
 
 def test_a_broken_way_is_named_with_both_ends_and_the_address_of_its_packets() -> None:
     with pytest.raises(ClusterTrouble) as error:
-        shown(RIGHT | {"far": Answer(said("worker-0", ps_0=BROKEN))})
+        shown(RIGHT | {"far": Answer(answer_of("worker-0", ps_0=BROKEN))})
     assert "worker-0 can't reach ps-0 at 192.0.2.2:2300 (no answer in 4 s); its packets leave from 192.0.2.31" in str(
         error.value
     )

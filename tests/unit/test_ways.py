@@ -15,7 +15,7 @@ from trainer.cluster.member import Member, State
 from trainer.cluster.probe import METHOD, PADDING, digest
 from trainer.cluster.way_probe import Ways, try_way
 from trainer.cluster.way_reader import WayReader
-from trainer.cluster.ways import Way, broken, cell, checked, describe, lost, named_in, parted, targets, told
+from trainer.cluster.ways import Way, broken, cell, checked, describe, lost, named_in, parted, status_of, targets
 from trainer.reporting.status import describe_ways, has_broken
 from trainer.task_id import TaskId
 
@@ -56,7 +56,7 @@ def test_a_ps_that_no_worker_reaches_is_lost_and_no_worker_is_left_out_for_it() 
     assert parted(found, "worker-0", ["ps-0"]) == ""
 
 
-def test_no_ps_is_lost_as_long_as_a_worker_has_told_nothing() -> None:
+def test_no_ps_is_lost_as_long_as_a_worker_has_reported_nothing() -> None:
     found = ways(("worker-0", "ps-1"))
     del found["worker-1"]
     assert lost(found, ["worker-0", "worker-1"], ["ps-0", "ps-1"]) == {}
@@ -84,12 +84,12 @@ def test_nobody_tries_a_way_that_no_tensor_takes() -> None:
 
 
 def test_whom_tensorflow_names_is_read_from_its_message() -> None:
-    said = """Graph execution error:
+    message = """Graph execution error:
   (0) UNAVAILABLE:  recvmsg:Connection timed out
 Additional GRPC error information from remote target /job:ps/replica:0/task:1/device:CPU:0 while calling /tensorflow.e:
 Additional GRPC error information from remote target /job:ps/replica:0/task:1 while calling /tensorflow.WorkerService:
 Additional GRPC error information from remote target /job:worker/replica:0/task:12 while calling /tensorflow.eager:"""
-    assert named_in(said) == [TaskId("ps", 1), TaskId("worker", 12)]
+    assert named_in(message) == [TaskId("ps", 1), TaskId("worker", 12)]
     assert named_in("Socket closed") == []
 
 
@@ -104,12 +104,12 @@ def test_another_process_at_a_members_address_is_no_way_to_it() -> None:
 def test_the_status_tells_each_way_and_of_many_the_broken_ones() -> None:
     found = {"worker-10": {"ps-0": SILENT}, "worker-2": {"ps-0": WORKS, "chief-0": Way("h:1", refused=True)}}
     broken_one = "broken (no answer in 4 s); packets leave from 10.0.3.31"
-    assert list(told(found)) == ["worker-2", "worker-10"]
-    assert told(found) == {"worker-2": {"chief-0": "closed", "ps-0": "ok"}, "worker-10": {"ps-0": broken_one}}
-    assert told(found, most=2) == {"worker-10": {"ps-0": broken_one}}
+    assert list(status_of(found)) == ["worker-2", "worker-10"]
+    assert status_of(found) == {"worker-2": {"chief-0": "closed", "ps-0": "ok"}, "worker-10": {"ps-0": broken_one}}
+    assert status_of(found, most=2) == {"worker-10": {"ps-0": broken_one}}
     assert cell(Way("a:1", seconds=0.25)) == "slow, 1 s"
-    assert describe_ways(told(found)) == f"2 of 3 work. worker-10 to ps-0: {broken_one}"
-    assert has_broken(told(found))
+    assert describe_ways(status_of(found)) == f"2 of 3 work. worker-10 to ps-0: {broken_one}"
+    assert has_broken(status_of(found))
     assert not has_broken({"worker-2": {"ps-0": "ok", "chief-0": "closed"}})
 
 
@@ -154,7 +154,7 @@ def test_a_closed_port_is_reached(server: tuple[str, list[bytes]]) -> None:
     assert (way.works, way.refused, way.process) == (True, True, "")
 
 
-def test_one_that_answers_small_questions_alone_is_told_from_one_that_answers_none(
+def test_one_that_answers_small_questions_alone_differs_from_one_that_answers_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(way_probe, "question", lambda address, request, deadline: (None if request else b"me", ""))
@@ -190,14 +190,14 @@ def test_a_broken_way_is_tried_again_soon_and_one_that_works_later() -> None:
 class Read:
     """A reader whose members tell what a test says."""
 
-    def __init__(self, told: Mapping[str, dict[str, Way]], seconds: float = 1.0) -> None:
+    def __init__(self, rows: Mapping[str, dict[str, Way]], seconds: float = 1.0) -> None:
         """`seconds`: since when the members answer."""
-        self.told = dict(told)
+        self.rows = dict(rows)
         now = time.monotonic() - seconds
         self.members = {
             task: Member(task, address).answered(now, now, f"{task}'s") for task, address in SERVERS.items()
         }
-        self.reader = WayReader(lambda: self.members, lambda task, address, process: self.told.get(task))
+        self.reader = WayReader(lambda: self.members, lambda task, address, process: self.rows.get(task))
         self.reader._started = True  # without its thread
 
     def unfit(self, task: str, process: str = "", later: float = 0.0) -> str | None:
@@ -208,15 +208,15 @@ class Read:
         return self.reader.unfit(task, process or f"{task}'s", now + later)
 
 
-def test_a_worker_is_held_back_until_it_has_told_of_its_ways() -> None:
+def test_a_worker_is_held_back_until_it_has_reported_its_ways() -> None:
     read = Read({})
     assert read.unfit("worker-1") is None
     assert read.unfit("worker-1", later=way_reader.PATIENCE_SECONDS + 1.0) == ""  # its release knows nothing of this
-    read.told = ways(("worker-1", "ps-1"))
+    read.rows = ways(("worker-1", "ps-1"))
     assert "worker-1 can't reach ps-1" in (read.unfit("worker-1") or "")
     assert read.unfit("worker-1", process="the next one") is None
     assert read.unfit("worker-0") == ""
-    read.told = ways()
+    read.rows = ways()
     assert read.unfit("worker-1") == ""
 
 
@@ -235,13 +235,13 @@ def test_a_ps_that_the_coordinator_does_not_hear_keeps_no_worker_out() -> None:
 
 
 def test_a_worker_whose_packets_reach_another_host_of_that_address_is_parted() -> None:
-    told = ways()
-    told["worker-0"]["ps-1"] = Way("d:1", process="ps-1's")
-    told["worker-1"]["ps-1"] = Way("d:1", process="another's")
-    for row in told.values():
+    rows = ways()
+    rows["worker-0"]["ps-1"] = Way("d:1", process="ps-1's")
+    rows["worker-1"]["ps-1"] = Way("d:1", process="another's")
+    for row in rows.values():
         row.update({task: Way("x:1", process=f"{task}'s") for task in row if task not in ("ps-1", "chief-0")})
-    told["ps-0"]["ps-1"] = Way("d:1", process="ps-1's")
-    assert Read(told).unfit("worker-1") == ""  # it may have tried the way before this process was there
-    read = Read(told, seconds=60.0)
+    rows["ps-0"]["ps-1"] = Way("d:1", process="ps-1's")
+    assert Read(rows).unfit("worker-1") == ""  # it may have tried the way before this process was there
+    read = Read(rows, seconds=60.0)
     assert "have two hosts its address?" in (read.unfit("worker-1") or "")
     assert read.unfit("worker-0") == ""

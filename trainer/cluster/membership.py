@@ -26,7 +26,7 @@ from trainer.cluster.member import HERE, Event, Member, State
 from trainer.cluster.releases import Releases
 from trainer.cluster.spec import Cluster
 from trainer.cluster.way_reader import WayReader
-from trainer.cluster.ways import CHIEF, named_in, told
+from trainer.cluster.ways import CHIEF, named_in, status_of
 from trainer.config import Config
 from trainer.failures import TRY_AGAIN, UserError
 from trainer.reporting.progress import Progress
@@ -340,7 +340,7 @@ class Membership:
     def _look_at_ways(self, now: float) -> None:
         """Leave out those of this generation that lack a way, and tell of it."""
         members = self.heartbeat.members()
-        self._progress.ways(told(self._ways.matrix))
+        self._progress.ways(status_of(self._ways.matrix))
         for member in members.values():
             self._tell_half(member)
         training = [m.task for m in members.values() if not m.is_ps and m.state is State.TRAINING]

@@ -1,7 +1,7 @@
 """Read what the members have found of their ways, and say who can't be used for it.
 
 Each of TensorFlow's servers reads a file for whoever may use its port, as trainer/cluster/releases.py has it: no shared
-path is needed. What a process has found is asked for until it has told it, then now and then, and often as long as a
+path is needed. What a process has found is asked for until it is there, then now and then, and often as long as a
 way is broken.
 """
 
@@ -27,7 +27,7 @@ THREADS = 8  # of which a server that is frozen holds one, for the deadline of i
 TICK_SECONDS = 0.3
 PERIOD_SECONDS = 10.0
 AGAIN_SECONDS = 1.0
-# A process that has told nothing by then is used: its release may know nothing of this.
+# A process that has reported nothing by then is used: its release may know nothing of this.
 PATIENCE_SECONDS = 10.0
 KEPT_SECONDS = 60.0  # for which the ways of a process that has ended still count
 # A process that has been here for so long was tried by the others.
@@ -36,7 +36,7 @@ OUT = (State.AWAY, State.GIVEN_UP, State.OTHER_RELEASE, State.SILENT)
 
 
 def read_ways(task: str, address: str, process: str) -> dict[str, Way] | None:
-    """Return what a server's process has found, None where it has told nothing; raises TensorFlow's OpError."""
+    """Return what a server's process has found, None where it has reported nothing; raises TensorFlow's OpError."""
     import tensorflow as tf
 
     try:
@@ -111,7 +111,7 @@ class WayReader:
             for task, (_, at, ways) in counted.items()
         }
         servers = [task for task, member in members.items() if member.is_ps and answers(member)]
-        # One that is about to be here may have a way: as long as it has told nothing of one, no ps is lost.
+        # One that is about to be here may have a way: as long as it has reported none, no ps is lost.
         workers = [task for task, member in members.items() if not member.is_ps and member.state not in OUT]
         self.lost = lost(self.matrix, workers, servers)
         left = [task for task in servers if task not in self.lost]
@@ -168,7 +168,7 @@ def answers(member: Member) -> bool:
 
 
 def counts(member: Member, row: tuple[str, float, Mapping[str, Way]], now: float) -> bool:
-    """Return whether what a process told still counts: it is there, or it may be back in a moment."""
+    """Return whether what a process has reported still counts: it is there, or it may be back in a moment."""
     return member.incarnation == row[0] or now - row[1] < KEPT_SECONDS
 
 

@@ -103,7 +103,7 @@ def lost(ways: Matrix, workers: Collection[str], servers: Collection[str]) -> di
     """Return the ps that nobody can use, each with what is wrong.
 
     That is one that no worker reaches, one without the way to the coordinator that another member has, and of two ps
-    without a way to each other the second. `workers` are those whose ways count: one that has told nothing keeps each.
+    without a way to each other the second. `workers` are those whose ways count: one that has reported nothing keeps each.
     """
     found: dict[str, str] = {}
     for ps in servers:
@@ -128,7 +128,7 @@ def to_chief(ways: Matrix, task: str) -> str:
     return broken(ways, task, CHIEF) if any(way.works for way in others) else ""
 
 
-def told(ways: Matrix, most: int = MOST_TOLD) -> dict[str, dict[str, str]]:
+def status_of(ways: Matrix, most: int = MOST_TOLD) -> dict[str, dict[str, str]]:
     """Return what the status says of each way, by the members' tasks: the broken ones alone where there are many."""
     many = sum(len(row) for row in ways.values()) > most
     rows = {
