@@ -103,7 +103,7 @@ def lost(ways: Matrix, workers: Collection[str], servers: Collection[str]) -> di
     """Return the ps that nobody can use, each with what is wrong.
 
     That is one that no worker reaches, one without the way to the coordinator that another member has, and of two ps
-    without a way to each other the second. `workers` are those whose ways count: one that has reported nothing keeps each.
+    without a way to each other the second. A worker of `workers` that has reported nothing keeps each.
     """
     found: dict[str, str] = {}
     for ps in servers:
