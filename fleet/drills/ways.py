@@ -7,6 +7,7 @@ is taken back by a timer of the host where nobody else does.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,6 +32,12 @@ LOST_IS = {
     "loss": "a third of the packets",
 }
 DELAY_MS = 200
+CONNECT = """
+import socket, sys, time
+began = time.monotonic()
+socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).close()
+print(round(1000 * (time.monotonic() - began)))
+"""
 # A device that always is there, and back as it was.
 NETEM = "root tc qdisc add dev lo root netem delay 0ms 2>/dev/null && root tc qdisc del dev lo root"
 PROOF_SECONDS = 30.0
@@ -151,12 +158,10 @@ root tc filter add dev "$device" parent 1: protocol {protocol} prio 1 u32 match 
         if stage.on(task.host, f"{NETEM} && echo there || true").strip() != "there":
             raise NotHere(f"the kernel of {task.host} has no netem, which delays packets: modprobe sch_netem")
         run_everywhere(stage, {task.host: script})
-        took = stage.on(
-            task.host, f"ping -c 3 -i 0.3 {ps.address} | sed -n 's/.*time=\\([0-9.]*\\).*/\\1/p' | tail -n 1"
-        )
+        took = stage.on(task.host, f"python3 -c {shlex.quote(CONNECT)} {ps.address} {ps.port}")
         if float(took.strip() or 0) < DELAY_MS:
-            raise DrillFailed(f"an answer of {ps.name} to {task.host} took {took.strip() or 'for ever'} ms")
-        return f"an answer of {ps.name} to {task.host} took {took.strip()} ms"
+            raise DrillFailed(f"{task.host} connected to {ps.name} in {took.strip()} ms: nothing came late")
+        return f"{task.host} connected to {ps.name} in {took.strip()} ms"
 
     def heal(self, stage: Stage) -> None:
         task, ps = self.ends(stage)
