@@ -227,6 +227,15 @@ def test_a_ps_is_never_waited_for_and_left_out_when_nobody_reaches_it() -> None:
     assert read.unfit("worker-1") == ""
 
 
+def test_no_worker_is_of_use_as_long_as_a_lost_ps_takes_part() -> None:
+    read = Read(ways(("worker-0", "ps-1"), ("worker-1", "ps-1")))
+    ps = read.members["ps-1"]
+    read.members["ps-1"] = ps.taken(ps.since)
+    assert "worker-1 can't reach ps-1" in (read.unfit("worker-1") or "")
+    read.members["ps-1"] = ps.taken(ps.since).cut_off(ps.since, "no worker has a way to it")
+    assert read.unfit("worker-1") == ""
+
+
 def test_a_ps_that_the_coordinator_does_not_hear_keeps_no_worker_out() -> None:
     read = Read(ways(("worker-1", "ps-1")))
     read.members["ps-1"] = read.members["ps-1"].unanswered(time.monotonic(), 9.0, 5.0)

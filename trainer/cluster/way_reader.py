@@ -114,7 +114,8 @@ class WayReader:
         # One that is about to be here may have a way: as long as it has reported none, no ps is lost.
         workers = [task for task, member in members.items() if not member.is_ps and member.state not in OUT]
         self.lost = lost(self.matrix, workers, servers)
-        left = [task for task in servers if task not in self.lost]
+        # As long as a lost one takes part, each call would need it: no worker is of use before it is let go of.
+        left = [task for task in servers if task not in self.lost or members[task].state is State.TRAINING]
         found = {task: parted(self.matrix, task, left) for task in workers}
         self.parted = {task: why for task, why in found.items() if why}
         self._judged = {task: row[0] for task, row in rows.items()}
