@@ -227,6 +227,12 @@ def test_a_ps_is_never_waited_for_and_left_out_when_nobody_reaches_it() -> None:
     assert read.unfit("worker-1") == ""
 
 
+def test_a_ps_that_is_back_is_judged_by_its_first_answer() -> None:
+    read = Read(ways(("worker-0", "ps-1"), ("worker-1", "ps-1")))
+    read.members["ps-1"] = read.members["ps-1"].refused(time.monotonic(), time.monotonic())
+    assert "no worker has a way to it" in (read.unfit("ps-1", "the next one") or "")
+
+
 def test_no_worker_is_of_use_as_long_as_a_lost_ps_takes_part() -> None:
     read = Read(ways(("worker-0", "ps-1"), ("worker-1", "ps-1")))
     ps = read.members["ps-1"]

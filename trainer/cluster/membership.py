@@ -54,6 +54,7 @@ STUCK_SECONDS = 10.0
 LOST_SECONDS = 5.0
 PROVE_SECONDS = 0.02  # between two looks at whether a ps still lives
 LIVE_SECONDS = 2.0
+NEWS_SECONDS = 3.0
 CALL_FAILED = "(its call failed)"
 
 
@@ -362,8 +363,11 @@ class Membership:
         """Tell of one that is half connected, and once more when it has tried its ways: where its packets leave."""
         task = member.task
         if member.state is State.HALF:
-            before = self._half.get(task, CALL_FAILED)
-            if task not in self._half or (CALL_FAILED in before and CALL_FAILED not in member.why):
+            before = self._half.get(task)
+            # One that is back may be tried by the others only in a moment.
+            is_new = member.taken_in is not None or time.monotonic() - member.since >= NEWS_SECONDS
+            is_known_better = before is not None and CALL_FAILED in before and CALL_FAILED not in member.why
+            if (is_new and before is None) or is_known_better:
                 self._half[task] = member.why
                 self._absent.add(task)
                 if not member.is_ps:

@@ -69,7 +69,7 @@ class WayReader:
         self.matrix: Matrix = {}
         """All that is known, by the members' tasks."""
         self.lost: dict[str, str] = {}
-        """The ps that answer and that nobody can use, each with what is wrong."""
+        """The ps that nobody can use, each with what is wrong."""
         self.parted: dict[str, str] = {}
         """The workers without a way to the coordinator, or to one of the other ps, each with what is wrong."""
 
@@ -110,12 +110,14 @@ class WayReader:
             task: {other: checked(way, known_process(members.get(other), at)) for other, way in ways.items()}
             for task, (_, at, ways) in counted.items()
         }
-        servers = [task for task, member in members.items() if member.is_ps and answers(member)]
+        # Also of those that are closed just now: one that is back is judged by its first answer.
+        servers = [task for task, member in members.items() if member.is_ps]
         # One that is about to be here may have a way: as long as it has reported none, no ps is lost.
         workers = [task for task, member in members.items() if not member.is_ps and member.state not in OUT]
         self.lost = lost(self.matrix, workers, servers)
         # As long as a lost one takes part, each call would need it: no worker is of use before it is let go of.
-        left = [task for task in servers if task not in self.lost or members[task].state is State.TRAINING]
+        present = [task for task in servers if answers(members[task])]
+        left = [task for task in present if task not in self.lost or members[task].state is State.TRAINING]
         found = {task: parted(self.matrix, task, left) for task in workers}
         self.parted = {task: why for task, why in found.items() if why}
         self._judged = {task: row[0] for task, row in rows.items()}
