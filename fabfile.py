@@ -30,6 +30,7 @@ from fleet.ssh import SshHosts
 from fleet.sweep import read_sweep_file
 from fleet.terminal import printable
 from fleet.validate import validate as check_inventory
+from fleet.ways import show_ways
 from trainer.parameters import parse_assignments
 
 _WHERE = {
@@ -396,6 +397,13 @@ def export(
     """Export a run's newest checkpoint as a SavedModel, where its end did not."""
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         verbs.export_run(cluster, _desk(json), run, json)
+
+
+@task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
+def ways(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
+    """Have each host try its ways to the other members, with a large packet."""
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        show_ways(cluster, _desk(json))
 
 
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})

@@ -17,7 +17,7 @@ from fleet.units import Health
 from trainer.parameters import describe_values
 from trainer.reporting.events import describe_event
 from trainer.reporting.goodput import describe_ledger
-from trainer.reporting.status import describe_absent
+from trainer.reporting.status import describe_absent, describe_ways, has_broken
 
 NOTE_WIDTH = 60
 MOST_PACES = 8
@@ -140,6 +140,8 @@ def render_run(run: Run | None) -> str:
     text = one_line(text)
     if run.without and run.state in ("waiting", "training"):
         text += f"\n  without {one_line(describe_absent(run.without))}"
+    if has_broken(run.ways) and run.state in ("waiting", "training"):
+        text += f"\n  ways: {one_line(describe_ways(run.ways))}"
     return f"{text}\n  {set_off(run.message)}" if run.message and failed else text
 
 

@@ -33,6 +33,7 @@ class Run:
     checkpoint: str | None = None
     export: str | None = None
     without: Mapping[str, str] = field(default_factory=dict)  # members that take no part, and what they are
+    ways: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # how each member reaches each other one
     workers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # their `steps` and `steps_per_second`
     faults: int = 0
     begun_from: str | None = None  # RUN@STEP of another run
@@ -52,6 +53,7 @@ def parse_run(values: Mapping[str, Any]) -> Run:
     kept["evaluation"] = Evaluation(evaluation["step"], evaluation.get("metrics") or {}) if evaluation else None
     kept["metrics"] = kept.get("metrics") or {}
     kept["without"] = kept.get("without") or {}
+    kept["ways"] = kept.get("ways") or {}
     kept["workers"] = kept.get("workers") or {}
     kept["message"] = kept.get("message") or ""
     kept["events"] = kept.get("events") or []

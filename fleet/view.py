@@ -21,7 +21,7 @@ from fleet.terminal import one_line
 from trainer.parameters import describe_values
 from trainer.reporting.events import FAULTS, describe_event
 from trainer.reporting.goodput import describe_ledger
-from trainer.reporting.status import describe_absent
+from trainer.reporting.status import describe_absent, describe_ways, has_broken
 
 COLOURS = {
     "training": "green",
@@ -96,6 +96,8 @@ def _run_parts(observation: Observation) -> list[RenderableType]:
         parts.append(_plain("  ".join(numbers)))
     if run.without and run.state in ("waiting", "training"):
         parts.append(_plain(f"without {describe_absent(run.without)}", "yellow"))
+    if has_broken(run.ways) and run.state in ("waiting", "training"):
+        parts.append(_plain(f"ways: {describe_ways(run.ways)}", "yellow"))
     if sweep := observation.selection.get("sweep"):
         parts.append(_plain(f"a point of sweep {sweep['name']}, which has {len(sweep['points'])}: fab sweep --status"))
     if run.ledger:

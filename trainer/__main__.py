@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from trainer.cluster.member import State
-from trainer.cluster.spec import SERVICE_JOBS, Cluster
+from trainer.cluster.spec import ADDRESS, SERVICE_JOBS, Cluster
 from trainer.config import Config, ConfigError, absolute_path, read_assignments
 from trainer.failures import TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.gpus import find_missing
@@ -69,6 +69,8 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
             from trainer.export_run import run_export
 
             return run_export(options, read_config(options, environment))
+        if options.command == "ways":
+            return try_ways(options)
         if options.command == "check":
             from trainer.check import run_check
 
@@ -130,6 +132,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     report.add_argument("--shared-dir", help="the shared path, instead of the settings'")
     report.add_argument("--json", action="store_true", help="print JSON, with the page's HTML in it")
+    ways = commands.add_parser("ways", help="try the ways from this host to members, with a large packet")
+    ways.add_argument("--source", default="", help="who is to have them")
+    ways.add_argument("members", nargs="+", metavar="TASK=HOST:PORT", help="the others")
+    ways.add_argument("--json", action="store_true", help="print JSON")
     check = commands.add_parser("check", help="prove this release, beside whatever runs; it writes nothing")
     add_check_options(check)
     return parser.parse_args([with_hyphens(argument) for argument in argv])
@@ -339,6 +345,25 @@ def show_runs(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     statuses = read_all(Path(absolute_path(shared_dir)))
     print(to_json([dataclasses.asdict(item) for item in statuses]) if options.json else describe_all(statuses))
     return 0
+
+
+def try_ways(options: argparse.Namespace) -> int:
+    """Try the ways to the members that are named; each takes some seconds where nobody answers."""
+    from trainer.cluster.way_probe import try_all
+    from trainer.cluster.ways import cell
+
+    others = {}
+    for word in options.members:
+        task, _, address = word.partition("=")
+        if not ADDRESS.fullmatch(address):
+            raise ConfigError(f"{word!r} names no member: expected TASK=HOST:PORT, as ps-0=10.0.0.3:2300")
+        others[task] = address
+    found = try_all(others)
+    if options.json:
+        print(to_json({"source": options.source, "ways": {task: way.as_record() for task, way in found.items()}}))
+    else:
+        print("\n".join(f"{task:<11} {way.address:<24} {cell(way)}" for task, way in found.items()))
+    return 0 if all(way.works for way in found.values()) else TRY_AGAIN
 
 
 def make_report(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

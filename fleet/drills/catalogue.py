@@ -39,6 +39,7 @@ from fleet.drills.scenes import (
 )
 from fleet.drills.stage import LONG_STEP, Stage
 from fleet.drills.watch import Watch
+from fleet.drills.ways import Doubled, Late, Lossy, NoConnection, NoWayIn
 from fleet.inventory import Task
 
 RECOVERS = recovers()
@@ -89,6 +90,13 @@ ANEW = ("chief",)
 COORDINATOR = Kill(one("chief"))
 SERVICE = {"input": "service", "input_sharding": "dynamic"}
 SOON = {"ps_wait_seconds": 10.0, "worker_wait_seconds": 10.0}
+# A connection is given up after the heartbeat's time-out and a second, and the ways are tried each 10 s.
+NAMED = 25.0
+OF_A_WAY: Mapping[str, Any] = {
+    "settings": SOON,
+    "destructive": True,
+    "needs": ("worker 2", "ps"),
+}
 
 _DRILLS = (
     Drill("worker", "a worker is killed: nothing stops, and it is used again", Kill(one("worker")), 5, 5),
@@ -251,6 +259,76 @@ _DRILLS = (
         restarts=False,
         may_too=ANEW,
         settings={**SOON, "api": "fit"},
+        destructive=True,
+        needs=("ps 2",),
+    ),
+    Drill(
+        "way-lost",
+        "what a worker's host sends to a ps's is lost for a minute: the worker is left out, named, and taken back",
+        Lossy(one("worker")),
+        NAMED,
+        10,
+        **OF_A_WAY,
+    ),
+    Drill(
+        "way-port",
+        "what it sends to the ps's port alone: likewise",
+        Lossy(one("worker"), what="port"),
+        NAMED,
+        10,
+        **OF_A_WAY,
+    ),
+    Drill(
+        "way-large",
+        "packets of more than 1,000 bytes, in both directions: likewise",
+        Lossy(one("worker"), what="large"),
+        NAMED,
+        10,
+        **OF_A_WAY,
+    ),
+    Drill(
+        "way-syn",
+        "packets that open a connection, and the worker is killed: its next process is left out",
+        NoConnection(one("worker")),
+        NAMED,
+        10,
+        **OF_A_WAY,
+    ),
+    Drill(
+        "way-loss",
+        "a third of the packets, in both directions: the worker is slow, or left out",
+        Lossy(one("worker"), what="loss"),
+        None,
+        10,
+        restarts=False,
+        **OF_A_WAY,
+    ),
+    Drill(
+        "way-late",
+        "what a worker's host sends to a ps's comes 200 ms later (netem): the worker is slow",
+        Late(one("worker")),
+        None,
+        10,
+        restarts=False,
+        **OF_A_WAY,
+    ),
+    Drill(
+        "address-doubled",
+        "a ps's host takes another one for the worker's, as where two have its address: likewise",
+        Doubled(one("worker")),
+        NAMED,
+        10,
+        **OF_A_WAY,
+    ),
+    Drill(
+        "ps-unreached",
+        "a ps's host drops what the workers send to it, and answers the coordinator: the ps is lost",
+        NoWayIn(one("ps")),
+        NAMED,
+        60,
+        restarts=False,
+        may_too=("chief", "worker", "ps"),
+        settings=SOON,
         destructive=True,
         needs=("ps 2",),
     ),
@@ -496,6 +574,11 @@ BY_CHANCE = (
     "worker-slow",
     "worker-cut",
     "worker-off",
+    "way-lost",
+    "way-port",
+    "way-large",
+    "way-syn",
+    "way-loss",
     "ps",
     "ps-term",
     "ps-frozen",

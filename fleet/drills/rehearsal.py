@@ -12,7 +12,7 @@ from fleet.cluster import Cluster
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, Drill
 from fleet.drills.scenes import Findings
 from fleet.drills.soak import Soak, rounds
-from fleet.drills.stage import DrillFailed, Stage, victim
+from fleet.drills.stage import DrillFailed, NotHere, Stage, victim
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.inventory import Inventory
 from fleet.signals import undisturbed
@@ -57,7 +57,9 @@ def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool =
             if each.name in refusals:
                 desk.say(f"skip  {each.name}: {refusals[each.name]}")
                 continue
-            found = _go_through(stage, each)
+            found = _go_through(stage, each, skips=everything)
+            if found is None:
+                continue
             told.append(as_json(found, each))
             if found.problems:
                 failed.append(each.name)
@@ -172,10 +174,15 @@ def refuse(each: Drill, inventory: Inventory) -> str | None:
     return None
 
 
-def _go_through(stage: Stage, each: Drill) -> Findings:
-    """Do one drill and print its line."""
+def _go_through(stage: Stage, each: Drill, skips: bool = False) -> Findings | None:
+    """Do one drill and print its line; with `skips` one that no host can do is None, and no failure."""
     try:
         found = each.scene(stage, each)
+    except NotHere as error:
+        if skips:
+            stage.desk.say(f"skip  {each.name}: {error}")
+            return None
+        found = Findings(problems=[str(error)])
     except (DrillFailed, FleetError) as error:
         found = Findings(problems=[str(error)])
     judge(found, each)

@@ -21,6 +21,7 @@ from fleet.drills.faults import Fault, Kill, await_save, run_everywhere
 from fleet.drills.scenes import PATIENCE, last_restart, take_part_again, tensors_that_equal
 from fleet.drills.stage import DrillFailed, Process, Sample, Stage
 from fleet.drills.watch import Watch, describe_process, longest_pause, steps_lost
+from fleet.drills.ways import AWay
 from fleet.errors import FleetError
 from fleet.inventory import Task
 
@@ -113,6 +114,10 @@ def victims(stage: Stage, drill: Drill) -> list[Task]:
     tasks = stage.tasks(*{task.job for task in drill.fault.chosen(stage)})
     if not drill.destructive:
         return tasks
+    if isinstance(drill.fault, AWay):
+        # On a ps's host it would be that ps's ways, too.
+        with_ps = {task.host for task in stage.tasks("ps")}
+        tasks = [task for task in tasks if task.host not in with_ps] or tasks
     # The coordinator's own host is watched, and has to answer.
     return [task for task in tasks if task.host != stage.chief.host] or tasks
 

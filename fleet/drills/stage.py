@@ -42,6 +42,10 @@ class DrillFailed(Exception):
     """The drill can't be done or judged: its run didn't train, or its fault didn't happen."""
 
 
+class NotHere(DrillFailed):
+    """A host's kernel lacks what the drill's fault needs: of all drills this one is passed over."""
+
+
 @dataclass(frozen=True)
 class Process:
     """A task as systemd sees it. `invocation` changes when, and only when, systemd starts the unit anew."""

@@ -18,6 +18,7 @@ NOTICES = frozenset(
         "member-lost",
         "member-silent",
         "member-given-up",
+        "member-half-connected",
         "ps-lost",
         "recovering",
         "recovered",

@@ -66,7 +66,9 @@ SETUPS: dict[str, tuple[dict[str, list[str]], dict[str, Any], set[tuple[str, str
 class Training:
     """The tasks of a cluster, a host each, with the hosts' tables."""
 
-    def __init__(self, groups: dict[str, list[str]], settings: dict[str, Any], directory: Path) -> None:
+    def __init__(
+        self, groups: dict[str, list[str]], settings: dict[str, Any], directory: Path, family: int = 4
+    ) -> None:
         self.groups, self._directory = groups, directory
         self.hosts = {host: job for job, hosts in groups.items() for host in hosts}
         self.networks = Networks(["switch", *self.hosts, "stranger"])
@@ -80,7 +82,8 @@ class Training:
             **settings,
         }
         (directory / "run.json").write_text(json.dumps(run))
-        hostvars = {host: {"ansible_host": self.networks.address(host), "trainer_run": run} for host in self.hosts}
+        self.address = self.networks.address if family == 4 else self.networks.address6
+        hostvars = {host: {"ansible_host": self.address(host), "trainer_run": run} for host in self.hosts}
         spec = cluster_spec(groups, hostvars)
         self.tasks = {task["name"]: task for host in self.hosts for task in host_tasks(spec, host)}
         for host in self.hosts:

@@ -26,7 +26,11 @@ from fleet.inventory import Host, Inventory, Task
 from fleet.schema.problems import Problem
 from fleet.ssh import Answer
 from fleet.validate import validate
+from fleet.ways import show_ways
 from tests.unit import test_fleet_verbs as fleet
+from tests.unit.test_fleet_ways import RIGHT as WAYS
+from tests.unit.test_fleet_ways import Pretence as WaysHosts
+from tests.unit.test_fleet_ways import inventory as of_ways
 from tests.unit.test_gpu_fab import RIGHT
 from tests.unit.test_gpu_fab import Pretence as GpuHosts
 from trainer.reporting.status import Status
@@ -236,13 +240,18 @@ def test_gpus(desk: verbs.Desk) -> None:
     assert answer_of(desk)["hosts"] == {"a": RIGHT}
 
 
+def test_ways(desk: verbs.Desk) -> None:
+    show_ways(Cluster(of_ways(), WaysHosts(WAYS)), desk)  # type: ignore[arg-type]
+    assert answer_of(desk)["ways"]["ps-0"]["worker-0"]["listens"] is False
+
+
 @pytest.fixture
 def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
     """A stage on which nothing is done: only what is said of a drill counts here."""
 
     def set_up(problems: list[str]) -> None:
         found = Findings("seen", 1.5, 3.0, 20, ["worker-1"], [], problems)
-        monkeypatch.setattr(rehearsal, "_go_through", lambda stage, each: found)
+        monkeypatch.setattr(rehearsal, "_go_through", lambda stage, each, skips: found)
 
     class Empty:
         def keep(self) -> None: ...

@@ -34,12 +34,14 @@ from fleet.drills.stage import (
     show_units,
 )
 from fleet.drills.watch import Watch, longest_pause, lowest_step, new_steps, steps_lost
+from fleet.drills.ways import AWay
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.inventory import Host, Inventory, Task
 from fleet.ssh import Answer
 from fleet.verbs import Desk
 
 ROOT = Path(__file__).resolve().parents[2]
+OTHER_WAYS = ("address-doubled", "ps-unreached")
 TASKS = [
     Task("chief", 0, "head", "192.0.2.10", 2222, server=False),
     Task("ps", 0, "head", "192.0.2.10", 2300, server=True),
@@ -191,7 +193,9 @@ def test_every_freeze_cut_and_power_off_has_its_long_step() -> None:
 def test_whatever_cuts_reboots_fills_or_powers_off_is_destructive() -> None:
     marked = {each.name.removesuffix("-long-step") for each in CATALOGUE if each.destructive}
     off = {"worker-off", "ps-off", "data-off"}
-    assert marked == {"worker-cut", "ps-cut", *off, "reboot", "path-full", "path-read-only"}
+    ways = {each.name for each in CATALOGUE if isinstance(each.fault, AWay)}
+    assert ways == {*(f"way-{what}" for what in ("lost", "port", "large", "syn", "loss", "late")), *OTHER_WAYS}
+    assert marked == {"worker-cut", "ps-cut", *off, *ways, "reboot", "path-full", "path-read-only"}
 
 
 def test_page_names_every_drill() -> None:

@@ -57,6 +57,45 @@ def test_one_that_ended_is_expected_for_seconds_and_then_away() -> None:
     assert not back.taken(201.0).is_lost
 
 
+def test_one_that_lacks_a_way_is_left_out_and_asked_to_start_again() -> None:
+    half = trained().cut_off(200.0, "worker-0 can't reach ps-1")
+    assert (half.state, half.why, half.must_restart) == (State.HALF, "worker-0 can't reach ps-1", "one")
+    assert not half.is_lost
+    assert not half.is_here()
+    assert half.answered(201.0, 201.0, "one").state is State.STARTING
+    kept_out = half.held_back(Event.PARTED, 202.0, 202.0, "two", "worker-0 can't reach ps-1")
+    assert (kept_out.state, kept_out.must_restart, kept_out.is_lost) == (State.HALF, None, True)
+    assert kept_out.looked_at(900.0).state is State.HALF
+    assert kept_out.answered(901.0, 901.0, "two").state is State.SERVING
+
+
+def test_a_ps_that_nobody_can_use_is_lost() -> None:
+    ps = Member("ps-0", "a:1").answered(1.0, 1.0, "one").taken(1.0).cut_off(2.0, "no worker has a way to it")
+    assert (ps.state, ps.is_lost) == (State.HALF, True)
+
+
+def test_one_that_is_cut_off_again_and_again_is_given_up_for_a_while() -> None:
+    member, now = trained(), 100.0
+    for number in range(rules.SHORT_LIVES + 1):
+        assert member.state is State.TRAINING, number
+        member = member.cut_off(now + 1.0, "a way")
+        if member.state is State.HALF:
+            member = member.answered(now + 2.0, now + 2.0, f"next {number}").taken(now + 3.0)
+        now += 4.0
+    assert member.state is State.GIVEN_UP
+
+
+def test_a_port_that_is_closed_and_open_for_one_process_is_given_up_and_named() -> None:
+    member = trained()
+    for number in range(rules.FLIPS):
+        now = 101.0 + 2 * number
+        assert member.state is State.TRAINING, number
+        member = member.refused(now, now).answered(now + 1.0, now + 1.0, "one")
+    assert (member.state, member.why) == (State.GIVEN_UP, rules.TWO_HOSTS)
+    back = member.looked_at(member.until).answered(300.0, 300.0, "one").answered(400.0, 400.0, "one")
+    assert (back.state, back.flips) == (State.TRAINING, 0)
+
+
 def test_one_that_is_replaced_between_two_questions_is_lost_all_the_same() -> None:
     replaced = trained().answered(101.0, 101.0, "two")
     assert (replaced.state, replaced.is_lost, replaced.ended) == (State.SERVING, True, ("one", 0.0))

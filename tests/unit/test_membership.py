@@ -15,9 +15,10 @@ from trainer.cluster import leaving
 from trainer.cluster import membership as module
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.heartbeat import Heartbeat
-from trainer.cluster.member import Event, Member
+from trainer.cluster.member import Event, Member, State
 from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
+from trainer.cluster.way_reader import WayReader
 from trainer.config import Config
 from trainer.reporting.notify import Notifier
 from trainer.reporting.progress import Progress
@@ -35,6 +36,7 @@ class Watched:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, phases: Phases) -> None:
         monkeypatch.setattr(Heartbeat, "start", lambda self: None)
+        monkeypatch.setattr(WayReader, "start", lambda self: None)
         self.directory = RunDirectory(path, "mine")
         self.config = Config(program="p:P", run="mine", shared_dir=str(path))
         self.said: list[tuple[Any, ...]] = []
@@ -305,3 +307,91 @@ def test_one_on_another_release_is_told_once_a_process(watched: Watched) -> None
     assert watched.looks() == [("member-other-release", "worker-1")]
     watched.answers(worker_1="w4")
     assert watched.looks() == [("member-back", "worker-1")]
+
+
+FAILED = "UNAVAILABLE: from remote target /job:ps/replica:0/task:0 while calling /tensorflow.WorkerService/RecvTensor"
+WAY = "worker-1 can't reach ps-0 at c:1 (no answer in 4 s); its packets leave from 10.0.3.31"
+
+
+def handled(watched: Watched, **busy: float) -> None:
+    """Have a generation with TensorFlow's handler, whose workers have had calls since then."""
+    watched.forms()
+    calls = {task.replace("_", "-"): since for task, since in busy.items()}
+    watched.membership.handler = SimpleNamespace(busy=calls, updating_since=None)
+
+
+def state(watched: Watched, task: str) -> State:
+    return watched.membership.heartbeat.members()[task].state
+
+
+def test_a_failed_call_is_put_down_to_the_way_when_the_ps_lives(watched: Watched) -> None:
+    handled(watched)
+    watched.said.clear()
+    assert watched.membership.way_lost("worker-1", FAILED) == "worker-1 can't reach ps-0 at c:1 (its call failed)"
+    assert watched.said == [("member-half-connected", "worker-1")]
+    assert (state(watched, "worker-1"), state(watched, "worker-0")) == (State.HALF, State.TRAINING)
+    assert watched.membership.lost_ps() == []
+    assert watched.membership.heartbeat.members()["worker-1"].must_restart == "w1"
+
+
+def test_a_failed_call_is_the_ps_s_when_that_has_ended(watched: Watched) -> None:
+    handled(watched)
+    watched.refuses("ps-0")
+    assert watched.membership.way_lost("worker-1", FAILED) == ""
+    assert state(watched, "worker-1") is State.TRAINING
+
+
+def test_a_failed_call_that_names_nobody_else_is_the_workers_own(watched: Watched) -> None:
+    handled(watched)
+    assert watched.membership.way_lost("worker-1", "Socket closed") == ""
+    assert watched.membership.way_lost("worker-1", FAILED.replace("job:ps", "job:worker")) == ""
+    assert state(watched, "worker-1") is State.TRAINING
+
+
+def test_one_that_lacks_a_way_is_told_once_more_with_its_address_and_once_when_it_is_back(watched: Watched) -> None:
+    handled(watched)
+    watched.membership.way_lost("worker-1", FAILED)
+    now = time.monotonic()
+    watched.hear(lambda m: m.held_back(Event.PARTED, now, now, "next", WAY), "worker-1")
+    assert watched.looks() == [("member-half-connected", "worker-1")]
+    watched.hear(lambda m: m.held_back(Event.PARTED, now, now, "next", WAY.replace("4 s", "5 s")), "worker-1")
+    assert watched.looks() == []
+    watched.answers(worker_1="next")
+    assert watched.looks() == [("member-back", "worker-1")]
+    assert watched.looks() == []
+
+
+def test_a_worker_whose_call_waits_for_an_answer_that_was_lost_is_left_out(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    handled(watched, worker_0=now - 100, worker_1=now - 100)
+    watched.membership._ways.parted = {"worker-1": WAY}
+    watched.looks()
+    assert state(watched, "worker-1") is State.TRAINING  # a way may be lost for a moment
+    monkeypatch.setattr(module, "STUCK_SECONDS", -1.0)
+    watched.looks()
+    assert (state(watched, "worker-1"), state(watched, "worker-0")) == (State.HALF, State.TRAINING)
+
+
+def test_a_worker_whose_calls_end_is_not_left_out_for_a_way_that_takes_no_new_connection(watched: Watched) -> None:
+    handled(watched)
+    watched.membership._ways.parted = {"worker-1": WAY}
+    watched.membership._parted_since = {"worker-1": time.monotonic() - 100}
+    watched.looks()
+    assert state(watched, "worker-1") is State.TRAINING
+
+
+def test_a_ps_is_lost_when_no_worker_trains_and_none_reaches_it(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled(watched)
+    monkeypatch.setattr(module, "LOST_SECONDS", -1.0)
+    watched.membership._ways.lost = {"ps-0": "no worker has a way to it"}
+    watched.looks()
+    assert watched.membership.unreachable_ps() == {}  # somebody trains
+    for task in ("worker-0", "worker-1"):
+        watched.membership.way_lost(task, FAILED)
+    assert ("ps-lost", "ps-0") in watched.looks()
+    assert watched.membership.unreachable_ps() == {"ps-0": "no worker has a way to it"}
+    assert watched.membership.lost_ps() == ["ps-0"]

@@ -66,6 +66,7 @@ def full(progress: Progress) -> Told:
     tally.restore_seconds = 1.5
     tally.checkpoint = Saved(100, 1_700_000_000.0, 4096)
     progress.evaluated(100, {"loss": 0.4})
+    tally.ways = {"worker-0": {"ps-0": "broken (no answer in 4 s)", "ps-1": "ok"}}
     tally.members = lambda: {"worker-0": Seen("training", 0.3), "ps-0": Seen("given up", 40.0)}
     progress.events.write("member-lost", task="worker-0")
     progress.events.write("save-failed")
@@ -148,6 +149,8 @@ def test_numbers_are_those_of_the_run(progress: Progress) -> None:
     assert found["psfleet_member_state", "ps-0", "given up"] == 1
     assert sum(found["psfleet_member_state", "ps-0", state] for state in MEMBER_STATES) == 1
     assert found["psfleet_member_silence_seconds", "ps-0"] == 40
+    assert found["psfleet_way_works", "worker-0", "ps-0"] == 0
+    assert found["psfleet_way_works", "worker-0", "ps-1"] == 1
     assert found["psfleet_task_restarts_total",] == 2
     assert 0 < found["psfleet_shared_path_free_bytes",] < found["psfleet_shared_path_size_bytes",]
     ledger = progress.ledger.as_dict()

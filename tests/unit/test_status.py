@@ -22,7 +22,7 @@ from trainer.states import RunState
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]
-MEMBERS = ["without", "workers", "faults"]
+MEMBERS = ["without", "ways", "workers", "faults"]
 PLACES = ["checkpoint", "export", "begun_from", *MEMBERS, "ledger", "events", "updated", "host", "pid"]
 KEYS = ["run", "run_dir", "program", "program_args", "state", "phase", "message", *PROGRESS, *PLACES]
 

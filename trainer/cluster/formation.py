@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cluster.leaving import leaving_ps
 from trainer.cluster.leaving import names as leaving_names
-from trainer.cluster.member import HERE, Member, State
+from trainer.cluster.member import HERE, Event, Member, State
 from trainer.cluster.spec import Cluster
 from trainer.config import Config
 from trainer.failures import UserError
@@ -57,7 +57,9 @@ def form(
         missing = {task: member for task, member in members.items() if task not in here}
         if not missing or can_do_without(config, cluster, missing, first, {*without, *leaving}, waited):
             return here
-        tell(missing)
+        # One that has just answered is about to be known: that is no news.
+        if silent := {task: member for task, member in missing.items() if member.why != Event.UNPROVEN.value}:
+            tell(silent)
         if missing.keys() & set(leaving_names()):
             counted = time.monotonic()
         seconds = time.monotonic() - counted
@@ -84,7 +86,8 @@ def can_do_without(
         return False
     if any(member.is_expected for member in missing.values()):
         return False
-    if first and workers and waited < config.worker_wait_seconds:
+    # One that lacks a way answers: its time does not mend that.
+    if first and any(missing[task].state is not State.HALF for task in workers) and waited < config.worker_wait_seconds:
         return False
     return ps <= set(without) or waited >= config.ps_wait_seconds
 
@@ -94,9 +97,11 @@ def describe_missing(missing: Mapping[str, Member]) -> str:
     leaving = leaving_ps()
     left = {task: member.address for task, member in missing.items() if task in leaving}
     others = {t: member for t, member in missing.items() if member.state is State.OTHER_RELEASE and t not in left}
-    quiet = {t: member.address for t, member in missing.items() if t not in others and t not in left}
+    half = {t: member for t, member in missing.items() if member.state is State.HALF and t not in left}
+    quiet = {t: member.address for t, member in missing.items() if t not in {*others, *left, *half}}
     said = [f"no answer from {names(quiet)}"] if quiet else []
     said += [f"waiting until {names(left)} is back from a planned reboot"] if left else []
+    said += [f"{task} ({member.address}) lacks a way: {member.why}" for task, member in half.items()]
     said += [f"{task} ({member.address}) {member.why}" for task, member in others.items()]
     return "; ".join(said) + (f": {MEND}" if others else "")
 

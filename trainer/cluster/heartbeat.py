@@ -1,7 +1,8 @@
 """Ask every member of the cluster, again and again, whether it lives, and keep a record of each.
 
 TensorFlow reports a member whose socket closes and waits for ever, in silence, for one that froze, lost its network or
-its power. The question is trainer/cluster/probe.py's; a member that has one open is not asked another.
+its power. The question is trainer/cluster/probe.py's. It fills several packets, since a way that loses large ones is of
+no use. A member that has one open is not asked another.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 
 import grpc
 
-from trainer.cluster.member import HERE, Event, Member
-from trainer.cluster.probe import DEADLINE_SECONDS, METHOD, digest
+from trainer.cluster.member import HERE, Event, Member, State
+from trainer.cluster.probe import DEADLINE_SECONDS, METHOD, PADDING, digest
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
@@ -49,14 +50,17 @@ class Heartbeat:
         members: Mapping[str, Member],
         timeout_seconds: float,
         other_release: Callable[[str, str, str], str | None] | None = None,
+        unfit: Callable[[str, str, float], str | None] | None = None,
     ) -> None:
         """Take the records to begin with (by task), and after how many seconds without an answer one is silent.
 
         `other_release` is asked of each process that answers (task, address, incarnation). It says what that runs
-        instead of the coordinator's release, nothing where it is the same, None while that is not known.
+        instead of the coordinator's release, nothing where it is the same, None while that is not known. Likewise
+        `unfit` (task, incarnation, now) says which way a process lacks that takes no part yet.
         """
         self._members = dict(members)
         self._other_release = other_release
+        self._unfit = unfit
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
         self._ended = False
@@ -156,7 +160,7 @@ class Heartbeat:
         self._asked[task] = now
         self._unheard.setdefault(task, (now, self._missed))
         try:
-            future = self._calls[task].future(b"", timeout=DEADLINE_SECONDS)
+            future = self._calls[task].future(PADDING, timeout=DEADLINE_SECONDS)
             future.add_done_callback(lambda done: self._heard(task, now, done))
         except ValueError:  # the channel is closed: the heartbeat has ended
             return
@@ -189,6 +193,12 @@ class Heartbeat:
                 return member.held_back(Event.UNPROVEN, now, asked_at, incarnation)
             if other:
                 return member.held_back(Event.OTHER_RELEASE, now, asked_at, incarnation, other)
+        if self._unfit is not None and not (member.state is State.TRAINING and incarnation == member.taken_in):
+            why = self._unfit(member.task, incarnation, now)
+            if why is None:
+                return member.held_back(Event.UNPROVEN, now, asked_at, incarnation)
+            if why:
+                return member.held_back(Event.PARTED, now, asked_at, incarnation, why)
         return member.answered(now, asked_at, incarnation)
 
 

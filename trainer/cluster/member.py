@@ -20,6 +20,10 @@ STEADY_SECONDS = 3.0  # one that is back has answered for so long
 HEED_SECONDS = 15.0
 SHORT_SECONDS = 10.0  # a worker that ends so soon after it was taken in may do so again
 SHORT_LIVES = 5  # so often in a row
+# One port that is closed and open in turn, for one process: two hosts have its address, or something refuses for it.
+FLIPS = 3
+TWO_HOSTS = "its port is closed and open in turn, for one process: have two hosts its address?"
+PARTED_SECONDS = 60.0  # a worker that is cut off from a ps so soon after it was taken in is likely to be so again
 PAUSE_SECONDS = 15.0  # for which it is given up then, twice as long each time
 LONGEST_PAUSE_SECONDS = 600.0
 
@@ -35,6 +39,7 @@ class State(enum.Enum):
     AWAY = "away"  # closed or starting for so long that nobody waits for it
     GIVEN_UP = "given up"  # it ended again and again soon after it was taken in
     OTHER_RELEASE = "on another release"  # its process runs other code than the coordinator
+    HALF = "half connected"  # it answers the coordinator, and lacks a way to a member that it needs
 
 
 class Event(enum.Enum):
@@ -43,8 +48,9 @@ class Event(enum.Enum):
     ANSWERED = "answers"
     REPLACED = "answers as another process"
     RESUMED = "answers again, and still takes part"
-    UNPROVEN = "answers, and its release is not known yet"
+    UNPROVEN = "answers, and its release or its ways are not known yet"
     OTHER_RELEASE = "answers, and runs another release"
+    PARTED = "answers, and lacks a way to another member"
     REFUSED = "its port is closed"
     UNANSWERED = "does not answer for the heartbeat's time-out"
     LATE = "is not back in time"
@@ -59,18 +65,19 @@ S, E = State, Event
 HERE = {S.SERVING, S.TRAINING}
 # What an event makes of a state; a pair that is not listed changes nothing. docs/design.md shows it as a table.
 TRANSITIONS: dict[tuple[State, Event], State] = {
-    **{(state, E.ANSWERED): S.SERVING for state in (S.STARTING, S.CLOSED, S.SILENT, S.AWAY, S.OTHER_RELEASE)},
+    **{(state, E.ANSWERED): S.SERVING for state in (S.STARTING, S.CLOSED, S.SILENT, S.AWAY, S.OTHER_RELEASE, S.HALF)},
     **{(state, E.REPLACED): S.SERVING for state in set(S) - {S.SERVING, S.GIVEN_UP}},
     **{(state, E.UNPROVEN): S.STARTING for state in set(S) - {S.STARTING, S.GIVEN_UP}},
     **{(state, E.OTHER_RELEASE): S.OTHER_RELEASE for state in set(S) - {S.GIVEN_UP, S.OTHER_RELEASE}},
-    **{(state, E.RESUMED): S.TRAINING for state in (S.STARTING, S.SERVING, S.CLOSED, S.SILENT, S.AWAY)},
-    **{(state, E.REFUSED): S.CLOSED for state in (S.STARTING, S.SERVING, S.TRAINING, S.SILENT, S.OTHER_RELEASE)},
-    **{(state, E.UNANSWERED): S.SILENT for state in (S.STARTING, S.SERVING, S.TRAINING, S.CLOSED, S.OTHER_RELEASE)},
+    **{(state, E.PARTED): S.HALF for state in set(S) - {S.GIVEN_UP, S.HALF}},
+    **{(state, E.RESUMED): S.TRAINING for state in (S.STARTING, S.SERVING, S.CLOSED, S.SILENT, S.AWAY, S.HALF)},
+    **{(state, E.REFUSED): S.CLOSED for state in set(S) - {S.CLOSED, S.AWAY, S.GIVEN_UP}},
+    **{(state, E.UNANSWERED): S.SILENT for state in set(S) - {S.SILENT, S.AWAY, S.GIVEN_UP}},
     **{(state, E.LATE): S.AWAY for state in (S.STARTING, S.CLOSED)},
     (S.SERVING, E.TAKEN_IN): S.TRAINING,
     (S.TRAINING, E.RELEASED): S.SERVING,
-    **{(state, E.RESTART): S.STARTING for state in (S.SERVING, S.TRAINING, S.CLOSED, S.SILENT, S.AWAY)},
-    **{(state, E.SHORT_LIVED): S.GIVEN_UP for state in (S.SERVING, S.CLOSED)},
+    **{(state, E.RESTART): S.STARTING for state in (S.SERVING, S.TRAINING, S.CLOSED, S.SILENT, S.AWAY, S.HALF)},
+    **{(state, E.SHORT_LIVED): S.GIVEN_UP for state in (S.SERVING, S.CLOSED, S.AWAY, S.HALF)},
     (S.GIVEN_UP, E.PAUSE_OVER): S.STARTING,
 }
 
@@ -105,6 +112,8 @@ class Member:
     ended: tuple[str, float] | None = None
     """The last process that was found to have ended, and for how many seconds it had been quiet."""
     short_lives: int = 0
+    flips: int = 0
+    """How often its port was closed and answered again without a new process."""
     until: float = 0.0
     """When a pause ends, of one that is given up."""
 
@@ -125,6 +134,8 @@ class Member:
         """Whether the process that takes part has ended."""
         if self.taken_in is None:
             return False
+        if self.is_ps and self.state is S.HALF:
+            return True  # nobody can use it
         return self.state in (S.CLOSED, S.AWAY, S.GIVEN_UP) or self.incarnation != self.taken_in
 
     @property
@@ -146,6 +157,13 @@ class Member:
         heard["steady_since"] = now if replaced or self.steady_since is None else self.steady_since
         if found.ended and found.ended[0] == incarnation:
             heard["ended"] = None  # it was only cut off
+        if self.steady_since is not None and now - self.steady_since > PARTED_SECONDS:
+            heard["flips"] = 0
+        if self.state in (S.CLOSED, S.AWAY) and self.incarnation == incarnation:
+            heard["flips"] = flips = self.flips + 1
+            if flips >= FLIPS:
+                until = now + min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** min(flips - FLIPS, 10))
+                return found.after(E.SHORT_LIVED, now, until=until, why=TWO_HOSTS, **heard)
         if incarnation == self.must_restart and not self._heeds_nothing(now):
             heard["asked_to"] = now if self.asked_to is None else self.asked_to
             return found.after(E.RESTART, now, **heard)
@@ -156,7 +174,7 @@ class Member:
         return found.after(event, now, **heard)._given_up(self.short_lives, now)
 
     def held_back(self, event: Event, now: float, asked_at: float, incarnation: str, why: str = "") -> Member:
-        """It has answered, as a process that can't be used: UNPROVEN as yet, or of OTHER_RELEASE."""
+        """It has answered, as a process that can't be used: UNPROVEN as yet, of OTHER_RELEASE, or PARTED."""
         _, found, heard = self._heard_from(now, asked_at, incarnation)
         heard |= {"steady_since": None, "why": why or event.value}
         if event is E.UNPROVEN:
@@ -164,6 +182,13 @@ class Member:
         if self.must_restart not in (None, incarnation):
             heard["must_restart"] = heard["asked_to"] = None
         return found.after(event, now, **heard)._given_up(self.short_lives, now)
+
+    def cut_off(self, now: float, why: str) -> Member:
+        """It takes part, and a way that it needs is broken: its calls wait for nobody, and go with its process."""
+        steady = now - self.since > PARTED_SECONDS
+        lives = self.short_lives if self.state is not S.TRAINING else 0 if steady else self.short_lives + 1
+        changes = {"must_restart": self.incarnation, "asked_to": None, "steady_since": None, "why": why}
+        return self.after(E.PARTED, now, short_lives=lives, **changes)._given_up(self.short_lives, now)
 
     def _heard_from(self, now: float, asked_at: float, incarnation: str) -> tuple[bool, Member, dict[str, Any]]:
         """Return whether it is another process, the record as the one before left it, and what any answer tells."""

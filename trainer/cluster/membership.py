@@ -22,9 +22,11 @@ from trainer.cluster.fence import Fence, shut
 from trainer.cluster.formation import describe_missing, form, names
 from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.leaving import is_leaving, leaving_ps
-from trainer.cluster.member import HERE, Member, State
+from trainer.cluster.member import HERE, Event, Member, State
 from trainer.cluster.releases import Releases
 from trainer.cluster.spec import Cluster
+from trainer.cluster.way_reader import WayReader
+from trainer.cluster.ways import CHIEF, named_in, status_of
 from trainer.config import Config
 from trainer.failures import TRY_AGAIN, UserError, explain
 from trainer.reporting.progress import Progress
@@ -46,6 +48,14 @@ QUIET_SECONDS = 4.0
 # TensorFlow lets go of a worker within moments of losing its connections, and takes one in as fast.
 DROP_SECONDS = 5.0
 TAKE_SECONDS = 20.0
+# A call that has no way to a ps ends with an error by then, unless it waits for an answer that was lost.
+STUCK_SECONDS = 10.0
+# For which a ps must have been without any way to a worker.
+LOST_SECONDS = 5.0
+PROVE_SECONDS = 0.02  # between two looks at whether a ps still lives
+LIVE_SECONDS = 2.0
+NEWS_SECONDS = 3.0
+CALL_FAILED = "(its call failed)"
 
 
 def say_last(words: Callable[[], None]) -> None:
@@ -101,6 +111,9 @@ class Membership:
         self._given_up: dict[str, float] = {}
         self._other_release: dict[str, str | None] = {}  # the processes that were told to run another one
         self._watching = False
+        self._half: dict[str, str] = {}  # what was told of the ways of those that are half connected
+        self._parted_since: dict[str, float] = {}  # since when a worker that trains lacks a way
+        self._no_way_since: dict[str, float] = {}  # likewise a ps, to all workers
         self.handler: Handler | None = None
         """What takes workers in and out while this generation trains."""
         self._messenger = Messenger(cluster.servers) if config.local_run_dir else None
@@ -111,7 +124,9 @@ class Membership:
             },
             config.heartbeat_timeout_seconds,
             Releases(release).other if release and config.local_run_dir else None,
+            lambda task, process, now: self._ways.unfit(task, process, now),
         )
+        self._ways = WayReader(self.heartbeat.members)
         self.heartbeat.on_beat = self.look
         progress.tally.members = self.seen
         self._fence = Fence(self._silent_addresses)
@@ -122,6 +137,7 @@ class Membership:
         """Wait for the members and return the cluster of those that this generation trains on; raises Stopped."""
         on_sigterm(raise_stopped)
         self._phases.enter(Phase.WAITING)
+        self._ways.start()
         members = form(self._config, self._cluster, self.heartbeat, self._first, self._without, self._name_missing)
         # While a strategy's constructor waits, no Python handler could run.
         on_sigterm(signal.SIG_DFL)
@@ -216,6 +232,54 @@ class Membership:
         log.info("TensorFlow has let go of %s", task)
         self.heartbeat.hurry()
 
+    def way_lost(self, task: str, message: str) -> str:
+        """Say which way a worker's call lacked, by what TensorFlow says of it, and leave the worker out.
+
+        Nothing where TensorFlow names nobody else, or one that has ended: then it is not the way that is lost. Waits
+        until that is known, which is the heartbeat's time-out at most; only this worker's calls wait for it.
+        """
+        others = [name for name in map(self._name_of, named_in(message)) if name not in (None, task)]
+        others = [name for name in others if name and TaskId.parse(name).job != "worker"]
+        if not others or not self._live([name for name in others if name != CHIEF]):
+            return ""
+        addresses = self._cluster.servers | {CHIEF: self._cluster.jobs["chief"][0]}
+        called = " or ".join(f"{name} at {addresses[name]}" for name in others)
+        why = self._ways.parted.get(task) or f"{task} can't reach {called} {CALL_FAILED}"
+        self._cut_off(task, why)
+        return why
+
+    def _name_of(self, named: TaskId) -> str | None:
+        """Return the task that TensorFlow calls so: in its cluster those that are left move up."""
+        if named.job == "chief":
+            return CHIEF
+        tasks = {"worker": self.workers, "ps": self.servers}.get(named.job, [])
+        return tasks[named.index] if named.index < len(tasks) else None
+
+    def _live(self, servers: Collection[str]) -> bool:
+        """Return whether the processes of these ps that take part answer a question that is asked from now on."""
+        since = time.monotonic()
+        while self._watching and time.monotonic() < since + self._config.heartbeat_timeout_seconds + LIVE_SECONDS:
+            self.heartbeat.hurry(since)
+            members = [self.heartbeat.members()[task] for task in servers]
+            if any(member.is_lost or member.state is State.SILENT for member in members):
+                return False
+            if all(member.is_here(since) for member in members):
+                return True
+            time.sleep(PROVE_SECONDS)
+        return False
+
+    def _cut_off(self, task: str, why: str) -> None:
+        """Leave out one that takes part and lacks a way; what it waits for goes with its process."""
+        now = time.monotonic()
+        self.heartbeat.change(lambda member: member.cut_off(now, why), task)
+        self.hurt = True
+        self._tell_half(self.heartbeat.members()[task])
+
+    def unreachable_ps(self) -> dict[str, str]:
+        """Return the ps of this generation that live, and that nobody can use, each with what is wrong."""
+        members = self.heartbeat.members() if self._watching else {}
+        return {task: m.why for task, m in members.items() if m.is_ps and m.taken_in and m.state is State.HALF}
+
     def workers_taken_in(self, tasks: Collection[str]) -> None:
         """TensorFlow has taken these workers in again."""
         now = time.monotonic()
@@ -271,19 +335,63 @@ class Membership:
                     event, message = trouble
                     self._give_up(event, message, [task])
                 self._tell_change(member)
+        self._look_at_ways(time.monotonic())
         self._progress.history.members({task: m.state.value for task, m in self.heartbeat.members().items()})
         if self._watching:
-            members = self.heartbeat.members().items()
-            self._progress.without({task: m.state.value for task, m in members if m.state is not State.TRAINING})
+            # One that starts again for a broken way is still away for that.
+            states = {t: State.HALF if t in self._half else m.state for t, m in self.heartbeat.members().items()}
+            self._progress.without({task: s.value for task, s in states.items() if s is not State.TRAINING})
         handler = self.handler
         if handler is not None and handler.updating_since is not None:
             seconds = time.monotonic() - handler.updating_since
             if seconds > TAKE_SECONDS:
                 self._give_up("recovering", f"TensorFlow has been taking in a worker for {seconds:.0f} s", [])
 
+    def _look_at_ways(self, now: float) -> None:
+        """Leave out those of this generation that lack a way, and tell of it."""
+        members = self.heartbeat.members()
+        self._progress.ways(status_of(self._ways.matrix))
+        for member in members.values():
+            self._tell_half(member)
+        training = [m.task for m in members.values() if not m.is_ps and m.state is State.TRAINING]
+        if not self._watching or self.handler is None:
+            self._parted_since, self._no_way_since = {}, {}
+            return
+        parted, lost = self._ways.parted, self._ways.lost if not training else {}
+        self._parted_since = {task: self._parted_since.get(task, now) for task in training if task in parted}
+        self._no_way_since = {task: self._no_way_since.get(task, now) for task in lost}
+        for task, since in self._parted_since.items():
+            # A way that takes no new connection may still have those that there are.
+            if now - max(since, self.handler.busy.get(task, now)) > STUCK_SECONDS:
+                self._cut_off(task, parted[task])
+        for task, since in self._no_way_since.items():
+            if now - since > LOST_SECONDS and members[task].state is State.TRAINING:
+                self._cut_off(task, lost[task])
+
+    def _tell_half(self, member: Member) -> None:
+        """Tell of one that is half connected, and once more when it has tried its ways: where its packets leave."""
+        task = member.task
+        if member.state is State.HALF:
+            before = self._half.get(task)
+            # One that is back may be tried by the others only in a moment.
+            is_new = member.taken_in is not None or time.monotonic() - member.since >= NEWS_SECONDS
+            is_known_better = before is not None and CALL_FAILED in before and CALL_FAILED not in member.why
+            if (is_new and before is None) or is_known_better:
+                self._half[task] = member.why
+                self._absent.add(task)
+                if not member.is_ps:
+                    self._lost[task] = time.monotonic(), str(member.taken_in)  # its end is no news
+                self._tell("ps-lost" if member.is_ps else "member-half-connected", task, f"{member.why}: left out")
+        elif task in self._half and member.state in HERE:
+            self._half.pop(task)
+            self._absent.discard(task)
+            self._tell("member-back", task, "its ways work again")
+
     def _tell_change(self, member: Member) -> None:
         """Tell of a member of this generation that is lost, silent or back."""
         task = member.task
+        if task in self._half:
+            return
         if member.is_lost:
             self._tell_lost(task, str(member.taken_in))
         elif member.state is State.SILENT and task not in self._absent:
@@ -296,7 +404,8 @@ class Membership:
         if member.state is State.GIVEN_UP and self._given_up.get(task) != member.until:
             self._given_up[task] = member.until
             pause = member.until - time.monotonic()
-            self._tell("member-given-up", task, f"it ended again and again: left out for {pause:.0f} s")
+            why = "it ended again and again" if member.why == Event.SHORT_LIVED.value else member.why
+            self._tell("member-given-up", task, f"{why}: left out for {pause:.0f} s")
 
     def _trouble(self, member: Member, now: float) -> tuple[str, str] | None:
         """Return the event and message where this process can't go on for this member; mend what can be mended."""
@@ -385,6 +494,7 @@ class Membership:
         self._watching = False
         members = self.heartbeat.members()
         self.heartbeat.stop()
+        self._ways.stop()
         self._fence.stop()
         if self._messenger is not None:
             self._messenger.send({})

@@ -1,8 +1,8 @@
 """What befell a run: events.jsonl in its directory, one JSON object a line.
 
 started, waiting, formed, attached, restored, training, member-lost, member-left, member-silent, member-back,
-member-given-up, member-other-release, ps-lost, recovering, lease-taken, phase-overdue, checkpoint-saved, save-failed,
-checkpoint-set-aside, evaluated, stopped, failed, finished
+member-given-up, member-half-connected, member-other-release, ps-lost, recovering, lease-taken, phase-overdue,
+checkpoint-saved, save-failed, checkpoint-set-aside, evaluated, stopped, failed, finished
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SHOWN = 5
 ROUTINE = ("checkpoint-saved", "evaluated")
 # What nobody wants to happen to a run: it is counted, and TensorBoard shows it beside the curves.
 FAULTS = (
-    "member-lost", "member-silent", "member-given-up", "member-other-release", "ps-lost", "recovering", "phase-overdue",
-    "lease-taken", "save-failed", "checkpoint-set-aside", "failed",
+    "member-lost", "member-silent", "member-given-up", "member-half-connected", "member-other-release", "ps-lost",
+    "recovering", "phase-overdue", "lease-taken", "save-failed", "checkpoint-set-aside", "failed",
 )  # fmt: skip
 
 

@@ -63,6 +63,7 @@ METRICS = {
         Metric("psfleet_faults_total", "counter", "Faults of the run by their event, over all processes", ("kind",)),
         Metric("psfleet_member_state", "gauge", "1 for the member's state, else 0", ("member", "state")),
         Metric("psfleet_member_silence_seconds", "gauge", "Time since the member's last answer", ("member",)),
+        Metric("psfleet_way_works", "gauge", "1 where a member reaches another one, else 0", ("source", "target")),
         Metric("psfleet_checkpoint_step", "gauge", "Step of the newest checkpoint"),
         Metric("psfleet_checkpoint_timestamp_seconds", "gauge", "When it was saved, since 1970"),
         Metric("psfleet_checkpoint_size_bytes", "gauge", "Size of its files"),
@@ -160,6 +161,9 @@ def of_tally(tally: Tally, member_states: tuple[str, ...]) -> Iterator[Sample]:
         for state in member_states:
             yield "psfleet_member_state", (member, state), float(seen.state == state)
         yield "psfleet_member_silence_seconds", (member,), seen.silence
+    for source, row in tally.ways.items():
+        for target, how in row.items():
+            yield "psfleet_way_works", (source, target), float(not how.startswith("broken"))
     if tally.checkpoint is not None:
         yield "psfleet_checkpoint_step", (), tally.checkpoint.step
         yield "psfleet_checkpoint_timestamp_seconds", (), tally.checkpoint.at

@@ -30,7 +30,8 @@ from trainer.reporting.captions import (
     size,
     state_in_words,
 )
-from trainer.reporting.story import EXAMPLES, SPEED, read_story
+from trainer.reporting.status import describe_ways, has_broken
+from trainer.reporting.story import EXAMPLES, SPEED, order_of, read_story
 from trainer.run.directory import RunDirectory
 from trainer.run.records import in_words, write_text
 
@@ -142,6 +143,7 @@ def tell_one(story: Mapping[str, Any]) -> str:
             curves([story]),
             time_section(story),
             members_section(story),
+            ways_section(story),
             saves_section(story),
             placement_section(story),
             tasks_section(story),
@@ -387,6 +389,19 @@ def details(title: str, names: Sequence[str], rows: str, opened: bool = False, k
         f"<table{f' class={kind}' if kind else ''}>"
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
+
+
+def ways_section(story: Mapping[str, Any]) -> str:
+    """Show how each member reached each other one when the page was written."""
+    ways = story["ways"]
+    if not ways:
+        return ""
+    others = sorted({other for row in ways.values() for other in row}, key=order_of)
+    cells = [[task, *(ways[task].get(other, "-") for other in others)] for task in sorted(ways, key=order_of)]
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
+    said = f'<p class="message">{escape(describe_ways(ways))}.</p>'
+    opened = has_broken(ways)
+    return section("Ways", said + details("From each member to each other", ("from", *others), rows, opened), "ways")
 
 
 def placement_section(story: Mapping[str, Any]) -> str:

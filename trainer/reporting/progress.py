@@ -228,7 +228,7 @@ class Progress:
         self.status.program, self.status.steps = config.program, config.steps
         self.status.program_args = dict(config.program_args)
         self.status.steps_per_second = self.status.eta_seconds = None
-        self.status.without = {}
+        self.status.without, self.status.ways = {}, {}
         self.status.workers = add_up(self.status.workers, {}, 0.0)
         self.ledger = Ledger(self.status.ledger)
 
@@ -269,6 +269,14 @@ class Progress:
                 self._show()
             if self._writes and self._notifications is not None:
                 self._notifications.without(self.status)
+
+    def ways(self, ways: dict[str, dict[str, str]]) -> None:
+        """Say how the members reach each other."""
+        self.tally.ways = ways
+        with self._lock:
+            if ways != self.status.ways:
+                self.status.ways = ways
+                self._show()
 
     def checkpointed(self, checkpoint: str, step: int) -> None:
         with self._lock:

@@ -42,6 +42,8 @@ class Status:
     export: str | None = None
     begun_from: str | None = None
     without: dict[str, str] = dataclasses.field(default_factory=dict)
+    ways: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    """How each member reaches each other one, as it found last: `ok`, or `broken` and why."""
     workers: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Under parameter_server: the `steps` that each worker gave, lost ones among them, its `steps_per_second`, and how
     many updates of others lie between a step's read of the weights and its own update: the mean (`staleness`) and the
@@ -126,6 +128,8 @@ def describe(status: Status) -> str:
         rows.append(("message", status.message))
     if status.without and not status.state.ended:
         rows.append(("without", describe_absent(status.without)))
+    if status.ways and not status.state.ended:
+        rows.append(("ways", describe_ways(status.ways)))
     if status.step is not None:
         rows.append(("step", f"{status.step} of {status.steps}"))
     if status.steps_per_second is not None:
@@ -165,6 +169,18 @@ def lay_out(rows: Sequence[tuple[str, ...]]) -> str:
 def describe_absent(without: Mapping[str, str]) -> str:
     """Name the members that take no part, each with what the coordinator knows of it."""
     return ", ".join(f"{task} ({state})" for task, state in sorted(without.items()))
+
+
+def describe_ways(ways: Mapping[str, Mapping[str, str]]) -> str:
+    """Say how many ways between the members work, and name those that are broken or slow."""
+    cells = [(task, other, how) for task, row in ways.items() for other, how in row.items()]
+    odd = [f"{task} to {other}: {how}" for task, other, how in cells if not how.startswith(("ok", "closed"))]
+    broken = sum(how.startswith("broken") for _, _, how in cells)
+    return ". ".join([f"{len(cells) - broken} of {len(cells)} work", *odd])
+
+
+def has_broken(ways: Mapping[str, Mapping[str, str]]) -> bool:
+    return any(not how.startswith(("ok", "closed")) for row in ways.values() for how in row.values())
 
 
 def numbers(values: dict[str, float]) -> str:

@@ -34,6 +34,7 @@ FAULTS = {
     "ps-lost": "parameter server lost",
     "member-silent": "member silent",
     "member-given-up": "member given up",
+    "member-half-connected": "member half connected",
     "member-other-release": "member on another release",
     "lease-taken": "coordinator replaced",
     "phase-overdue": "phase took too long",
@@ -52,7 +53,14 @@ OTHERS = {"member-left": "member left in order", "stopped": "stopped on request"
 ENDS_A_FAULT = ("training", "member-back")
 FOLLOWS = ("recovering", "lease-taken")  # from the loss of a member; of themselves they are faults
 FOLLOWS_SECONDS = 60.0
-MEMBER_FAULTS = ("member-lost", "ps-lost", "member-silent", "member-given-up", "member-other-release")
+MEMBER_FAULTS = (
+    "member-lost",
+    "ps-lost",
+    "member-silent",
+    "member-given-up",
+    "member-half-connected",
+    "member-other-release",
+)
 
 
 @dataclasses.dataclass
@@ -163,6 +171,10 @@ def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
         "checkpoint": text(status.get("checkpoint")),
         "exported": text(status.get("export")),
         "without": {str(task): text(state) for task, state in mapping(status.get("without")).items()},
+        "ways": {
+            str(task): {str(other): text(how) for other, how in mapping(row).items()}
+            for task, row in mapping(status.get("ways")).items()
+        },
         "result": tell_result(records),
         "began": began,
         "until": until,

@@ -75,6 +75,8 @@ class Tally:
     """The last evaluation's step and metrics."""
     room: tuple[int, int] | None = None
     """Bytes of the shared path in all, and free."""
+    ways: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    """How each member reaches each other one."""
     members: Callable[[], Mapping[str, Seen]] | None = None
     """What asks for the members, where there are some to be watched."""
 

@@ -18,6 +18,8 @@ from trainer.cluster.commands import ASKED, received
 from trainer.cluster.fence import limit_waits
 from trainer.cluster.probe import answers, incarnation
 from trainer.cluster.spec import Cluster
+from trainer.cluster.way_probe import Ways
+from trainer.cluster.ways import CHIEF, targets
 from trainer.config import Config, ConfigError
 from trainer.failures import FINISHED, TRY_AGAIN, is_stale
 from trainer.reporting.logs import load_tensorflow
@@ -70,6 +72,7 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
     settings = LastRead(selected)
     follow_run(cluster.task, own, notifier, settings)
     record_resources(cluster.task, partial(served_run, settings))
+    Ways(own, targets(cluster.task, {**cluster.servers, CHIEF: cluster.jobs["chief"][0]})).start()
     threading.Thread(target=keep_limited, args=(settings,), name="connections", daemon=True).start()
     server.join()
 

@@ -295,8 +295,10 @@ class Controller:
         """Look around while calls are in flight.
 
         Leaves when asked to stop and they will not end in time, or when no worker came for the user's limit; raises
-        Stopped, and UserError.
+        Stopped, and UserError. Raises MembershipChanged when nobody reaches a ps: calls in flight would not end.
         """
+        if self._members is not None and (unreachable := self._members.unreachable_ps()):
+            raise MembershipChanged("; ".join(unreachable.values()))
         alive = self._members is None or bool(self._members.workers_serving())
         self._wait_for_workers(alive)
         if self._stopping():

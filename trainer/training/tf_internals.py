@@ -77,6 +77,7 @@ class Members(Protocol):
     def workers(self) -> list[str]: ...
     def workers_serving(self, since: float = 0.0) -> set[str]: ...
     def worker_lost(self, task: str) -> None: ...
+    def way_lost(self, task: str, message: str) -> str: ...
     def process(self, task: str) -> str | None: ...
     def has_ended(self, task: str, process: str | None) -> bool: ...
     def leaves(self, task: str) -> bool: ...
@@ -84,6 +85,16 @@ class Members(Protocol):
     def lost_ps(self) -> list[str]: ...
     def failed_alike(self, error: Exception) -> Exception: ...
     def workers_taken_in(self, tasks: Collection[str]) -> None: ...
+
+
+class WayLost(tf.errors.UnavailableError):
+    """A worker's call failed since its way to another member is broken, while that member lives.
+
+    TensorFlow takes it for the worker's failure.
+    """
+
+    def __init__(self, worker: int, why: str) -> None:
+        super().__init__(None, None, f"/job:worker/replica:0/task:{worker}: {why}")
 
 
 class TakenIn(threading.Condition):
@@ -156,9 +167,23 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
                 ),
                 self.alike.watching(task),
             ):
-                yield
+                try:
+                    yield
+                except (
+                    tf.errors.UnavailableError,
+                    cluster_coordinator.ClosureInputError,
+                    cluster_coordinator.ClosureAbortedError,
+                ) as error:
+                    self._blame(task, error)
+                    raise
         finally:
             self.busy.pop(task, None)
+
+    def _blame(self, task: str, error: Exception) -> None:
+        """Raise WayLost where a call failed because its worker has lost a way."""
+        error = getattr(error, "original_exception", error)
+        if isinstance(error, tf.errors.UnavailableError) and (why := self._members.way_lost(task, str(error))):
+            raise WayLost(self._thread.worker, why) from error
 
     def _preemption_handler(self) -> None:
         while True:
@@ -222,7 +247,7 @@ class CallBudget:
 
     def _failed(self, task: str, put_back: Callable[[Any, Any], None], closure: Any, error: Any) -> None:
         """Have the call run again, unless it has killed too many; this worker's own thread waits meanwhile."""
-        if self._members.leaves(task):
+        if self._members.leaves(task) or isinstance(error, WayLost):
             put_back(closure, error)
             return
         deaths = [death for death in self._deaths.get(closure, []) if self._members.has_ended(*death)]

@@ -1,0 +1,242 @@
+"""Faults of one way: what a task's host sends to a ps is lost in part, while all other ways are well.
+
+Rules are nftables', in a table of the drill's own; a delay is netem's. Each proves itself by what it has counted, and
+is taken back by a timer of the host where nobody else does.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fleet.drills.faults import HEALS_ITSELF_SECONDS, TABLE, Aimed, Kill, run_everywhere
+from fleet.drills.stage import DrillFailed, NotHere, Stage
+from fleet.inventory import Task
+
+# What is lost, for packets from a worker's host ($from) to a ps's ($to, its port $port).
+LOST: Mapping[str, tuple[str, ...]] = {
+    "direction": ("out $family daddr $to",),
+    "port": ("out $family daddr $to tcp dport $port",),
+    "syn": ("out $family daddr $to tcp dport $port tcp flags & (syn | ack) == syn",),
+    "large": ("out $family daddr $to meta length > 1000", "in $family saddr $to meta length > 1000"),
+    "loss": ("out $family daddr $to numgen random mod 3 == 0", "in $family saddr $to numgen random mod 3 == 0"),
+}
+LOST_IS = {
+    "direction": "packets",
+    "port": "packets for one port",
+    "syn": "packets that open a connection",
+    "large": "large packets",
+    "loss": "a third of the packets",
+}
+DELAY_MS = 200
+CONNECT = """
+import socket, sys, time
+began = time.monotonic()
+socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).close()
+print(round(1000 * (time.monotonic() - began)))
+"""
+# A device that always is there, and back as it was.
+NETEM = "root tc qdisc add dev lo root netem delay 0ms 2>/dev/null && root tc qdisc del dev lo root"
+PROOF_SECONDS = 30.0
+
+
+def heals_itself(command: str) -> str:
+    """The lines that have systemd run a command later, should the control machine be gone.
+
+    What a drill left that was ended by force is in the way.
+    """
+    return f"""
+root systemctl stop {TABLE}.timer 2>/dev/null; root {command} 2>/dev/null
+root systemd-run --quiet --collect --unit={TABLE} --on-active={HEALS_ITSELF_SECONDS} {command} || exit 1
+"""
+
+
+def heals(command: str) -> str:
+    """The lines that take a fault back now."""
+    return f"root {command} 2>/dev/null; root systemctl stop {TABLE}.timer 2>/dev/null; true"
+
+
+def device_to(address: str) -> str:
+    """The shell's words for the device by which packets leave for an address."""
+    return f"$(ip route get {address} | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p' | head -n 1)"
+
+
+def loads(chains: str) -> str:
+    """The lines that load a drill's table."""
+    return f"root nft -f - <<END || exit 1\ntable inet {TABLE} {{\n{chains}\n}}\nEND\n"
+
+
+REMOVE = f"nft delete table inet {TABLE}"
+
+
+def other_ps(stage: Stage, task: Task) -> Task:
+    """The last ps on another host than the task's; raises DrillFailed when there is none."""
+    others = [each for each in stage.tasks("ps") if each.host != task.host]
+    if not others:
+        raise DrillFailed(f"every ps is on {task.host}, the host of {task.name}: there is no way to break")
+    return others[-1]
+
+
+@dataclass(frozen=True)
+class AWay(Aimed):
+    """A fault of the way from the chosen task's host to one ps."""
+
+    lasts: float = 60.0
+    takes_away: ClassVar[bool] = True
+
+    def ends(self, stage: Stage) -> tuple[Task, Task]:
+        task = self.choice(stage)[0]
+        return task, other_ps(stage, task)
+
+
+@dataclass(frozen=True)
+class Lossy(AWay):
+    """nftables drops what `LOST` says of the packets between a worker's host and a ps."""
+
+    what: str = "direction"
+
+    def strike(self, stage: Stage) -> str:
+        task, ps = self.ends(stage)
+        family = "ip6" if ":" in ps.address else "ip"
+        rules: dict[str, list[str]] = {"in": [], "out": []}
+        for rule in LOST[self.what]:
+            chain, _, match = rule.partition(" ")
+            for name, value in (("$family", family), ("$to", ps.address), ("$port", str(ps.port))):
+                match = match.replace(name, value)
+            rules[chain].append(f"    {match} counter drop")
+        hooks = {"in": "input", "out": "output"}
+        chains = "\n".join(
+            f"  chain {chain} {{\n    type filter hook {hooks[chain]} priority -300; policy accept;\n"
+            + "\n".join(lines)
+            + "\n  }"
+            for chain, lines in rules.items()
+        )
+        script = heals_itself(REMOVE) + loads(chains)
+        run_everywhere(stage, {task.host: script})
+        count = stage.wait(lambda: self._dropped(stage, task), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}")
+        return f"{task.host} dropped {count} of {LOST_IS[self.what]} between it and {ps.name}"
+
+    def _dropped(self, stage: Stage, task: Task) -> int:
+        shown = stage.on(task.host, f"root nft list table inet {TABLE}")
+        return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
+
+    def heal(self, stage: Stage) -> None:
+        stage.on(self.choice(stage)[0].host, heals(REMOVE))
+
+
+@dataclass(frozen=True)
+class NoConnection(Lossy):
+    """No further connection comes about; the task is killed, since those that there are still work."""
+
+    what: str = "syn"
+
+    def strike(self, stage: Stage) -> str:
+        task, _ = self.ends(stage)
+        # The rule counts when the host tries its ways, which needs a connection each time.
+        return f"{super().strike(stage)}, {Kill(lambda stage: [task]).strike(stage)}"
+
+
+@dataclass(frozen=True)
+class Late(AWay):
+    """Everything that a host sends to a ps's comes later (netem)."""
+
+    def strike(self, stage: Stage) -> str:
+        task, ps = self.ends(stage)
+        family, bits = ("ip6", 128) if ":" in ps.address else ("ip", 32)
+        protocol = "ipv6" if family == "ip6" else "ip"
+        script = f"""
+device={device_to(ps.address)}
+{heals_itself('tc qdisc del dev "$device" root')}
+root tc qdisc add dev "$device" root handle 1: prio || exit 1
+root tc qdisc add dev "$device" parent 1:3 handle 30: netem delay {DELAY_MS}ms || exit 1
+root tc filter add dev "$device" parent 1: protocol {protocol} prio 1 u32 match {family} dst {ps.address}/{bits} \\
+  flowid 1:3 || exit 1
+"""
+        if stage.on(task.host, f"{NETEM} && echo there || true").strip() != "there":
+            raise NotHere(f"the kernel of {task.host} has no netem, which delays packets: modprobe sch_netem")
+        run_everywhere(stage, {task.host: script})
+        took = stage.on(task.host, f"python3 -c {shlex.quote(CONNECT)} {ps.address} {ps.port}")
+        if float(took.strip() or 0) < DELAY_MS:
+            raise DrillFailed(f"{task.host} connected to {ps.name} in {took.strip()} ms: nothing came late")
+        return f"{task.host} connected to {ps.name} in {took.strip()} ms"
+
+    def heal(self, stage: Stage) -> None:
+        task, ps = self.ends(stage)
+        command = heals('tc qdisc del dev "$device" root')
+        stage.on(task.host, f"device={device_to(ps.address)}; {command}")
+
+
+@dataclass(frozen=True)
+class Doubled(AWay):
+    """A ps's host takes the coordinator's host for the worker's, as where both have the address.
+
+    Its packets for the worker go to the coordinator's hardware address, and that host takes the address for its own.
+    """
+
+    def strike(self, stage: Stage) -> str:
+        task, ps = self.ends(stage)
+        if stage.chief.host in (task.host, ps.host):
+            raise DrillFailed(f"{stage.chief.host} has {task.name} or {ps.name}, and can't stand for another host")
+        claim = f"""
+{heals_itself(self._give_up(task))}
+device={device_to(ps.address)}
+sysctl -n net.ipv4.conf.$device.arp_ignore | root tee /run/{TABLE}-arp >/dev/null
+root sysctl -q net.ipv4.conf.$device.arp_ignore=1 && root ip addr add {task.address}/{bits_of(task)} dev lo || exit 1
+cat /sys/class/net/$device/address
+"""
+        chief = stage.chief
+        hardware = run_everywhere(stage, {chief.host: claim})[chief.host].split()[-1]
+        mislead = f"""
+device={device_to(task.address)}
+{heals_itself(f'ip neigh del {task.address} dev "$device"')}
+root ip neigh replace {task.address} lladdr {hardware} dev "$device" nud permanent || exit 1
+ip neigh show {task.address}
+"""
+        shown = run_everywhere(stage, {ps.host: mislead})[ps.host]
+        if hardware not in shown:
+            raise DrillFailed(f"{ps.host} has another neighbour at {task.address}: {shown.strip()}")
+        return f"{ps.host} takes {chief.host} for {task.host}"
+
+    def heal(self, stage: Stage) -> None:
+        task, ps = self.ends(stage)
+        command = heals(f'ip neigh del {task.address} dev "$device"')
+        stage.on(ps.host, f"device={device_to(task.address)}; {command}")
+        restore = (
+            f'[ ! -e /run/{TABLE}-arp ] || root sysctl -q net.ipv4.conf.$device.arp_ignore="$(cat /run/{TABLE}-arp)"'
+        )
+        stage.on(
+            stage.chief.host,
+            f"device={device_to(ps.address)}; {restore}; root rm -f /run/{TABLE}-arp; {heals(self._give_up(task))}",
+        )
+
+    def _give_up(self, task: Task) -> str:
+        return f"ip addr del {task.address}/{bits_of(task)} dev lo"
+
+
+def bits_of(task: Task) -> int:
+    """How many bits a task's address has."""
+    return 128 if ":" in task.address else 32
+
+
+@dataclass(frozen=True)
+class NoWayIn(AWay):
+    """A ps's host drops what comes from the hosts of all workers."""
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return self.choice(stage)
+
+    def strike(self, stage: Stage) -> str:
+        (ps,) = self.choice(stage)
+        family = "ip6" if ":" in ps.address else "ip"
+        workers = sorted({task.address for task in stage.tasks("worker")} - {ps.address})
+        rule = f"{family} saddr {{ {', '.join(workers)} }} tcp dport {ps.port} counter drop"
+        chain = f"  chain in {{\n    type filter hook input priority -300; policy accept;\n    {rule}\n  }}"
+        script = heals_itself(REMOVE) + loads(chain)
+        run_everywhere(stage, {ps.host: script})
+        return f"{ps.host} drops what {len(workers)} hosts send to {ps.name}"
+
+    def heal(self, stage: Stage) -> None:
+        stage.on(self.choice(stage)[0].host, heals(REMOVE))

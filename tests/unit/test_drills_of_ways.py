@@ -1,0 +1,126 @@
+"""Drills of one way: which packets they drop, between whom, what proves it, and that all is taken back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fleet.drills.catalogue import BY_CHANCE, CATALOGUE
+from fleet.drills.faults import TABLE, one
+from fleet.drills.soak import victims
+from fleet.drills.stage import DrillFailed, NotHere, Process, Stage
+from fleet.drills.ways import LOST, AWay, Doubled, Late, Lossy, NoConnection, NoWayIn
+from fleet.inventory import Task
+from tests.unit.test_drills import TASKS, Pretence, named, stage
+
+COUNTED = {"nft list": "counter packets 0 bytes 0 drop\ncounter packets 7 bytes 420 drop"}
+
+
+def scripts(fault: AWay, answers: dict[str, str]) -> tuple[str, list[tuple[str, str]]]:
+    hosts = Pretence(answers)
+    proof = fault.strike(stage(hosts))
+    return proof, hosts.scripts
+
+
+def made(fault: AWay, answers: dict[str, str]) -> str:
+    return scripts(fault, answers)[1][0][1]
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_packets_are_dropped_on_the_workers_host_and_only_those_of_one_ps(what: str) -> None:
+    proof, asked = scripts(Lossy(one("worker"), what=what), COUNTED)
+    host, script = asked[0]
+    assert host == "far"
+    rules = [line for line in script.splitlines() if "counter drop" in line]
+    assert rules
+    assert all("192.0.2.20" in line for line in rules)
+    assert "dport 22" not in script.replace("2300", "")
+    assert "7 of" in proof
+    assert "ps-1" in proof
+
+
+def test_each_kind_drops_what_its_name_says() -> None:
+    def rules(what: str) -> str:
+        return made(Lossy(one("worker"), what=what), COUNTED)
+
+    assert "tcp dport 2300 counter drop" in rules("port")
+    assert "tcp flags & (syn | ack) == syn counter drop" in rules("syn")
+    assert "meta length > 1000 counter drop" in rules("large")
+    assert "numgen random mod 3 == 0 counter drop" in rules("loss")
+    assert rules("large").count("counter drop") == rules("loss").count("counter drop") == 2
+    assert rules("direction").count("counter drop") == rules("port").count("counter drop") == 1
+
+
+def test_an_address_of_ipv6_has_rules_of_its_family() -> None:
+    six = [Task(t.job, t.index, t.host, f"2001:db8::{t.index}{len(t.host)}", t.port, server=t.server) for t in TASKS]
+    hosts = Pretence(COUNTED)
+    Lossy(one("worker")).strike(with_tasks(stage(hosts), six))
+    assert "ip6 daddr 2001:db8::" in hosts.scripts[0][1]
+
+
+def test_nothing_dropped_is_no_fault() -> None:
+    with pytest.raises(DrillFailed, match="not within"):
+        Lossy(one("worker")).strike(stage(Pretence({"nft list": "counter packets 0 bytes 0 drop"})))
+
+
+@pytest.mark.parametrize("name", [each.name for each in CATALOGUE if isinstance(each.fault, AWay)])
+def test_a_host_heals_itself_and_is_healed(name: str) -> None:
+    fault = named(name).fault
+    assert isinstance(fault, AWay)
+    hardware = "02:00:00:00:00:01"
+    answers = {
+        **COUNTED,
+        "lo root netem": "there",
+        "create_connection": "201",
+        "cat /sys": hardware,
+        "neigh": f"lladdr {hardware}",
+    }
+    hosts = Pretence(answers)
+    on = stage(hosts)
+    on.processes = lambda *_, **__: {"worker-1": Process("a", "active", "running", "success", 0, 7)}  # type: ignore[method-assign]
+    fault.strike(on)
+    assert any(f"--unit={TABLE}" in script for _, script in hosts.scripts)
+    hosts.scripts.clear()
+    fault.heal(on)
+    fault.heal(on)
+    assert all(f"systemctl stop {TABLE}.timer" in script for _, script in hosts.scripts)
+
+
+def with_tasks(on: Stage, tasks: list[Task]) -> Stage:
+    on.inventory = replace(on.inventory, tasks=tasks)
+    return on
+
+
+def test_the_coordinators_host_stands_for_another_where_it_has_neither_end() -> None:
+    on = with_tasks(stage(Pretence()), [task for task in TASKS if task.name != "ps-1"])
+    with pytest.raises(DrillFailed, match="head has worker-1 or ps-0"):
+        Doubled(one("worker")).strike(on)
+
+
+def test_a_way_that_takes_no_connection_is_left_to_the_next_process() -> None:
+    hosts = Pretence(COUNTED)
+    on = stage(hosts)
+    on.processes = lambda *_, **__: {"worker-1": Process("a", "active", "running", "success", 0, 7)}  # type: ignore[method-assign]
+    proof = NoConnection(one("worker")).strike(on)
+    assert "packets that open a connection" in proof
+    assert proof.endswith("worker-1's process 7 gone")
+
+
+def test_a_delay_that_is_none_is_no_fault() -> None:
+    with pytest.raises(DrillFailed, match="in 1 ms: nothing came late"):
+        Late(one("worker")).strike(stage(Pretence({"lo root netem": "there", "create_connection": "1"})))
+    with pytest.raises(NotHere, match="far has no netem"):
+        Late(one("worker")).strike(stage(Pretence({"create_connection": "201"})))
+
+
+def test_every_worker_is_kept_from_a_ps_that_nobody_reaches() -> None:
+    proof, asked = scripts(NoWayIn(one("ps")), {})
+    assert asked[0][0] == "store"
+    assert "ip saddr { 192.0.2.30 } tcp dport 2300 counter drop" in asked[0][1]
+    assert proof == "store drops what 1 hosts send to ps-1"
+
+
+def test_by_chance_no_way_of_a_ps_s_own_host_is_broken() -> None:
+    for name in (each for each in BY_CHANCE if each.startswith("way-")):
+        assert [task.name for task in victims(stage(Pretence()), named(name))] == ["worker-1"]

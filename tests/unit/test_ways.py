@@ -1,0 +1,262 @@
+"""Which pair a broken way is put down to, what a member finds of its ways, and what the coordinator makes of that."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from trainer.cluster import way_probe, way_reader
+from trainer.cluster.member import Member, State
+from trainer.cluster.probe import METHOD, PADDING, digest
+from trainer.cluster.way_probe import Ways, try_way
+from trainer.cluster.way_reader import WayReader
+from trainer.cluster.ways import Way, broken, cell, checked, describe, lost, named_in, parted, status_of, targets
+from trainer.reporting.status import describe_ways, has_broken
+from trainer.task_id import TaskId
+
+WORKS = Way("a:1", source="10.0.0.1", seconds=0.002, process="p")
+SILENT = Way("10.0.3.21:2300", why="no answer in 4 s", source="10.0.3.31")
+SERVERS = {"worker-0": "a:1", "worker-1": "b:1", "ps-0": "c:1", "ps-1": "d:1"}
+
+
+def ways(*cuts: tuple[str, str]) -> dict[str, dict[str, Way]]:
+    """Return the ways of 2 workers and 2 ps, all of which work but these."""
+    members = {**SERVERS, "chief-0": "h:1"}
+    return {
+        task: {other: SILENT if (task, other) in cuts else WORKS for other in targets(task, members)}
+        for task in SERVERS
+    }
+
+
+def test_a_worker_without_a_way_to_one_ps_is_named_with_it_and_its_address() -> None:
+    found = ways(("worker-1", "ps-1"))
+    assert parted(found, "worker-1", ["ps-0", "ps-1"]) == (
+        "worker-1 can't reach ps-1 at 10.0.3.21:2300 (no answer in 4 s); its packets leave from 10.0.3.31"
+    )
+    assert parted(found, "worker-0", ["ps-0", "ps-1"]) == ""
+    assert lost(found, ["worker-0", "worker-1"], ["ps-0", "ps-1"]) == {}
+
+
+def test_a_way_that_is_broken_in_the_other_direction_alone_is_the_pairs_too() -> None:
+    found = ways(("ps-1", "worker-1"))
+    assert parted(found, "worker-1", ["ps-0", "ps-1"]).startswith("ps-1 can't reach worker-1")
+    assert parted(found, "worker-0", ["ps-0", "ps-1"]) == ""
+
+
+def test_a_ps_that_no_worker_reaches_is_lost_and_no_worker_is_left_out_for_it() -> None:
+    found = ways(("worker-0", "ps-1"), ("ps-1", "worker-1"))
+    gone = lost(found, ["worker-0", "worker-1"], ["ps-0", "ps-1"])
+    assert list(gone) == ["ps-1"]
+    assert gone["ps-1"].startswith("no worker has a way to it: worker-0 can't reach ps-1")
+    assert parted(found, "worker-0", ["ps-0"]) == ""
+
+
+def test_no_ps_is_lost_as_long_as_a_worker_has_reported_nothing() -> None:
+    found = ways(("worker-0", "ps-1"))
+    del found["worker-1"]
+    assert lost(found, ["worker-0", "worker-1"], ["ps-0", "ps-1"]) == {}
+    assert lost(found, [], ["ps-0", "ps-1"]) == {}
+
+
+def test_of_two_ps_without_a_way_to_each_other_the_second_is_lost() -> None:
+    assert list(lost(ways(("ps-0", "ps-1")), ["worker-0", "worker-1"], ["ps-0", "ps-1"])) == ["ps-1"]
+
+
+def test_a_way_to_the_coordinator_counts_where_another_member_has_one() -> None:
+    one = ways(("worker-1", "chief-0"))
+    assert parted(one, "worker-1", ["ps-0", "ps-1"]).startswith("worker-1 can't reach chief-0")
+    assert list(lost(ways(("ps-0", "chief-0")), ["worker-0", "worker-1"], ["ps-0", "ps-1"])) == ["ps-0"]
+    # Frozen, the coordinator is reached by nobody: that is no fault of the members.
+    nobody = ways(*((task, "chief-0") for task in SERVERS))
+    assert parted(nobody, "worker-1", ["ps-0", "ps-1"]) == ""
+    assert lost(nobody, ["worker-0", "worker-1"], ["ps-0", "ps-1"]) == {}
+
+
+def test_nobody_tries_a_way_that_no_tensor_takes() -> None:
+    members = {**SERVERS, "chief-0": "h:1"}
+    assert targets("worker-0", members) == {"ps-0": "c:1", "ps-1": "d:1", "chief-0": "h:1"}
+    assert set(targets("ps-0", members)) == {"worker-0", "worker-1", "ps-1", "chief-0"}
+
+
+def test_whom_tensorflow_names_is_read_from_its_message() -> None:
+    message = """Graph execution error:
+  (0) UNAVAILABLE:  recvmsg:Connection timed out
+Additional GRPC error information from remote target /job:ps/replica:0/task:1/device:CPU:0 while calling /tensorflow.e:
+Additional GRPC error information from remote target /job:ps/replica:0/task:1 while calling /tensorflow.WorkerService:
+Additional GRPC error information from remote target /job:worker/replica:0/task:12 while calling /tensorflow.eager:"""
+    assert named_in(message) == [TaskId("ps", 1), TaskId("worker", 12)]
+    assert named_in("Socket closed") == []
+
+
+def test_another_process_at_a_members_address_is_no_way_to_it() -> None:
+    assert checked(WORKS, "p") == WORKS
+    assert checked(WORKS, None) == WORKS
+    assert checked(WORKS, "q").why.endswith("have two hosts its address?")
+    assert "nothing listens there" in checked(Way("a:1", refused=True), "q").why
+    assert checked(SILENT, "q") == SILENT
+
+
+def test_the_status_tells_each_way_and_of_many_the_broken_ones() -> None:
+    found = {"worker-10": {"ps-0": SILENT}, "worker-2": {"ps-0": WORKS, "chief-0": Way("h:1", refused=True)}}
+    broken_one = "broken (no answer in 4 s); packets leave from 10.0.3.31"
+    assert list(status_of(found)) == ["worker-2", "worker-10"]
+    assert status_of(found) == {"worker-2": {"chief-0": "closed", "ps-0": "ok"}, "worker-10": {"ps-0": broken_one}}
+    assert status_of(found, most=2) == {"worker-10": {"ps-0": broken_one}}
+    assert cell(Way("a:1", seconds=0.25)) == "slow, 1 s"
+    assert describe_ways(status_of(found)) == f"2 of 3 work. worker-10 to ps-0: {broken_one}"
+    assert has_broken(status_of(found))
+    assert not has_broken({"worker-2": {"ps-0": "ok", "chief-0": "closed"}})
+
+
+def test_what_a_member_writes_is_read_again_also_with_a_key_of_another_release() -> None:
+    assert Way.read({**SILENT.as_record(), "colour": "red"}) == SILENT
+    assert broken({"a-0": {"b-0": Way.read(SILENT.as_record())}}, "b-0", "a-0") == describe("a-0", "b-0", SILENT)
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[bytes]]]:
+    """A server that answers as TensorFlow's does, and what it was asked."""
+    asked: list[bytes] = []
+
+    class Answers(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+            def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+                asked.append(request)
+                return b"me"
+
+            return grpc.unary_unary_rpc_method_handler(answer) if details.method == METHOD else None
+
+    made = grpc.server(ThreadPoolExecutor(2), handlers=[Answers()])
+    port = made.add_insecure_port("127.0.0.1:0")
+    made.start()
+    yield f"127.0.0.1:{port}", asked
+    made.stop(None)
+
+
+def test_a_way_is_tried_with_more_than_a_packet_holds(server: tuple[str, list[bytes]]) -> None:
+    address, asked = server
+    way = try_way(address)
+    assert way.works
+    assert (way.source, way.process) == ("127.0.0.1", digest(b"me"))
+    assert asked == [PADDING]
+    assert len(PADDING) > 9000
+
+
+def test_a_closed_port_is_reached(server: tuple[str, list[bytes]]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        way = try_way(f"127.0.0.1:{free.getsockname()[1]}")
+    assert (way.works, way.refused, way.process) == (True, True, "")
+
+
+def test_one_that_answers_small_questions_alone_differs_from_one_that_answers_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(way_probe, "question", lambda address, request, deadline: (None if request else b"me", ""))
+    assert "MTU" in try_way("127.0.0.1:1").why
+    monkeypatch.setattr(way_probe, "question", lambda address, request, deadline: (None, ""))
+    assert try_way("127.0.0.1:1").why == "no answer in 4 s"
+
+
+def test_a_broken_way_is_tried_again_soon_and_one_that_works_later() -> None:
+    tried: list[str] = []
+    state = {"c:1": WORKS, "d:1": SILENT}
+
+    def attempt(address: str) -> Way:
+        tried.append(address)
+        return state[address]
+
+    found = Ways("own:1", {"ps-0": "c:1", "ps-1": "d:1"}, attempt)
+    found.look(0.0)
+    assert sorted(tried) == ["c:1", "d:1"]
+    tried.clear()
+    found.look(1.0)
+    assert tried == ["d:1"]
+    assert found.look(2.0)["ps-1"].times == 3
+    state["d:1"] = WORKS
+    assert found.look(3.0)["ps-1"].times == 1
+    tried.clear()
+    found.look(5.0)
+    assert tried == []
+    found.look(13.0)
+    assert sorted(tried) == ["c:1", "d:1"]
+
+
+class Read:
+    """A reader whose members tell what a test says."""
+
+    def __init__(self, rows: Mapping[str, dict[str, Way]], seconds: float = 1.0) -> None:
+        """`seconds`: since when the members answer."""
+        self.rows = dict(rows)
+        now = time.monotonic() - seconds
+        self.members = {
+            task: Member(task, address).answered(now, now, f"{task}'s") for task, address in SERVERS.items()
+        }
+        self.reader = WayReader(lambda: self.members, lambda task, address, process: self.rows.get(task))
+        self.reader._started = True  # without its thread
+
+    def unfit(self, task: str, process: str = "", later: float = 0.0) -> str | None:
+        now = time.monotonic()
+        for name, member in self.members.items():
+            self.reader._ask(name, member.address, str(member.incarnation))
+        self.reader.judge(now)
+        return self.reader.unfit(task, process or f"{task}'s", now + later)
+
+
+def test_a_worker_is_held_back_until_it_has_reported_its_ways() -> None:
+    read = Read({})
+    assert read.unfit("worker-1") is None
+    assert read.unfit("worker-1", later=way_reader.PATIENCE_SECONDS + 1.0) == ""  # its release knows nothing of this
+    read.rows = ways(("worker-1", "ps-1"))
+    assert "worker-1 can't reach ps-1" in (read.unfit("worker-1") or "")
+    assert read.unfit("worker-1", process="the next one") is None
+    assert read.unfit("worker-0") == ""
+    read.rows = ways()
+    assert read.unfit("worker-1") == ""
+
+
+def test_a_ps_is_never_waited_for_and_left_out_when_nobody_reaches_it() -> None:
+    assert Read({}).unfit("ps-1") == ""
+    read = Read(ways(("worker-0", "ps-1"), ("worker-1", "ps-1")))
+    assert "no worker has a way to it" in (read.unfit("ps-1") or "")
+    assert read.unfit("worker-1") == ""
+
+
+def test_a_ps_that_is_back_is_judged_by_its_first_answer() -> None:
+    read = Read(ways(("worker-0", "ps-1"), ("worker-1", "ps-1")))
+    read.members["ps-1"] = read.members["ps-1"].refused(time.monotonic(), time.monotonic())
+    assert "no worker has a way to it" in (read.unfit("ps-1", "the next one") or "")
+
+
+def test_no_worker_is_of_use_as_long_as_a_lost_ps_takes_part() -> None:
+    read = Read(ways(("worker-0", "ps-1"), ("worker-1", "ps-1")))
+    ps = read.members["ps-1"]
+    read.members["ps-1"] = ps.taken(ps.since)
+    assert "worker-1 can't reach ps-1" in (read.unfit("worker-1") or "")
+    read.members["ps-1"] = ps.taken(ps.since).cut_off(ps.since, "no worker has a way to it")
+    assert read.unfit("worker-1") == ""
+
+
+def test_a_ps_that_the_coordinator_does_not_hear_keeps_no_worker_out() -> None:
+    read = Read(ways(("worker-1", "ps-1")))
+    read.members["ps-1"] = read.members["ps-1"].unanswered(time.monotonic(), 9.0, 5.0)
+    assert read.members["ps-1"].state is State.SILENT
+    assert read.unfit("worker-1") == ""
+
+
+def test_a_worker_whose_packets_reach_another_host_of_that_address_is_parted() -> None:
+    rows = ways()
+    rows["worker-0"]["ps-1"] = Way("d:1", process="ps-1's")
+    rows["worker-1"]["ps-1"] = Way("d:1", process="another's")
+    for row in rows.values():
+        row.update({task: Way("x:1", process=f"{task}'s") for task in row if task not in ("ps-1", "chief-0")})
+    rows["ps-0"]["ps-1"] = Way("d:1", process="ps-1's")
+    assert Read(rows).unfit("worker-1") == ""  # it may have tried the way before this process was there
+    read = Read(rows, seconds=60.0)
+    assert "have two hosts its address?" in (read.unfit("worker-1") or "")
+    assert read.unfit("worker-0") == ""

@@ -1,0 +1,182 @@
+"""Read what the members have found of their ways, and say who can't be used for it.
+
+Each of TensorFlow's servers reads a file for whoever may use its port, as trainer/cluster/releases.py has it: no shared
+path is needed. What a process has found is asked for until it is there, then now and then, and often as long as a
+way is broken.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from trainer.cluster.commands import session_on
+from trainer.cluster.member import HERE, Member, State
+from trainer.cluster.way_probe import PERIOD_SECONDS as TRIED_SECONDS
+from trainer.cluster.way_probe import record_path
+from trainer.cluster.ways import Matrix, Way, checked, lost, parted
+from trainer.failures import first_line
+from trainer.task_id import TaskId
+
+log = logging.getLogger(__name__)
+THREADS = 8  # of which a server that is frozen holds one, for the deadline of its session
+TICK_SECONDS = 0.3
+PERIOD_SECONDS = 10.0
+AGAIN_SECONDS = 1.0
+# A process that has reported nothing by then is used: its release may know nothing of this.
+PATIENCE_SECONDS = 10.0
+KEPT_SECONDS = 60.0  # for which the ways of a process that has ended still count
+# A process that has been here for so long was tried by the others.
+KNOWN_SECONDS = TRIED_SECONDS + 5.0
+OUT = (State.AWAY, State.GIVEN_UP, State.OTHER_RELEASE, State.SILENT)
+
+
+def read_ways(task: str, address: str, process: str) -> dict[str, Way] | None:
+    """Return what a server's process has found, None where it has reported nothing; raises TensorFlow's OpError."""
+    import tensorflow as tf
+
+    try:
+        with session_on(task, address) as session:
+            record = json.loads(session.run(tf.io.read_file(str(record_path(process)))))
+        return {str(other): Way.read(way) for other, way in record.items()} or None
+    except (tf.errors.NotFoundError, ValueError, TypeError, AttributeError):
+        return None
+
+
+class WayReader:
+    """Keeps the members' ways, and who can't train for them; a thread asks, and others wait for the answers."""
+
+    def __init__(
+        self,
+        members: Callable[[], Mapping[str, Member]],
+        read: Callable[[str, str, str], dict[str, Way] | None] = read_ways,
+    ) -> None:
+        """Take what returns the members' records by task."""
+        self._members = members
+        self._read = read
+        self._rows: dict[str, tuple[str, float, dict[str, Way]]] = {}  # process, when, ways; by task
+        self._first: dict[str, tuple[str, float]] = {}  # a process, and when it was first asked for; by task
+        self._asked: dict[str, float] = {}
+        self._open: set[str] = set()
+        self._news = threading.Event()
+        self._started = self._ended = False
+        self._questions: queue.SimpleQueue[tuple[str, str, str] | None] = queue.SimpleQueue()
+        self._judged: dict[str, str] = {}  # the processes whose ways are in the verdict, by task
+        self.matrix: Matrix = {}
+        """All that is known, by the members' tasks."""
+        self.lost: dict[str, str] = {}
+        """The ps that nobody can use, each with what is wrong."""
+        self.parted: dict[str, str] = {}
+        """The workers without a way to the coordinator, or to one of the other ps, each with what is wrong."""
+
+    def start(self) -> None:
+        """Ask from now on; call it when TensorFlow is loaded. Again it does nothing."""
+        if self._started:
+            return
+        self._started = True
+        threading.Thread(target=self._keep, name="ways", daemon=True).start()
+        for _ in range(THREADS):
+            threading.Thread(target=self._answer, name="ways", daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    def unfit(self, task: str, process: str, now: float) -> str | None:
+        """Say why a process that answers can't train, nothing where it can, None while that is not known.
+
+        A ps's own ways are not waited for: one that is back holds up everybody.
+        """
+        if TaskId.parse(task).job == "ps":
+            return self.lost.get(task, "")
+        if not self._started:
+            return None
+        if self._judged.get(task) != process:
+            before = self._first.get(task)
+            if before is None or before[0] != process:
+                self._first[task] = before = process, now
+            return None if now - before[1] < PATIENCE_SECONDS else ""
+        return self.parted.get(task, "")
+
+    def judge(self, now: float) -> None:
+        """Say again who can't be used, by what is known `now` (of time.monotonic)."""
+        members, rows = self._members(), dict(self._rows)
+        counted = {task: row for task, row in rows.items() if counts(members[task], row, now)}
+        self.matrix = {
+            task: {other: checked(way, known_process(members.get(other), at)) for other, way in ways.items()}
+            for task, (_, at, ways) in counted.items()
+        }
+        # Also of those that are closed just now: one that is back is judged by its first answer.
+        servers = [task for task, member in members.items() if member.is_ps]
+        # One that is about to be here may have a way: as long as it has reported none, no ps is lost.
+        workers = [task for task, member in members.items() if not member.is_ps and member.state not in OUT]
+        self.lost = lost(self.matrix, workers, servers)
+        # As long as a lost one takes part, each call would need it: no worker is of use before it is let go of.
+        present = [task for task in servers if answers(members[task])]
+        left = [task for task in present if task not in self.lost or members[task].state is State.TRAINING]
+        found = {task: parted(self.matrix, task, left) for task in workers}
+        self.parted = {task: why for task, why in found.items() if why}
+        self._judged = {task: row[0] for task, row in rows.items()}
+
+    def _keep(self) -> None:
+        while not self._ended:
+            try:
+                self._ask_who_is_due(time.monotonic())
+                self.judge(time.monotonic())
+            except Exception:
+                log.exception("cannot say how the members reach each other")
+            self._news.wait(TICK_SECONDS)
+            self._news.clear()
+        for _ in range(THREADS):
+            self._questions.put(None)
+
+    def _ask_who_is_due(self, now: float) -> None:
+        for task, member in self._members().items():
+            if member.incarnation and answers(member) and task not in self._open and self._is_due(member, now):
+                self._open.add(task)
+                self._asked[task] = now
+                self._questions.put((task, member.address, member.incarnation))
+
+    def _answer(self) -> None:
+        while (question := self._questions.get()) is not None:
+            self._ask(*question)
+
+    def _is_due(self, member: Member, now: float) -> bool:
+        process, _, ways = self._rows.get(member.task, ("", 0.0, {}))
+        since = now - self._asked.get(member.task, 0.0)
+        if process != member.incarnation:
+            is_new = member.steady_since is None or now - member.steady_since < 2 * PATIENCE_SECONDS
+            return since >= (TICK_SECONDS if is_new else PERIOD_SECONDS)
+        is_well = all(way.works for way in ways.values()) and member.state is State.TRAINING
+        return since >= (PERIOD_SECONDS if is_well else AGAIN_SECONDS)
+
+    def _ask(self, task: str, address: str, process: str) -> None:
+        try:
+            ways = self._read(task, address, process)
+            if ways is not None:
+                self._rows[task] = process, time.monotonic(), ways
+        except Exception as error:
+            log.info("cannot ask %s (%s) for its ways: %s", task, address, first_line(error))
+        finally:
+            self._open.discard(task)
+            self._news.set()
+
+
+def answers(member: Member) -> bool:
+    return member.state in (*HERE, State.STARTING, State.HALF) and member.answered_at is not None
+
+
+def counts(member: Member, row: tuple[str, float, Mapping[str, Way]], now: float) -> bool:
+    """Return whether what a process has reported still counts: it is there, or it may be back in a moment."""
+    return member.incarnation == row[0] or now - row[1] < KEPT_SECONDS
+
+
+def known_process(member: Member | None, at: float) -> str | None:
+    """Return the process that had been there for so long at that time that whoever tried the way has found it."""
+    if member is None or member.state not in HERE or member.steady_since is None:
+        return None
+    return member.incarnation if at - member.steady_since > KNOWN_SECONDS else None
