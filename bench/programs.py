@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -128,21 +131,23 @@ class Table:
     BENCH_ROWS says how many rows there are. The ids are drawn evenly, so that hardly any row is asked for twice.
     """
 
+    keras = staticmethod(lambda: tf.keras)
     optimizer = staticmethod(lambda: tf.keras.optimizers.SGD(0.01))
     width, ids, batch, batches = 16, 10, 1024, 64
 
-    def build_model(self) -> tf.keras.Model:
-        model = tf.keras.Sequential(
+    def build_model(self) -> Any:
+        keras = self.keras()
+        model = keras.Sequential(
             [
-                tf.keras.layers.Input((self.ids,), dtype=tf.int64),
-                tf.keras.layers.Embedding(int(os.environ["BENCH_ROWS"]), self.width),
-                tf.keras.layers.GlobalAveragePooling1D(),
-                tf.keras.layers.Dense(2),
+                keras.layers.Input((self.ids,), dtype="int64"),
+                keras.layers.Embedding(int(os.environ["BENCH_ROWS"]), self.width),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(2),
             ]
         )
         model.compile(
             optimizer=self.optimizer(),
-            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
         return model
@@ -165,3 +170,21 @@ class TableAdam(Table):
 
 class TableAdagrad(Table):
     optimizer = staticmethod(lambda: tf.keras.optimizers.Adagrad(0.01))
+
+
+class TableAny(Table):
+    """The same in small batches, with the optimizer of BENCH_OPTIMIZER, as bench/right names it.
+
+    The first batches name a small part of the rows each, so that most rows are looked up for the first time while
+    others train.
+    """
+
+    batch, batches = 16, 125
+
+    def keras(self) -> Any:
+        return importlib.import_module("keras") if "keras3." in os.environ["BENCH_OPTIMIZER"] else tf.keras
+
+    def optimizer(self) -> Any:
+        name = os.environ["BENCH_OPTIMIZER"].removeprefix("keras3.")
+        more = {"momentum": 0.9} if name == "SGD" else {}
+        return attrgetter(name)(self.keras().optimizers)(0.01, **more)
