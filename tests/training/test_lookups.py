@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from trainer import testing  # noqa: F401 (before TensorFlow: with tf_keras)
+from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.lookups import ONCE, asking_once
+from trainer.training.one_update import gather
 from trainer.training.row_updates import may_ask_once, update_by_rows
 
 # isort: split
@@ -115,8 +117,8 @@ def test_the_numbers_of_rows_are_sent_once_where_no_row_has_two_gradients(batche
     with asking_once(True):
         graph = model.train.get_concrete_function(*map(tf.constant, batches)).graph
     updates = [one for one in graph.get_operations() if one.type == "ResourceScatterUpdate"]
-    taken = [one.inputs[1].op.inputs[0] for one in updates]  # of what has arrived at the ps
-    assert len(taken) == 3
+    taken = [one.inputs[1] for one in updates][::2]  # of each part the accumulator's, and the same for its rows
+    assert [one.inputs[1] is mine for one, mine in zip(updates[1::2], taken, strict=True)] == [True] * 3
     assert sum(one.op.type == "Unique" for one in taken) == sent_again
     if not sent_again:
         lookups = [one for one in graph.get_operations() if one.type == "ResourceGather" and f"{ONCE}/" in one.name]
@@ -127,7 +129,15 @@ def test_no_part_of_a_table_waits_for_another() -> None:
     """They lie on other ps, which would tell each other when a lock is free."""
     model = Model(keras.Adagrad(0.1), split())
     update_by_rows(model)
-    graph = model.train.get_concrete_function(tf.constant([3, 9])).graph
+    gather(model.optimizer)
+    atomic = AtomicUpdates(tf.distribute.get_strategy())
+
+    @tf.function
+    def train(ids: Any) -> None:
+        with atomic.active():
+            model.train.python_function(ids)
+
+    graph = train.get_concrete_function(tf.constant([3, 9])).graph
     of_mutexes = [one for one in graph.get_operations() if one.type in ("MutexV2", "MutexLock", "ConsumeMutexLock")]
     assert len(of_mutexes) == 9
     assert not [one.name for one in of_mutexes for each in one.control_inputs if each.type == "ConsumeMutexLock"]
