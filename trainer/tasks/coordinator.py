@@ -352,7 +352,7 @@ class Training:
         from trainer.training.controller import Controller
         from trainer.training.data_service import DataService
         from trainer.training.evaluation import make_evaluation, refuse_best_metric
-        from trainer.training.export import lacks_export
+        from trainer.training.export_trial import try_export
         from trainer.training.handover import Handover
         from trainer.training.initial_weights import read_initial_weights
         from trainer.training.keras3 import raw
@@ -392,8 +392,8 @@ class Training:
         progress.tally.step_examples = runner.step_examples
         with strategy.scope():
             callbacks = callbacks_of(config, program, runner.model, leads=progress.leads)
-        if config.export and progress.leads and (why := lacks_export(program, runner.model)):
-            log.warning("the model will not be exported: %s", why)
+        if config.export and progress.leads:
+            try_export(program, directory, runner.element_spec)
         evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)
         refuse_best_metric(config, evaluate, runner.model, runner.tells)
         read_weights = partial(read_initial_weights, config, program, runner)

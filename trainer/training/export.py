@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from trainer.run.records import read_record, sync, sync_tree, write_record
 from trainer.training import keras3
 from trainer.training.input import WHOLE
 from trainer.training.optimizers import of_optimizers, optimizers_of
+from trainer.training.tf_internals import owner_of, track
 
 log = logging.getLogger(__name__)
+UNTRACKED = "references an 'untracked' resource"  # how TensorFlow says that a root does not have what a function uses
+OWNER = re.compile(r"Trackable referencing this tensor = <(tf\.Variable|(?P<kind>[\w.]+))")
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
 
 
@@ -86,33 +90,114 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
     model's own call does, under the name serving_default. `element_spec` is that of the data, by default that of the
     evaluation's. Raises UserError when there is nothing to export, or no room for it.
     """
-    signature = getattr(program, "serving_signature", None)
     mend = "when others on it have ended, or on a larger chief's host: fab export --run NAME"
     check_room(bytes_of_checkpoint(directory, step), "the export", mend, now=True)
     model = build_model(program)
-    if why := lacks_export(program, model):
-        raise UserError(why)
     element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
-    takes_data = ensure_built(model, element_spec)
-    read_model(directory, keras3.trained_by(model, with_optimizers=False), step)
     temporary = directory.export.with_name(".export.new")
     shutil.rmtree(temporary, ignore_errors=True)
-    if signature is None:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints a page of tensor numbers
-            if is_keras3(model):
-                keras3.export(model, str(temporary), element_spec)
-            else:
-                model.export(str(temporary))
-    else:
-        root = model
-        if not keras3.has_call(model) or not takes_data:  # Keras would trace its call
-            root = tf.Module()
-            root.kept = keras3.raw(model.variables)
-        tf.saved_model.save(root, str(temporary), signatures=signature(model))
+
+    def restore() -> None:
+        read_model(directory, keras3.trained_by(model, with_optimizers=False), step)
+
+    save_model(program, model, str(temporary), element_spec, restore)
     sync_tree(temporary)
     replace_directory(temporary, directory.export)
     log.info("exported the model of step %d to %s", step, directory.export)
     return str(directory.export)
+
+
+def save_model(
+    program: Any, model: Any, path: str, element_spec: Any, restore: Callable[[], None] = lambda: None
+) -> None:
+    """Save a model that is built outside any strategy; `restore` gives it its weights when it has all variables.
+
+    Raises UserError where there is nothing to export, or what it uses can't be exported.
+    """
+    if why := lacks_export(program, model):
+        raise UserError(why)
+    takes_data = ensure_built(model, element_spec)
+    restore()
+    signature = getattr(program, "serving_signature", None)
+    with tracked(program, model):
+        if signature is None:
+            save_call(model, path, element_spec)
+        else:
+            root = model
+            if not keras3.has_call(model) or not takes_data:  # Keras would trace its call
+                root = tf.Module()
+                root.kept = keras3.raw(model.variables)
+            signatures = signature(model)
+            track_tables(root, signatures)
+            tf.saved_model.save(root, path, signatures=signatures)
+
+
+def save_call(model: Any, path: str, element_spec: Any) -> None:
+    """Save a model whose call is all that it offers."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints a page of tensor numbers
+        if is_keras3(model):
+            keras3.export(model, path, element_spec)
+            return
+        save = export_as_called if isinstance(model, tf.keras.Sequential) and not model.inputs else export_by_keras
+        try:
+            save(model, path)
+        except AssertionError as error:
+            if UNTRACKED not in str(error):
+                raise
+            track_tables(model, tf.function(model.__call__).get_concrete_function(*model.save_spec()[0]))
+            save(model, path)
+
+
+def export_by_keras(model: Any, path: str) -> None:
+    model.export(path)
+
+
+def export_as_called(model: Any, path: str) -> None:
+    """Export a Sequential that was built by several inputs: Keras looks for one, and fails."""
+    archive = tf.keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", model.__call__, list(model.save_spec()[0]))
+    archive.write_out(path)
+
+
+def track_tables(root: Any, signatures: Any) -> None:
+    """Have the export take the tables that signatures use and the program keeps, as those that its datasets use, too.
+
+    A table that is filled when it is made is the same in each process. What changes must be the model's.
+    """
+    known = {id(one) for one in tf.train.TrackableView(root).descendants()}
+    for number, owner in enumerate(owners(signatures)):
+        if isinstance(owner, tf.lookup.StaticHashTable) and id(owner) not in known:
+            track(root, f"table_of_program_{number}", owner)
+
+
+def owners(signatures: Any) -> list[Any]:
+    """Return the tables and variables that signatures use, each once."""
+    found: dict[int, Any] = {}
+    for one in signatures.values() if isinstance(signatures, Mapping) else [signatures]:
+        traced = one.get_concrete_function() if hasattr(one, "get_concrete_function") else one
+        for outer, _ in traced.graph.captures if hasattr(traced, "graph") else ():
+            if (owner := owner_of(outer)) is not None:
+                found[id(owner)] = owner
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def tracked(program: Any, model: Any) -> Iterator[None]:
+    """Raise UserError where what is exported uses something that is no part of the model."""
+    try:
+        yield
+    except AssertionError as error:
+        if UNTRACKED not in str(error):
+            raise
+        found = OWNER.search(str(error))
+        what = f"a {(found['kind'] or 'tf.Variable').rpartition('.')[2]}" if found else "a table or a variable"
+        has_own = getattr(program, "serving_signature", None) is not None
+        by = f"{type(program).__name__}.serving_signature" if has_own else f"the call of {type(model).__name__}"
+        raise UserError(
+            f"{by} uses {what} that is no part of the model, so that neither a checkpoint nor the SavedModel has it. "
+            "Make it an attribute of the model in build_model, as in model.table = table"
+        ) from error
 
 
 def lacks_export(program: Any, model: Any) -> str:

@@ -12,6 +12,8 @@ import contextlib
 import copy
 import itertools
 import logging
+import random
+import secrets
 import sys
 import threading
 import time
@@ -21,7 +23,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import tensorflow as tf
-from tensorflow.core.protobuf import trackable_object_graph_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, trackable_object_graph_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.data.experimental.ops import data_service_ops
@@ -32,6 +34,8 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator, coordi
 from tensorflow.python.eager import context, executor
 from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
 from tensorflow.python.saved_model import load as saved_model_load
+from tensorflow.python.saved_model import save as saved_model_save
+from tf_keras.src import backend as tf_keras_backend
 from tf_keras.src.layers.rnn import gru_lstm_utils
 from tf_keras.src.mixed_precision import autocast_variable
 from tf_keras.src.saving.legacy import hdf5_format
@@ -583,3 +587,64 @@ def read_split_kernels(read: Callable[[Any], Any]) -> None:
         return read(weight) if hasattr(weight, "variables") else plain(weight)
 
     gru_lstm_utils.read_variable_value = read_variable_value
+
+
+@contextlib.contextmanager
+def tracing_saves() -> Iterator[None]:
+    """Have whoever saves a SavedModel meanwhile trace all of it, and write nothing."""
+    plain = saved_model_save.save_and_return_nodes
+
+    def trace(obj: Any, export_dir: str, signatures: Any = None, options: Any = None, **_: Any) -> None:
+        options = options or tf.saved_model.SaveOptions()
+        saved_model_save._build_meta_graph(obj, signatures, options, meta_graph_pb2.MetaGraphDef())
+
+    saved_model_save.save_and_return_nodes = trace
+    try:
+        yield
+    finally:
+        saved_model_save.save_and_return_nodes = plain
+
+
+@contextlib.contextmanager
+def kept_seeds() -> Iterator[None]:
+    """Have TensorFlow and both Keras draw from other seeds meanwhile, and go on afterwards where they were.
+
+    TensorFlow keeps a state for each pair of seeds that an operation was run with.
+    """
+    eager, of_keras = context.context(), tf_keras_backend._SEED_GENERATOR
+    seed, drawn = eager._seed, getattr(eager, "_rng", None)  # without a seed there is no state
+    generator = getattr(of_keras, "generator", None)
+    if seed is not None:
+        eager._seed, eager._rng = secrets.randbelow(2**31), random.Random()
+    of_keras.generator = random.Random() if generator is not None else None
+    with keras3_seeds_forgotten() if "keras" in sys.modules else contextlib.nullcontext():
+        try:
+            yield
+        finally:
+            eager._seed, eager._rng = seed, drawn
+            of_keras.generator = generator
+
+
+@contextlib.contextmanager
+def keras3_seeds_forgotten() -> Iterator[None]:
+    """Have `keras.random` of Keras 3 without a seed begin anew, and go on afterwards where it was."""
+    from keras.src.backend.common import global_state
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+    before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, before)
+
+
+def owner_of(resource: Any) -> Any:
+    """Return the object that a resource's handle belongs to, as a table or a variable; None where nobody knows."""
+    owner = getattr(resource, "_parent_trackable", None)
+    return owner() if owner is not None else None
+
+
+def track(root: Any, name: str, child: Any) -> None:
+    """Have what saves `root` find the child by that name, without an attribute of the root."""
+    root._track_trackable(child, name, overwrite=True)

@@ -33,7 +33,7 @@ _seeing_whole = [False]
 _building = [False]
 
 
-class Whole(ShardedVariable):  # type: ignore[misc]
+class Whole(ShardedVariable):
     """A split variable with the name of a whole one, which takes an array by parts: it is never copied as a whole."""
 
     def __init__(self, split: Any) -> None:

@@ -1,0 +1,280 @@
+"""Try exports before the first step, and at the end, on servers in this process; print what came of each, as JSON."""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from trainer import testing  # before TensorFlow: it chooses the Keras
+
+import keras as keras3  # isort: skip
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+
+from trainer.failures import UserError  # isort: skip
+from trainer.run.directory import RunDirectory  # isort: skip
+from trainer.training.export_trial import trace_export  # isort: skip
+
+keras = tf.keras
+COLOURS = ["red", "green", "blue", "black", "white"]
+GIBIBYTE = 1 << 30
+
+
+class Colours:
+    """A table of colours that the program keeps: the datasets and the signature use it."""
+
+    keras, width = keras, 4
+
+    def table(self):
+        return self.keras.layers.StringLookup(vocabulary=COLOURS)
+
+    def build_model(self):
+        self.row_of = self.table()
+        embedding = self.keras.layers.Embedding(10, self.width)
+        self.model = self.keras.Sequential([embedding, self.keras.layers.Dense(1)])
+        self.model.compile("sgd", "mse")
+        return self.model
+
+    def train_dataset(self, context):
+        words = tf.constant(COLOURS * 20)
+        data = tf.data.Dataset.from_tensor_slices((words, tf.cast(tf.strings.length(words), tf.float32)[:, None]))
+        data = data.shard(context.num_input_pipelines, context.input_pipeline_id).repeat()
+        return data.batch(10).map(lambda word, length: (self.row_of(word), length))
+
+    def eval_dataset(self, context):
+        return self.train_dataset(context).take(2)
+
+    def serving_signature(self, model):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+        def score(words):
+            return {"score": model(self.row_of(words))}
+
+        return score
+
+
+class StaticColours(Colours):
+    def table(self):
+        rows = tf.lookup.KeyValueTensorInitializer(COLOURS, list(range(1, 6)), value_dtype=tf.int64)
+        return tf.lookup.StaticHashTable(rows, 0).lookup
+
+
+class Colours3(Colours):
+    keras = keras3
+
+    def build_model(self):
+        self.row_of = keras.layers.StringLookup(vocabulary=COLOURS)
+        words = keras3.Input((), dtype="int64")
+        line = keras3.layers.Dense(1)(keras3.layers.Embedding(10, self.width)(words))
+        self.model = keras3.Model(words, line)
+        self.model.compile("sgd", "mse")
+        return self.model
+
+
+class Shifted(Colours):
+    """Its signature adds a variable that is no part of the model."""
+
+    def build_model(self):
+        self.shift = tf.Variable(1.0)
+        return super().build_model()
+
+    def serving_signature(self, model):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def score(rows):
+            return {"score": model(rows) + self.shift}
+
+        return score
+
+
+class Broken(Colours):
+    def serving_signature(self, model):
+        raise RuntimeError("the signature is broken")
+
+
+class Broken3(Colours3):
+    def serving_signature(self, model):
+        raise RuntimeError("the signature is broken")
+
+
+class Missing(Colours):
+    """Its signature needs a file that is written while the run trains."""
+
+    def serving_signature(self, model):
+        Path("/nowhere/words.txt").read_text(encoding="utf-8")
+
+
+class Closed(Colours):
+    """Its model looks rows up in a table that the model does not have."""
+
+    serving_signature = None
+
+    def build_model(self):
+        rows = tf.lookup.KeyValueTensorInitializer(COLOURS, list(range(1, 6)), value_dtype=tf.int64)
+        self.kept = kept = tf.lookup.StaticHashTable(rows, 0)
+
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.line = keras.layers.Dense(1)
+
+            def call(self, words):
+                return self.line(tf.cast(kept.lookup(words), tf.float32)[:, None])
+
+        self.model = Model()
+        self.model.compile("sgd", "mse")
+        return self.model
+
+    def train_dataset(self, context):
+        words = tf.constant(COLOURS * 20)
+        return tf.data.Dataset.from_tensor_slices((words, tf.ones([100, 1]))).batch(10)
+
+
+class Both(keras.layers.Layer):
+    def call(self, inputs):
+        return tf.stack([inputs["left"], inputs["right"]], axis=1)
+
+
+class Named:
+    """A Sequential without an input shape, which is fed a dict."""
+
+    def build_model(self):
+        self.model = keras.Sequential([Both(), keras.layers.Dense(1)])
+        self.model.compile("sgd", "mse")
+        return self.model
+
+    def train_dataset(self, context):
+        numbers = np.random.default_rng(1).normal(size=(64, 2)).astype(np.float32)
+        features = {"left": numbers[:, 0], "right": numbers[:, 1]}
+        return tf.data.Dataset.from_tensor_slices((features, numbers.sum(axis=1, keepdims=True))).batch(8)
+
+    def eval_dataset(self, context):
+        return self.train_dataset(context)
+
+
+class Dropping(Named):
+    """Draws its weights, in its pipeline and in Python."""
+
+    def build_model(self):
+        layers = [Both(), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
+        self.model = keras.Sequential(layers)
+        self.model.compile("adam", "mse")
+        return self.model
+
+    def train_dataset(self, context):
+        data = super().train_dataset(context).shuffle(64)
+        return data.map(lambda features, target: (features, target + tf.random.uniform([])))
+
+    def callbacks(self):
+        return [keras.callbacks.LambdaCallback(on_train_begin=lambda logs: DRAWN.append(drawn()))]
+
+
+DRAWN = []
+
+
+def drawn():
+    return [float(np.random.rand()), float(tf.random.uniform([])), float(keras.backend.random_uniform([]))]
+
+
+def trained(program, steps=10, workers=2, **settings):
+    result = testing.train(program, steps, workers, 2, **{"evaluation": "none", "seed": 1, **settings})
+    export = result.directory / "export"
+    return tf.saved_model.load(str(export)) if (export / "saved_model.pb").is_file() else None
+
+
+def scores(kind):
+    """The largest difference between what the export says of colours, and the model of their rows."""
+    program = kind()
+    export = trained(program)
+    told = export.signatures["serving_default"](tf.constant([*COLOURS, "pink"]))["score"]
+    return float(np.abs(told - program.model(tf.constant([1, 2, 3, 4, 5, 0], tf.int64))).max())
+
+
+def closed():
+    program = Closed()
+    export = trained(program)
+    return float(np.abs(export.serve(tf.constant(COLOURS)) - program.model(tf.constant(COLOURS))).max())
+
+
+def named():
+    program = Named()
+    export = trained(program)
+    fed = {"left": tf.constant([1.0, 2.0]), "right": tf.constant([3.0, 5.0])}
+    return float(np.abs(export.serve(fed) - program.model(fed)).max())
+
+
+def refused(program):
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            testing.train(program, 10, 2, 2, place, evaluation="none")
+        except UserError as error:
+            return [str(error), RunDirectory(place, "test").catalogue.steps()]
+    return "trained"
+
+
+def missing():
+    """Whether a run trains whose export may work at its end."""
+    return trained(Missing()) is None
+
+
+def same_numbers():
+    """How far two runs with the same seed are from each other, where one of them tried its export."""
+    found = []
+    for export in (True, False):
+        keras.backend.clear_session()
+        program = Dropping()
+        result = testing.train(program, 8, 1, 2, evaluation="none", seed=5, export=export)
+        reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-8"))
+        names = [name for name in reader.get_variable_to_shape_map() if name.endswith("/VARIABLE_VALUE")]
+        found.append([reader.get_tensor(name) for name in sorted(names)])
+    weights = max(float(np.abs(a - b).max()) for a, b in zip(*found, strict=True) if a.dtype == np.float32)
+    return {"weights": weights, "drawn": DRAWN[0] == DRAWN[1]}
+
+
+def memory():
+    """What a trial with 3 GiB of variables takes, in GiB; and whether the program keeps what it has made in it."""
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before, during = resident(), []
+
+    class Large(Colours):
+        width = (3 * GIBIBYTE) // (4 * 10)
+
+        def serving_signature(self, model):
+            during.append(sum(weight.shape.num_elements() * 4 for weight in model.weights) / GIBIBYTE)
+            during.append((resident() - before) / GIBIBYTE)
+            return super().serving_signature(model)
+
+    program = Large()
+    trace_export(program, RunDirectory(Path("/nowhere"), "test"), (tf.TensorSpec([None], tf.int64), None))
+    return {"variables": during[0], "grown": during[1], "kept": hasattr(program, "row_of")}
+
+
+def tried(part, *arguments):
+    """One program's error is one test's."""
+    try:
+        return part(*arguments)
+    except Exception as error:
+        traceback.print_exc()
+        return repr(error)
+
+
+def main():
+    sys.modules["export_check"] = sys.modules["__main__"]
+    found = {
+        "scores": {kind.__name__: tried(scores, kind) for kind in (Colours, StaticColours, Colours3)},
+        "named": tried(named),
+        "closed": tried(closed),
+        "refused": {kind.__name__: tried(refused, kind()) for kind in (Broken, Broken3, Shifted)},
+        "missing": tried(missing),
+        "same_numbers": tried(same_numbers),
+        "memory": tried(memory),
+    }
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

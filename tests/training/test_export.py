@@ -1,0 +1,85 @@
+"""What can be exported is exported whole, and what can't be is known before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import run_check
+
+from trainer.config import Config
+from trainer.run.directory import RunDirectory
+from trainer.run.records import write_record
+from trainer.training.export_trial import is_new
+
+pytestmark = pytest.mark.timeout(500)
+BEFORE = "the model could not be exported at the end of the run: "
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What export_check.py found on servers in its process."""
+    checked: dict[str, Any] = run_check("export_check.py", deadline=450)
+    return checked
+
+
+@pytest.mark.parametrize("kind", ["Colours", "StaticColours", "Colours3"])
+def test_a_table_that_the_program_keeps_is_exported_with_the_signature(found: dict[str, Any], kind: str) -> None:
+    assert found["scores"][kind] < 1e-6
+
+
+def test_a_table_that_only_the_models_call_knows_is_exported(found: dict[str, Any]) -> None:
+    assert found["closed"] == 0.0
+
+
+def test_a_sequential_without_input_shape_that_is_fed_a_dict_is_exported(found: dict[str, Any]) -> None:
+    assert found["named"] == 0.0
+
+
+@pytest.mark.parametrize("kind", ["Broken", "Broken3"])
+def test_a_signature_that_fails_is_refused_before_the_first_step(found: dict[str, Any], kind: str) -> None:
+    message, checkpoints = found["refused"][kind]
+    assert message.startswith(BEFORE)
+    assert "RuntimeError: the signature is broken. Correct that, or set export: false" in message
+    assert checkpoints == []
+
+
+def test_a_variable_that_no_checkpoint_has_is_refused(found: dict[str, Any]) -> None:
+    message, checkpoints = found["refused"]["Shifted"]
+    assert message.startswith(f"{BEFORE}Shifted.serving_signature uses a Variable that is no part of the model")
+    assert checkpoints == []
+
+
+def test_what_may_be_there_at_the_end_is_not_refused(found: dict[str, Any]) -> None:
+    assert found["missing"] is True
+
+
+def test_the_trial_changes_no_number_of_the_training(found: dict[str, Any]) -> None:
+    assert found["same_numbers"] == {"weights": 0.0, "drawn": True}
+
+
+def test_the_trial_takes_no_memory_for_tables_and_leaves_the_program_alone(found: dict[str, Any]) -> None:
+    memory = found["memory"]
+    assert memory["variables"] > 3
+    assert memory["grown"] < 0.2
+    assert memory["kept"] is False
+
+
+@pytest.mark.parametrize(("newest", "begun", "expected"), [(None, "", True), (0, "", True), (5, "", False)])
+def test_only_a_run_that_has_not_trained_is_tried(tmp_path: Path, newest: Any, begun: str, expected: bool) -> None:
+    assert is_new(with_checkpoint(tmp_path, newest, begun)) is expected
+
+
+@pytest.mark.parametrize(("newest", "expected"), [(5, True), (6, False)])
+def test_a_run_that_begins_from_anothers_checkpoint_is_tried_there(tmp_path: Path, newest: int, expected: bool) -> None:
+    assert is_new(with_checkpoint(tmp_path, newest, "other@5")) is expected
+
+
+def with_checkpoint(shared: Path, newest: int | None, begun: str) -> RunDirectory:
+    directory = RunDirectory(shared, "test")
+    directory.claim(Config(program="p:P", run="test", shared_dir=shared))
+    directory.catalogue.newest = lambda: newest  # type: ignore[method-assign]
+    if begun:
+        write_record(directory.settings, {"program": "p:P", "from": begun})
+    return directory

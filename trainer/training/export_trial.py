@@ -1,0 +1,110 @@
+"""Trace a new run's export before its first step: what can't be exported is known at once, and not after days.
+
+The model is built as for the export, and all of it is traced; nothing is written. Large variables are reserved and
+never filled, so that tables take no memory, and nothing that the trial draws changes what the training draws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.config import SOURCE
+from trainer.failures import UserError, explain
+from trainer.program import build_model, program_file
+from trainer.run.directory import RunDirectory
+from trainer.run.records import read_record
+from trainer.training.export import save_model
+from trainer.training.tf_internals import kept_seeds, tracing_saves
+
+log = logging.getLogger(__name__)
+RESERVED_BYTES = 1 << 20  # a variable as large as this is not filled
+# What another state of the machine, of files or of the weights' values may change: it proves nothing of the export.
+UNSURE = (tf.errors.OpError, OSError, MemoryError)
+
+
+def try_export(program: Any, directory: RunDirectory, element_spec: Any) -> None:
+    """Trace the export of a run that has not trained yet; raises UserError that says why it would fail."""
+    if not is_new(directory):
+        return
+    began = time.monotonic()
+    try:
+        trace_export(program, directory, element_spec)
+    except UNSURE as error:
+        log.warning("nobody knows yet whether the model can be exported: %s", explain(error, program_file(program)))
+    except (Exception, SystemExit) as error:  # a program may say sys.exit
+        why = str(error) if isinstance(error, UserError) else explain(error, program_file(program))
+        raise UserError(
+            f"the model could not be exported at the end of the run: {why.rstrip('.')}. Correct that, or set export: "
+            "false"
+        ) from error
+    finally:
+        gc.collect()  # layers refer to one another
+    log.info("tried the export in %.1f s", time.monotonic() - began)
+
+
+def is_new(directory: RunDirectory) -> bool:
+    """Return whether a run has no checkpoint of its own training: a run that goes on was tried at its beginning."""
+    newest = directory.catalogue.newest()
+    if not newest:
+        return True
+    begun_from = SOURCE.fullmatch(str((read_record(directory.settings) or {}).get("from", "")))
+    return begun_from is not None and int(begun_from["step"]) == newest
+
+
+def trace_export(program: Any, directory: RunDirectory, element_spec: Any) -> None:
+    """Do what the export does but for the values; raises what goes wrong."""
+    own = copy.copy(program)  # what build_model keeps in it is not the training's
+    with kept_randomness(), tf.variable_creator_scope(reserve), tracing_saves():
+        save_model(own, build_model(own), str(directory.export), element_spec)
+
+
+@contextlib.contextmanager
+def kept_randomness() -> Iterator[None]:
+    """Have what is drawn meanwhile leave all random states as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with kept_seeds():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def reserve(make: Callable[..., Any], **told: Any) -> Any:
+    """Make a variable, a large one without a value of its own: it takes no memory, and keeps none that it is given."""
+    shape, dtype = shape_of(told)
+    if shape is None or dtype is None or math.prod(shape) * dtype.size < RESERVED_BYTES:
+        return make(**told)
+    with tf.device("CPU:0"):
+        told["initial_value"] = tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
+    variable = make(**told)
+    for name in ("assign", "assign_add", "assign_sub"):
+        with contextlib.suppress(AttributeError):
+            setattr(variable, name, lambda *_, **__: variable)
+    return variable
+
+
+def shape_of(told: dict[str, Any]) -> tuple[tuple[int, ...] | None, Any]:
+    """Return shape and type of a variable that is made with these arguments, where they are known."""
+    value, shape, dtype = told.get("initial_value"), told.get("shape"), told.get("dtype")
+    if callable(value) and (shape is None or dtype is None):
+        made: Any = tf.function(value, autograph=False).get_concrete_function().structured_outputs
+        shape, dtype = made.shape, made.dtype
+    elif not callable(value):
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            return None, None
+        shape, dtype = value.shape, dtype or value.dtype
+    shape, dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
+    is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
+    return (tuple(shape), dtype) if shape.is_fully_defined() and is_number else (None, None)
