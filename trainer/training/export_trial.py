@@ -102,9 +102,9 @@ def shape_of(told: dict[str, Any]) -> tuple[tuple[int, ...] | None, Any]:
         made: Any = tf.function(value, autograph=False).get_concrete_function().structured_outputs
         shape, dtype = made.shape, made.dtype
     elif not callable(value):
-        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-            return None, None
-        shape, dtype = value.shape, dtype or value.dtype
+        shape, dtype = getattr(value, "shape", None), dtype or getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        return None, None
     shape, dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
     return (tuple(shape), dtype) if shape.is_fully_defined() and is_number else (None, None)

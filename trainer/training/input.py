@@ -23,6 +23,15 @@ from trainer.failures import UserError, explain
 from trainer.program import program_file
 from trainer.training.data_service import DataService
 from trainer.training.tf_internals import converting_as_ever, drawing_from, for_each_worker, noting_endless
+from trainer.training.worker_files import (
+    THIS,
+    WorkerFiles,
+    kept_apart,
+    left_out,
+    own_files,
+    refused_in_service,
+    tag_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +156,7 @@ def train_dataset_fn(
     seeded: bool = True,
     exact: bool = False,
     batches: Callable[[int | None], object] = lambda size: None,
+    files: WorkerFiles | None = None,
 ) -> Callable[[], Any]:
     """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data.
 
@@ -154,14 +164,14 @@ def train_dataset_fn(
     With `exact`, which needs it, the iterator gives pairs: how far it is (the pass, and the examples taken of it),
     and the batch. Where a worker has several GPUs, its iterator gives
     `strategy.run` a batch for each of them. With a `service` that one reads, for all workers. `batches` is told the
-    size of the program's batches, as far as it is known.
+    size of the program's batches, as far as it is known. `files` are those that the workers write.
     """
 
     def part(_: Any = None) -> tf.data.Dataset:
         if service is not None:
             dataset = service_train_dataset(program, strategy, begins, service, seeded=seeded)
         else:
-            dataset = worker_train_dataset(program, workers, strategy, begins, seeded=seeded, exact=exact)
+            dataset = worker_train_dataset(program, workers, strategy, begins, seeded=seeded, exact=exact, files=files)
         batches(batch_size(tf.compat.v1.get_default_graph()))
         return dataset
 
@@ -181,7 +191,8 @@ def service_train_dataset(
     """
     seed, number, _ = tf.unstack(for_each_worker(lambda worker: dataclasses.astuple(begins(worker)), 3))
     whole = Reading(1, 0, strategy.num_replicas_in_sync, seed, number, seeded)
-    dataset = whole.ask(program, functools.partial(call_program, program, "train_dataset"))
+    with refused_in_service(f"{type(program).__name__}.train_dataset"):
+        dataset = whole.ask(program, functools.partial(call_program, program, "train_dataset"))
     return service.read(check_pipeline(program, "train_dataset", dataset))
 
 
@@ -193,6 +204,7 @@ def worker_train_dataset(
     *,
     seeded: bool = True,
     exact: bool = False,
+    files: WorkerFiles | None = None,
 ) -> tf.data.Dataset:
     """Return one worker's part of the training data, without end; call it while tracing a dataset function.
 
@@ -206,7 +218,13 @@ def worker_train_dataset(
         part = Reading(workers, number, strategy.num_replicas_in_sync, seed, turn, seeded, goes_on=exact)
         return part.ask(program, functools.partial(call_program, program, "train_dataset"))
 
-    dataset = pass_after_pass(read, first, taken) if exact else read(first).repeat()
+    what = f"{type(program).__name__}.train_dataset"
+    if exact:
+        with left_out(what, "with input_position: exact each pass is read in an order of its own"):
+            dataset = pass_after_pass(read, first, taken)
+    else:
+        with kept_apart((files or WorkerFiles()).of(number), what):
+            dataset = read(first).repeat()
     return check_pipeline(program, "train_dataset", dataset)
 
 
@@ -279,7 +297,8 @@ def trace_eval_dataset(program: Any, context: tf.distribute.InputContext) -> tf.
 
     Raises UserError where the program uses a worker's number in Python, or Python in the pipeline.
     """
-    with evaluating():
+    why = "a part of the evaluation is read once, by any worker"
+    with evaluating(), left_out(f"{type(program).__name__}.eval_dataset", why):
         return check_pipeline(program, "eval_dataset", call_program(program, "eval_dataset", context))
 
 
@@ -354,7 +373,10 @@ def own_train_dataset(
     def one_pass(context: tf.distribute.InputContext) -> tf.data.Dataset:
         pipelines, number = context.num_input_pipelines, context.input_pipeline_id
         part = Reading(pipelines, number, context.num_replicas_in_sync, seed, step, config.seed is not None)
-        return part.ask(program, lambda own: check_dataset(program, "train_dataset", program.train_dataset(own)))
+        what = f"{type(program).__name__}.train_dataset"
+        files = own_files(tag_of(config.shared_dir, config.run, pipelines), number)
+        with kept_apart(files, what) if service is None else refused_in_service(what):
+            return part.ask(program, lambda own: check_dataset(program, "train_dataset", program.train_dataset(own)))
 
     def endless(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return one_pass(context).repeat()
@@ -422,7 +444,8 @@ def eval_dataset(program: Any) -> tf.data.Dataset:
 
 def own_eval_dataset(program: Any, context: tf.distribute.InputContext) -> tf.data.Dataset:
     """Return a part of the program's evaluation data, read by this process."""
-    with evaluating():
+    files = own_files(f"evaluation-{THIS}", context.input_pipeline_id)
+    with evaluating(), kept_apart(files, f"{type(program).__name__}.eval_dataset"):
         return check_finite(program, check_dataset(program, "eval_dataset", program.eval_dataset(context)))
 
 

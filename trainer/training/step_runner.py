@@ -51,6 +51,7 @@ from trainer.training.tf_internals import (
     worker_threads,
 )
 from trainer.training.whole_weights import building_whole
+from trainer.training.worker_files import WorkerFiles, processes_of, refuse_locked, tag_of
 
 # Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Several steps a
 # round take several times as long to trace, which only a small model is worth: only its steps are that short.
@@ -145,6 +146,7 @@ class RemoteStepRunner:
         self._strategy = strategy
         self._workers = workers
         self._service = service
+        self._files = WorkerFiles(tag_of(config.shared_dir, config.run, workers), processes_of(members))
         self._exact = config.input_position == "exact"
         self._seed = draw_seed(config)
         self._first = self._counted = 0  # the step where the reading began, and the highest that a call has told
@@ -280,6 +282,7 @@ class RemoteStepRunner:
             seeded=self._exact or self._config.seed is not None,
             exact=self._exact,
             batches=self._set_examples,
+            files=self._files,
         )
         return self._coordinator.create_per_worker_dataset(make)
 
@@ -312,6 +315,9 @@ class RemoteStepRunner:
         except tf.errors.InvalidArgumentError as error:
             if ENDLESS in str(error):
                 raise UserError(f"{type(self._program).__name__}: {ENDLESS}") from error
+            raise
+        except tf.errors.AlreadyExistsError as error:
+            refuse_locked(self._program, error)
             raise
 
     def agree(self, numbers: list[int]) -> list[int]:
@@ -374,6 +380,9 @@ class LocalStepRunner:
             outputs = self._call(self._iterator, tf.constant([steps], tf.int64))
         except tf.errors.OutOfRangeError as error:
             raise UserError("the training data is empty, or this process's part of it") from error
+        except tf.errors.AlreadyExistsError as error:
+            refuse_locked(self._program, error)
+            raise
         call = Call(steps, began, outputs)
         self._ended.append(call)
         return call

@@ -1,0 +1,214 @@
+"""Files that a pipeline writes where it runs: `cache(FILE)`, `snapshot` and `save`.
+
+TensorFlow keeps a lock beside a cache that is being written. A worker that is killed meanwhile leaves it behind, and no
+later worker could read. So each process that reads has files of its own here: to the program's name is added whose they
+are. A cache that is whole is used again by the same process alone; what earlier processes of a worker have left is
+emptied (docs/decisions/0193-files-of-a-worker.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.failures import UserError
+from trainer.training.tf_internals import for_each_worker
+
+log = logging.getLogger(__name__)
+OWN = ".psfleet-"
+LARGEST = 2**62
+LOCKED = "cache lockfile already exists"
+METHODS = ("cache", "snapshot", "save")
+SAVES = (
+    "calls Dataset.save, which would write in each reading of each worker: save the data once, in a script before the "
+    "run, and read them with tf.data.Dataset.load"
+)
+IN_SERVICE = (
+    "names files for {method}, and input is service: all hosts of the group data would have one name for them. Leave "
+    "the name out, as in cache(), which keeps the data in memory; or set input: local"
+)
+TWICE = (
+    "two caches of one pipeline have one file: give each cache(FILE) another name, as by the file's name within "
+    "interleave. To workers and runs psfleet gives files of their own"
+)
+LEFT_OUT = "%s: the file of %s is left out, and the data are read without it: %s"
+
+
+def number_of(process: str) -> int:
+    """Return a number for a process, which TensorFlow can take."""
+    return zlib.crc32(process.encode()) or 1
+
+
+# This process, among those that may read here.
+THIS = number_of(f"{os.getpid()} {secrets.token_hex(8)}")
+
+
+def tag_of(shared_dir: str, run: str, readers: int) -> str:
+    """Return what tells a run's files from those of others, and from those with another division of the data."""
+    return f"{zlib.crc32(f'{shared_dir} {run} {readers}'.encode()):08x}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Whose the files are: a run's, of the reader with a number, in one process; each reading draws a number, too."""
+
+    run: str
+    reader: Any
+    process: Any
+    reading: Any
+
+    def own(self, name: Any) -> tf.Tensor:
+        """Return the reader's own name for a cache, that of a whole one if this process has made one before.
+
+        Empties what earlier processes of this reader have left. A name with wildcards finds nothing again.
+        """
+        of_reader = tf.strings.join([name, OWN, self.run, "-", text(self.reader), "-"])
+        of_process = tf.strings.join([of_reader, text(self.process), "-"])
+        files = tf.io.matching_files(tf.strings.join([of_reader, "*"]))
+        is_own = tf.strings.substr(files, 0, tf.strings.length(of_process)) == of_process
+        whole = tf.io.matching_files(tf.strings.join([of_process, "*.index"]))
+        new = tf.strings.join([of_process, text(self.reading)])
+        found = tf.concat([tf.strings.regex_replace(whole, r"\.index$", ""), [new]], axis=0)[0]
+        with tf.control_dependencies([emptied(tf.boolean_mask(files, ~is_own))]):
+            return tf.identity(found)
+
+    def own_directory(self, name: Any) -> tf.Tensor:
+        """Return the process's own name for a snapshot."""
+        return tf.strings.join([name, OWN, self.run, "-", text(self.reader), "-", text(self.process)])
+
+
+def text(number: Any) -> tf.Tensor:
+    return tf.strings.as_string(tf.cast(number, tf.int64))
+
+
+def emptied(files: tf.Tensor) -> tf.Tensor:
+    """Truncate files, in what is traced or at once; returns their number. TensorFlow has no operation that removes."""
+
+    def empty(number: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tf.raw_ops.WriteFile(filename=files[number], contents="")]):
+            return number + 1
+
+    def empty_eagerly(number: tf.Tensor) -> tf.Tensor:
+        tf.io.write_file(files[number], "")
+        return number + 1
+
+    body = empty_eagerly if tf.executing_eagerly() else empty
+    done: tf.Tensor = tf.while_loop(lambda number: number < tf.size(files), body, [tf.constant(0)])[0]
+    return done
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerFiles:
+    """The files of the workers of a run; `process` tells which process a worker is just now, where that is known."""
+
+    run: str = ""
+    process: Callable[[int], str | None] = lambda worker: None
+
+    def of(self, worker: tf.Tensor) -> Files:
+        """Return the files of the worker that runs what is traced."""
+
+        def numbers(number: int) -> list[int]:
+            process = self.process(number)
+            return [THIS if process is None else number_of(process), secrets.randbelow(LARGEST)]
+
+        process, reading = tf.unstack(for_each_worker(numbers, 2))
+        return Files(self.run, worker, process, reading)
+
+
+def processes_of(members: Any) -> Callable[[int], str | None]:
+    """Return what tells which process a worker is, from who knows of the workers."""
+    if members is None:
+        return lambda worker: None
+    return lambda worker: members.process(members.workers[worker])
+
+
+def own_files(run: str, reader: Any) -> Files:
+    """Return the files of a pipeline that this process runs itself."""
+    return Files(run, reader, THIS, secrets.randbelow(LARGEST))
+
+
+@contextlib.contextmanager
+def methods_of_datasets(**ways: Callable[..., Any]) -> Iterator[None]:
+    """Have each of these methods of tf.data.Dataset be another, which is given TensorFlow's first."""
+    plain = {name: vars(tf.data.Dataset)[name] for name in METHODS}
+    for name, way in ways.items():
+        setattr(tf.data.Dataset, name, bound(way, plain[name]))
+    try:
+        yield
+    finally:
+        for name, one in plain.items():
+            setattr(tf.data.Dataset, name, one)
+
+
+def bound(way: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    @tf.autograph.experimental.do_not_convert
+    def method(dataset: Any, *given: Any, **named: Any) -> Any:
+        return way(plain, dataset, *given, **named)
+
+    return method
+
+
+def is_named(filename: Any) -> bool:
+    """Return whether a cache has a file: a name that is no tensor may be empty."""
+    return not (isinstance(filename, str | bytes) and not filename)
+
+
+def kept_apart(files: Files, what: str) -> contextlib.AbstractContextManager[None]:
+    """Have pipelines that `what` makes meanwhile write files of the reader's own; raises UserError for `save`."""
+
+    def cache(plain: Any, dataset: Any, filename: Any = "", name: str | None = None) -> Any:
+        return plain(dataset, files.own(filename) if is_named(filename) else filename, name)
+
+    def snapshot(plain: Any, dataset: Any, path: Any, *given: Any, **named: Any) -> Any:
+        return plain(dataset, files.own_directory(path), *given, **named)
+
+    return methods_of_datasets(cache=cache, snapshot=snapshot, save=refusing(f"{what} {SAVES}"))
+
+
+def left_out(what: str, why: str) -> contextlib.AbstractContextManager[None]:
+    """Have pipelines that are made meanwhile read without their files, which would be of no use; says so once each."""
+
+    def cache(plain: Any, dataset: Any, filename: Any = "", name: str | None = None) -> Any:
+        if not is_named(filename):
+            return plain(dataset, filename, name)
+        log.warning(LEFT_OUT, what, "cache", why)
+        return dataset
+
+    def snapshot(plain: Any, dataset: Any, *given: Any, **named: Any) -> Any:
+        log.warning(LEFT_OUT, what, "snapshot", why)
+        return dataset
+
+    return methods_of_datasets(cache=cache, snapshot=snapshot, save=refusing(f"{what} {SAVES}"))
+
+
+def refused_in_service(what: str) -> contextlib.AbstractContextManager[None]:
+    """Raise UserError for files in pipelines that are made meanwhile, which a data service shall run."""
+
+    def cache(plain: Any, dataset: Any, filename: Any = "", name: str | None = None) -> Any:
+        if is_named(filename):
+            raise UserError(f"{what} {IN_SERVICE.format(method='cache')}")
+        return plain(dataset, filename, name)
+
+    snapshot = refusing(f"{what} {IN_SERVICE.format(method='snapshot')}")
+    return methods_of_datasets(cache=cache, snapshot=snapshot, save=refusing(f"{what} {SAVES}"))
+
+
+def refusing(message: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise UserError(message)
+
+    return refuse
+
+
+def refuse_locked(program: Any, error: Exception) -> None:
+    """Raise UserError where TensorFlow found a cache locked: files of a reader's own are locked by nobody else."""
+    if LOCKED in str(error):
+        raise UserError(f"{type(program).__name__}: {TWICE}") from error
