@@ -51,7 +51,7 @@ from trainer.training.tf_internals import (
     worker_threads,
 )
 from trainer.training.whole_weights import building_whole
-from trainer.training.worker_files import WorkerFiles, processes_of, refuse_locked, tag_of
+from trainer.training.worker_files import WorkerFiles, processes_of, refuse_unwritable, tag_of
 
 # Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Several steps a
 # round take several times as long to trace, which only a small model is worth: only its steps are that short.
@@ -316,8 +316,8 @@ class RemoteStepRunner:
             if ENDLESS in str(error):
                 raise UserError(f"{type(self._program).__name__}: {ENDLESS}") from error
             raise
-        except tf.errors.AlreadyExistsError as error:
-            refuse_locked(self._program, error)
+        except (tf.errors.AlreadyExistsError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+            refuse_unwritable(self._program, error)
             raise
 
     def agree(self, numbers: list[int]) -> list[int]:
@@ -380,8 +380,8 @@ class LocalStepRunner:
             outputs = self._call(self._iterator, tf.constant([steps], tf.int64))
         except tf.errors.OutOfRangeError as error:
             raise UserError("the training data is empty, or this process's part of it") from error
-        except tf.errors.AlreadyExistsError as error:
-            refuse_locked(self._program, error)
+        except (tf.errors.AlreadyExistsError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+            refuse_unwritable(self._program, error)
             raise
         call = Call(steps, began, outputs)
         self._ended.append(call)

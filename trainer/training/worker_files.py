@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.failures import UserError, first_line
 from trainer.training.tf_internals import for_each_worker
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,10 @@ IN_SERVICE = (
 TWICE = (
     "two caches of one pipeline have one file: give each cache(FILE) another name, as by the file's name within "
     "interleave. To workers and runs psfleet gives files of their own"
+)
+NO_PLACE = (
+    "a file of its pipeline can't be written where it runs: {}. The directory of cache(FILE) must be there on each "
+    "host that reads, and the task must be allowed to write there (trainer_writable_paths)"
 )
 LEFT_OUT = "%s: the file of %s is left out, and the data are read without it: %s"
 
@@ -208,7 +212,10 @@ def refusing(message: str) -> Callable[..., Any]:
     return refuse
 
 
-def refuse_locked(program: Any, error: Exception) -> None:
-    """Raise UserError where TensorFlow found a cache locked: files of a reader's own are locked by nobody else."""
+def refuse_unwritable(program: Any, error: Exception) -> None:
+    """Raise UserError where a file of a reader's own has no place, or is locked: two caches of its pipeline do that."""
+    name = type(program).__name__
     if LOCKED in str(error):
-        raise UserError(f"{type(program).__name__}: {TWICE}") from error
+        raise UserError(f"{name}: {TWICE}") from error
+    if OWN in str(error) and isinstance(error, tf.errors.NotFoundError | tf.errors.PermissionDeniedError):
+        raise UserError(f"{name}: {NO_PLACE.format(first_line(error).rstrip('.'))}") from error
