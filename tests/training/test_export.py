@@ -78,7 +78,7 @@ def test_a_run_that_begins_from_anothers_checkpoint_is_tried_there(tmp_path: Pat
 
 def with_checkpoint(shared: Path, newest: int | None, begun: str) -> RunDirectory:
     directory = RunDirectory(shared, "test")
-    directory.claim(Config(program="p:P", run="test", shared_dir=shared))
+    directory.claim(Config(program="p:P", run="test", shared_dir=str(shared)))
     directory.catalogue.newest = lambda: newest  # type: ignore[method-assign]
     if begun:
         write_record(directory.settings, {"program": "p:P", "from": begun})
