@@ -251,11 +251,14 @@ def tried(part, *arguments):
 def main():
     sys.modules["weights_check"] = sys.modules["__main__"]
     saved = write()
+    if sys.argv[1:] == ["matrix"]:
+        print(json.dumps({name: tried(goes_on, name) for name in ("model.h5", "legacy.h5")}), flush=True)
+        os._exit(0)
     found = {
         "read": read(saved),
         "written": tried(written, saved),
         "argument": tried(lambda: distance(split(with_argument).get_weights()[:1], [MATRIX])),
-        "goes_on": {name: tried(goes_on, name) for name in ("model.keras", "model.h5", "legacy.h5")},
+        "goes_on": tried(goes_on, "model.keras"),
         "saved_model": tried(saved_model, saved),
         "frozen": tried(frozen, saved),
         "recurrent": tried(recurrent),
