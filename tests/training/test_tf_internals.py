@@ -23,10 +23,13 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, executor
 from tf_keras.src.mixed_precision import autocast_variable
 
+from trainer.cluster.ways import named_in
+from trainer.task_id import TaskId
 from trainer.training import strategies
 from trainer.training.tf_internals import (
     CallBudget,
     PartialHandler,
+    WayLost,
     autocast_dtype,
     context_id,
     converting_as_ever,
@@ -82,6 +85,16 @@ def test_the_handler_of_failures_is_made_and_used_as_ever() -> None:
         assert "worker_device_name=self.device_name" in source
         assert "except Exception as e" in source  # which lets SystemExit through
     assert "_preemption_handler" in inspect.getsource(HANDLER.__init__)
+
+
+def test_a_lost_way_is_a_workers_failure_to_tensorflow_and_no_ps_s() -> None:
+    lost = WayLost(1, "worker-1 can't reach ps-1 at 10.0.3.21:2300 (its call failed)")
+    aborted = cluster_coordinator.ClosureAbortedError(lost)
+    for error in (lost, aborted, cluster_coordinator.ClosureInputError(aborted)):
+        assert cluster_coordinator._is_worker_failure(error)
+        assert not cluster_coordinator._is_ps_failure(error)
+    real = tf.errors.UnavailableError(None, None, f"{cluster_coordinator._RPC_ERROR_FROM_PS}/replica:0/task:1 while")
+    assert named_in(str(real)) == [TaskId("ps", 1)]
 
 
 def test_the_handler_waits_for_its_condition_with_its_lock() -> None:
