@@ -85,8 +85,8 @@ class Checkpoints:
         """`saved` is told of each save that ends: its step, how long it took, and what went wrong.
 
         It is called by the thread that writes. `set_aside` is told of each bad checkpoint that a restore finds. `told`
-        says what the training last told, by name, and `position` how far the data are read. `copy` copies variables that
-        workers train, as Snapshot has it.
+        says what the training last told, by name, and `position` how far the data are read. `copy` copies variables
+        that workers train, as Snapshot has it.
         """
         import tensorflow as tf
 
