@@ -80,11 +80,13 @@ class Checkpoints:
         set_aside: Callable[[str], None] = lambda message: None,
         told: Callable[[], Mapping[str, float]] = dict,
         position: Callable[[], Position | None] = lambda: None,
+        copy: Callable[[Any], None] | None = None,
     ) -> None:
         """`saved` is told of each save that ends: its step, how long it took, and what went wrong.
 
         It is called by the thread that writes. `set_aside` is told of each bad checkpoint that a restore finds. `told`
-        says what the training last told, by name, and `position` how far the data are read.
+        says what the training last told, by name, and `position` how far the data are read. `copy` copies variables
+        that workers train, as Snapshot has it.
         """
         import tensorflow as tf
 
@@ -100,6 +102,7 @@ class Checkpoints:
         self._kept = Retention.of(config)
         self._told = told
         self._position = position
+        self._copy = copy
         self._limit = config.storage_timeout_seconds
         self._remote = "/job:ps/" in step.device
         io_device = COORDINATOR if config.local_run_dir and self._remote else None
@@ -257,9 +260,10 @@ class Checkpoints:
         """Return the snapshot of the checkpoint's variables, traced anew where these have changed."""
         objects = [id(found) for found in self._tf.train.TrackableView(self._checkpoint).descendants()]
         if objects != self._snapshot_objects:
-            from trainer.run.snapshot import Snapshot
+            from trainer.run.snapshot import Snapshot, copy_each
 
-            self._snapshot, self._snapshot_objects = Snapshot(self._write, self._step), objects
+            snapshot = Snapshot(self._write, self._step, self._copy or copy_each)
+            self._snapshot, self._snapshot_objects = snapshot, objects
         return self._snapshot
 
     def _first_bytes(self) -> int:

@@ -6,10 +6,21 @@ docs/decisions/0041 says how, and what it costs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+Copies = Sequence[tuple[Any, Any, Any]]
+"""Variables, each with the handle that is read and the one that gets the value; both lie where the variable does."""
+
+
+def copy_each(copies: Copies) -> None:
+    """Copy variables that nobody changes meanwhile."""
+    for variable, source, target in copies:
+        with tf.device(variable.device):
+            value = tf.raw_ops.ReadVariableOp(resource=source, dtype=variable.dtype)
+            tf.raw_ops.AssignVariableOp(resource=target, value=value)
 
 
 class Snapshot:
@@ -18,9 +29,13 @@ class Snapshot:
     Everything is traced once: what is traced anew stays on every ps, some 200 KiB a save.
     """
 
-    def __init__(self, write: Callable[[Any], Any], step: Any) -> None:
-        """Take what writes a checkpoint of the name that it is given, and the variable of it that counts the steps."""
+    def __init__(self, write: Callable[[Any], Any], step: Any, copy: Callable[[Copies], None] = copy_each) -> None:
+        """Take what writes a checkpoint of the name that it is given, and the variable of it that counts the steps.
+
+        `copy` copies variables between two updates, in what is traced.
+        """
         self._step = step
+        self._copy_all = copy
         self._write = tf.function(write, autograph=False).get_concrete_function(tf.TensorSpec([], tf.string))
         variables = {id(variable.handle): variable for variable in self._write.graph.variables}
         self._pairs: list[tuple[Any, Any]] = []
@@ -53,11 +68,15 @@ class Snapshot:
     def _assign_values(self) -> Any:
         # First the step: so each copy has at least what the calls did that it counts.
         step = self._step.read_value()
+        others = []
         for variable, copy in self._pairs:
-            with tf.device(copy.device), tf.control_dependencies([step]):
-                is_step = variable.handle is self._step.handle
-                value = step if is_step else tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-                tf.raw_ops.AssignVariableOp(resource=copy.handle, value=value)
+            if variable.handle is self._step.handle:
+                with tf.device(copy.device):
+                    tf.raw_ops.AssignVariableOp(resource=copy.handle, value=step)
+            else:
+                others.append((variable, variable.handle, copy.handle))
+        with tf.control_dependencies([step]):
+            self._copy_all(others)
         return step
 
     def _assign_nothing(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.run.snapshot import Copies
 from trainer.training.metrics import READING
 from trainer.training.tf_internals import APART, arrival, handle_shape, mutex, outermost, read_only_inputs
 
@@ -183,6 +184,27 @@ class AtomicUpdates:
             with tf.device(device), tf.name_scope(APART):
                 found.append(tf.raw_ops.ReadVariableOp(resource=seconds_waited(), dtype=tf.float64))
         return found
+
+    def copy(self, copies: Copies) -> None:
+        """Copy variables, in what is traced: each with its slots while no update of them is under way."""
+        groups: dict[tuple[str, str], list[tuple[Any, Any, Any]]] = {}
+        for one in copies:
+            groups.setdefault((one[0].device, self._mutexes.get(id(one[0].handle), "")), []).append(one)
+        for (device, name), group in groups.items():
+            with tf.device(device), tf.name_scope(APART):
+                locks = [tf.raw_ops.MutexLock(mutex=mutex(name))] if name else []
+                with tf.control_dependencies(locks):
+                    values = [
+                        tf.raw_ops.ReadVariableOp(resource=source, dtype=variable.dtype)
+                        for variable, source, _ in group
+                    ]
+                    copied = [
+                        tf.raw_ops.AssignVariableOp(resource=target, value=value)
+                        for (_, _, target), value in zip(group, values, strict=True)
+                    ]
+                with tf.control_dependencies(copied):
+                    for lock in locks:
+                        tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
     def _mutexes_of(self, update: Update) -> list[str]:
         """Return the names of an update's mutexes, in the order in which every update takes them.

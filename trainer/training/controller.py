@@ -97,6 +97,7 @@ class Controller:
             set_aside=lambda message: progress.events.write("checkpoint-set-aside", message=message),
             told=lambda: fetch_numbers(self.outputs) if self._outputs is not None else {},
             position=lambda: runner.position,
+            copy=runner.copy,
         )
         self.step = 0
         """The step that was read last; calls in flight may have gone on since."""
@@ -174,7 +175,7 @@ class Controller:
         # At the run's end `fit` changes the weights once more: only the checkpoint is sure to be of before that.
         if self._handover is None or (newest or 0) >= self._config.steps:
             return False
-        if not self._handover.take(self._runner.trained, self._runner.step, at_least=newest or 0):
+        if not self._handover.take(self._runner.trained, self._runner.step, newest or 0, self._runner.copy):
             return False
         log.info("attached to the variables on the ps, at step %d", int(self._runner.step.numpy()))
         self._checkpoints.skip_restore(newest)

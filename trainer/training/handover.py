@@ -22,6 +22,7 @@ import tensorflow as tf
 from trainer.cluster.contexts import close_contexts
 from trainer.failures import first_line
 from trainer.run.position import Position
+from trainer.run.snapshot import Copies, copy_each
 from trainer.training.placement import server_of
 from trainer.training.tf_internals import context_id, resource_names
 from trainer.variables import bytes_of, flatten
@@ -85,17 +86,18 @@ class Handover:
         for server in range(servers):
             self._write(server, {*kept, self._context}, self._found[server])
 
-    def take(self, model: Any, step: Any, at_least: int) -> bool:
+    def take(self, model: Any, step: Any, at_least: int, copy: Callable[[Copies], None] = copy_each) -> bool:
         """Give the variables the values that the earlier coordinator left; returns whether it has.
 
         If not, they may have any value. Values of an earlier step than `at_least`, the newest checkpoint's, are not
         taken. Call it when the model and its optimizer have all their variables. Raises tf.errors.OpError when a ps
-        is gone.
+        is gone. `copy` copies in what is traced, between two updates: calls of the earlier coordinator may still make
+        some, with the mutexes of the same names.
         """
         if not self.left:
             return False
         try:
-            self._take(carry(model, step), at_least)
+            self._take(carry(model, step), at_least, copy)
         except NotCarried as why:
             log.info("the variables on the ps are not those to go on with: %s", why)
             return False
@@ -163,7 +165,7 @@ class Handover:
                     assign(found(variable, names[key]), variable.handle, variable.dtype)
         self._publish(names)
 
-    def _take(self, carried: dict[str, Any], at_least: int) -> None:
+    def _take(self, carried: dict[str, Any], at_least: int, copy: Callable[[Copies], None]) -> None:
         sources = {}
         for server, offer in enumerate(self._found):
             here = on(server, carried)
@@ -179,12 +181,13 @@ class Handover:
         compare("on the coordinator", {key: look for key, (look, _) in values.items()}, looks(own))
         # The step first: a call of the earlier coordinator that ends meanwhile may then be done and not counted, as
         # after a worker's death, but never counted and not done.
-        for key, variable in carried.items():
-            if key in sources:
-                with tf.device(variable.device):
-                    assign(variable.handle, sources[key], variable.dtype)
-            if key == "step" and (step := int(variable.numpy())) < at_least:
-                raise NotCarried(f"they are of step {step}, and the newest checkpoint of step {at_least}")
+        counter = carried["step"]
+        with tf.device(counter.device):
+            assign(counter.handle, sources["step"], counter.dtype)
+        if (step := int(counter.numpy())) < at_least:
+            raise NotCarried(f"they are of step {step}, and the newest checkpoint of step {at_least}")
+        others = [(carried[key], sources[key], carried[key].handle) for key in sources if key != "step"]
+        tf.function(lambda: copy(others), autograph=False)()
         for key, variable in own.items():
             variable.assign(tf.io.parse_tensor(base64.b64decode(values[key][1]), variable.dtype))
 

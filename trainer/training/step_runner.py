@@ -25,6 +25,7 @@ from trainer.failures import EmptyPart, UserError
 from trainer.program import build_model, is_keras3
 from trainer.run.checkpoints import COORDINATOR
 from trainer.run.position import FIRST, Position
+from trainer.run.snapshot import Copies, copy_each
 from trainer.training import keras3
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.constraints import refuse_split_constraints
@@ -116,6 +117,9 @@ class StepRunner(Protocol):
 
         Where other data were counted, the pass under way begins anew; returns what differs.
         """
+
+    def copy(self, copies: Copies, /) -> None:
+        """Copy variables to other handles, in what is traced: each with its slots, between two updates."""
 
     @property
     def is_recovering(self) -> bool:
@@ -216,6 +220,7 @@ class RemoteStepRunner:
             forget_children(self.model)
             refuse_state_of_shards(self.model, type(self.model.optimizer).__name__)
             refuse_split_constraints(self.model)
+        self.copy = updates.copy
         self.tells = names_told(outputs_of(train_step, placed=self._exact))
         self.trained = keras3.trained_by(self.model)
         self._metrics = CallMetrics(self.model, train_step, self._stale.states)
@@ -385,6 +390,7 @@ class LocalStepRunner:
     is_recovering = is_failing = False
     position = None
     seconds_waited = 0.0
+    copy = staticmethod(copy_each)
 
     def __init__(
         self,
