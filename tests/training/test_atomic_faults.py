@@ -70,12 +70,16 @@ class Training:
 
 
 def updates_in(checkpoint: Path) -> dict[str, list[float]]:
-    """Return the numbers that stand in each shard of a table with its slots: after whole updates that is one."""
+    """Return the numbers that stand in each shard of a table with its slots: after whole updates that is one.
+
+    The table is one tensor in a checkpoint. The optimizer's dict of slots has an entry for each shard.
+    """
     reader = tf.train.load_checkpoint(str(checkpoint))
     found: dict[str, set[float]] = {}
     for name in reader.get_variable_to_shape_map():
         if table := re.search("first|second", name):
-            for shard, rows in enumerate(np.split(reader.get_tensor(name), 2)):
+            part, tensor = re.search(r"part_(\d)", name), reader.get_tensor(name)
+            for shard, rows in [(int(part[1]), tensor)] if part else enumerate(np.split(tensor, 2)):
                 found.setdefault(f"{table[0]}/{shard}", set()).update(map(float, np.unique(rows)))
     return {name: sorted(numbers) for name, numbers in found.items()}
 

@@ -45,9 +45,9 @@ class Snapshot:
             if (variable := variables.get(id(capture))) is not None:
                 with tf.device(variable.device):
                     nothing = tf.zeros([0], variable.dtype)
-                    copy = tf.Variable(nothing, trainable=False, shape=tf.TensorShape(None))
-                self._pairs.append((variable, copy))
-                capture = copy.handle
+                    kept = tf.Variable(nothing, trainable=False, shape=tf.TensorShape(None))
+                self._pairs.append((variable, kept))
+                capture = kept.handle
             captures.append(capture)
         self._write.set_external_captures(captures)
         self._copy = tf.function(self._assign_values, autograph=False).get_concrete_function()

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -312,3 +312,22 @@ def path_from_reads(handle: Any, writes: Sequence[Any]) -> list[Any]:
         todo += [one for name, one in inputs.items() if name not in found]
         found |= inputs
     return list(found.values())
+
+
+def in_turn(made: Sequence[Any], given_back: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Have a step's copy take each mutex when the copy before has given it back; returns what gives this one's back.
+
+    With the mutex a later copy would wait for the earlier one's writes, which wait for the mutex.
+    """
+    found: dict[str, list[Any]] = {}
+    for operation in made:
+        if operation.type == "MutexLock":
+            operation._add_control_inputs(given_back.get(mutex_name(operation), []))
+        elif operation.type == "ConsumeMutexLock":
+            found.setdefault(mutex_name(operation.inputs[0].op), []).append(operation)
+    return {**given_back, **found}
+
+
+def mutex_name(lock: Any) -> str:
+    """Return the name of the mutex that an operation takes."""
+    return str(lock.inputs[0].op.get_attr("shared_name").decode())

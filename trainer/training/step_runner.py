@@ -13,6 +13,7 @@ import json
 import logging
 import secrets
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from trainer.run.checkpoints import COORDINATOR
 from trainer.run.position import FIRST, Position
 from trainer.run.snapshot import Copies, copy_each
 from trainer.training import keras3
-from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.atomic_updates import AtomicUpdates, in_turn
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.data_service import DataService
 from trainer.training.input import ENDLESS, Beginning, own_train_dataset, replica_element_spec, train_dataset_fn
@@ -621,6 +622,8 @@ def trace_step(
 
     def states() -> list[Any]:
         counts = [one for one, _ in stale.states] if stale else []
+        if is_keras3(model):  # it is added to a count of steps
+            counts += [one._iterations._value for _, one in keras3.optimizers_of(model)]
         return [piece for metric in metrics_of(model) for piece in pieces(metric)] + counts
 
     def trace() -> Any:
@@ -754,6 +757,8 @@ class StepCopy:
         self._seeded = [node for node in nodes if has_seed(node)]
         self.has_seeds = bool(self._seeded)
         """Whether several calls in one graph would draw the same random numbers."""
+        # By the graph: what gives mutexes back in its last copy.
+        self._last: weakref.WeakKeyDictionary[Any, dict[str, list[Any]]] = weakref.WeakKeyDictionary()
         self.is_possible = not functions and graph.ByteSize() < COPIED_BYTES
         """Whether it can be copied: it calls no function, as loops and conditions do, and is not big."""
         for node in graph.node:
@@ -772,7 +777,9 @@ class StepCopy:
         for inner, outer in zip(self._step.inputs, [*given, *self._step.captured_inputs], strict=True):
             names[inner.name] = names["^" + inner.op.name] = graph.capture(outer)
         outputs = [output.name for output in self._step.outputs]
+        before = len(graph.get_operations())
         returned = list(tf.graph_util.import_graph_def(self._graph, names, outputs, name="step"))
+        self._last[graph] = in_turn(graph.get_operations()[before:], self._last.get(graph, {}))
         for one, output in zip(returned, self._step.outputs, strict=True):
             one.set_shape(output.shape)  # which Python may have told TensorFlow
         return returned
