@@ -13,6 +13,7 @@ import pytest
 from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.one_update import gather, gather_keras3
+from trainer.training.step_runner import StepCopy
 
 # isort: split
 import keras
@@ -277,16 +278,16 @@ def test_what_a_step_computes_of_a_variable_is_not_lost() -> None:
     traced = step.get_concrete_function(tf.TensorSpec([None, 3]))
 
     def work(worker: int) -> None:
-        for number in range(50):
+        for number in range(20):
             traced(tf.random.stateless_normal([4, 3], [worker, number]))
 
     with ThreadPoolExecutor(WORKERS) as workers:
         for future in [workers.submit(work, number) for number in range(WORKERS)]:
             future.result()
-    assert counter.numpy() == WORKERS * 50
-    assert np.all(large.numpy() == WORKERS * 50)
+    assert counter.numpy() == WORKERS * 20
+    assert np.all(large.numpy() == WORKERS * 20)
     count, found = recorded.replay()
-    assert (count, differing(found)) == (5 * WORKERS * 50, {})
+    assert (count, differing(found)) == (5 * WORKERS * 20, {})
     assert len(found) == 6  # SGD has a slot
 
 
@@ -294,3 +295,23 @@ def test_a_counter_that_is_added_to_needs_no_mutex() -> None:
     counter = tf.Variable(0)
     graph = active(lambda: counter.assign_add(1)).graph
     assert "MutexLock" not in {one.type for one in graph.get_operations()}
+
+
+def test_copies_of_a_step_in_one_round_take_a_mutex_in_turn() -> None:
+    """A later copy would wait for the earlier one's writes with the mutex that these need."""
+    counter = tf.Variable(0)
+    copy = StepCopy(active(lambda: [counter.assign(counter + 1).read_value()][0]))
+
+    @tf.function(autograph=False)
+    def steps() -> Any:
+        for _ in range(4):
+            told = copy.make([])
+        return told
+
+    graph = steps.get_concrete_function().graph
+    locks = [one for one in graph.get_operations() if one.type == "MutexLock"]
+    before = [sum(each.type == "ConsumeMutexLock" for each in waited_for(lock)) for lock in locks]
+    assert before == [0, 1, 2, 3]
+    for _ in range(50):
+        steps()
+    assert counter.numpy() == 200
