@@ -12,6 +12,7 @@ from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_ker
 from trainer.config import Config
 from trainer.failures import UserError
 from trainer.training import callbacks, keras3
+from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.evaluation import make_evaluation
 from trainer.training.export import lacks_evaluation, lacks_export
 
@@ -464,33 +465,26 @@ def test_what_is_added_to_a_trained_weight_is_added_to_what_another_has_written(
     assert kernel.numpy().max() < 10.75
 
 
-class Floor(keras.constraints.Constraint):
-    """Keeps weights above zero; another worker adds to them meanwhile."""
-
-    def __call__(self, weights: Any) -> Any:
-        inside = tf.maximum(weights, 0.0)
-        with tf.control_dependencies([inside]):
-            HIDDEN[0].assign_add(tf.fill(HIDDEN[0].shape, 10.0))
-        return inside
-
-
-def test_a_constraint_writes_only_what_it_changes() -> None:
-    made = keras.Sequential(
-        [
-            keras.Input((2,)),
-            keras.layers.Dense(
-                1, use_bias=False, kernel_constraint=Floor(), kernel_initializer=lambda *_, **__: [[-1.0], [2.0]]
-            ),
-        ]
+def test_a_constraint_is_applied_in_the_update() -> None:
+    line = keras.layers.Dense(
+        1, use_bias=False, kernel_constraint="non_neg", kernel_initializer=lambda *_, **__: [[-1.0], [2.0]]
     )
+    made = keras.Sequential([keras.Input((2,)), line])
     made.compile(keras.optimizers.SGD(0.0), "mse")
     keras3.build(made, None)
-    kernel = made.layers[0].kernel
-    HIDDEN[:] = [kernel._value]
-    constraint = kernel.constraint
-    tf.function(keras3.Step(made))((tf.zeros([2, 2]), tf.zeros([2, 1])))
-    assert kernel.numpy().tolist() == [[0.0], [12.0]]
-    assert kernel.constraint is constraint
+    constraint, updates = line.kernel.constraint, AtomicUpdates(tf.distribute.get_strategy())
+
+    @tf.function
+    def step() -> None:
+        with updates.active():
+            keras3.Step(made)((tf.zeros([2, 2]), tf.zeros([2, 1])))
+
+    graph = step.get_concrete_function().graph
+    step()
+    assert line.kernel.numpy().tolist() == [[0.0], [2.0]]
+    assert line.kernel.constraint is constraint
+    written = [one for one in graph.capture(line.kernel._value.handle).consumers() if one.type == "AssignVariableOp"]
+    assert [any(each.type == "MutexLock" for each in one.control_inputs) for one in written] == [True]
 
 
 # Lookups

@@ -159,7 +159,7 @@ def test_the_numbers_of_two_tables_in_one_scope_are_sent_once() -> None:
 
     with asking_once(True):
         operations = train.get_concrete_function(tf.constant([1, 1, 2])).graph.get_operations()
-    updates = [one for one in operations if one.type == "ResourceScatterAdd"]
+    updates = [one for one in operations if one.type == "ResourceScatterUpdate"]
     assert len(updates) == 6
     assert all(one.inputs[1].op.type == "DynamicPartition" for one in updates)
 

@@ -60,8 +60,9 @@ def full(progress: Progress) -> Told:
     progress.phase(Phase.TRAINING)
     progress.trained(120, 50.0, {"loss": 0.5, "accuracy": 0.75})
     tally.workers, tally.step_examples = ["worker-0", "worker-3"], 32
-    tally.returned(0, 100, 0.4)
-    tally.returned(1, 20, 0.9)
+    tally.returned(0, 100, 0.4, (90, 3))
+    tally.returned(1, 20, 0.9, (40, 5))
+    tally.update_wait_seconds = 0.25
     tally.save_seconds.add(0.7)
     tally.restore_seconds = 1.5
     tally.checkpoint = Saved(100, 1_700_000_000.0, 4096)

@@ -96,9 +96,9 @@ class Tally:
             self.worker_stale[name] = self.worker_stale.get(name, 0) + stale[0]
             self.worker_stale_max[name] = max(self.worker_stale_max.get(name, 0), stale[1])
 
-    def staleness(self, worker: str) -> dict[str, float | int | None]:
-        """Return a worker's mean and greatest number of updates of others between a read and an update."""
+    def staleness(self, worker: str) -> dict[str, float | int]:
+        """Return a worker's mean and greatest number of updates of others between a read and an update, where known."""
         if not self.worker_steps.get(worker) or worker not in self.worker_stale:
-            return {"staleness": None, "staleness_max": None}
+            return {}
         mean = self.worker_stale[worker] / self.worker_steps[worker]
         return {"staleness": round(mean, 3), "staleness_max": self.worker_stale_max[worker]}
