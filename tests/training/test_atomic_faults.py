@@ -85,12 +85,14 @@ def updates_in(checkpoint: Path) -> dict[str, list[float]]:
 
 
 def check(training: Training, faults: int) -> None:
-    """Assert that all updates are whole, and that no more are done twice than the calls of the dead had."""
-    last = training.checkpoints[-1]
-    step = int(last.name.removeprefix("ckpt-"))
-    found = updates_in(last)
-    assert len(found) == 4
-    assert {name: numbers for name, numbers in found.items() if len(numbers) > 1} == {}
+    """Assert that each checkpoint has whole updates alone, and that no more are done twice than the dead's calls had."""
+    torn = {}
+    for checkpoint in training.checkpoints:
+        found = updates_in(checkpoint)
+        assert len(found) == 4
+        torn |= {f"{checkpoint.name} {name}": numbers for name, numbers in found.items() if len(numbers) > 1}
+    assert torn == {}
+    step = int(training.checkpoints[-1].name.removeprefix("ckpt-"))
     for [number] in found.values():
         assert step <= number <= step + 2 * CALL * faults
 

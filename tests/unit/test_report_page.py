@@ -42,6 +42,8 @@ def directory(tmp_path: Path) -> RunDirectory:
     )
     record(
         directory.status, run="night", state="finished", step=500, steps=500, loss=0.25, metrics={"accuracy": 0.9},
+        workers={"worker-0": {"staleness": 0.75, "staleness_max": 2},
+                 "worker-1": {"staleness": 1.5, "staleness_max": 9}},
         updated=BEGAN + 100, ledger={"productive": 80, "down": 20, "goodput": 0.8, "elapsed": 100},
     )  # fmt: skip
     record(directory.evaluation, step=500, metrics={"loss": 0.5, "accuracy": 0.8}, updated=BEGAN + 100)
@@ -170,6 +172,7 @@ def test_the_page_says_what_it_shows(directory: RunDirectory) -> None:
         "80.0 %",
         "ps-0 was closed for 5 s",
         "worker-1 gave the fewest, 100",
+        "others made up to 9 updates; for worker-1 1.50 in the mean",
         "ps-0 at 10.0.0.1:2222",
         "50 steps lost",
         "1 MiB",
@@ -241,7 +244,8 @@ def hostile_run(tmp_path: Path) -> RunDirectory:
     )
     record(
         directory.status, state=HOSTILE, message=HOSTILE, phase=HOSTILE, step=5, loss=0.1, metrics={HOSTILE: 1.0},
-        without=bad, checkpoint=HOSTILE, export=HOSTILE, updated=BEGAN + 9,
+        without=bad, workers={HOSTILE: {"staleness": HOSTILE, "staleness_max": 1}},
+        checkpoint=HOSTILE, export=HOSTILE, updated=BEGAN + 9,
         ledger={"productive": 9, "goodput": 1, "elapsed": 9},
     )  # fmt: skip
     record(directory.evaluation, step=5, metrics={HOSTILE: 1.0}, trouble=HOSTILE, updated=BEGAN + 9)

@@ -136,6 +136,19 @@ def describe_lanes(story: Mapping[str, Any]) -> str:
     return f"{tasks}: {'; '.join(missing[:6])}{rest}."
 
 
+def describe_staleness(stale: Mapping[str, Sequence[Any]]) -> str:
+    """Say how many updates of others lie between a worker's read of the weights and its own update, where known."""
+    known = {task: (mean, most) for task, (mean, most) in stale.items() if mean is not None and most is not None}
+    if not known:
+        return ""
+    stalest = max(known, key=lambda task: known[task][0])
+    most = max(most for _, most in known.values())
+    return (
+        f"Staleness: between a read of the weights and the update that follows, others made up to {most:,} updates; "
+        f"for {stalest} {known[stalest][0]:.2f} in the mean, the most of all workers."
+    )
+
+
 def describe_shares(gave: Mapping[str, int]) -> str:
     """Say whether the workers gave as much as one another."""
     usual = round(statistics.median(gave.values()))

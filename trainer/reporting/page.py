@@ -23,6 +23,7 @@ from trainer.reporting.captions import (
     describe_lanes,
     describe_saves,
     describe_shares,
+    describe_staleness,
     describe_tasks,
     describe_time,
     duration,
@@ -355,8 +356,9 @@ def members_section(story: Mapping[str, Any]) -> str:
     if gave:
         most, total = max(gave.values()) or 1, sum(gave.values()) or 1
         rows = [(task, f"{steps:,}", steps / most, f"{100 * steps / total:.1f} %") for task, steps in gave.items()]
+        about = f"{describe_shares(gave)} {describe_staleness(story['stale'])}".strip()
         table = (
-            f'<div><h3>Steps that each worker gave</h3><p class="message">{escape(describe_shares(gave))}</p>'
+            f'<div><h3>Steps that each worker gave</h3><p class="message">{escape(about)}</p>'
             f"{bars(('worker', 'steps', 'share'), rows[:MOST_ROWS])}</div>"
         )
     return section("Members", f"{drawing}{table}", "members") if drawing or table else ""

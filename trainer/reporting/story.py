@@ -170,6 +170,10 @@ def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
         "updated": number_of(status.get("updated")),
         "checkpoint": text(status.get("checkpoint")),
         "exported": text(status.get("export")),
+        "stale": {
+            str(task): [number_of(mapping(each).get("staleness")), whole(mapping(each).get("staleness_max"))]
+            for task, each in mapping(status.get("workers")).items()
+        },
         "without": {str(task): text(state) for task, state in mapping(status.get("without")).items()},
         "ways": {
             str(task): {str(other): text(how) for other, how in mapping(row).items()}
