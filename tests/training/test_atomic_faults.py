@@ -85,7 +85,7 @@ def updates_in(checkpoint: Path) -> dict[str, list[float]]:
 
 
 def check(training: Training, faults: int) -> None:
-    """Assert that each checkpoint has whole updates alone, and that no more are done twice than the dead's calls had."""
+    """Assert that checkpoints have whole updates alone, and that no more are done twice than the dead had begun."""
     torn = {}
     for checkpoint in training.checkpoints:
         found = updates_in(checkpoint)
