@@ -40,9 +40,15 @@ LEGACY = (
 KERAS_3 = (
     *("Adam(0.1)", "Nadam(0.1)", "SGD(0.1, momentum=0.9)", "RMSprop(0.1, centered=True, momentum=0.5)", "Lion(0.1)"),
     *("Adam(0.1, amsgrad=True)", "AdamW(0.1)", "Adamax(0.1)", "Adadelta(0.1)", "Ftrl(0.1)", "Adagrad(0.1)"),
-    *("Adafactor(0.1)", "Lamb(0.1)", "Adam(0.1, use_ema=True, weight_decay=0.01)", "SGD(0.1, clipnorm=0.5)"),
+    *(
+        "Adafactor(0.1)",
+        "Lamb(0.1)",
+        "Muon(0.1, weight_decay=0.1, adam_weight_decay=None)",
+        "Adam(0.1, use_ema=True, weight_decay=0.01)",
+        "SGD(0.1, clipnorm=0.5)",
+    ),
 )
-QUICK = {two: TF_KERAS[:2] + TF_KERAS[-4:-3], legacy: LEGACY[:2], three: KERAS_3[:1] + KERAS_3[-2:-1]}
+QUICK = {two: TF_KERAS[:2] + TF_KERAS[-4:-3], legacy: LEGACY[:2], three: KERAS_3[:1] + KERAS_3[-3:-2]}
 OPTIMIZERS = [
     pytest.param(
         (kind, name),
@@ -305,8 +311,8 @@ def test_copies_of_a_step_in_one_round_take_a_mutex_in_turn() -> None:
     @tf.function(autograph=False)
     def steps() -> Any:
         for _ in range(4):
-            told = copy.make([])
-        return told
+            outputs = copy.make([])
+        return outputs
 
     graph = steps.get_concrete_function().graph
     locks = [one for one in graph.get_operations() if one.type == "MutexLock"]
@@ -315,3 +321,53 @@ def test_copies_of_a_step_in_one_round_take_a_mutex_in_turn() -> None:
     for _ in range(50):
         steps()
     assert counter.numpy() == 200
+
+
+def test_a_target_that_follows_trained_weights_waits_for_nothing_of_itself() -> None:
+    """It is read for the loss, and written from weights that were updated by that loss."""
+    weights, target = tf.Variable([1.0, 2.0]), tf.Variable([0.0, 0.0])
+    optimizer = two.SGD(0.5)
+    optimizer.build([weights])
+    gather(optimizer)
+
+    def step() -> None:
+        before = target.read_value()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((weights - before) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+        target.assign(0.9 * before + 0.1 * weights)
+
+    active(step)()
+    np.testing.assert_allclose(weights, [0.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(target, [0.0, 0.0], atol=1e-6)
+
+
+def test_rows_that_a_step_adds_to_a_table_itself_take_the_tables_mutex() -> None:
+    table = tf.Variable(START)
+    optimizer = two.SGD(0.1)
+    optimizer.build([table])
+    gather(optimizer)
+
+    def step() -> None:
+        optimizer.apply_gradients([(tf.constant(START), table)])
+        table.scatter_add(tf.IndexedSlices(tf.ones([1, WIDTH]), tf.constant([3])))
+
+    graph = active(step).graph
+    (added,) = [one for one in graph.get_operations() if one.type == "ResourceScatterAdd"]
+    assert "MutexLock" in {one.type for one in added.control_inputs}
+
+
+def test_an_update_waits_before_it_has_the_mutex_for_what_the_program_has_it_wait_for() -> None:
+    table = tf.Variable(START)
+    optimizer = two.Adam(0.1)
+    optimizer.build([table])
+    gather(optimizer)
+
+    def step() -> None:
+        with tf.control_dependencies([tf.identity(START, name="before")]):
+            optimizer.apply_gradients([(tf.constant(START), table)])
+
+    graph = active(step).graph
+    locks = [one for one in graph.get_operations() if one.type == "MutexLock"]
+    assert locks
+    assert all("before" in {each.name for each in waited_for(lock)} for lock in locks)

@@ -24,7 +24,8 @@ from trainer.training.tf_internals import APART, arrival, handle_shape, mutex, o
 log = logging.getLogger(__name__)
 WAITED = "psfleet/seconds_waited_for_updates"  # a variable on each ps
 MUTEX_OPERATIONS = ("MutexV2", "MutexLock")
-WRITING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+# How the names of operations begin that write the variable which is their first input.
+WRITING = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
 # What a step computes of a variable's value to write it again, and what a ps can do as well as a worker.
 LIGHT = (
     *("Abs", "Add", "AddN", "AddV2", "BroadcastTo", "Cast", "ClipByValue", "Div", "DivNoNan", "Equal", "Exp"),
@@ -65,9 +66,10 @@ class Update:
 
     @property
     def earlier(self) -> list[Any]:
-        """The operations that have used its variables before, in the same step."""
+        """The operations before it that it waits for, and those that have used its variables in the same step."""
         first = self.operations[0]._id
-        used = (one for handle in self.handles.values() for one in handle.consumers())
+        used = [one for handle in self.handles.values() for one in handle.consumers()]
+        used += [one for operation in self.operations for one in operation.control_inputs]
         return list({one.name: one for one in used if one._id < first}.values())
 
 
@@ -84,6 +86,7 @@ class AtomicUpdates:
         the mutex is held.
         """
         self._extended = strategy.extended
+        self._has_replicas = strategy.num_replicas_in_sync > 1
         self._record = record
         self._is_in_act = False
         self._mutexes: dict[int, str] = {}  # by the ids of the variables' handles
@@ -100,7 +103,9 @@ class AtomicUpdates:
         plain = self._extended._update
 
         def update(variable: Any, function: Any, args: Any, kwargs: Any, group: bool) -> Any:
-            with self._one_act():
+            # With several replicas each assignment comes here, a metric's as well.
+            alone = self._has_replicas and any(one.handle is variable.handle for one in left_alone())
+            with contextlib.nullcontext() if alone else self._one_act():
                 return plain(variable, function, args, kwargs, group)
 
         graph = tf.compat.v1.get_default_graph()
@@ -133,17 +138,19 @@ class AtomicUpdates:
         locked = {one.name for one in made if any(each.type == "MutexLock" for each in one.control_inputs)}
         writes: dict[int, list[Any]] = {}
         for operation in made:
-            if operation.type in WRITING and operation.name not in locked:
+            if operation.name not in locked and operation.type.startswith(WRITING):
                 writes.setdefault(id(outermost(operation.inputs[0])), []).append(operation)
         for number, operations in writes.items():
-            change = change_by(operations)
-            if number in left_alone or (change is None and number not in self._mutexes):
+            if number in left_alone:
                 continue
-            handle = operations[0].inputs[0]
-            for one in [change] if change else [Update({handle.name: handle}, [write]) for write in operations]:
-                for operation in one.operations:
-                    operation._set_device(one.device)
-                self._lock(one)
+            handle, change = operations[0].inputs[0], change_by(operations)
+            if change is not None:
+                for operation in change.operations:
+                    operation._set_device(change.device)
+                self._lock(change)
+            elif number in self._mutexes:
+                for operation in operations:
+                    self._lock(Update({handle.name: handle}, [operation]))
 
     def _lock(self, update: Update) -> None:
         """Add the operations that take and give back the mutexes of an update."""
@@ -293,7 +300,11 @@ def change_by(writes: Sequence[Any]) -> Update | None:
         return None
     if any(one.type not in LIGHT and all(given is not handle for given in one.inputs) for one in path):
         return None
-    return Update({handle.name: handle}, chosen)
+    change = Update({handle.name: handle}, chosen)
+    # What else uses a value that was read may be what the update needs, which would wait for itself.
+    used = [one._id for each in [*path, *between] for given in each.outputs for one in given.consumers()]
+    others = [number for number in used if number not in {one._id for one in chosen}]
+    return None if others and any(one.op._id > min(others) for one in change.needs) else change
 
 
 def path_from_reads(handle: Any, writes: Sequence[Any]) -> list[Any]:

@@ -28,7 +28,7 @@ from trainer.training.metrics import READING
 from trainer.training.one_update import gather_keras3
 from trainer.training.optimizers import overwrites_weights
 from trainer.training.placement import size
-from trainer.training.tf_internals import forget_keras3_seeds, is_read_since_writes, keras3_seeds_drawn
+from trainer.training.tf_internals import beneath, forget_keras3_seeds, is_read_since_writes, keras3_seeds_drawn
 from trainer.variables import bytes_of, flatten
 
 log = logging.getLogger(__name__)
@@ -461,7 +461,7 @@ class Step:
 
         variable._direct_assign = assign
         if constraint is not None:
-            setattr(own, KEPT, constraint)
+            setattr(beneath(own), KEPT, constraint)
             variable._constraint = None
         try:
             yield

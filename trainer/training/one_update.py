@@ -7,7 +7,7 @@ the same here, in the same order. The step's number is read once for all variabl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -18,16 +18,16 @@ from trainer.training.tf_internals import beneath, moving_average
 
 
 def gather(optimizer: Any) -> None:
-    """Have an optimizer of tf_keras do so; call it when its `update_step` is what it shall be, before the trace."""
+    """Have an optimizer of tf_keras do so; call it when its `update_step` is final, before the trace."""
     if hasattr(optimizer, "get_slot"):
         gather_legacy(optimizer)
         return
     plain, apply = optimizer.update_step, optimizer.apply_gradients
-    number = ReadOnce(optimizer)
+    number, decay = ReadOnce(optimizer), decay_of(optimizer, tf.keras.optimizers.Optimizer)
 
     def update_step(gradient: Any, variable: Any) -> None:
         with number.replaced():
-            decay(optimizer, variable)
+            decay(variable, optimizer.learning_rate)
             plain(gradient, variable)
             if optimizer.use_ema and (average := moving_average(optimizer, variable)) is not None:
                 momentum = optimizer.ema_momentum
@@ -64,16 +64,20 @@ def gather_legacy(optimizer: Any) -> None:
         return updated
 
     object.__setattr__(optimizer, "apply_gradients", apply_gradients)
+    # Keras looks for an argument of the plain method, once.
+    assert optimizer._dense_apply_args
     for name in ("_resource_apply_dense", "_resource_apply_sparse_duplicate_indices"):
         object.__setattr__(optimizer, name, constrained(getattr(optimizer, name)))
 
 
 def gather_keras3(optimizer: Any) -> None:
     """Do so with an optimizer of Keras 3, whose averages begin with the weights (keras3.begin_averages)."""
-    plain = optimizer.update_step
+    import keras
+
+    plain, decay = optimizer.update_step, decay_of(optimizer, keras.optimizers.Optimizer)
 
     def update_step(gradient: Any, variable: Any, rate: Any) -> None:
-        decay(optimizer, variable)
+        decay(variable, rate)
         plain(gradient, variable, rate)
         if optimizer.use_ema:
             average = optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)]._value
@@ -89,11 +93,23 @@ def gather_keras3(optimizer: Any) -> None:
         object.__setattr__(optimizer, name, method)
 
 
-def decay(optimizer: Any, variable: Any) -> None:
-    """Do what Keras does of weight decay before an update."""
-    if optimizer.weight_decay is not None and optimizer._use_weight_decay(variable):
-        rate = tf.cast(optimizer.learning_rate, variable.dtype)
-        variable.assign_sub(variable * tf.cast(optimizer.weight_decay, variable.dtype) * rate)
+def decay_of(optimizer: Any, keras_own: Any) -> Callable[[Any, Any], None]:
+    """Return what decays one variable, given the learning rate, before its update.
+
+    An optimizer may have a way of its own, as Muon of Keras 3, which decays some weights otherwise.
+    """
+    own = optimizer._apply_weight_decay
+
+    def decay(variable: Any, rate: Any) -> None:
+        if optimizer.weight_decay is not None and optimizer._use_weight_decay(variable):
+            rate = tf.cast(rate, variable.dtype)
+            variable.assign_sub(variable * tf.cast(optimizer.weight_decay, variable.dtype) * rate)
+
+    def own_decay(variable: Any, rate: Any) -> None:
+        known = getattr(optimizer, "_get_variable_index", None)  # Keras 3 gives its own variables
+        own([optimizer._trainable_variables[known(variable)] if known else variable])
+
+    return decay if type(optimizer)._apply_weight_decay is keras_own._apply_weight_decay else own_decay
 
 
 @tf.autograph.experimental.do_not_convert

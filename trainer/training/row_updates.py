@@ -204,6 +204,6 @@ def rows_of(variable: Any, rows: tf.Tensor) -> tf.Tensor:
 def set_rows(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> None:
     """Write rows, each of which stands there once: in an update that is one act, which is faster than to add to them.
 
-    `apply_gradients` sees to that a gradient names each row once.
+    `apply_gradients` sees to it that a gradient names each row once.
     """
     tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=values)
