@@ -48,7 +48,7 @@ KERAS_3 = (
         "SGD(0.1, clipnorm=0.5)",
     ),
 )
-QUICK = {two: TF_KERAS[:2] + TF_KERAS[-4:-3], legacy: LEGACY[:2], three: KERAS_3[:1] + KERAS_3[-3:-2]}
+QUICK = {two: TF_KERAS[:2] + TF_KERAS[-4:-3], legacy: LEGACY[:2], three: KERAS_3[:1] + KERAS_3[-2:-1]}
 OPTIMIZERS = [
     pytest.param(
         (kind, name),

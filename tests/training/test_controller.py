@@ -25,6 +25,7 @@ from trainer.reporting.progress import Progress
 from trainer.run.catalogue import Catalogue
 from trainer.run.checkpoints import Checkpoints, in_thread
 from trainer.run.directory import RunDirectory
+from trainer.run.snapshot import copy_each
 from trainer.training.controller import Controller
 from trainer.training.loop import train_with_loop
 from trainer.training.step_runner import Call
@@ -37,6 +38,8 @@ class Counting:
 
     is_recovering = is_failing = False
     position = None
+    seconds_waited = 0.0
+    copy = staticmethod(copy_each)
 
     def __init__(self, twice: int = -1) -> None:
         self.model = self.trained = tf.Module()
