@@ -320,6 +320,9 @@ class Present:
     def lost_ps(self) -> list[str]:
         return []
 
+    def unreachable_ps(self) -> dict[str, str]:
+        return {}
+
     def returned(self) -> list[str]:
         return self.back
 
