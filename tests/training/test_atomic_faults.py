@@ -127,7 +127,7 @@ def kill_coordinator(training: Training) -> None:
     training.trains_on()
 
 
-@pytest.mark.parametrize("fault", [kill_worker, kill_coordinator])
+@pytest.mark.parametrize("fault", [kill_worker, pytest.param(kill_coordinator, marks=pytest.mark.matrix)])
 def test_no_half_of_an_update_is_left_by_one_that_dies(runs: Runs, fault: Callable[[Training], None]) -> None:
     training = Training(runs, f"whole-{fault.__name__}")
     fault(training)
