@@ -11,12 +11,12 @@ from processes import run_check
 from trainer import memory_limit
 from trainer.failures import UserError
 
-pytestmark = pytest.mark.timeout(850)
+pytestmark = pytest.mark.timeout(1250)
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    return run_check("programs_check.py", deadline=800)
+    return run_check("programs_check.py", deadline=1200)
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +142,8 @@ def test_a_model_whose_call_takes_other_than_the_data_is_evaluated_and_exported(
 
 def test_split_tables_train_in_bfloat16_and_are_restored_on_another_number_of_ps(features: dict[str, Any]) -> None:
     mixed = features["mixed"]
-    first, exported, again, _ = mixed["shards"]
-    assert (first, exported, again) == ([2, 2, 2], [1, 1, 1], [1, 1, 1])
+    first, tried, exported, again, *_ = mixed["shards"]
+    assert (first, tried, exported, again) == ([2, 2, 2], [1, 1, 1], [1, 1, 1], [1, 1, 1])
     assert mixed["kept"] == ["<dtype: 'float32'>"]
     before, after = mixed["losses"]
     assert after < min(before, 0.02)
