@@ -38,5 +38,5 @@ def digits(runs: Runs) -> Process:
 @pytest.fixture(scope="session")
 def input_check() -> dict[str, Any]:
     """What input_check.py found on servers in its process: the input, the variables' places, rates, metrics."""
-    found: dict[str, Any] = run_check("input_check.py", deadline=280)
+    found: dict[str, Any] = run_check("input_check.py", deadline=550)
     return found

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from processes import run_check
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    said: dict[str, Any] = run_check("beginnings_check.py", deadline=280)
+    said: dict[str, Any] = run_check("beginnings_check.py", deadline=550)
     return said
 
 

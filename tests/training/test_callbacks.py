@@ -15,7 +15,7 @@ from trainer.config import Config
 from trainer.failures import UserError
 from trainer.training.callbacks import callbacks_of, keras, keys_of
 
-pytestmark = pytest.mark.timeout(450)
+pytestmark = pytest.mark.timeout(800)
 APIS = ("custom_loop", "fit")
 
 
@@ -82,7 +82,7 @@ def ask(made: Any, model: Any = None, **settings: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    return run_check("callbacks_check.py", deadline=400)
+    return run_check("callbacks_check.py", deadline=750)
 
 
 def test_every_callback_of_keras_has_a_row_and_a_test() -> None:

@@ -13,7 +13,7 @@ import pytest
 from counting import counts
 from processes import Process, Runs, run_check, until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 EXAMPLES = 320
 PASS = 80  # steps: 320 examples in batches of 4
 SERVICE = ("--input", "service", "--data", "2", "--no-evaluator", "--steps-per-execution", "10", "--log-seconds", "0.5")
@@ -116,7 +116,7 @@ def test_python_does_not_travel(runs: Runs, strategy: str) -> None:
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    return run_check("service_check.py", deadline=300)
+    return run_check("service_check.py", deadline=500)
 
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["parameter_server", "one_device"])

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from processes import MINUTE, Process, Runs, fork_server, kill, run_check, until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 EXAMPLES = 105
 READ = "reads an example to evaluate"
 
 
 def check(*arguments: str) -> Any:
-    return run_check("evaluation_check.py", *arguments, deadline=6 * MINUTE)
+    return run_check("evaluation_check.py", *arguments, deadline=10 * MINUTE)
 
 
 @pytest.fixture(scope="module")

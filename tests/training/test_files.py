@@ -16,13 +16,13 @@ from trainer.failures import UserError
 from trainer.training.worker_files import refuse_unwritable
 
 assert testing
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """What files_check.py found on servers in its process."""
-    checked: dict[str, Any] = run_check("files_check.py", deadline=300)
+    checked: dict[str, Any] = run_check("files_check.py", deadline=500)
     return checked
 
 

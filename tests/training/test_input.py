@@ -12,7 +12,7 @@ import pytest
 from counting import counts, own_parts
 from processes import Runs
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 EXAMPLES = 320
 PASS = 80  # steps: 320 examples in batches of 4
 

@@ -9,7 +9,7 @@ import pytest
 from processes import ROOT, run_check
 from test_optimizers import examine, outcomes
 
-pytestmark = pytest.mark.timeout(450)
+pytestmark = pytest.mark.timeout(800)
 PAGE = ROOT / "docs" / "keras3.md"
 OPTIMIZERS = outcomes(PAGE)
 QUICK = {"Adam, EMA": ("3 ps",), "Muon": ("2 ps",)}
@@ -17,7 +17,7 @@ CALLBACK = re.compile(r"^\| `(?P<name>[A-Z]\w+)` \| (?P<outcome>works|refused): 
 
 
 def check(*parts: str) -> dict[str, Any]:
-    found: dict[str, Any] = run_check("keras3_check.py", *parts, deadline=400)
+    found: dict[str, Any] = run_check("keras3_check.py", *parts, deadline=750)
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from processes import ROOT, run_check
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
 CHECK = "matrix_check.py"
 PAGE = ROOT / "docs" / "training.md"
 ROW = re.compile(
@@ -37,7 +37,7 @@ OUTCOMES = outcomes(PAGE)
 
 
 def examine(case: str, outcome: str, layouts: Iterable[str] = SHARDS) -> None:
-    found: dict[str, Any] = run_check(CHECK, case, *layouts, deadline=240)
+    found: dict[str, Any] = run_check(CHECK, case, *layouts, deadline=450)
     of_keras3 = case.startswith("keras3 ")
     tables = ("table/embeddings", "/table/embeddings") if of_keras3 else ("table/embeddings:0", "table/embeddings")
     assert tables[0] in found["moved"]
