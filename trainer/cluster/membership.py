@@ -111,7 +111,7 @@ class Membership:
         self._given_up: dict[str, float] = {}
         self._other_release: dict[str, str | None] = {}  # the processes that were told to run another one
         self._watching = False
-        self._half: dict[str, str] = {}  # what was told of the ways of those that are half connected
+        self._half: dict[str, str] = {}  # why each member that is half connected is so
         self._parted_since: dict[str, float] = {}  # since when a worker that trains lacks a way
         self._no_way_since: dict[str, float] = {}  # likewise a ps, to all workers
         self.handler: Handler | None = None

@@ -110,7 +110,7 @@ class Ways:
     def _keep(self) -> None:
         while (process := incarnation(self._own)) is None:
             time.sleep(AGAIN_SECONDS)
-        self._write(process)  # that nothing is known yet: whoever asks finds a file
+        self._write(process)  # that nothing is known yet: a reader finds a file
         while True:
             try:
                 if self.look(time.monotonic()):

@@ -1,6 +1,6 @@
 """Read what the members have found of their ways, and say who can't be used for it.
 
-Each of TensorFlow's servers reads a file for whoever may use its port, as trainer/cluster/releases.py has it: no shared
+Each of TensorFlow's servers reads a file for any caller of its port, as trainer/cluster/releases.py has it: no shared
 path is needed. What a process has found is asked for until it is there, then now and then, and often as long as a
 way is broken.
 """
@@ -176,7 +176,7 @@ def counts(member: Member, row: tuple[str, float, Mapping[str, Way]], now: float
 
 
 def known_process(member: Member | None, at: float) -> str | None:
-    """Return the process that had been there for so long at that time that whoever tried the way has found it."""
+    """Return the process that had been there for so long at that time that a try of the way has found it."""
     if member is None or member.state not in HERE or member.steady_since is None:
         return None
     return member.incarnation if at - member.steady_since > KNOWN_SECONDS else None

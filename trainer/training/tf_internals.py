@@ -740,7 +740,7 @@ def read_split_kernels(read: Callable[[Any], Any]) -> None:
 
 @contextlib.contextmanager
 def tracing_saves() -> Iterator[None]:
-    """Have whoever saves a SavedModel meanwhile trace all of it, and write nothing."""
+    """Have what saves a SavedModel meanwhile trace all of it, and write nothing."""
     plain = saved_model_save.save_and_return_nodes
 
     def trace(obj: Any, export_dir: str, signatures: Any = None, options: Any = None, **_: Any) -> None:
@@ -776,7 +776,7 @@ def kept_seeds() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keras3_seeds_forgotten() -> Iterator[None]:
-    """Have `keras.random` of Keras 3 without a seed begin anew, and go on afterwards where it was."""
+    """Have `keras.random` of Keras 3 without a seed begin again, and go on afterwards where it was."""
     from keras.src.backend.common import global_state
     from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 

@@ -194,7 +194,7 @@ def left_out(what: str, why: str) -> contextlib.AbstractContextManager[None]:
 
 
 def refused_in_service(what: str) -> contextlib.AbstractContextManager[None]:
-    """Raise UserError for files in pipelines that are made meanwhile, which a data service shall run."""
+    """Raise UserError for files in pipelines that are made meanwhile, which a data service will run."""
 
     def cache(plain: Any, dataset: Any, filename: Any = "", name: str | None = None) -> Any:
         if is_named(filename):

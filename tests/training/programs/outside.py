@@ -167,7 +167,7 @@ class Called(Plain):
 
 
 class FailsAlike(Plain):
-    """TensorFlow takes these words for a worker's failure, whoever writes them."""
+    """TensorFlow takes these words for a worker's failure, whatever writes them."""
 
     def extra(self):
         with tf.control_dependencies([tf.debugging.Assert(none_of_them() > 0, ["unknown device in the data"])]):
