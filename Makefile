@@ -58,8 +58,8 @@ local:  # what needs no hosts: unit before training, which brings TensorFlow
 	$(MAKE) training
 
 hosts: infra  # and the dozen on the same hosts, as infra left them; what these have over IPv4 alone, over IPv6
-	python -m pytest tests/drills -m dozen
-	python -m pytest tests/security -m quick -k IPv6
+	python -m pytest tests/drills -m dozen --timeout 1800
+	python -m pytest tests/security -m quick -k IPv6 --timeout 600
 
 # Beside another target: each line says whose it is.
 %-beside: SHELL := /bin/bash
@@ -75,10 +75,10 @@ lint: venv  ## ruff, mypy, yamllint, ansible-lint
 	ansible-lint --offline
 
 unit: venv  ## tests without TensorFlow and without a lab
-	python -m pytest tests/unit
+	python -m pytest tests/unit --timeout 300
 
 training: venv-tf  ## tests that train in local processes
-	python -m pytest tests/training -m "not matrix"
+	python -m pytest tests/training -m "not matrix" --timeout 900
 
 matrix: venv-tf  ## every optimizer on other numbers of ps (docs/training.md), and what else repeats
 	@test "$$(id -u)" != 0 || $(PYTHON) -m lab packages python3-fusepy
@@ -86,7 +86,7 @@ matrix: venv-tf  ## every optimizer on other numbers of ps (docs/training.md), a
 
 infra: venv lab  ## tests of the hosts, over SSH
 	ansible-playbook site.yml
-	python -m pytest tests/infra -m "not slow"
+	python -m pytest tests/infra -m "not slow" --timeout 1800
 
 infra-slow: venv lab  ## tests of the hosts that repeat those of `make infra`, or take long
 	@$(PYTHON) -m lab packages nmap tcpdump
@@ -108,7 +108,7 @@ test-vms: venv  ## three full VMs with their own kernels, NFS and reboots; slow 
 
 dozen: venv lab  ## the most telling dozen of the drills, on the lab's hosts (docs/drills.md)
 	ansible-playbook site.yml
-	python -m pytest tests/drills -m dozen
+	python -m pytest tests/drills -m dozen --timeout 1800
 
 drills: venv lab  ## every drill, and ten minutes of faults by chance (more than an hour)
 	ansible-playbook site.yml

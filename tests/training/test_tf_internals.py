@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import until
 
 from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
 
@@ -148,6 +149,9 @@ class Members:
     def lost_ps(self) -> list[str]:
         return []
 
+    def way_lost(self, task: str, error: str) -> str | None:
+        return None
+
     def workers_taken_in(self, tasks: Any) -> None:
         self.taken.append(set(tasks))
 
@@ -192,8 +196,7 @@ def test_only_those_who_are_back_are_taken_in(updates: list[dict[int, str]]) -> 
     threads = [threading.Thread(target=fails, args=(number,), daemon=True) for number in (0, 2)]
     for thread in threads:
         thread.start()
-    while len(members.lost) < 2:
-        pass
+    until(lambda: len(members.lost) == 2, "both calls have failed")
     assert (set(put_back), set(members.lost), handler.busy) == ({0, 2}, {"worker-0", "worker-3"}, {})
     threads[0].join(0.5)
     assert updates == []
@@ -216,8 +219,7 @@ def test_only_those_who_are_back_are_taken_in(updates: list[dict[int, str]]) -> 
 
     waiting = threading.Thread(target=ends, daemon=True)
     waiting.start()
-    while "worker-0" not in handler.out:
-        pass
+    until(lambda: "worker-0" in handler.out, "the call has failed")
     handler.stop()
     waiting.join(30)
     assert not waiting.is_alive()
