@@ -60,6 +60,20 @@ class Tiny:
         return features, labels
 
 
+class Dense(Tiny):
+    """A dense model of 4 MB, trained with Adam."""
+
+    def build_model(self) -> tf.keras.Model:
+        layers = [tf.keras.layers.Dense(FEATURES * 32, activation="relu") for _ in range(5)]
+        model = tf.keras.Sequential([tf.keras.layers.Input((FEATURES,)), *layers, tf.keras.layers.Dense(CLASSES)])
+        model.compile(
+            optimizer=tf.keras.optimizers.Adam(0.0001),
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        return model
+
+
 class Waiting(Tiny):
     """Bound by latency: a step waits 50 ms and computes next to nothing, so that workers can share a processor."""
 

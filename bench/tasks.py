@@ -80,10 +80,16 @@ class Task:
 
 
 class LocalCluster:
-    """A chief's address, ps, workers and data workers on free ports; the servers are psfleet's own tasks."""
+    """A chief's address, ps, workers and data workers on free ports; the servers are psfleet's own tasks.
 
-    def __init__(self, workers: int, servers: int, directory: Path, data: int = 0) -> None:
+    `path` is where the tasks find psfleet before they look in this checkout.
+    """
+
+    def __init__(self, workers: int, servers: int, directory: Path, data: int = 0, path: str = "") -> None:
         self._directory = directory
+        search = os.pathsep.join([path, str(ROOT)])
+        # Else Python looks in the directory where the bench was started first.
+        self._path = {"PYTHONPATH": search, "PYTHONSAFEPATH": "1"} if path else {}
         self._jobs = local_cluster(workers, servers, data)
         self.workers = workers
         self.tasks: list[Task] = []
@@ -125,7 +131,7 @@ class LocalCluster:
         log = self._directory / f"{job}-{index}-{len(self.tasks)}.log"
         if job == "ps" and command == TRAINER:
             more = {**PS_ENVIRONMENT, **more}
-        more = {**more, **({"TRAINER_SETTINGS": settings} if settings else {})}
+        more = {**self._path, **more, **({"TRAINER_SETTINGS": settings} if settings else {})}
         task = Task(f"{job}-{index}", list(command), log, {"TF_CONFIG": config, **more})
         self.tasks.append(task)
         return task

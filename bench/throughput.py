@@ -46,10 +46,10 @@ class Bench:
         self.directory = directory
         self._runs = itertools.count()
 
-    def cluster(self, workers: int, servers: int = 1) -> LocalCluster:
+    def cluster(self, workers: int, servers: int = 1, path: str = "") -> LocalCluster:
         directory = self.directory / f"cluster-{next(self._runs)}"
         directory.mkdir()
-        return LocalCluster(workers=workers, servers=servers, directory=directory)
+        return LocalCluster(workers=workers, servers=servers, directory=directory, path=path)
 
     def psfleet(self, cluster: LocalCluster, program: str, api: str, **more: float) -> float:
         """Return the speed of psfleet's own coordinator (steps/s), read from the status that it publishes.

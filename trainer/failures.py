@@ -15,7 +15,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from trainer.transport_errors import transport_error
+from trainer.transport_errors import AMBIGUOUS, transport_error
 
 FINISHED = 0
 TRY_AGAIN = 75  # EX_TEMPFAIL: the infrastructure's trouble
@@ -60,6 +60,9 @@ DEVICE = re.compile(
 # What a file system says that is full or gone, whoever asked it.
 STORAGE = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ETIMEDOUT, errno.ENOTCONN)
 
+# How a value's conversion on a server fails in TensorFlow, as a TypeError and with what the call said after it.
+CONVERSION = re.compile(r"^Error while casting from dtype \w+ to \w+\. ")
+
 
 class UserError(Exception):
     """An error that only the user can mend: the message says where it is and, if known, what to do."""
@@ -91,6 +94,8 @@ def is_infrastructure(error: BaseException, program_file: Path | None = None) ->
         return isinstance(error, Infrastructure)
     if isinstance(error, OSError):
         return error.errno in STORAGE or not user_line(error, program_file)
+    if isinstance(error, TypeError) and (conversion := CONVERSION.match(str(error))):
+        return transport_error(AMBIGUOUS, str(error)[conversion.end() :]) is not None
     if "tensorflow" not in sys.modules:
         return False
     from tensorflow import errors

@@ -146,7 +146,7 @@ def main():
         runner.call(5)
         runner.join()
         say(before=state(runner))
-        handover.set_aside()
+        handover.set_aside(runner.copy)
         iterators = runner.close()
         handover.release()
         del runner, iterators

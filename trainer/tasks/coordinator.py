@@ -343,7 +343,7 @@ class Training:
         from tensorflow import errors
 
         try:
-            self._handover.set_aside()
+            self._handover.set_aside(self._runner.copy)
         except errors.OpError as error:
             log.warning("cannot keep the variables: %s", first_line(error))
 

@@ -23,6 +23,8 @@ from trainer.training.tf_internals import APART, arrival, handle_shape, mutex, o
 
 log = logging.getLogger(__name__)
 WAITED = "psfleet/seconds_waited_for_updates"  # a variable on each ps
+# Each is one act by itself: TensorFlow's kernel holds the variable's lock from its read to its write.
+WHOLE_BY_THEMSELVES = ("AssignAddVariableOp", "AssignSubVariableOp")
 MUTEX_OPERATIONS = ("MutexV2", "MutexLock")
 # How the names of operations begin that write the variable which is their first input.
 WRITING = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
@@ -50,6 +52,11 @@ class Update:
     @property
     def device(self) -> str:
         return str(outermost(next(iter(self.handles.values()))).device)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether TensorFlow's kernel makes one act of it, without a mutex."""
+        return len(self.operations) == 1 and self.operations[0].type in WHOLE_BY_THEMSELVES
 
     @property
     def needs(self) -> list[Any]:
@@ -93,6 +100,7 @@ class AtomicUpdates:
         self._handles: list[Any] = []  # so that no other has the same id
         self._numbers = itertools.count()
         self._devices: list[str] = []
+        self._whole: list[Update] = []
 
     @contextlib.contextmanager
     def active(self, left_alone: Callable[[], Collection[Any]] = tuple) -> Iterator[None]:
@@ -115,6 +123,11 @@ class AtomicUpdates:
             yield
         finally:
             del self._extended._update
+            whole, self._whole = self._whole, []
+        for one in whole:
+            # Beside others that take several operations, of this variable, it has its turn as they have.
+            if self._has_mutex(one):
+                self._lock(one)
         self._lock_others(graph.get_operations()[before:], {id(one.handle) for one in left_alone()})
 
     @contextlib.contextmanager
@@ -131,7 +144,10 @@ class AtomicUpdates:
         finally:
             self._is_in_act = False
         for one in updates(graph.get_operations()[before:]):
-            self._lock(one)
+            if one.is_whole and not self._record:
+                self._whole.append(one)
+            else:
+                self._lock(one)
 
     def _lock_others(self, made: Sequence[Any], left_alone: Collection[int]) -> None:
         """Lock what else a step writes: what it computes of its value, and variables that have a mutex already."""
@@ -212,6 +228,9 @@ class AtomicUpdates:
                 with tf.control_dependencies(copied):
                     for lock in locks:
                         tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+
+    def _has_mutex(self, update: Update) -> bool:
+        return any(id(outermost(handle)) in self._mutexes for handle in update.handles.values())
 
     def _mutexes_of(self, update: Update) -> list[str]:
         """Return the names of an update's mutexes, in the order in which every update takes them.

@@ -149,8 +149,10 @@ class Handover:
         KEPT.clear()
         self._carried = self._own = {}
 
-    def set_aside(self) -> None:
+    def set_aside(self, copy: Callable[[Copies], None]) -> None:
         """Leave copies of the variables that outlive this process's context, for its next strategy.
+
+        `copy` copies variables between two updates, in what is traced (StepRunner.copy).
 
         Raises tf.errors.OpError when a ps is gone.
         """
@@ -159,10 +161,16 @@ class Handover:
         self._check()
         batch = uuid.uuid4().hex
         names = {key: (OWN, f"{batch}/{number}") for number, key in enumerate(self._carried)}
-        for key, variable in self._carried.items():  # the step first, as when they are taken
+        copies = []
+        for key, variable in self._carried.items():
             if (server := server_of(variable)) is not None:
                 with tf.device(device(server)):
-                    assign(found(variable, names[key]), variable.handle, variable.dtype)
+                    target = found(variable, names[key])
+                    if key == "step":  # first, as when they are taken
+                        assign(target, variable.handle, variable.dtype)
+                    else:
+                        copies.append((variable, variable.handle, target))
+        tf.function(lambda: copy(copies), autograph=False)()
         self._publish(names)
 
     def _take(self, carried: dict[str, Any], at_least: int, copy: Callable[[Copies], None]) -> None:
