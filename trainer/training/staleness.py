@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.training.metrics import MAXIMUM, SUM
+
+SCOPE = "psfleet_staleness"  # of all operations that count: a step does its work without them too
 
 
 class Staleness:
@@ -18,9 +20,19 @@ class Staleness:
         """Take the model's optimizer; without one nothing is counted."""
         count = getattr(optimizer, "iterations", None)
         self._iterations: Any = getattr(count, "_value", count)  # Keras 3 has a variable of its own around it
-        self._sum, self._highest = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
-        self.states = [] if count is None else [(self._sum, SUM), (self._highest, MAXIMUM)]
+        self._steps, self._sum, self._highest = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(3))
+        self.states = [] if count is None else [(self._steps, SUM), (self._sum, SUM), (self._highest, MAXIMUM)]
         """What is kept where a call runs, with how the states of two calls are merged."""
+
+    def found(self, states: Sequence[Any], steps: int) -> tuple[int, int] | None:
+        """Return of a call of so many steps how many updates of others its own were stale by: in all, and at most.
+
+        `states` are those of `states` at its end. The steps that were not counted are taken for like the others.
+        """
+        if not self.states:
+            return None
+        counted, found, highest = map(int, states)
+        return round(found * steps / max(counted, 1)), highest
 
     @contextlib.contextmanager
     def measured(self, batch: Any) -> Iterator[None]:
@@ -28,9 +40,11 @@ class Staleness:
         if not self.states:
             yield
             return
-        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+        with tf.name_scope(SCOPE), tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             began = self._iterations.read_value()
         yield
-        others = tf.maximum(self._iterations.read_value() - began - 1, 0)
-        self._sum.assign_add(tf.cast(others, tf.int64))
-        self._highest.assign(tf.maximum(self._highest, tf.cast(others, tf.int64)))
+        with tf.name_scope(SCOPE):
+            others = tf.cast(tf.maximum(self._iterations.read_value() - began - 1, 0), tf.int64)
+            self._steps.assign_add(1)
+            self._sum.assign_add(others)
+            self._highest.assign(tf.maximum(self._highest, others))

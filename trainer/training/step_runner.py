@@ -49,7 +49,7 @@ from trainer.training.outside import refuse_outside, refuse_outside_model
 from trainer.training.precision import cast_split_variables, no_loss_scaling
 from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import may_ask_once, update_by_rows
-from trainer.training.staleness import Staleness
+from trainer.training.staleness import SCOPE, Staleness
 from trainer.training.tf_internals import (
     Members,
     all_failed_alike,
@@ -294,8 +294,7 @@ class RemoteStepRunner:
             if call := self._calls.pop(report.number, None):
                 (call.outputs, states, waited), call.worker, call.counted = report.told, report.worker, report.step
                 self._metrics.add(states)
-                if self._stale.states:
-                    call.stale = int(states[-2]), int(states[-1])
+                call.stale = self._stale.found(states[len(states) - len(self._stale.states) :], call.steps)
                 self.seconds_waited = max(self.seconds_waited, sum(float(one) for one in waited))
                 ended.append(call)
         return ended
@@ -687,7 +686,8 @@ def trace_call(
     It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
     would return otherwise: the step's outputs, the metrics' states, and how long `updates` have waited. A call for
     other processes takes the learning rate as its last argument, and keeps `states` itself. `unrolled` is the number of
-    steps in a round of the call's loop; what that leaves over is done first, in rounds of one step. A step that would
+    steps in a round of the call's loop; what that leaves over is done first, in rounds of one step. The first step of a
+    round counts how stale its update is, which costs a tiny step a fifth of its speed. A step that would
     draw the same random numbers several times in a round has rounds of one.
     """
 
@@ -696,16 +696,18 @@ def trace_call(
         unrolled = 1 if copy.has_seeds else unrolled
         copy = None
 
-    def take_step(*arguments: Any) -> list[tf.Tensor]:
-        return copy.make(arguments) if copy else tf.nest.flatten(train_step(*arguments), expand_composites=True)
+    def take_step(*arguments: Any, counts: bool) -> list[tf.Tensor]:
+        if copy:
+            return copy.make(arguments, counts=counts)
+        return tf.nest.flatten(train_step(*arguments), expand_composites=True)
 
     # AutoGraph would translate the loops' source, which takes longer than all the rest.
     @tf.function(autograph=False)
     def train_call(iterator: Any, order: tf.Tensor, *value: tf.Tensor) -> Any:
         def repeat(rounds: tf.Tensor, steps: int, outputs: list[Any]) -> tuple[tf.Tensor, list[Any]]:
             def take_round(done: tf.Tensor, *_outputs: Any) -> Any:
-                for _ in range(steps):
-                    told = take_step(iterator, *value)
+                for number in range(steps):
+                    told = take_step(iterator, *value, counts=number == 0)
                 return done + 1, *told
 
             begin = (tf.zeros([], tf.int64), *outputs)
@@ -754,6 +756,8 @@ class StepCopy:
         self._graph = graph = step.graph.as_graph_def()
         functions = graph.library.function
         nodes = itertools.chain(graph.node, *(function.node_def for function in functions))
+        self._without_counts = without(graph, SCOPE)
+        nodes = itertools.chain(nodes, self._without_counts.node)
         self._seeded = [node for node in nodes if has_seed(node)]
         self.has_seeds = bool(self._seeded)
         """Whether several calls in one graph would draw the same random numbers."""
@@ -761,14 +765,15 @@ class StepCopy:
         self._last: weakref.WeakKeyDictionary[Any, dict[str, list[Any]]] = weakref.WeakKeyDictionary()
         self.is_possible = not functions and graph.ByteSize() < COPIED_BYTES
         """Whether it can be copied: it calls no function, as loops and conditions do, and is not big."""
-        for node in graph.node:
+        for node in itertools.chain(graph.node, self._without_counts.node):
             if node.device:
                 node.attr.pop("_class", None)  # it names what stands for a variable, and would take the device of that
 
-    def make(self, arguments: Any) -> list[tf.Tensor]:
+    def make(self, arguments: Any, *, counts: bool = True) -> list[tf.Tensor]:
         """Copy it into the function that is being traced; returns what it gives, flat.
 
-        Each copy draws other random numbers, also where the program has seeded them.
+        One that does not count leaves out how stale its updates are. Each copy draws other random numbers, also where
+        the program has seeded them.
         """
         for node in self._seeded:
             node.attr["seed2"].i += 1 << 32  # beyond what TensorFlow gives to other operations
@@ -778,11 +783,27 @@ class StepCopy:
             names[inner.name] = names["^" + inner.op.name] = graph.capture(outer)
         outputs = [output.name for output in self._step.outputs]
         before = len(graph.get_operations())
-        returned = list(tf.graph_util.import_graph_def(self._graph, names, outputs, name="step"))
+        step = self._graph if counts else self._without_counts
+        returned = list(tf.graph_util.import_graph_def(step, names, outputs, name="step"))
         self._last[graph] = in_turn(graph.get_operations()[before:], self._last.get(graph, {}))
         for one, output in zip(returned, self._step.outputs, strict=True):
             one.set_shape(output.shape)  # which Python may have told TensorFlow
         return returned
+
+
+def without(graph: Any, scope: str) -> Any:
+    """Return a graph without what was made in a name scope, whose values nothing else uses."""
+    kept = tf.compat.v1.GraphDef()
+    kept.CopyFrom(graph)
+    del kept.node[:]
+    for node in graph.node:
+        if scope not in node.name or node.op == "Placeholder":  # an input that others may use too
+            inputs = [name for name in node.input if not (name.startswith("^") and scope in name)]
+            one = kept.node.add()
+            one.CopyFrom(node)
+            del one.input[:]
+            one.input.extend(inputs)
+    return kept
 
 
 def has_seed(node: Any) -> bool:
