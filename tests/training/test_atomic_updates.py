@@ -13,6 +13,7 @@ import pytest
 from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.one_update import gather, gather_keras3
+from trainer.training.row_updates import leave_momentum_out
 from trainer.training.step_runner import StepCopy
 
 # isort: split
@@ -301,6 +302,40 @@ def test_a_counter_that_is_added_to_needs_no_mutex() -> None:
     counter = tf.Variable(0)
     graph = active(lambda: counter.assign_add(1)).graph
     assert "MutexLock" not in {one.type for one in graph.get_operations()}
+
+
+def mutexes_of(constraint: Any, *optimizers: str) -> list[int]:
+    """Return how many mutexes a step takes for each of its optimizers, one after the other, whose gradient is dense."""
+    weights = tf.Variable(START[0], constraint=constraint)
+    made = [eval(f"two.{name}") for name in optimizers]
+    for one in made:
+        if "momentum" not in optimizers[0] and isinstance(one, two.SGD):
+            leave_momentum_out(one)  # as a training does
+        one.build([weights])
+        gather(one)
+    graph = active(lambda: [one.apply_gradients([(tf.constant(START[1]), weights)]) for one in made]).graph
+    return [one.type for one in graph.get_operations()].count("MutexLock")
+
+
+def test_an_addition_alone_needs_no_mutex() -> None:
+    assert mutexes_of(None, "SGD(0.1)") == 0
+    assert mutexes_of(tf.keras.constraints.NonNeg(), "SGD(0.1)") == 1
+    assert mutexes_of(None, "SGD(0.1, momentum=0.9)") == 1
+
+
+def test_an_addition_beside_an_update_of_several_operations_takes_its_mutex() -> None:
+    assert mutexes_of(None, "SGD(0.1)", "Adam(0.1)") == 2
+
+
+def test_additions_of_several_threads_are_none_lost() -> None:
+    """What psfleet leaves without a mutex: TensorFlow's own kernel makes one act of it."""
+    weights = tf.Variable(tf.zeros([20_000], tf.float64))
+    add = tf.function(lambda: weights.assign_add(tf.ones([20_000], tf.float64)), autograph=False)
+    add()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for one in [pool.submit(add) for _ in range(400)]:
+            one.result()
+    assert set(weights.numpy()) == {401.0}
 
 
 def test_copies_of_a_step_in_one_round_take_a_mutex_in_turn() -> None:

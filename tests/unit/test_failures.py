@@ -152,3 +152,18 @@ def test_an_unknown_device_of_the_program_is_no_trouble_of_a_server(
     error = OpError(f"{device} unknown device.")
     assert is_infrastructure(error) is expected
     assert ("make it in build_model" in explain(error)) is not expected
+
+
+@pytest.mark.parametrize(
+    ("said", "helps"),
+    [
+        ("failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.3.21:2300: Connection refused", True),
+        ("Socket closed", True),
+        ("Cast int64 to uint8 is not supported", False),
+    ],
+)
+def test_a_value_that_a_server_can_not_convert_is_the_networks_error_where_the_network_says_so(
+    said: str, helps: bool
+) -> None:
+    assert is_infrastructure(TypeError(f"Error while casting from dtype int64 to uint8. {said}")) is helps
+    assert not is_infrastructure(TypeError(said))
