@@ -18,9 +18,10 @@ import sys
 import tempfile
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 # Where programs are that some ways to become root leave out.
+ENVIRONMENT = "/opt/trainer/current/env"
 MORE_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -35,7 +36,7 @@ class Done(Exception):
 class AnsibleModule:
     """As much of Ansible's class as the roles' modules use."""
 
-    asked: dict[str, Any] = {}
+    asked: ClassVar[dict[str, Any]] = {}
     check_mode = False
 
     def __init__(self, argument_spec: dict[str, Any], **_: Any) -> None:
@@ -116,15 +117,20 @@ def look(path: str) -> list[str] | None:
 def read(path: str) -> str | None:
     """Return a text file's content, of a link where it leads; None where there is none."""
     try:
-        return os.readlink(path) if os.path.islink(path) else Path(path).read_text(encoding="utf-8", errors="replace")
+        place = Path(path)
+        return str(place.readlink()) if place.is_symlink() else place.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
 
 
-def do(step: dict[str, Any], sources: dict[str, str], blobs: dict[str, str]) -> dict[str, Any]:
-    """Do one thing: `module`, `command`, or `write`."""
+def do(step: dict[str, Any], sources: dict[str, str], places: dict[str, str]) -> dict[str, Any]:
+    """Do one thing: `module`, `command`, or `write`. A module's arguments may name places that only the host knows."""
     if "module" in step:
-        return run_module(step["module"], sources[step["module"]], step["arguments"], step.get("check", False))
+        arguments = dict(step["arguments"])
+        for key, value in arguments.items():
+            for name, place in places.items() if isinstance(value, str) else ():
+                arguments[key] = value = value.replace(name, place)
+        return run_module(step["module"], sources[step["module"]], arguments, step.get("check", False))
     if "write" in step:
         path = Path(step["write"])
         partial = path.with_name(f".{path.name}.new")
@@ -141,20 +147,17 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"python": platform.python_version(), "steps": {}}
     said["files"] = {path: look(path) for path in asked.get("look", ())}
     said["texts"] = {path: read(path) for path in asked.get("read", ())}
-    said["names"] = {path: sorted(os.listdir(path)) if os.path.isdir(path) else [] for path in asked.get("list", ())}
+    said["names"] = {path: sorted(each.name for each in Path(path).glob("*")) for path in asked.get("list", ())}
+    environment = Path(ENVIRONMENT).resolve()
     with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:
         for name, blob in asked.get("blobs", {}).items():
             Path(directory, name).write_bytes(base64.b64decode(blob))
+        places = {"@blobs": directory, "@environment": str(environment), "@lock": environment.name.rpartition("-")[0]}
         for step in asked.get("steps", ()):
             after = step.get("after")  # as in ["stage", "kit_changed"]: what an earlier step must have said
             if after and not said["steps"].get(after[0], {}).get(after[1]):
                 continue
-            if "arguments" in step:
-                step["arguments"] = {
-                    key: value.replace("@blobs", directory) if isinstance(value, str) else value
-                    for key, value in step["arguments"].items()
-                }
-            result = said["steps"][step["name"]] = do(step, asked.get("sources", {}), asked.get("blobs", {}))
+            result = said["steps"][step["name"]] = do(step, asked.get("sources", {}), places)
             if result.get("failed") and not step.get("check"):
                 break
     return said

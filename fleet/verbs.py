@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,6 +23,7 @@ from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_relea
 from fleet.run import Run
 from fleet.schema.formats import control_path
 from fleet.schema.problems import show
+from fleet.short import ShortWay
 from fleet.signals import undisturbed
 from fleet.sweep import is_same
 from fleet.tables import ProgressLine, put, render_duration
@@ -115,7 +116,8 @@ def start_cluster(
     release = desk.build(inventory)
     if not plan_only:
         cluster.keep_starts_away()
-    before = cluster.observe(settings=True)
+    short = ShortWay(cluster)
+    before = cluster.observe(settings=True, looks=short.questions())
     if before.unreachable:
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
         _agree_on_missing(inventory, desk, before.unreachable, allow_missing)
@@ -151,6 +153,9 @@ def start_cluster(
         _answer_start(desk, verb, "finished before", run=before.run.as_json())
         return
     plan = make_plan(inventory, before, release, choice, restart)
+    plan = replace(plan, by_ansible=short.judge(before.looks, plan.hosts))
+    if not plan.by_ansible:
+        desk = replace(desk, ship=short.ship)
     for note in list_notes(inventory):
         desk.say(note)
     desk.say(render_plan(plan))

@@ -90,7 +90,9 @@ class Pretence:
     def set(self, name: str, **values: Any) -> None:
         self.units[name] = replace(self.units[name], **values)
 
-    def run(self, scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
+    def run(
+        self, scripts: Mapping[str, str], timeout: float = 30, data: Mapping[str, bytes] | None = None
+    ) -> dict[str, Answer]:
         if any("@units" in script for script in scripts.values()):
             self.asked.append(list(scripts))
             self.tick(self)

@@ -141,9 +141,9 @@ class Release:
 
     def _write(self, path: Path, data: bytes) -> None:
         """Have a file so; one that is keeps its times, which tasks that run are compared with."""
-        if not path.is_symlink() and path.is_file():
-            if path.stat().st_mode & 0o7777 == 0o644 and path.read_bytes() == data:
-                return
+        there = path.is_file() and not path.is_symlink()
+        if there and path.stat().st_mode & 0o7777 == 0o644 and path.read_bytes() == data:
+            return
         self.changes.append(f"wrote {path}")
         if self._check:
             return
