@@ -186,7 +186,7 @@ def _inputs(playbook: str, role: str, part: str) -> Mapping[str, Any]:
             if (each["role"], "main") == (role, part):
                 return dict(each.get("vars", {}))
         for task in play.get("tasks", ()):
-            named = next((task[name] for name in _CALLS if name in task), {})
+            named: Mapping[str, Any] = next((task[name] for name in _CALLS if name in task), {})
             if (named.get("name"), named.get("tasks_from", "main")) == (role, part):
                 return dict(task.get("vars", {}))
     return {}

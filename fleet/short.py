@@ -72,10 +72,9 @@ class ShortWay:
     def judge(self, said: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, str]:
         """Return by host why only Ansible can bring it where it should be; nothing where the short way will do."""
         self._said = said
-        idle = {
-            host for group in GROUPS for host in self._inventory.groups.get(group, ())
-        } - self._inventory.hosts.keys()
-        reasons = {host: "it has no task, and fab asks only hosts that have one" for host in sorted(idle)}
+        named = {host for group in GROUPS for host in self._inventory.groups.get(group, ())}
+        idle = sorted(named - self._inventory.hosts.keys())
+        reasons = dict.fromkeys(idle, "it has no task, and fab asks only hosts that have one")
         for host in hosts:
             try:
                 reason = self._reasons.get(host) or self._reason(host)
@@ -140,7 +139,7 @@ class ShortWay:
     def _reason(self, host: str) -> str | None:
         said, wanted = self._said.get(host), self._wanted[host]
         if said is None:
-            return "it can't be looked at: has it no Python at ansible_python_interpreter?"
+            return "it can't be looked at"
         environment = self._environment(host, self._release)
         found = str(said["texts"][f"{CURRENT}/env"]).rpartition("/")[2]
         if environment is None or found != environment["name"]:
@@ -264,7 +263,7 @@ class ShortWay:
         asked = {}
         for host in hosts:
             role = Role(self._inventory, host, "trainer", "training.yml")
-            steps: list[dict[str, Any]] = [
+            steps = [
                 {"name": "switch", "module": "host_release", "arguments": {"state": "current", "id": shipment.release}},
                 # As the handler of roles/release.
                 {

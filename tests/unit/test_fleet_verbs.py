@@ -1445,6 +1445,7 @@ def test_a_plan_is_shown_and_nothing_is_done(hosts: Pretence, desk: verbs.Desk) 
     assert printed(desk).splitlines() == [
         "plan",
         "  ship    release def456 to head, store, far",
+        *(f"  way     by Ansible: {host}: it can't be looked at" for host in ("head", "store", "far")),
         "  select  run digits-2",
         "  stop    chief-0, evaluator-0",
         "  restart ps-0, worker-0, worker-1 (on the new release)",
