@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,16 @@ from typing import Any
 import host_release
 import pytest
 import reserved_ports
+import yaml
 
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.inventory import ROOT, Inventory
+from fleet.inventory import ROOT, Inventory, load_inventory
 from fleet.release import make_release, sign_release
 from fleet.roles import Role, UnknownTask
 from fleet.ssh import Answer
-from tests.unit.test_fleet_verbs import TASKS, Clock, Pretence, make_inventory, printed, status, train
+from tests.unit.test_fleet_verbs import Clock, Pretence, make_inventory, printed, status, train
 
 # What stands below a directory of the test's own, instead of in the machine.
 PLACES = (
@@ -200,7 +201,7 @@ def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, desk: verbs
         assert "systemctl try-restart tensorboard*.service" in hosts.calls(host)
     # What the kit is has been proven there, and the program is proven by the chief's host for all with its environment.
     assert hosts.proofs() == ["head"]
-    assert f"shipped to 3 of 3 hosts (code)" in said
+    assert "shipped to 3 of 3 hosts (code)" in said
 
 
 def test_a_start_with_nothing_new_proves_and_switches_nothing(hosts: Rooted, desk: verbs.Desk) -> None:
@@ -320,18 +321,83 @@ def test_a_start_after_an_edit_takes_few_scripts_a_host(hosts: Rooted, desk: ver
 
 def test_a_task_that_nobody_here_knows_is_refused(monkeypatch: pytest.MonkeyPatch, hosts: Rooted) -> None:
     role = Role(hosts.inventory, "head", "trainer", "training.yml")
-    with pytest.raises(
-        UnknownTask, match="only Ansible can do 'Start the tasks again'|only Ansible can do 'Read which"
-    ):
+    with pytest.raises(UnknownTask, match="roles/trainer: only Ansible can do 'Read which tasks are to come back'"):
         role.look("take_back", {})
 
 
-TEMPLATES: Sequence[tuple[str, str]] = [
-    ("trainer", "trainer@.service.j2"),
-    ("trainer", "task.env.j2"),
-    ("trainer", "psfleet-task.conf.j2"),
-    ("firewall", "firewall.nft.j2"),
-    ("firewall", "psfleet-firewall.j2"),
-    ("firewall", "unit.conf.j2"),
-]
-assert TASKS
+FACTS = {
+    "first": False,
+    "ssh_ports": [22, 2022],
+    "login_uid": 1000,
+    "scraper_uid": None,
+    "name_servers": ["192.0.2.53"],
+    "resolved": {},
+    "peers": [],
+    "vpn": {},
+    "listening": [],
+    "others": [],
+    "nft": "/usr/sbin/nft",
+}
+
+
+def test_files_are_what_ansible_writes(tmp_path: Path) -> None:
+    """Each file of the roles, as fab makes it and as ansible-playbook does."""
+    inventory = load_inventory("inventory/gpu-example")
+    plays, made = [], {}
+    for host in [inventory.chief.host]:
+        for place in ("etc/systemd/system", "usr/local/sbin"):
+            (tmp_path / host / place).mkdir(parents=True)
+        for role, tasks in (("trainer", "main"), ("firewall", "close")):
+            wanted = Role(inventory, host, role, "training.yml").look(tasks, {"__firewall_facts": FACTS})
+            made |= {(host, path): text for path, text in wanted.texts.items()}
+            (play,) = [
+                play
+                for play in yaml.safe_load((ROOT / "ansible/training.yml").read_text())
+                if [each["role"] for each in play.get("roles", ())] == [role]
+            ]
+            found = yaml.safe_load((ROOT / f"roles/{role}/tasks/{tasks}.yml").read_text())
+            plays.append(
+                {
+                    "hosts": host,
+                    "connection": "local",
+                    "gather_facts": False,
+                    "vars_files": [f"{ROOT}/roles/{role}/{kind}/main.yml" for kind in ("defaults", "vars")],
+                    "vars": {**play["vars"], **play["roles"][0]["vars"], "__firewall_facts": FACTS},
+                    "tasks": [to_place(task, tmp_path / host, role) for task in flat(found)],
+                }
+            )
+    playbook = tmp_path / "write.yml"
+    playbook.write_text(yaml.safe_dump(plays))
+    command = [
+        "ansible-playbook",
+        "--inventory",
+        "inventory/gpu-example",
+        playbook,
+        "--extra-vars",
+        "__firewall_closes=all",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(made) > 12
+    assert {key: (tmp_path / key[0] / key[1][1:]).read_text() for key in made} == made
+
+
+def flat(tasks: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for task in tasks:
+        yield from flat(task.get("block", ()))
+        if set(task) & {"ansible.builtin.template", "ansible.builtin.copy", "ansible.builtin.file"}:
+            yield task
+
+
+def to_place(task: dict[str, Any], place: Path, role: str) -> dict[str, Any]:
+    """Have a task of a role write below a directory."""
+    (module,) = (name for name in task if name.startswith("ansible.builtin."))
+    arguments = dict(task[module])
+    arguments.pop("validate", None)
+    for name in ("dest", "path"):
+        if name in arguments:
+            arguments[name] = f"{place}{arguments[name]}"
+    if "src" in arguments:
+        folder = "templates" if module.endswith("template") else "files"
+        arguments["src"] = f"{ROOT}/roles/{role}/{folder}/{arguments['src']}"
+    return {"name": task["name"], module: arguments} | {name: task[name] for name in ("loop",) if name in task}
