@@ -211,7 +211,7 @@ class ShortWay:
             # What the host's current release has, byte by byte, need not be sent again.
             there = frozenset((self._said[host]["texts"][SUMS] or "").splitlines())
             if there not in archives:
-                archives[there] = base64.b64encode(_pack(archive, there)).decode()
+                archives[there] = base64.b64encode(pack(archive, there)).decode()
             arguments = {
                 "state": "staged", "id": release["id"], "archive": "@blobs/archive", "signature": signature,
                 "signers": signers, "environment": environment["name"],
@@ -318,7 +318,7 @@ def _difference(found: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -
     return None
 
 
-def _pack(archive: bytes, there: frozenset[str]) -> bytes:
+def pack(archive: bytes, there: frozenset[str]) -> bytes:
     """Leave out of an archive what a host has: the lines of its list of files."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(archive)) as full, tarfile.open(fileobj=packed, mode="w:gz") as rest:
