@@ -154,7 +154,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
             Path(directory, name).write_bytes(base64.b64decode(blob))
         places = {"@blobs": directory, "@environment": str(environment), "@lock": environment.name.rpartition("-")[0]}
         for step in asked.get("steps", ()):
-            after = step.get("after")  # as in ["stage", "kit_changed"]: what an earlier step must have said
+            after = step.get("after")  # as in ["switch", "changed"]: what an earlier step must have said
             if after and not said["steps"].get(after[0], {}).get(after[1]):
                 continue
             result = said["steps"][step["name"]] = do(step, asked.get("sources", {}), places)

@@ -203,6 +203,7 @@ class ShortWay:
         settings = Role(self._inventory, chief, "release", "release.yml")
         key, allowed = settings.value("release_key"), settings.value("release_signers")
         signature, signers = sign_release(archive, release["id"], Path(settings.value("release_cache")), key, allowed)
+        kit = frozenset(line for line in list_of(archive) if line[66:].startswith("trainer/"))
         asked = {}
         archives: dict[frozenset[str], str] = {}
         for host in hosts:
@@ -216,33 +217,38 @@ class ShortWay:
                 "state": "staged", "id": release["id"], "archive": "@blobs/archive", "signature": signature,
                 "signers": signers, "environment": environment["name"],
             }  # fmt: skip
-            role = Role(
-                self._inventory, host, "release", "release.yml", "prove",
-                psfleet_release=release["id"],
-                fab_shipment=shipment.as_variable,
-                __release_now={"stdout_lines": [f"releases/{self._current(host)}"]},
-                __release_running=False,
-            )  # fmt: skip
+            keep = {"root": "/opt/trainer", "keep": settings.value("release_keep"), "coming": release["id"]}
             steps: list[dict[str, Any]] = [
                 {"name": "stage", "module": "host_release", "arguments": arguments},
-                {
-                    "name": "prune",
-                    "module": "release_prune",
-                    "arguments": {"root": "/opt/trainer", "keep": role.value("release_keep"), "coming": release["id"]},
-                },
+                {"name": "prune", "module": "release_prune", "arguments": keep},
             ]
-            proof = _proof(role)
-            if host == chief:
-                steps.append(proof)
-            elif self._current(host) != release["id"]:
-                # A program is proven by the chief's host for all with its environment; the kit by each.
-                same = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]
-                steps.append(proof | ({"after": ["stage", "kit_changed"]} if same else {}))
+            # The chief's host proves a program for all with its environment, and each a kit that it hasn't.
+            like_chief = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]
+            if host == chief or not (self._current(host) == release["id"] or (like_chief and kit <= there)):
+                steps.append(self._proof(host, shipment))
             asked[host] = {"steps": steps, "sources": _sources(steps), "blobs": {"archive": archives[there]}}
         said = self._act(asked, STAGE_SECONDS)
         for host, each in said.items():
             self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display, shipment)
         return Shipped({host: _recap(each) for host, each in said.items()}, {})
+
+    def _proof(self, host: str, shipment: Shipment) -> dict[str, Any]:
+        """Return the step that proves a release as tasks/prove.yml of the role release does."""
+        role = Role(
+            self._inventory, host, "release", "release.yml", "prove",
+            psfleet_release=shipment.release,
+            fab_shipment=shipment.as_variable,
+            __release_now={"stdout_lines": [f"releases/{self._current(host)}"]},
+            __release_running=False,  # the choice is proven, whatever runs
+        )  # fmt: skip
+        given = role.arguments("prove", "ansible.builtin.command")
+        return {
+            "name": "proof",
+            "command": given["argv"],
+            "directory": given["chdir"],
+            "stdin": given["stdin"] if isinstance(given["stdin"], str) else json.dumps(given["stdin"]),
+            "environment": role.value("__release_check_environment"),
+        }
 
     def _refuse_unproven(
         self, host: str, proof: dict[str, Any] | None, release: str, display: Display, shipment: Shipment
@@ -281,7 +287,7 @@ class ShortWay:
         self._cluster.tell_release(shipment.release)
         stale = [name for each in said.values() for name in each["steps"]["stale"].get("tasks", ())]
         # They come back with the others that this start starts. Who trains saves while the servers are there.
-        tasks = [self._inventory.task(name) for name in stale]
+        tasks = [task for task in self._inventory.tasks if task.name in stale]
         for stopped in ([task for task in tasks if not task.server], [task for task in tasks if task.server]):
             if stopped:
                 self._cluster.stop(stopped)
@@ -318,6 +324,14 @@ def _difference(found: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -
     return None
 
 
+def list_of(archive: bytes) -> list[str]:
+    """Return the lines of an archive's list of files."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        file = tar.extractfile(Path(SUMS).name)
+        assert file is not None
+        return file.read().decode().splitlines()
+
+
 def pack(archive: bytes, there: frozenset[str]) -> bytes:
     """Leave out of an archive what a host has: the lines of its list of files."""
     packed = io.BytesIO()
@@ -329,18 +343,6 @@ def pack(archive: bytes, there: frozenset[str]) -> bytes:
             if f"{hashlib.sha256(data).hexdigest()}  {member.name}" not in there:
                 rest.addfile(member, io.BytesIO(data))
     return packed.getvalue()
-
-
-def _proof(role: Role) -> dict[str, Any]:
-    """Return the step that proves a release as tasks/prove.yml of the role release does."""
-    given = role.arguments("prove", "ansible.builtin.command")
-    return {
-        "name": "proof",
-        "command": given["argv"],
-        "directory": given["chdir"],
-        "stdin": given["stdin"] if isinstance(given["stdin"], str) else json.dumps(given["stdin"]),
-        "environment": role.value("__release_check_environment"),
-    }
 
 
 def _recap(said: Mapping[str, Any]) -> Recap:

@@ -204,6 +204,18 @@ def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, desk: verbs
     assert "shipped to 3 of 3 hosts (code)" in said
 
 
+def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, desk: verbs.Desk) -> None:
+    release = hosts.releases("far")
+    for host in hosts.inventory.hosts:
+        sums = hosts.place / host / "opt/trainer/current/SHA256SUMS"
+        sums.write_text(sums.read_text().replace("  trainer/__main__.py", "  trainer/__other__.py"))
+    (hosts.place / "far/opt/trainer/current").unlink()
+    (hosts.place / "far/opt/trainer/releases" / release).rename(hosts.place / "far/opt/trainer/releases/old")
+    (hosts.place / "far/opt/trainer/current").symlink_to("releases/old")
+    start(hosts, desk)
+    assert hosts.proofs() == ["head", "far"]
+
+
 def test_a_start_with_nothing_new_proves_and_switches_nothing(hosts: Rooted, desk: verbs.Desk) -> None:
     start(hosts, desk)
     assert not [call for host in hosts.inventory.hosts for call in hosts.calls(host) if "tensorboard" in call]

@@ -65,10 +65,6 @@ changes:
   type: list
   elements: str
   returned: success
-kit_changed:
-  description: Whether the kit's package differs from that of the current release.
-  type: bool
-  returned: with O(state=staged)
 """
 
 SUMS = "SHA256SUMS"
@@ -86,9 +82,8 @@ class Release:
         self.changes: list[str] = []
         self._program, self._check = program, check
 
-    def stage(self, archive: Path, signature: str, signers: str, environment: str) -> bool:
-        """Have the release there, checked; return whether its kit is another than the current release's."""
-        kept = listed(self.root / "current")
+    def stage(self, archive: Path, signature: str, signers: str, environment: str) -> None:
+        """Have the release there, checked."""
         # Also those above it: an earlier run, or root's umask, may have shut them to the tasks' user.
         for directory in (self.root, self.root / "envs", self.path.parent, self.path):
             self._make(directory)
@@ -105,7 +100,6 @@ class Release:
         self._link(self.path / "env", f"../../envs/{environment}")
         if not self._check:
             self.changes += self._prove("--tidy")
-        return _kit(wanted) != _kit(kept)
 
     def switch(self) -> None:
         """Have `current` lead to the release, once it was checked: it was when it was staged, some time ago."""
@@ -171,18 +165,6 @@ def parse(sums: str) -> dict[str, str]:
     return {line[66:]: line[:64] for line in sums.splitlines()[1:]}
 
 
-def listed(release: Path) -> dict[str, str]:
-    """Return the files of a release that is there, {name: hash}; nothing where it has no list."""
-    try:
-        return parse((release / SUMS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _kit(files: dict[str, str]) -> dict[str, str]:
-    return {name: digest for name, digest in files.items() if name.startswith("trainer/")}
-
-
 def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = tar.extractfile(member)
     if file is None or Path(member.name).is_absolute() or ".." in Path(member.name).parts:
@@ -208,16 +190,14 @@ def main() -> None:
     os.umask(0o022)  # root's own may be 077, and the tasks' user is another
     given = module.params
     release = Release(Path(given["root"]), given["id"], Path(given["program"]), module.check_mode)
-    more = {}
     try:
         if given["state"] == "staged":
-            contents = (given["signature"], given["signers"], given["environment"])
-            more["kit_changed"] = release.stage(Path(given["archive"]), *contents)
+            release.stage(Path(given["archive"]), given["signature"], given["signers"], given["environment"])
         else:
             release.switch()
     except (Refused, OSError, tarfile.TarError) as error:
         module.fail_json(msg=str(error))
-    module.exit_json(changed=bool(release.changes), changes=release.changes[:50], **more)
+    module.exit_json(changed=bool(release.changes), changes=release.changes[:50])
 
 
 if __name__ == "__main__":
