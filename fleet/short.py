@@ -269,7 +269,7 @@ class ShortWay:
         asked = {}
         for host in hosts:
             role = Role(self._inventory, host, "trainer", "training.yml")
-            steps = [
+            steps: list[dict[str, Any]] = [
                 {"name": "switch", "module": "host_release", "arguments": {"state": "current", "id": shipment.release}},
                 # As the handler of roles/release.
                 {
@@ -280,8 +280,8 @@ class ShortWay:
             ]
             if not self._has_settings(host):
                 steps.append({"name": "settings", "write": SETTINGS, "text": self._wanted[host].texts[SETTINGS]})
-            stale = role.arguments("main", "stale_tasks")
-            steps.append({"name": "stale", "module": "stale_tasks", "arguments": stale})
+            look = role.arguments("main", "stale_tasks")
+            steps.append({"name": "stale", "module": "stale_tasks", "arguments": look})
             asked[host] = {"steps": steps, "sources": _sources(steps)}
         said = self._act(asked, SWITCH_SECONDS)
         self._cluster.tell_release(shipment.release)

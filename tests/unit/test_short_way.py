@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ class Rooted(Pretence):
         self.place = place
         self.connections: list[str] = []
         for host in inventory.hosts:
-            (place / host / "bin").mkdir(parents=True)
+            (place / host / "bin").mkdir(parents=True, exist_ok=True)
             for name, text in (("systemctl", SYSTEMCTL), ("systemd-run", SYSTEMD_RUN)):
                 (place / host / "bin" / name).write_text(text)
                 (place / host / "bin" / name).chmod(0o755)
@@ -109,7 +110,7 @@ def install(hosts: Rooted) -> None:
     """Bring hosts where site.yml brings them."""
     release, archive = make_release(hosts.inventory)
     environment = release["environments"][PYTHON]["name"]
-    signature, signers = sign_release(archive, release["id"], hosts.place / "cache", "", [])
+    signature, signers = sign_release(archive, release["id"], hosts.place.parent / "cache", "", [])
     packed = hosts.place / "archive.tar.gz"
     packed.write_bytes(archive)
     for host in hosts.inventory.hosts:
@@ -146,30 +147,39 @@ def put(root: Path, path: str, text: str) -> None:
     (root / path[1:]).write_text(text)
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    (tmp_path / "program").mkdir()
-    file = tmp_path / "program/slow.py"
-    file.write_text("class Slow: ...\n")
-    return file
-
-
-@pytest.fixture
-def hosts(tmp_path: Path, program: Path) -> Rooted:
-    (tmp_path / f"cpu-{PYTHON}.txt").write_text("a==1\n")
+def hosts_in(place: Path) -> Rooted:
     more = {
-        "release_program": str(program.parent),
-        "release_lock": str(tmp_path / "cpu"),
-        "release_cache": str(tmp_path / "cache"),
+        "release_program": str(place / "program"),
+        "release_lock": str(place / "cpu"),
+        "release_cache": str(place / "cache"),
         "firewall_closes": "none",
         "cluster_uid": 6006,
     }
     inventory = make_inventory()
     inventory = replace(inventory, variables={host: {**each, **more} for host, each in inventory.variables.items()})
-    hosts = Rooted(inventory, tmp_path / "hosts")
-    install(hosts)
+    return Rooted(inventory, place / "hosts")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("installed")
+    put(place, "/program/slow.py", "class Slow: ...\n")
+    put(place, f"/cpu-{PYTHON}.txt", "a==1\n")
+    install(hosts_in(place))
+    return place
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, installed: Path) -> Rooted:
+    shutil.copytree(installed, tmp_path, symlinks=True, dirs_exist_ok=True)
+    hosts = hosts_in(tmp_path)
     hosts.tick = train()
     return hosts
+
+
+@pytest.fixture
+def program(hosts: Rooted) -> Path:
+    return hosts.place.parent / "program/slow.py"
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ class Release:
         self._link(current, f"releases/{self.path.name}")
 
     def _prove(self, *options: str) -> list[str]:
-        command = [self._program, "--signers", self.root / "signers", *options, self.path]
+        command = [str(each) for each in (self._program, "--signers", self.root / "signers", *options, self.path)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         except OSError as error:
