@@ -7,6 +7,7 @@ asked may hold secrets.
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 # Where programs are that some ways to become root leave out.
+LOCK = "/run/psfleet-agent"
 ENVIRONMENT = "/opt/trainer/current/env"
 MORE_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
@@ -164,15 +166,19 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what `asked` says, which whoever sent this has read."""
+    """Do what `asked` says, which whoever sent this has read; `alone` waits for another that is at work so."""
     os.umask(0o022)
     os.environ.update(LC_ALL="C", LANG="C")
+    asked = globals()["asked"]
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if asked.get("alone"):
+        fcntl.flock(lock, fcntl.LOCK_EX)
     basic = types.ModuleType("ansible.module_utils.basic")
     basic.AnsibleModule = AnsibleModule  # type: ignore[attr-defined]
     for name in ("ansible", "ansible.module_utils"):
         sys.modules[name] = types.ModuleType(name)
     sys.modules["ansible.module_utils.basic"] = basic
-    print(json.dumps(answer(globals()["asked"])))
+    print(json.dumps(answer(asked)))
 
 
 if __name__ == "psfleet_agent":

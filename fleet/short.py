@@ -21,6 +21,7 @@ from fleet.errors import ClusterTrouble, OperatorMistake, first_line
 from fleet.inventory import ROOT
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role, UnknownTask, Wanted
+from fleet.signals import undisturbed
 
 # The proof may take its time: RuntimeMaxSec= in roles/release/vars/main.yml.
 STAGE_SECONDS = 1000
@@ -282,8 +283,14 @@ class ShortWay:
                 steps.append({"name": "settings", "write": SETTINGS, "text": self._wanted[host].texts[SETTINGS]})
             look = role.arguments("main", "stale_tasks")
             steps.append({"name": "stale", "module": "stale_tasks", "arguments": look})
-            asked[host] = {"steps": steps, "sources": _sources(steps)}
-        said = self._act(asked, SWITCH_SECONDS)
+            asked[host] = {"steps": steps, "sources": _sources(steps), "alone": True}
+        try:
+            said = self._act(asked, SWITCH_SECONDS)
+        except KeyboardInterrupt:
+            # What is under way on the hosts has ended before anything is put back.
+            with undisturbed():
+                self._cluster.act({host: {"alone": True} for host in asked}, SWITCH_SECONDS)
+            raise
         self._cluster.tell_release(shipment.release)
         stale = [name for each in said.values() for name in each["steps"]["stale"].get("tasks", ())]
         # They come back with the others that this start starts. Who trains saves while the servers are there.

@@ -174,12 +174,12 @@ def start_cluster(
     try:
         _stop(cluster, desk, before, plan.stop)
         plan, shipped = _ship_to_those_there(desk, plan, SWITCH, allow_missing)
-        changed = _compare(cluster, desk, plan, before, shipped)
         if source is not None and run_name is not None and cluster.begin(run_name, source, program, program_args or {}):
             begun_run = run_name
         if choice.write:
             cluster.select(choice.selection)
         ready = _observe_all(cluster, desk, plan.hosts)
+        changed = _compare(cluster, desk, before, ready, shipped)
         cluster.refuse_when_not_configured(ready)
         # Asked only now: new code, or another choice, may be the mend.
         if ready.run_error:
@@ -725,9 +725,9 @@ def _agree_on_missing(inventory: Inventory, desk: Desk, missing: Mapping[str, st
         )
 
 
-def _observe_all(cluster: Cluster, desk: Desk, hosts: Sequence[str], settings: bool = False) -> Observation:
+def _observe_all(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> Observation:
     """Observe the hosts that take part; show what is known and raise when one is unreachable."""
-    observation = cluster.observe(hosts, settings=settings)
+    observation = cluster.observe(hosts, settings=True)
     if observation.unreachable:
         desk.say(report.render_tasks(report.task_rows(cluster.inventory, observation)))
         raise HostsUnreachable(
@@ -780,11 +780,10 @@ def _show_changes(desk: Desk, plan: Plan) -> Mapping[str, Sequence[str]]:
     return changes
 
 
-def _compare(cluster: Cluster, desk: Desk, plan: Plan, before: Observation, shipped: Shipped) -> bool:
+def _compare(cluster: Cluster, desk: Desk, before: Observation, after: Observation, shipped: Shipped) -> bool:
     """Say what the switch to a release and its settings changed; return whether that is anything."""
     recaps = shipped.recaps
     changed = [host for host, recap in recaps.items() if recap.changed and host in cluster.inventory.hosts]
-    after = _observe_all(cluster, desk, plan.hosts, settings=True)
     moved = {host for host, release in after.releases.items() if release != before.releases[host]}
     configured = {host for host, settings in after.settings.items() if settings != before.settings[host]}
     touched = {*changed, *moved, *configured}
