@@ -55,7 +55,6 @@ class Role:
             **_load(f"roles/{name}/defaults/main.yml"),
             **getattr(known, "raw", known),
             **_load(f"roles/{name}/vars/main.yml"),
-            **_inputs(playbook, name, part),
             "groups": {group: list(hosts) for group, hosts in inventory.groups.items()},
             "hostvars": inventory.variables,
             "inventory_hostname": host,
@@ -63,6 +62,10 @@ class Role:
             "psfleet_spec": inventory.spec,
             **more,
         }
+        given = _inputs(playbook, name, part)
+        self._variables |= {key: value for key, value in given.items() if key not in more}
+        # Once, and not at each use: with a thousand hosts they are long.
+        self._variables |= {key: self.value(key) for key in given}
 
     def value(self, name: str, **more: Any) -> Any:
         """Return a variable of the role, rendered."""
