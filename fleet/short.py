@@ -125,6 +125,7 @@ class ShortWay:
                 {"name": "wall runs", "command": ["systemctl", "is-active", Path(FIREWALL).name]},
             ]
         environment = {"dest": "@environment", "lock": f"{CURRENT}/locks/@lock.txt", "wheels": CURRENT}
+        steps.append({"name": "code", "command": [CHECK, CURRENT]})
         module = "python_environment"
         steps.append({"name": module, "module": module, "arguments": environment, "check": True})
         kinds = (self._release.get(kind, {}) for kind in ("environments", "gpu_environments"))
@@ -158,6 +159,8 @@ class ShortWay:
             return f"{TUNNEL} is {'missing' if encrypted else 'there'}"
         if (difference := _difference(said["files"], wanted.files)) or (difference := self._wall(host, said)):
             return difference
+        if said["steps"]["code"]["rc"]:  # a part of it would be sent alone, and Ansible mends the rest
+            return str(said["steps"]["code"]["stderr"]).strip()
         for name, result in said["steps"].items():
             if result.get("failed") or result.get("changed"):
                 return str(result.get("msg") or FINDINGS[name.split()[0]])

@@ -221,9 +221,12 @@ def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, desk: verbs.Des
     for host in hosts.inventory.hosts:
         sums = hosts.place / host / "opt/trainer/current/SHA256SUMS"
         sums.write_text(sums.read_text().replace("  trainer/__main__.py", "  trainer/__other__.py"))
+        (sums.parent / "trainer/__main__.py").rename(sums.parent / "trainer/__other__.py")
     (hosts.place / "far/opt/trainer/current").unlink()
     (hosts.place / "far/opt/trainer/releases" / release).rename(hosts.place / "far/opt/trainer/releases/old")
     (hosts.place / "far/opt/trainer/current").symlink_to("releases/old")
+    sums = hosts.place / "far/opt/trainer/current/SHA256SUMS"
+    sums.write_text(sums.read_text().replace(f"release {release}", "release old"))
     start(hosts, desk)
     assert hosts.proofs() == ["head", "far"]
 
@@ -314,6 +317,7 @@ def shut(path: str) -> Any:
         (spoil("/usr/local/sbin/psfleet-check-release", mode=0o755), "psfleet-check-release differs"),
         (spoil("/etc/systemd/system/psfleet-firewall.service"), "psfleet-firewall.service is there"),
         (spoil("/etc/systemd/system/psfleet-wireguard.service"), "psfleet-wireguard.service is there"),
+        (spoil("/opt/trainer/current/slow.py"), "did NOT match. `ansible-playbook site.yml` mends it"),
         (spoil(f"/opt/trainer/current/locks/cpu-{PYTHON}.txt"), f"locks/cpu-{PYTHON}.txt differs"),
     ],
 )
