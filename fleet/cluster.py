@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from fleet import journal
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
-from fleet.inventory import Inventory, Task
+from fleet.inventory import ROOT, Inventory, Task
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
 from fleet.run import Run, parse_run
@@ -24,6 +24,9 @@ STOP_SECONDS = 900
 REPORT_SECONDS = 60.0
 EXPORT_SECONDS = 1800
 JOURNAL_LINES = 15
+# 28,000 files of an environment are compared, on a slow disk maybe.
+LOOK_SECONDS = 300
+AGENT = ROOT / "fleet" / "agent.py"
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")
 
@@ -84,6 +87,17 @@ fi
 """
 
 
+# The whole of it comes by standard input: what is asked may hold secrets, which a command line would show to all.
+_RECEIVE = """import json, sys
+asked = json.load(sys.stdin.buffer)
+exec(asked.pop("agent"), {"__name__": "psfleet_agent", "asked": asked})"""
+
+
+def feed(asked: Mapping[str, Any]) -> bytes:
+    """Return what _RECEIVE reads: what is asked, and who does it."""
+    return json.dumps({**asked, "agent": AGENT.read_text(encoding="utf-8")}).encode()
+
+
 @dataclass
 class Observation:
     """What the hosts said. A task on a host that said nothing has no unit here."""
@@ -94,6 +108,7 @@ class Observation:
     releases: dict[str, str | None] = field(default_factory=dict)  # by host
     running: dict[str, str] = field(default_factory=dict)  # by task name: its process's release, where it was asked for
     settings: dict[str, str] = field(default_factory=dict)  # by host, where asked for: a digest of the configuration
+    looks: dict[str, Any] = field(default_factory=dict)  # by host: what fleet/agent.py says, where it was asked
     clocks: dict[str, float] = field(default_factory=dict)  # by host: seconds since 1970
     unreachable: dict[str, str] = field(default_factory=dict)  # by host: why
     run: Run | None = None
@@ -123,14 +138,26 @@ class Cluster:
         self.inventory = inventory
         self.hosts = hosts
 
-    def observe(self, only: Iterable[str] | None = None, running: bool = False, settings: bool = False) -> Observation:
+    def observe(
+        self,
+        only: Iterable[str] | None = None,
+        running: bool = False,
+        settings: bool = False,
+        looks: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Observation:
         """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run.
 
         `running` asks for the release of each task's process too, which only root may see; `settings` for the digest
-        of what the tasks are configured with.
+        of what the tasks are configured with; `looks` for what fleet/agent.py is to look at on a host.
         """
         asked = list(self.inventory.hosts if only is None else only)
-        answers = self.hosts.run({host: self._observe_script(host, running, settings) for host in asked})
+        scripts = {host: self._observe_script(host, running, settings) for host in asked}
+        if looks:
+            # First: it reads all of standard input.
+            scripts |= {host: f"echo '@look'; {self._agent(host)}; echo\n{scripts[host]}" for host in looks}
+            answers = self.hosts.run(scripts, LOOK_SECONDS, {host: feed(asked) for host, asked in looks.items()})
+        else:
+            answers = self.hosts.run(scripts)
         observation = Observation()
         for host, answer in answers.items():
             if answer.unreachable:
@@ -138,6 +165,20 @@ class Cluster:
             else:
                 self._read(host, answer, observation)
         return observation
+
+    def act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
+        """Have fleet/agent.py do something on hosts, all at once; returns what it says of each.
+
+        Raises HostsUnreachable, and ClusterTrouble where it can't be run.
+        """
+        scripts = {host: self._agent(host) for host in asked}
+        answers = self.hosts.run(scripts, seconds, {host: feed(each) for host, each in asked.items()})
+        _refuse_bad_answers(answers, "it can't be asked")
+        return {host: json.loads(answer.stdout) for host, answer in answers.items()}
+
+    def _agent(self, host: str) -> str:
+        python = self.inventory.variables[host].get("ansible_python_interpreter") or "/usr/bin/python3"
+        return f"root {shlex.quote(str(python))} -c {shlex.quote(_RECEIVE)}"
 
     def keep_starts_away(self, what: str = "start") -> None:
         """Have no other start or drill begin until `let_starts_in`, or until this process or its connection ends.
@@ -398,6 +439,8 @@ class Cluster:
         units = parse_units(parts.get("units", ""))
         ports = {line.split()[3].rpartition(":")[2] for line in parts.get("ports", "").splitlines() if line.strip()}
         environments = parts.get("environments", "").split()
+        if isinstance(look := _load_json(parts.get("look", "")), dict):
+            observation.looks[host] = look
         if "settings" in parts:
             observation.settings[host] = parts["settings"]
         directories = dict(line.split(" ", 1) for line in parts.get("directories", "").splitlines() if " " in line)

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,11 @@ class Inventory:
         settings = self.variables[self.chief.host].get("trainer_run")
         return settings if isinstance(settings, Mapping) else {}
 
+    @cached_property
+    def spec(self) -> Mapping[str, Any]:
+        """The cluster, as the filter of this name derives it for Ansible."""
+        return cluster_spec(self.groups, self.variables)
+
     def tasks_on(self, host: str) -> list[Task]:
         return [task for task in self.tasks if task.host == host]
 
@@ -155,7 +160,7 @@ class HostVariables(Mapping[str, Any]):
         from ansible.errors import AnsibleError
 
         try:
-            return _plain(self.render(key))
+            return plain_value(self.render(key))
         except (AnsibleError, ValueError) as error:
             raise OperatorMistake(
                 f"host '{self._host}': variable '{key}' can't be rendered: {first_line(error)}"
@@ -173,6 +178,11 @@ class HostVariables(Mapping[str, Any]):
 
             self._templar = Templar(loader=self._loader, variables=self._raw)
         return self._templar.template(value)
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        """The same before anything is rendered."""
+        return self._raw
 
     @property
     def tagged(self) -> Mapping[str, Any]:
@@ -526,7 +536,7 @@ def _refuse_route(host: str, key: str, option: str) -> None:
     )
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Strip Ansible's tags, which paramiko, json and `is` comparisons don't expect."""
     if isinstance(value, bool) or value is None:
         return value
@@ -534,7 +544,7 @@ def _plain(value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet.cluster import Observation
@@ -13,6 +13,7 @@ from fleet.units import Health
 from trainer.parameters import describe_values
 
 MOST_NAMES = 8
+MOST_REASONS = 3
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Plan:
     missing: Mapping[str, str]  # by host that is left out: why
     untried: bool
     """Whether no run has trained a step with this choice of run and program."""
+    by_ansible: Mapping[str, str] = field(default_factory=dict)
+    """By host: what only Ansible can mend there. Where there is nothing, `fab` ships by itself."""
 
     @property
     def hosts(self) -> list[str]:
@@ -42,6 +45,7 @@ class Plan:
         return {
             "release": self.release,
             "ship": list(self.behind),
+            "by_ansible": dict(self.by_ansible),
             "select": dict(self.choice.selection) if self.choice.write else None,
             "stop": [task.name for task in self.stop],
             "start": [task.name for task in self.start],
@@ -56,6 +60,7 @@ class Plan:
             stop=[task for task in self.stop if task.host not in lost],
             start=[task for task in self.start if task.host not in lost],
             missing={**self.missing, **lost},
+            by_ansible={host: reason for host, reason in self.by_ansible.items() if host not in lost},
         )
 
 
@@ -79,7 +84,7 @@ def make_plan(
 
 def render_plan(plan: Plan) -> str:
     """One line for each thing that will be done, and one for what is left out."""
-    lines = [f"  ship    {_describe_release(plan)}"]
+    lines = [f"  ship    {_describe_release(plan)}", *_describe_way(plan)]
     if plan.choice.write:
         texts = {key: value for key, value in plan.choice.selection.items() if key in ("run", "program")}
         chosen = ", ".join(f"{key} {value}" for key, value in texts.items())
@@ -105,6 +110,15 @@ def _describe_release(plan: Plan) -> str:
     if not plan.behind:
         return f"release {plan.release}: every host has it"
     return f"release {plan.release} to {_names(plan.behind)}"
+
+
+def _describe_way(plan: Plan) -> list[str]:
+    """Say who ships, and what makes it Ansible, which takes minutes."""
+    said = [f"{host}: {reason}" for host, reason in plan.by_ansible.items()]
+    more = [f"and {len(said) - MOST_REASONS} more hosts"] if len(said) > MOST_REASONS else []
+    if not said:
+        return ["  way     fab by itself: all but code, settings and choice is as it should be"]
+    return [f"  way     by Ansible: {line}" for line in [*said[:MOST_REASONS], *more]]
 
 
 def _names(names: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -74,10 +75,14 @@ class Shipment:
     """Whether nothing is done (Ansible's check mode)."""
 
     @property
+    def as_variable(self) -> dict[str, Any]:
+        """What the playbooks know as fab_shipment."""
+        return {"release": self.release, "selection": dict(self.selection), "untried": self.untried}
+
+    @property
     def arguments(self) -> list[str]:
         """What ansible-playbook gets after the playbooks."""
-        shipment = {"release": self.release, "selection": dict(self.selection), "untried": self.untried}
-        told = {"fab_shipment": shipment}
+        told = {"fab_shipment": self.as_variable}
         arguments = ["--inventory", self.inventory.source, "--extra-vars", json.dumps(told)]
         return [*arguments, *_limit(self.without), *(["--check"] if self.check else [])]
 
@@ -102,16 +107,20 @@ class Display(Protocol):
 
 def build_release(inventory: Inventory) -> str:
     """Return the id of the release that the checkout makes now; raises OperatorMistake where it can't be shipped."""
-    library = ROOT / "roles" / "release" / "library"
-    if str(library) not in sys.path:
-        sys.path.append(str(library))
-    import release_archive
+    return str(make_release(inventory)[0]["id"])
 
+
+def make_release(inventory: Inventory) -> tuple[dict[str, Any], bytes]:
+    """Return the release that the checkout makes now, and its archive, as the module release_archive has them.
+
+    Raises OperatorMistake where it can't be shipped.
+    """
+    release_archive = _library("release_archive")
     variables = inventory.variables[inventory.chief.host]
     program = variables.get("release_program") or ""
     lock, lock_gpu = locks_of(variables)
     try:
-        release, _ = release_archive.build(
+        made: tuple[dict[str, Any], bytes] = release_archive.build(
             str(ROOT / "trainer"),
             str(ROOT / Path(program).expanduser()) if program else "",
             str(ROOT / lock),
@@ -119,7 +128,30 @@ def build_release(inventory: Inventory) -> str:
         )
     except release_archive.ReleaseError as error:
         raise OperatorMistake(str(error)) from error
-    return str(release["id"])
+    return made
+
+
+def sign_release(archive: bytes, release: str, cache: Path, key: str, signers: Sequence[str]) -> tuple[str, str]:
+    """Return the signature of a release and who may sign, as the module release_signature has them.
+
+    Raises OperatorMistake where it can't be signed.
+    """
+    release_signature = _library("release_signature")
+    place = _library("release_archive").keep(archive, release, cache / "releases")
+    own = str(ROOT / Path(key).expanduser()) if key else ""
+    try:
+        signature, allowed = release_signature.sign_with(place, own, cache / "release-key", signers)
+    except release_signature.SigningError as error:
+        raise OperatorMistake(str(error)) from error
+    return signature.read_text(), allowed
+
+
+def _library(module: str) -> Any:
+    """Import a module of the role release."""
+    library = ROOT / "roles" / "release" / "library"
+    if str(library) not in sys.path:
+        sys.path.append(str(library))
+    return importlib.import_module(module)
 
 
 def find_program(inventory: Inventory, program: str, arguments: Sequence[str]) -> None:

@@ -66,8 +66,13 @@ class Answer:
 class Hosts(Protocol):
     """The way to the hosts: SSH, or a test's pretence of it."""
 
-    def run(self, scripts: Mapping[str, str], timeout: float = ANSWER_SECONDS) -> dict[str, Answer]:
-        """Run each host's script, all at once. Raises for no host; answers come in the order asked."""
+    def run(
+        self, scripts: Mapping[str, str], timeout: float = ANSWER_SECONDS, data: Mapping[str, bytes] | None = None
+    ) -> dict[str, Answer]:
+        """Run each host's script, all at once. Raises for no host; answers come in the order asked.
+
+        `data` is what a host's script reads from standard input, where nobody else on the host can see it.
+        """
 
     def follow(self, scripts: Mapping[str, str], line: Callable[[str, str], None]) -> dict[str, Answer]:
         """Run each host's script and hand over each line (host, line) as it comes, until all have ended."""
@@ -111,9 +116,17 @@ class SshHosts:
         self._threads = min(MOST_AT_ONCE, max(1, len(hosts)))
         self._pool = ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="ssh")
 
-    def run(self, scripts: Mapping[str, str], timeout: float = ANSWER_SECONDS) -> dict[str, Answer]:
+    def run(
+        self, scripts: Mapping[str, str], timeout: float = ANSWER_SECONDS, data: Mapping[str, bytes] | None = None
+    ) -> dict[str, Answer]:
+        fed = data or {}
         asked = {
-            self._pool.submit(self._ask, self._hosts[host], script, timeout): host for host, script in scripts.items()
+            (
+                self._pool.submit(self._feed, self._hosts[host], script, timeout, fed[host])
+                if host in fed
+                else self._pool.submit(self._ask, self._hosts[host], script, timeout)
+            ): host
+            for host, script in scripts.items()
         }
         rounds = math.ceil(len(asked) / self._threads)
         # Each host has limits of its own; this one is for what hangs outside them. A jump host is opened first.
@@ -215,6 +228,23 @@ class SshHosts:
         if result.exited == -1:
             return Answer(unreachable="the connection was lost")
         return Answer(_answer(result.stdout), result.stderr, result.exited)
+
+    def _feed(self, host: Host, script: str, timeout: float, data: bytes) -> Answer:
+        """Run a script that reads from standard input: Invoke would hand it over byte by byte."""
+        try:
+            channel = self._connect(host).create_session()
+            channel.settimeout(timeout)
+            channel.exec_command(_command(script))
+            channel.sendall(data)
+            channel.shutdown_write()
+            stdout = channel.makefile("rb").read().decode(errors="replace")
+            stderr = channel.makefile_stderr("rb").read().decode(errors="replace")
+            code = channel.recv_exit_status()
+        except TimeoutError:
+            return Answer(unreachable=f"no answer within {timeout:g} s")
+        except (OSError, EOFError, SSHException) as error:
+            return Answer(unreachable=self._reason(host, error))
+        return Answer(_answer(stdout), stderr, code) if code >= 0 else Answer(unreachable="the connection was lost")
 
     def _stream(self, host: Host, script: str, line: Callable[[str], None]) -> Answer:
         try:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,6 +23,7 @@ from fleet.release import STAGE, SWITCH, Display, Shipment, Shipped, build_relea
 from fleet.run import Run
 from fleet.schema.formats import control_path
 from fleet.schema.problems import show
+from fleet.short import ShortWay
 from fleet.signals import undisturbed
 from fleet.sweep import is_same
 from fleet.tables import ProgressLine, put, render_duration
@@ -115,7 +116,8 @@ def start_cluster(
     release = desk.build(inventory)
     if not plan_only:
         cluster.keep_starts_away()
-    before = cluster.observe(settings=True)
+    short = ShortWay(cluster)
+    before = cluster.observe(settings=True, looks=short.questions())
     if before.unreachable:
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
         _agree_on_missing(inventory, desk, before.unreachable, allow_missing)
@@ -151,6 +153,9 @@ def start_cluster(
         _answer_start(desk, verb, "finished before", run=before.run.as_json())
         return
     plan = make_plan(inventory, before, release, choice, restart)
+    plan = replace(plan, by_ansible=short.judge(before.looks, plan.hosts))
+    if not plan.by_ansible:
+        desk = replace(desk, ship=short.ship)
     for note in list_notes(inventory):
         desk.say(note)
     desk.say(render_plan(plan))
@@ -169,12 +174,12 @@ def start_cluster(
     try:
         _stop(cluster, desk, before, plan.stop)
         plan, shipped = _ship_to_those_there(desk, plan, SWITCH, allow_missing)
-        changed = _compare(cluster, desk, plan, before, shipped)
         if source is not None and run_name is not None and cluster.begin(run_name, source, program, program_args or {}):
             begun_run = run_name
         if choice.write:
             cluster.select(choice.selection)
         ready = _observe_all(cluster, desk, plan.hosts)
+        changed = _compare(cluster, desk, before, ready, shipped)
         cluster.refuse_when_not_configured(ready)
         # Asked only now: new code, or another choice, may be the mend.
         if ready.run_error:
@@ -720,9 +725,9 @@ def _agree_on_missing(inventory: Inventory, desk: Desk, missing: Mapping[str, st
         )
 
 
-def _observe_all(cluster: Cluster, desk: Desk, hosts: Sequence[str], settings: bool = False) -> Observation:
+def _observe_all(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> Observation:
     """Observe the hosts that take part; show what is known and raise when one is unreachable."""
-    observation = cluster.observe(hosts, settings=settings)
+    observation = cluster.observe(hosts, settings=True)
     if observation.unreachable:
         desk.say(report.render_tasks(report.task_rows(cluster.inventory, observation)))
         raise HostsUnreachable(
@@ -775,11 +780,10 @@ def _show_changes(desk: Desk, plan: Plan) -> Mapping[str, Sequence[str]]:
     return changes
 
 
-def _compare(cluster: Cluster, desk: Desk, plan: Plan, before: Observation, shipped: Shipped) -> bool:
+def _compare(cluster: Cluster, desk: Desk, before: Observation, after: Observation, shipped: Shipped) -> bool:
     """Say what the switch to a release and its settings changed; return whether that is anything."""
     recaps = shipped.recaps
     changed = [host for host, recap in recaps.items() if recap.changed and host in cluster.inventory.hosts]
-    after = _observe_all(cluster, desk, plan.hosts, settings=True)
     moved = {host for host, release in after.releases.items() if release != before.releases[host]}
     configured = {host for host, settings in after.settings.items() if settings != before.settings[host]}
     touched = {*changed, *moved, *configured}

@@ -70,6 +70,7 @@ def test_a_plan_says_what_it_would_do_and_does_nothing(lab, long_run, another_re
     assert planned.returncode == 0, planned.stdout + planned.stderr
     lines = planned.stdout.splitlines()
     assert "  stop    chief-0, evaluator-0" in lines
+    assert any(line.startswith("  way     fab by itself: ") for line in lines), planned.stdout
     assert any(line.startswith("  change  Write the run settings: ") for line in lines), planned.stdout
     assert state(lab) == before
     wait_for_progress(lab)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import hashlib
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import paramiko
 import pytest
@@ -72,6 +74,7 @@ class Session(paramiko.ServerInterface):
         with subprocess.Popen(command, shell=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
             assert process.stdout
             assert process.stderr
+            threading.Thread(target=_pump, args=(channel, process.stdin), daemon=True).start()
             answered.wait(60)
             with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # who asked may have left
                 for line in process.stdout:
@@ -79,6 +82,14 @@ class Session(paramiko.ServerInterface):
                 channel.sendall_stderr(process.stderr.read())
                 channel.send_exit_status(process.wait())
                 channel.close()
+
+
+def _pump(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
+    """Hand over what a client sends; a client that is silent has a script that reads nothing."""
+    with contextlib.suppress(OSError, EOFError, ValueError):  # the script has ended
+        while data := channel.recv(2**16):
+            stdin.write(data)
+        stdin.close()
 
 
 @dataclass
@@ -164,6 +175,17 @@ def printing(monkeypatch: pytest.MonkeyPatch) -> None:
         execute(self, channel, f"echo 'Welcome back'; printf 'no end of line '; echo; {command}", answered)
 
     monkeypatch.setattr(Session, "_execute", print_first)
+
+
+def test_a_script_is_fed_and_what_it_reads_is_in_no_command(server: Server) -> None:
+    hosts = SshHosts({"here": server.host(**ACCEPT), "there": server.host("there", **ACCEPT)})
+    data = {"here": b"s3cr3t\n" * 200_000}
+    script = "cat /proc/$$/cmdline | tr '\\0' ' ' | grep -c s3c[r]3t; sha256sum; echo late >&2; exit 3"
+    answers = hosts.run({"here": script, "there": "echo nothing"}, data=data)
+    hosts.close()
+    digest = hashlib.sha256(data["here"]).hexdigest()
+    assert answers["here"] == Answer(f"0\n{digest}  -\n", "late\n", 3)
+    assert answers["there"].stdout == "nothing\n"
 
 
 @pytest.mark.usefixtures("printing")

@@ -90,7 +90,9 @@ class Pretence:
     def set(self, name: str, **values: Any) -> None:
         self.units[name] = replace(self.units[name], **values)
 
-    def run(self, scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
+    def run(
+        self, scripts: Mapping[str, str], timeout: float = 30, data: Mapping[str, bytes] | None = None
+    ) -> dict[str, Answer]:
         if any("@units" in script for script in scripts.values()):
             self.asked.append(list(scripts))
             self.tick(self)
@@ -1443,6 +1445,7 @@ def test_a_plan_is_shown_and_nothing_is_done(hosts: Pretence, desk: verbs.Desk) 
     assert printed(desk).splitlines() == [
         "plan",
         "  ship    release def456 to head, store, far",
+        *(f"  way     by Ansible: {host}: it can't be looked at" for host in ("head", "store", "far")),
         "  select  run digits-2",
         "  stop    chief-0, evaluator-0",
         "  restart ps-0, worker-0, worker-1 (on the new release)",

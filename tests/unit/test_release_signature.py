@@ -9,11 +9,13 @@ import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import host_release
 import pytest
 import release_archive
 import release_signature
-import yaml
 from release_signature import SigningError
+
+from fleet.short import pack
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "roles/release/files/psfleet-check-release"
@@ -277,8 +279,61 @@ def test_a_key_that_is_not_there_is_refused_with_how_to_make_one(tmp_path: Path)
         release_signature.read_public(tmp_path / "none")
 
 
-def test_a_release_is_checked_before_current_moves_and_at_each_start() -> None:
-    switch = [task["name"] for task in yaml.safe_load((ROOT / "roles/release/tasks/switch.yml").read_text())]
-    assert switch.index("Check the code and its signature") < switch.index("Switch to the release")
+def test_current_moves_to_a_release_that_is_right_alone(installed: Installed, key: Path) -> None:
+    installed.sign(key)
+    root = installed.signers.parent
+    release = host_release.Release(root, installed.release["id"], CHECK, False)
+    release.switch()
+    assert (root / "current").readlink() == Path("releases") / installed.release["id"]
+    (root / "current").unlink()
+    change(installed)
+    with pytest.raises(host_release.Refused, match="it is not as it was released"):
+        release.switch()
+    assert not (root / "current").is_symlink()
+
+
+def test_a_release_is_checked_at_each_start() -> None:
     unit = (ROOT / "roles/trainer/templates/trainer@.service.j2").read_text().splitlines()
     assert "ExecStartPre=/usr/local/sbin/psfleet-check-release" in unit  # without `+`: as the task's user
+
+
+def test_what_is_staged_again_touches_nothing(installed: Installed, key: Path) -> None:
+    """Tasks that run are compared with the times of its files."""
+    signature = installed.sign(key).decode()
+    root = installed.signers.parent
+
+    def stage(check: bool = False) -> list[str]:
+        release = host_release.Release(root, installed.release["id"], CHECK, check)
+        release.stage(installed.archive, signature, installed.signers.read_text(), environment)
+        return [line.replace(f"{installed.directory}/", "") for line in release.changes]
+
+    environment = installed.release["environments"]["3.11"]["name"]
+    root.chmod(0o755)
+    stage()
+    assert stage() == []
+    change(installed)
+    shadow(installed)
+    assert stage(check=True) == ["wrote trainer/__init__.py"]
+    assert stage() == ["wrote trainer/__init__.py", "took away tensorflow.py"]
+    assert installed.check("--signers", installed.signers).returncode == 0
+
+
+def test_what_the_current_release_has_need_not_be_sent(installed: Installed, key: Path, tmp_path: Path) -> None:
+    installed.sign(key)
+    root = installed.signers.parent
+    host_release.Release(root, installed.release["id"], CHECK, False).switch()
+    (tmp_path / "trainer/more.py").write_text("more = True\n")
+    made, archive = release_archive.build(str(tmp_path / "trainer"), "", str(tmp_path / "locks/cpu"))
+    installed.archive.write_bytes(archive)
+    signature = release_signature.sign_archive(installed.archive, key, release_signature.read_public(key)).read_text()
+    packed = tmp_path / "packed.tar.gz"
+    packed.write_bytes(pack(archive, frozenset(installed.sums.read_text().splitlines())))
+    with tarfile.open(packed) as tar:
+        assert sorted(tar.getnames()) == ["SHA256SUMS", "release.json", "trainer/more.py"]
+    release = host_release.Release(root, made["id"], CHECK, False)
+    release.stage(packed, signature, installed.signers.read_text(), made["environments"]["3.11"]["name"])
+    assert (release.path / "trainer/__init__.py").read_text() == "answer = 42\n"
+    change(installed)
+    (release.path / "trainer/__init__.py").unlink()
+    with pytest.raises(host_release.Refused, match=r"trainer/__init__.py is not in the archive, .* has another one"):
+        release.stage(packed, signature, installed.signers.read_text(), made["environments"]["3.11"]["name"])

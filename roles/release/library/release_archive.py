@@ -262,6 +262,17 @@ def _tar(files: dict[str, bytes]) -> bytes:
     return gzip.compress(buffer.getvalue(), mtime=0)
 
 
+def keep(archive: bytes, release: str, directory: Path) -> Path:
+    """Keep an archive in a directory of the control machine; return its path."""
+    path = directory / f"{release}.tar.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_bytes() != archive:
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(archive)
+        partial.replace(path)
+    return path
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -278,12 +289,7 @@ def main() -> None:
     except ReleaseError as error:
         module.fail_json(msg=str(error))
     # A cache of this machine, and nothing that a host sees: writing it is no change, and check mode needs it too.
-    archive = Path(module.params["dest"]) / f"{release['id']}.tar.gz"
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    if not archive.exists() or archive.read_bytes() != data:
-        partial = archive.with_suffix(".partial")
-        partial.write_bytes(data)
-        partial.replace(archive)
+    archive = keep(data, release["id"], Path(module.params["dest"]))
     module.exit_json(changed=False, archive=str(archive.resolve()), **release)
 
 

@@ -172,6 +172,20 @@ def sign_archive(archive: Path, key: Path, public: str) -> Path:
     return signature
 
 
+def sign_with(archive: Path, key: str, own_key: Path, signers: Sequence[str]) -> tuple[Path, str]:
+    """Sign an archive with a key, or where none is named with one of this machine's own.
+
+    Returns:
+        The signature's path, and who may sign.
+    """
+    used = Path(key or own_key).expanduser()
+    if not key:
+        make_key(used)
+    public = read_public(used)
+    allowed = pick_signers(used, public, signers)
+    return sign_archive(archive, used, public), allow(allowed)
+
+
 def read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = tar.extractfile(member)
     assert file is not None
@@ -219,17 +233,13 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    key = Path(module.params["key"] or module.params["own_key"]).expanduser()
+    given = module.params
     try:
-        if not module.params["key"]:
-            make_key(key)
-        public = read_public(key)
-        allowed = pick_signers(key, public, module.params["signers"])
-        signature = sign_archive(Path(module.params["archive"]), key, public)
+        signature, signers = sign_with(Path(given["archive"]), given["key"], Path(given["own_key"]), given["signers"])
     except SigningError as error:
         module.fail_json(msg=str(error))
     # A cache of this machine, and nothing that a host sees.
-    module.exit_json(changed=False, signature=str(signature.resolve()), signers=allow(allowed))
+    module.exit_json(changed=False, signature=str(signature.resolve()), signers=signers)
 
 
 if __name__ == "__main__":

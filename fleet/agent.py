@@ -1,0 +1,185 @@
+"""What `fab` runs on a host as root: modules of the roles, looks at files, and commands, in one process.
+
+It is sent there as text with what it is to do, and uses Python's standard library alone. It reads no arguments: what is
+asked may hold secrets.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any, ClassVar
+
+# Where programs are that some ways to become root leave out.
+LOCK = "/run/psfleet-agent"
+ENVIRONMENT = "/opt/trainer/current/env"
+MORE_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+
+
+class Done(Exception):
+    """A module has said what it has to say."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        super().__init__(said.get("msg"))
+        self.said = said
+
+
+class AnsibleModule:
+    """As much of Ansible's class as the roles' modules use."""
+
+    asked: ClassVar[dict[str, Any]] = {}
+    check_mode = False
+
+    def __init__(self, argument_spec: dict[str, Any], **_: Any) -> None:
+        self.params = {name: self.asked.get(name, spec.get("default")) for name, spec in argument_spec.items()}
+        self.warnings: list[str] = []
+        unknown = self.asked.keys() - argument_spec.keys()
+        if missing := [name for name, spec in argument_spec.items() if spec.get("required") and name not in self.asked]:
+            self.fail_json(f"missing: {', '.join(missing)}")
+        if unknown:
+            self.fail_json(f"unknown: {', '.join(sorted(unknown))}")
+
+    def exit_json(self, **said: Any) -> None:
+        raise Done({"changed": False, "warnings": self.warnings, **said})
+
+    def fail_json(self, msg: str, **said: Any) -> None:
+        raise Done({**said, "failed": True, "msg": msg})
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def get_bin_path(self, name: str, required: bool = False) -> str | None:
+        path = os.pathsep.join([os.environ.get("PATH", ""), *MORE_PATHS])
+        found = shutil.which(name, path=path)
+        if found is None and required:
+            self.fail_json(f"{name} is not installed")
+        return found
+
+    def run_command(
+        self, command: list[str], check_rc: bool = False, environ_update: dict[str, str] | None = None,
+        data: str | None = None, cwd: str | None = None,
+    ) -> tuple[int, str, str]:  # fmt: skip
+        said = run(command, {**os.environ, **(environ_update or {})}, data or "", cwd)
+        if said["rc"] and check_rc:
+            self.fail_json(said["stderr"].strip() or f"{command[0]} ended with {said['rc']}", rc=said["rc"])
+        return said["rc"], said["stdout"], said["stderr"]
+
+
+def run(command: list[str], environment: dict[str, str], data: str, cwd: str | None = None) -> dict[str, Any]:
+    """Run a command and return what Ansible registers of one."""
+    try:
+        done = subprocess.run(
+            command, env=environment, input=data, cwd=cwd, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        return {"rc": 127, "stdout": "", "stderr": f"{command[0]}: {error.strerror}"}
+    return {"rc": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+
+
+def run_module(name: str, source: str, arguments: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Run one of the roles' modules, and return what it says."""
+    AnsibleModule.asked, AnsibleModule.check_mode = arguments, check
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    try:
+        exec(compile(source, name, "exec"), module.__dict__)
+        module.main()
+    except Done as done:
+        return done.said
+    except Exception as error:
+        return {"failed": True, "msg": f"{name}: {type(error).__name__}: {error}"}
+    return {"failed": True, "msg": f"{name} ended and said nothing"}
+
+
+def look(path: str) -> list[str] | None:
+    """Return a file's mode and the hash of its content, of a directory `directory`, of a link `link`; None for none."""
+    try:
+        found = os.lstat(path)
+        mode = f"{stat.S_IMODE(found.st_mode):04o}"
+        if stat.S_ISDIR(found.st_mode):
+            return [mode, "directory"]
+        if not stat.S_ISREG(found.st_mode):
+            return [mode, "link"]
+        return [mode, hashlib.sha256(Path(path).read_bytes()).hexdigest()]
+    except OSError:
+        return None
+
+
+def read(path: str) -> str | None:
+    """Return a text file's content, of a link where it leads; None where there is none."""
+    try:
+        place = Path(path)
+        return str(place.readlink()) if place.is_symlink() else place.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def do(step: dict[str, Any], sources: dict[str, str], places: dict[str, str]) -> dict[str, Any]:
+    """Do one thing: `module`, `command`, or `write`. A module's arguments may name places that only the host knows."""
+    if "module" in step:
+        arguments = dict(step["arguments"])
+        for key, value in arguments.items():
+            for name, place in places.items() if isinstance(value, str) else ():
+                arguments[key] = value = value.replace(name, place)
+        return run_module(step["module"], sources[step["module"]], arguments, step.get("check", False))
+    if "write" in step:
+        path = Path(step["write"])
+        partial = path.with_name(f".{path.name}.new")
+        partial.write_text(step["text"], encoding="utf-8")
+        partial.chmod(0o644)
+        partial.replace(path)
+        return {"changed": True}
+    environment = {**os.environ, **step.get("environment", {})}
+    return run(step["command"], environment, step.get("stdin", ""), step.get("directory"))
+
+
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """Do what is asked, step by step, until a module fails; only looking goes on then."""
+    said: dict[str, Any] = {"python": platform.python_version(), "steps": {}}
+    said["files"] = {path: look(path) for path in asked.get("look", ())}
+    said["texts"] = {path: read(path) for path in asked.get("read", ())}
+    said["names"] = {path: sorted(each.name for each in Path(path).glob("*")) for path in asked.get("list", ())}
+    environment = Path(ENVIRONMENT).resolve()
+    with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:
+        for name, blob in asked.get("blobs", {}).items():
+            Path(directory, name).write_bytes(base64.b64decode(blob))
+        places = {"@blobs": directory, "@environment": str(environment), "@lock": environment.name.rpartition("-")[0]}
+        for step in asked.get("steps", ()):
+            after = step.get("after")  # as in ["switch", "changed"]: what an earlier step must have said
+            if after and not said["steps"].get(after[0], {}).get(after[1]):
+                continue
+            result = said["steps"][step["name"]] = do(step, asked.get("sources", {}), places)
+            if result.get("failed") and not step.get("check"):
+                break
+    return said
+
+
+def main() -> None:
+    """Do what `asked` says, which whoever sent this has read; `alone` waits for another that is at work so."""
+    os.umask(0o022)
+    os.environ.update(LC_ALL="C", LANG="C")
+    asked = globals()["asked"]
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if asked.get("alone"):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    basic = types.ModuleType("ansible.module_utils.basic")
+    basic.AnsibleModule = AnsibleModule  # type: ignore[attr-defined]
+    for name in ("ansible", "ansible.module_utils"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["ansible.module_utils.basic"] = basic
+    print(json.dumps(answer(asked)))
+
+
+if __name__ == "psfleet_agent":
+    main()

@@ -1,0 +1,360 @@
+"""The short way of a start: where the hosts are as the roles want them but for code, run settings and choice.
+
+Whether they are is asked of the hosts themselves, each time. Each step is then one script a host, all hosts at once,
+and runs the roles' own modules with the roles' own variables.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, OperatorMistake, first_line
+from fleet.inventory import ROOT
+from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
+from fleet.roles import Role, UnknownTask, Wanted
+from fleet.signals import undisturbed
+
+# The proof may take its time: RuntimeMaxSec= in roles/release/vars/main.yml.
+STAGE_SECONDS = 1000
+SWITCH_SECONDS = 120
+SETTINGS = "/etc/trainer/run.json"
+CHECK = "/usr/local/sbin/psfleet-check-release"
+CURRENT = "/opt/trainer/current"
+SUMS = f"{CURRENT}/SHA256SUMS"
+TUNNEL = "/etc/systemd/system/psfleet-wireguard.service"
+FIREWALL = "/etc/systemd/system/psfleet-firewall.service"
+# Whose hosts ansible/release.yml and training.yml name.
+GROUPS = ("chief", "ps", "worker", "evaluator", "data", "tensorboard")
+# What a module's finding means.
+FINDINGS = {
+    "reserved_ports": "the tasks' ports are not kept from other connections",
+    "task_secrets": "its secrets are not those of the inventory",
+    "firewall_table": "its packet filter is not the one that was kept",
+    "python_environment": "its Python environment is not as it was installed",
+}
+# What the proof says of a program, a run or settings that are wrong.
+USER_ERROR = 78
+
+
+class ShortWay:
+    """What a start does by itself, and whether it may."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._inventory = cluster.inventory
+        self._release: Mapping[str, Any] = {}
+        self._wanted: dict[str, Wanted] = {}
+        self._walls: dict[str, Role | None] = {}  # by host, with the role firewall where the host is to be closed
+        self._said: Mapping[str, Any] = {}
+        self._reasons: dict[str, str] = {}
+
+    def questions(self) -> dict[str, dict[str, Any]]:
+        """Return what each host is to look at, for `Cluster.observe`."""
+        self._release, _ = make_release(self._inventory)
+        asked = {}
+        for host in self._inventory.hosts:
+            try:
+                asked[host] = self._question(host)
+            except UnknownTask as unknown:
+                self._reasons[host] = str(unknown)
+            except Exception as error:  # whatever a template raises, Ansible says it in its own words
+                self._reasons[host] = f"what it should hold can't be told here: {first_line(error)}"
+        return asked
+
+    def judge(self, said: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, str]:
+        """Return by host why only Ansible can bring it where it should be; nothing where the short way will do."""
+        self._said = said
+        named = {host for group in GROUPS for host in self._inventory.groups.get(group, ())}
+        idle = sorted(named - self._inventory.hosts.keys())
+        reasons = dict.fromkeys(idle, "it has no task, and fab asks only hosts that have one")
+        for host in hosts:
+            try:
+                reason = self._reasons.get(host) or self._reason(host)
+            except Exception as error:
+                reason = f"what it should hold can't be told here: {first_line(error)}"
+            if reason:
+                reasons[host] = reason
+        return reasons
+
+    def changes(self, shipment: Shipment) -> dict[str, list[str]]:
+        """Say what the switch would change, by the names of Ansible's tasks."""
+        hosts = [host for host in self._inventory.hosts if host not in shipment.without]
+        moved = [host for host in hosts if self._current(host) != shipment.release]
+        written = [host for host in hosts if not self._has_settings(host)]
+        named = {"Switch to the release": moved, "Write the run settings": written}
+        return {name: hosts for name, hosts in named.items() if hosts}
+
+    def ship(self, shipment: Shipment, display: Display) -> Shipped:
+        """Do what the playbooks of a shipment do; raises as fleet.release.ship."""
+        if shipment.check:
+            return Shipped({}, self.changes(shipment))
+        hosts = [host for host in self._inventory.hosts if host not in shipment.without]
+        if shipment.playbooks == STAGE:
+            display.show("shipping: stage and prove the release")
+            return self._stage(shipment, hosts, display)
+        display.show("shipping: switch to the release")
+        return self._switch(shipment, hosts)
+
+    def _question(self, host: str) -> dict[str, Any]:
+        trainer = Role(self._inventory, host, "trainer", "training.yml")
+        wanted = self._wanted[host] = trainer.look("main", {})
+        wanted.checks += trainer.look("secrets", {}).checks
+        wanted.file(CHECK, "0755", (ROOT / "roles/release/files" / Path(CHECK).name).read_text(encoding="utf-8"))
+        steps = [{"name": f"{check['module']} {number}", **check} for number, check in enumerate(wanted.checks)]
+        firewall = Role(self._inventory, host, "firewall", "training.yml")
+        paths = [*wanted.files, TUNNEL, FIREWALL]
+        self._walls[host] = None
+        if firewall.value("__firewall_closes") != "none":
+            self._walls[host] = firewall
+            paths += firewall.look("close").files
+            asked = firewall.arguments("close", "firewall_facts")
+            table = firewall.arguments("close", "try_firewall") | {"state": "tried"}
+            steps += [
+                {"name": "facts", "module": "firewall_facts", "arguments": asked, "check": True},
+                {"name": "firewall_table", "module": "firewall_table", "arguments": table, "check": True},
+                {"name": "wall", "command": ["systemctl", "is-enabled", Path(FIREWALL).name]},
+                {"name": "wall runs", "command": ["systemctl", "is-active", Path(FIREWALL).name]},
+            ]
+        environment = {"dest": "@environment", "lock": f"{CURRENT}/locks/@lock.txt", "wheels": CURRENT}
+        steps.append({"name": "code", "command": [CHECK, CURRENT]})
+        module = "python_environment"
+        steps.append({"name": module, "module": module, "arguments": environment, "check": True})
+        kinds = (self._release.get(kind, {}) for kind in ("environments", "gpu_environments"))
+        locks = [f"{CURRENT}/{each['lock']}" for kind in kinds for each in kind.values()]
+        return {
+            "look": [*paths, *locks],
+            "read": [CURRENT, f"{CURRENT}/env", SUMS],
+            "list": ["/etc/trainer"],
+            "steps": steps,
+            "sources": _sources(steps),
+        }
+
+    def _reason(self, host: str) -> str | None:
+        said, wanted = self._said.get(host), self._wanted[host]
+        if said is None:
+            return "it can't be looked at"
+        environment = self._environment(host, self._release)
+        found = str(said["texts"][f"{CURRENT}/env"]).rpartition("/")[2]
+        if environment is None or found != environment["name"]:
+            named = environment["name"] if environment else f"none for Python {said['python']}"
+            return f"its environment is {found}, and the release has {named}"
+        lock = f"{CURRENT}/{environment['lock']}"
+        digest = (said["files"][lock] or ["", ""])[1]
+        if not environment["name"].endswith(f"-{digest[:12]}"):
+            return f"{lock} differs"
+        names = {f"{task.name}.env" for task in self._inventory.tasks_on(host)}
+        if gone := [name for name in said["names"]["/etc/trainer"] if name.endswith(".env") and name not in names]:
+            return f"/etc/trainer/{gone[0]} is of a task that is no longer there"
+        encrypted = self._inventory.variables[host].get("cluster_encryption") is True
+        if (said["files"][TUNNEL] is not None) != encrypted:
+            return f"{TUNNEL} is {'missing' if encrypted else 'there'}"
+        if (difference := _difference(said["files"], wanted.files)) or (difference := self._wall(host, said)):
+            return difference
+        if said["steps"]["code"]["rc"]:  # a part of it would be sent alone, and Ansible mends the rest
+            return str(said["steps"]["code"]["stderr"]).strip()
+        for name, result in said["steps"].items():
+            if result.get("failed") or result.get("changed"):
+                return str(result.get("msg") or FINDINGS[name.split()[0]])
+        return None
+
+    def _wall(self, host: str, said: Mapping[str, Any]) -> str | None:
+        """Say in what a host's packet filter is not what it should be."""
+        role = self._walls[host]
+        if role is None:
+            return None if said["files"][FIREWALL] is None else f"{FIREWALL} is there"
+        facts = said["steps"]["facts"]
+        if facts.get("failed"):
+            return str(facts["msg"])
+        wanted = role.look("close", {"__firewall_facts": facts})
+        if wanted.refusals:
+            return wanted.refusals[0]
+        if difference := _difference(said["files"], wanted.files):
+            return difference
+        if said["steps"]["wall"]["rc"] or said["steps"]["wall runs"]["rc"]:
+            return f"{Path(FIREWALL).name} is not enabled, or does not run"
+        return None
+
+    def _environment(self, host: str, release: Mapping[str, Any]) -> Mapping[str, str] | None:
+        """Return the release's environment for a host, and its lock."""
+        minor = ".".join(self._said[host]["python"].split(".")[:2])
+        kind = "gpu_environments" if host in self._inventory.groups.get("gpu", ()) else "environments"
+        found: Mapping[str, str] | None = release[kind].get(minor)
+        return found
+
+    def _current(self, host: str) -> str:
+        return str(self._said[host]["texts"][CURRENT]).rpartition("/")[2]
+
+    def _has_settings(self, host: str) -> bool:
+        return bool(self._said[host]["files"][SETTINGS] == self._wanted[host].files[SETTINGS])
+
+    def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display) -> Shipped:
+        release, archive = make_release(self._inventory)
+        if release["id"] != shipment.release:
+            raise OperatorMistake(
+                f"the checkout is release {release['id']} now, and release {shipment.release} was planned: its files "
+                "changed meanwhile. Start again"
+            )
+        chief = self._inventory.chief.host
+        settings = Role(self._inventory, chief, "release", "release.yml")
+        key, allowed = settings.value("release_key"), settings.value("release_signers")
+        signature, signers = sign_release(archive, release["id"], Path(settings.value("release_cache")), key, allowed)
+        kit = frozenset(line for line in list_of(archive) if line[66:].startswith("trainer/"))
+        asked = {}
+        archives: dict[frozenset[str], str] = {}
+        for host in hosts:
+            environment = self._environment(host, release)
+            assert environment is not None
+            # What the host's current release has, byte by byte, need not be sent again.
+            there = frozenset((self._said[host]["texts"][SUMS] or "").splitlines())
+            if there not in archives:
+                archives[there] = base64.b64encode(pack(archive, there)).decode()
+            arguments = {
+                "state": "staged", "id": release["id"], "archive": "@blobs/archive", "signature": signature,
+                "signers": signers, "environment": environment["name"],
+            }  # fmt: skip
+            keep = {"root": "/opt/trainer", "keep": settings.value("release_keep"), "coming": release["id"]}
+            steps: list[dict[str, Any]] = [
+                {"name": "stage", "module": "host_release", "arguments": arguments},
+                {"name": "prune", "module": "release_prune", "arguments": keep},
+            ]
+            # The chief's host proves a program for all with its environment, and each a kit that it hasn't.
+            like_chief = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]
+            if host == chief or not (self._current(host) == release["id"] or (like_chief and kit <= there)):
+                steps.append(self._proof(host, shipment))
+            asked[host] = {"steps": steps, "sources": _sources(steps), "blobs": {"archive": archives[there]}}
+        said = self._act(asked, STAGE_SECONDS)
+        for host, each in said.items():
+            self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display, shipment)
+        return Shipped({host: _recap(each) for host, each in said.items()}, {})
+
+    def _proof(self, host: str, shipment: Shipment) -> dict[str, Any]:
+        """Return the step that proves a release as tasks/prove.yml of the role release does."""
+        role = Role(
+            self._inventory, host, "release", "release.yml", "prove",
+            psfleet_release=shipment.release,
+            fab_shipment=shipment.as_variable,
+            __release_now={"stdout_lines": [f"releases/{self._current(host)}"]},
+            __release_running=False,  # the choice is proven, whatever runs
+        )  # fmt: skip
+        given = role.arguments("prove", "ansible.builtin.command")
+        return {
+            "name": "proof",
+            "command": given["argv"],
+            "directory": given["chdir"],
+            "stdin": given["stdin"] if isinstance(given["stdin"], str) else json.dumps(given["stdin"]),
+            "environment": role.value("__release_check_environment"),
+        }
+
+    def _refuse_unproven(
+        self, host: str, proof: dict[str, Any] | None, release: str, display: Display, shipment: Shipment
+    ) -> None:
+        if proof is None:
+            return
+        lines = {f"{name}_lines": proof[name].splitlines() for name in ("stdout", "stderr")}
+        role = Role(self._inventory, host, "release", "release.yml", "prove", __release_proof={**proof, **lines})
+        if notes := role.value("__release_notes"):
+            display.keep(f"host '{host}': " + "\n".join(notes))
+        if proof["rc"] == USER_ERROR:
+            raise OperatorMistake(f"host '{host}': {role.value('__release_said')}")
+        if proof["rc"]:
+            said = role.value("__release_said")
+            raise ClusterTrouble(f"host '{host}': release {release} does not work here: {said}")
+
+    def _switch(self, shipment: Shipment, hosts: Sequence[str]) -> Shipped:
+        asked = {}
+        for host in hosts:
+            role = Role(self._inventory, host, "trainer", "training.yml")
+            steps: list[dict[str, Any]] = [
+                {"name": "switch", "module": "host_release", "arguments": {"state": "current", "id": shipment.release}},
+                # As the handler of roles/release.
+                {
+                    "name": "board",
+                    "command": ["systemctl", "try-restart", "tensorboard*.service"],
+                    "after": ["switch", "changed"],
+                },
+            ]
+            if not self._has_settings(host):
+                steps.append({"name": "settings", "write": SETTINGS, "text": self._wanted[host].texts[SETTINGS]})
+            look = role.arguments("main", "stale_tasks")
+            steps.append({"name": "stale", "module": "stale_tasks", "arguments": look})
+            asked[host] = {"steps": steps, "sources": _sources(steps), "alone": True}
+        try:
+            said = self._act(asked, SWITCH_SECONDS)
+        except KeyboardInterrupt:
+            # What is under way on the hosts has ended before anything is put back.
+            with undisturbed():
+                self._cluster.act({host: {"alone": True} for host in asked}, SWITCH_SECONDS)
+            raise
+        self._cluster.tell_release(shipment.release)
+        stale = [name for each in said.values() for name in each["steps"]["stale"].get("tasks", ())]
+        # They come back with the others that this start starts. Who trains saves while the servers are there.
+        tasks = [task for task in self._inventory.tasks if task.name in stale]
+        for stopped in ([task for task in tasks if not task.server], [task for task in tasks if task.server]):
+            if stopped:
+                self._cluster.stop(stopped)
+        return Shipped({host: _recap(each) for host, each in said.items()}, {})
+
+    def _act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
+        said = self._cluster.act(asked, seconds)
+        failed = [
+            f"{host}: {result['msg']}"
+            for host, each in said.items()
+            for result in each["steps"].values()
+            if result.get("failed")
+        ]
+        if failed:
+            raise ClusterTrouble("\n".join(failed))
+        return said
+
+
+def _sources(steps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    return {step["module"]: _source(step["module"]) for step in steps if "module" in step}
+
+
+@cache
+def _source(module: str) -> str:
+    found = sorted((ROOT / "roles").glob(f"*/library/{module}.py"))
+    return found[0].read_text(encoding="utf-8")
+
+
+def _difference(found: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -> str | None:
+    """Say which file or directory is not as it should be; the run settings the short way writes itself."""
+    for path, state in wanted.items():
+        if path != SETTINGS and found[path] != state:
+            return f"{path} differs" if found[path] else f"{path} is missing"
+    return None
+
+
+def list_of(archive: bytes) -> list[str]:
+    """Return the lines of an archive's list of files."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        file = tar.extractfile(Path(SUMS).name)
+        assert file is not None
+        return file.read().decode().splitlines()
+
+
+def pack(archive: bytes, there: frozenset[str]) -> bytes:
+    """Leave out of an archive what a host has: the lines of its list of files."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as full, tarfile.open(fileobj=packed, mode="w:gz") as rest:
+        for member in full:
+            file = full.extractfile(member)
+            assert file is not None
+            data = file.read()
+            if f"{hashlib.sha256(data).hexdigest()}  {member.name}" not in there:
+                rest.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def _recap(said: Mapping[str, Any]) -> Recap:
+    changed = sum(bool(result.get("changed")) for result in said["steps"].values())
+    return Recap(changed, 0, 0)

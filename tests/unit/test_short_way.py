@@ -1,0 +1,450 @@
+"""A start after an edit: fab ships by itself where hosts are as they should be, and Ansible's way where not."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import host_release
+import pytest
+import reserved_ports
+import yaml
+
+from fleet import verbs
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.inventory import ROOT, Inventory, load_inventory
+from fleet.release import make_release, sign_release
+from fleet.roles import Role, UnknownTask
+from fleet.ssh import Answer
+from tests.unit.test_fleet_verbs import Clock, Pretence, make_inventory, printed, status, train
+
+# What stands below a directory of the test's own, instead of in the machine.
+PLACES = (
+    "/opt/trainer",
+    "/etc/trainer",
+    "/etc/systemd/system",
+    "/etc/sysctl.d",
+    "/proc/sys/net/ipv4/ip_local_reserved_ports",
+    "/usr/local/sbin/psfleet-check-release",
+    "/run/psfleet-agent",
+)
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+SYSTEMCTL = """#!/bin/sh
+echo "systemctl $*" >>"$CALLS"
+"""
+SYSTEMD_RUN = """#!/bin/sh
+echo "systemd-run $*" >>"$CALLS"
+cat >/dev/null
+echo "proven: release $(basename "$PWD")"
+[ ! -e "$CALLS.refuse" ] || { echo "error: program slow:Slwo: slow has no 'Slwo'" >&2; exit "$(cat "$CALLS.refuse")"; }
+"""
+
+
+class Rooted(Pretence):
+    """Hosts that are directories: fleet/agent.py runs in each."""
+
+    def __init__(self, inventory: Inventory, place: Path) -> None:
+        super().__init__(inventory, run_status=status("new", None))
+        self.place = place
+        self.connections: list[str] = []
+        for host in inventory.hosts:
+            for name in ("bin", "run"):
+                (place / host / name).mkdir(parents=True, exist_ok=True)
+            for name, text in (("systemctl", SYSTEMCTL), ("systemd-run", SYSTEMD_RUN)):
+                (place / host / "bin" / name).write_text(text)
+                (place / host / "bin" / name).chmod(0o755)
+
+    def run(
+        self, scripts: Mapping[str, str], timeout: float = 30, data: Mapping[str, bytes] | None = None
+    ) -> dict[str, Answer]:
+        self.connections += scripts
+        answers = super().run(
+            {host: each for host, each in scripts.items() if host not in (data or {}) or "@units" in each}
+        )
+        for host, asked in (data or {}).items():
+            if host in self.unreachable:
+                answers[host] = Answer(unreachable=self.unreachable[host])
+                continue
+            said = self.agent(host, asked)
+            known = answers.get(host, Answer())
+            answers[host] = replace(known, stdout=f"@look\n{said}\n{known.stdout}" if known.stdout else said)
+        self.release = self.releases(self.inventory.chief.host)
+        return {host: answers[host] for host in scripts}
+
+    def _before(self, host: str, script: str) -> Answer:
+        return Answer()
+
+    def agent(self, host: str, asked: bytes) -> str:
+        root, text = self.place / host, asked.decode()
+        for place in PLACES:
+            text = text.replace(place, f"{root}{place}")
+        receive = (
+            "import json,sys; a=json.load(sys.stdin); exec(a.pop('agent'), {'__name__':'psfleet_agent','asked':a})"
+        )
+        environment = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}", "CALLS": str(root / "calls")}
+        done = subprocess.run(
+            [sys.executable, "-c", receive], input=text, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.replace(str(root), "")
+
+    def releases(self, host: str) -> str:
+        return (self.place / host / "opt/trainer/current").readlink().name
+
+    def calls(self, host: str) -> list[str]:
+        path = self.place / host / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def proofs(self) -> list[str]:
+        return [host for host in self.inventory.hosts for call in self.calls(host) if call.startswith("systemd-run")]
+
+
+def install(hosts: Rooted) -> None:
+    """Bring hosts where site.yml brings them."""
+    release, archive = make_release(hosts.inventory)
+    environment = release["environments"][PYTHON]["name"]
+    signature, signers = sign_release(archive, release["id"], hosts.place.parent / "cache", "", [])
+    packed = hosts.place / "archive.tar.gz"
+    packed.write_bytes(archive)
+    for host in hosts.inventory.hosts:
+        root = hosts.place / host
+        put(
+            root,
+            "/usr/local/sbin/psfleet-check-release",
+            (ROOT / "roles/release/files/psfleet-check-release").read_text(),
+        )
+        program = root / "usr/local/sbin/psfleet-check-release"
+        program.chmod(0o755)
+        there = host_release.Release(root / "opt/trainer", release["id"], program, False)
+        there.stage(packed, signature, signers, environment)
+        there.switch()
+        site = root / f"opt/trainer/envs/{environment}/lib/python{PYTHON}/site-packages"
+        put(root, f"/opt/trainer/envs/{environment}/bin/python", "")
+        (root / f"opt/trainer/envs/{environment}/bin/python").chmod(0o755)
+        put(root, f"/{(site / 'a-1.dist-info/RECORD').relative_to(root)}", "")
+        wanted = Role(hosts.inventory, host, "trainer", "training.yml").look("main", {})
+        for path, (mode, content) in wanted.files.items():
+            if content == "directory":
+                (root / path[1:]).mkdir(parents=True, exist_ok=True)
+            else:
+                put(root, path, wanted.texts[path])
+            (root / path[1:]).chmod(int(mode, 8))
+        ports = next(each["arguments"]["ports"] for each in wanted.checks if each["module"] == "reserved_ports")
+        kernel, text = reserved_ports.plan("", "", ports)
+        put(root, "/etc/sysctl.d/99-psfleet-ports.conf", text)
+        put(root, "/proc/sys/net/ipv4/ip_local_reserved_ports", kernel)
+
+
+def put(root: Path, path: str, text: str) -> None:
+    (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+    (root / path[1:]).write_text(text)
+
+
+def hosts_in(place: Path) -> Rooted:
+    more = {
+        "release_program": str(place / "program"),
+        "release_lock": str(place / "cpu"),
+        "release_cache": str(place / "cache"),
+        "firewall_closes": "none",
+        "cluster_uid": 6006,
+    }
+    inventory = make_inventory()
+    inventory = replace(inventory, variables={host: {**each, **more} for host, each in inventory.variables.items()})
+    return Rooted(inventory, place / "hosts")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("installed")
+    put(place, "/program/slow.py", "class Slow: ...\n")
+    put(place, f"/cpu-{PYTHON}.txt", "a==1\n")
+    install(hosts_in(place))
+    return place
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, installed: Path) -> Rooted:
+    shutil.copytree(installed, tmp_path, symlinks=True, dirs_exist_ok=True)
+    hosts = hosts_in(tmp_path)
+    hosts.tick = train()
+    return hosts
+
+
+@pytest.fixture
+def program(hosts: Rooted) -> Path:
+    return hosts.place.parent / "program/slow.py"
+
+
+@pytest.fixture
+def desk(hosts: Rooted) -> verbs.Desk:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("this is Ansible's way")
+
+    clock = Clock(hosts=hosts)
+    return verbs.Desk(io.StringIO(), clock, clock.sleep, ship=refuse, find=lambda *_: None)
+
+
+def start(hosts: Rooted, desk: verbs.Desk, **more: Any) -> str:
+    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", detach=True, **more)
+    return printed(desk)
+
+
+def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, desk: verbs.Desk, program: Path) -> None:
+    before = hosts.releases("head")
+    program.write_text("class Slow:\n    edited = True\n")
+    said = start(hosts, desk)
+    assert "way     fab by itself: all but code, settings and choice is as it should be" in said
+    now = {hosts.releases(host) for host in hosts.inventory.hosts}
+    assert len(now) == 1
+    assert before not in now
+    for host in hosts.inventory.hosts:
+        there = hosts.place / host / "opt/trainer/current"
+        assert (there / "slow.py").read_text() == program.read_text()
+        assert (there / "trainer/__main__.py").read_bytes() == (ROOT / "trainer/__main__.py").read_bytes()
+        assert "systemctl try-restart tensorboard*.service" in hosts.calls(host)
+    # What the kit is has been proven there, and the program is proven by the chief's host for all with its environment.
+    assert hosts.proofs() == ["head"]
+    assert "shipped to 3 of 3 hosts (code)" in said
+
+
+def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, desk: verbs.Desk) -> None:
+    release = hosts.releases("far")
+    for host in hosts.inventory.hosts:
+        sums = hosts.place / host / "opt/trainer/current/SHA256SUMS"
+        sums.write_text(sums.read_text().replace("  trainer/__main__.py", "  trainer/__other__.py"))
+        (sums.parent / "trainer/__main__.py").rename(sums.parent / "trainer/__other__.py")
+    (hosts.place / "far/opt/trainer/current").unlink()
+    (hosts.place / "far/opt/trainer/releases" / release).rename(hosts.place / "far/opt/trainer/releases/old")
+    (hosts.place / "far/opt/trainer/current").symlink_to("releases/old")
+    sums = hosts.place / "far/opt/trainer/current/SHA256SUMS"
+    sums.write_text(sums.read_text().replace(f"release {release}", "release old"))
+    start(hosts, desk)
+    assert hosts.proofs() == ["head", "far"]
+
+
+def test_a_start_with_nothing_new_proves_and_switches_nothing(hosts: Rooted, desk: verbs.Desk) -> None:
+    start(hosts, desk)
+    assert not [call for host in hosts.inventory.hosts for call in hosts.calls(host) if "tensorboard" in call]
+    assert hosts.proofs() == ["head"]
+
+
+def test_settings_are_written_by_fab_too(hosts: Rooted, desk: verbs.Desk) -> None:
+    for each in hosts.inventory.variables.values():
+        each["trainer_run"]["steps"] = 31  # type: ignore[index]
+    start(hosts, desk)
+    for host in hosts.inventory.hosts:
+        settings = hosts.place / host / "etc/trainer/run.json"
+        assert json.loads(settings.read_text())["steps"] == 31
+        assert settings.stat().st_mode & 0o777 == 0o644
+
+
+def test_what_proves_wrong_changes_nothing(hosts: Rooted, desk: verbs.Desk, program: Path) -> None:
+    before = hosts.releases("head")
+    program.write_text("class Slow:\n    edited = True\n")
+    (hosts.place / "head/calls.refuse").write_text("78")
+    with pytest.raises(OperatorMistake, match=r"host 'head': program slow:Slwo: slow has no 'Slwo'$"):
+        start(hosts, desk)
+    assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
+    (hosts.place / "head/calls.refuse").write_text("75")
+    with pytest.raises(ClusterTrouble, match=r"host 'head': release \w+ does not work here: program slow:Slwo"):
+        start(hosts, desk)
+
+
+def test_a_switch_that_is_left_has_ended_before_anything_is_put_back(
+    hosts: Rooted, desk: verbs.Desk, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Mapping[str, Any]] = []
+    act = Cluster.act
+
+    def leave(cluster: Cluster, each: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
+        asked.append(each["far"])
+        if any(step["name"] == "switch" for step in each["far"].get("steps", ())):
+            raise KeyboardInterrupt
+        return act(cluster, each, seconds)
+
+    monkeypatch.setattr(Cluster, "act", leave)
+    program.write_text("class Slow:\n    edited = True\n")
+    with pytest.raises(KeyboardInterrupt):
+        start(hosts, desk)
+    assert asked[-1] == {"alone": True}
+    assert "the start is broken off: what was there before is put back" in printed(desk)
+
+
+def test_a_signature_that_does_not_fit_is_refused_before_the_switch(
+    hosts: Rooted, desk: verbs.Desk, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = hosts.releases("head")
+    program.write_text("class Slow:\n    edited = True\n")
+    signed = sign_release(make_release(replace(hosts.inventory))[1], "x", hosts.place / "other", "", [])
+    monkeypatch.setattr("fleet.short.sign_release", lambda *_: (signed[0].replace("A", "B"), signed[1]))
+    with pytest.raises(ClusterTrouble, match="it is signed by none of those in"):
+        start(hosts, desk)
+    assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
+
+
+def spoil(path: str, text: str = "another", mode: int = 0o644) -> Any:
+    def change(root: Path) -> None:
+        put(root, path, text)
+        (root / path[1:]).chmod(mode)
+
+    return change
+
+
+def shut(path: str) -> Any:
+    return lambda root: (root / path[1:]).chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (spoil("/etc/systemd/system/trainer@.service"), "/etc/systemd/system/trainer@.service differs"),
+        (spoil("/etc/trainer/ps-0.env"), "/etc/trainer/ps-0.env differs"),
+        (shut("/etc/trainer"), "/etc/trainer differs"),
+        (spoil("/etc/trainer/worker-7.env"), "/etc/trainer/worker-7.env is of a task that is no longer there"),
+        (spoil("/etc/systemd/system/trainer@ps-0.service.d/psfleet-task.conf"), "psfleet-task.conf differs"),
+        (spoil("/etc/trainer/secrets/KEY"), "its secrets are not those of the inventory"),
+        (spoil("/etc/trainer/secrets-coming/KEY"), "its secrets are not those of the inventory"),
+        (spoil("/etc/sysctl.d/99-psfleet-ports.conf"), "the tasks' ports are not kept from other connections"),
+        (spoil("/usr/local/sbin/psfleet-check-release", mode=0o755), "psfleet-check-release differs"),
+        (spoil("/etc/systemd/system/psfleet-firewall.service"), "psfleet-firewall.service is there"),
+        (spoil("/etc/systemd/system/psfleet-wireguard.service"), "psfleet-wireguard.service is there"),
+        (spoil("/opt/trainer/current/slow.py"), "did NOT match. `ansible-playbook site.yml` mends it"),
+        (spoil(f"/opt/trainer/current/locks/cpu-{PYTHON}.txt"), f"locks/cpu-{PYTHON}.txt differs"),
+    ],
+)
+def test_whatever_else_differs_on_a_host_is_ansibles(
+    change: Any, why: str, hosts: Rooted, desk: verbs.Desk, program: Path
+) -> None:
+    change(hosts.place / "store")
+    program.write_text("class Slow:\n    edited = True\n")
+    with pytest.raises(AssertionError, match="this is Ansible's way"):
+        start(hosts, desk)
+    (line,) = [line for line in printed(desk).splitlines() if line.startswith("  way ")]
+    assert line.startswith("  way     by Ansible: store: ")
+    assert line.endswith(why)
+
+
+def test_an_environment_that_is_damaged_or_of_another_lock_is_ansibles(
+    hosts: Rooted, desk: verbs.Desk, tmp_path: Path
+) -> None:
+    (record,) = (hosts.place / "far/opt/trainer/envs").glob("*/lib/*/*/a-1.dist-info/RECORD")
+    record.unlink()
+    with pytest.raises(AssertionError, match="this is Ansible's way"):
+        start(hosts, desk)
+    assert "by Ansible: far: its Python environment is not as it was installed" in printed(desk)
+    record.touch()
+    (tmp_path / f"cpu-{PYTHON}.txt").write_text("a==2\n")
+    with pytest.raises(AssertionError, match="this is Ansible's way"):
+        start(hosts, desk)
+    assert "by Ansible: head: its environment is cpu-" in printed(desk)
+
+
+def test_the_plan_says_which_way_it_goes_and_what_changes(hosts: Rooted, desk: verbs.Desk, program: Path) -> None:
+    program.write_text("class Slow:\n    edited = True\n")
+    for each in hosts.inventory.variables.values():
+        each["trainer_run"]["steps"] = 31  # type: ignore[index]
+    said = start(hosts, desk, plan_only=True)
+    assert "  change  Switch to the release: head, store, far\n" in said
+    assert "  change  Write the run settings: head, store, far\n" in said
+    assert hosts.proofs() == []
+
+
+def test_a_start_after_an_edit_takes_few_scripts_a_host(hosts: Rooted, desk: verbs.Desk, program: Path) -> None:
+    """The loop that is typed most: no ansible-playbook (the desk refuses it), one connection and this many scripts."""
+    program.write_text("class Slow:\n    edited = True\n")
+    start(hosts, desk)
+    # Look, stage, remember, switch, compare, look at what is ready, start; then one each while a step is waited for.
+    assert (hosts.connections.count("far"), hosts.connections.count("head")) == (8, 11)
+
+
+def test_a_task_that_nobody_here_knows_is_refused(monkeypatch: pytest.MonkeyPatch, hosts: Rooted) -> None:
+    role = Role(hosts.inventory, "head", "trainer", "training.yml")
+    with pytest.raises(UnknownTask, match="roles/trainer: only Ansible can do 'Read which tasks are to come back'"):
+        role.look("take_back", {})
+
+
+FACTS = {
+    "first": False,
+    "ssh_ports": [22, 2022],
+    "login_uid": 1000,
+    "scraper_uid": None,
+    "name_servers": ["192.0.2.53"],
+    "resolved": {},
+    "peers": [],
+    "vpn": {},
+    "listening": [],
+    "others": [],
+    "nft": "/usr/sbin/nft",
+}
+
+
+def test_files_are_what_ansible_writes(tmp_path: Path) -> None:
+    """Each file of the roles, as fab makes it and as ansible-playbook does."""
+    inventory = load_inventory("inventory/gpu-example")
+    plays, made = [], {}
+    for host in [inventory.chief.host]:
+        for place in ("etc/systemd/system", "usr/local/sbin"):
+            (tmp_path / host / place).mkdir(parents=True)
+        for role, tasks in (("trainer", "main"), ("firewall", "close")):
+            wanted = Role(inventory, host, role, "training.yml").look(tasks, {"__firewall_facts": FACTS})
+            made |= {(host, path): text for path, text in wanted.texts.items()}
+            (play,) = [
+                play
+                for play in yaml.safe_load((ROOT / "ansible/training.yml").read_text())
+                if [each["role"] for each in play.get("roles", ())] == [role]
+            ]
+            found = yaml.safe_load((ROOT / f"roles/{role}/tasks/{tasks}.yml").read_text())
+            plays.append(
+                {
+                    "hosts": host,
+                    "connection": "local",
+                    "gather_facts": False,
+                    "vars_files": [f"{ROOT}/roles/{role}/{kind}/main.yml" for kind in ("defaults", "vars")],
+                    "vars": {**play["vars"], **play["roles"][0]["vars"], "__firewall_facts": FACTS},
+                    "tasks": [to_place(task, tmp_path / host, role) for task in flat(found)],
+                }
+            )
+    playbook = tmp_path / "write.yml"
+    playbook.write_text(yaml.safe_dump(plays))
+    command = [
+        "ansible-playbook",
+        "--inventory",
+        "inventory/gpu-example",
+        playbook,
+        "--extra-vars",
+        "__firewall_closes=all",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(made) > 12
+    assert {key: (tmp_path / key[0] / key[1][1:]).read_text() for key in made} == made
+
+
+def flat(tasks: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for task in tasks:
+        yield from flat(task.get("block", ()))
+        if set(task) & {"ansible.builtin.template", "ansible.builtin.copy", "ansible.builtin.file"}:
+            yield task
+
+
+def to_place(task: dict[str, Any], place: Path, role: str) -> dict[str, Any]:
+    """Have a task of a role write below a directory."""
+    (module,) = (name for name in task if name.startswith("ansible.builtin."))
+    arguments = dict(task[module])
+    arguments.pop("validate", None)
+    for name in ("dest", "path"):
+        if name in arguments:
+            arguments[name] = f"{place}{arguments[name]}"
+    if "src" in arguments:
+        folder = "templates" if module.endswith("template") else "files"
+        arguments["src"] = f"{ROOT}/roles/{role}/{folder}/{arguments['src']}"
+    return {"name": task["name"], module: arguments} | {name: task[name] for name in ("loop",) if name in task}
