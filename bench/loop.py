@@ -130,8 +130,8 @@ def ssh_command(inventory: str, name: str) -> list[str]:
 
 def started(command: list[str]) -> None:
     """Start, and refuse a start that went Ansible's way: it is what is measured here."""
-    said = run_command(command)
-    if ways := re.findall(r"^  way     by Ansible: (.*)", said, re.MULTILINE):
+    output = run_command(command)
+    if ways := re.findall(r"^  way     by Ansible: (.*)", output, re.MULTILINE):
         sys.exit(f"bench/loop: {shlex.join(command)} went Ansible's way: {ways[0]}")
 
 
@@ -160,8 +160,8 @@ class Simulated(Cluster):
     def act(self, asked: Any, seconds: float) -> dict[str, Any]:
         for each in asked.values():
             feed(each)
-        said = {"steps": {"stale": {}, "proof": {"rc": 0, "stdout": "", "stderr": ""}}}
-        return dict.fromkeys(asked, said)
+        answer = {"steps": {"stale": {}, "proof": {"rc": 0, "stdout": "", "stderr": ""}}}
+        return dict.fromkeys(asked, answer)
 
     def tell_release(self, release: str) -> None:
         pass
@@ -196,9 +196,9 @@ def simulate_start(place: str) -> float:
     for each in asked.values():
         feed(each)
     asking = processor_seconds() - begun
-    said = {host: answer_of(short, host, each) for host, each in asked.items()}
+    answers = {host: answer_of(short, host, each) for host, each in asked.items()}
     begun = processor_seconds()
-    reasons = short.judge(said, list(asked))
+    reasons = short.judge(answers, list(asked))
     if reasons:
         sys.exit(f"bench/loop: {next(iter(reasons.items()))}")
     for playbooks in (STAGE, SWITCH):

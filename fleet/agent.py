@@ -28,11 +28,11 @@ MORE_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
 class Done(Exception):
-    """A module has said what it has to say."""
+    """A module has ended, with this result."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
-        super().__init__(said.get("msg"))
-        self.said = said
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__(result.get("msg"))
+        self.result = result
 
 
 class AnsibleModule:
@@ -50,11 +50,11 @@ class AnsibleModule:
         if unknown:
             self.fail_json(f"unknown: {', '.join(sorted(unknown))}")
 
-    def exit_json(self, **said: Any) -> None:
-        raise Done({"changed": False, "warnings": self.warnings, **said})
+    def exit_json(self, **result: Any) -> None:
+        raise Done({"changed": False, "warnings": self.warnings, **result})
 
-    def fail_json(self, msg: str, **said: Any) -> None:
-        raise Done({**said, "failed": True, "msg": msg})
+    def fail_json(self, msg: str, **result: Any) -> None:
+        raise Done({**result, "failed": True, "msg": msg})
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -70,10 +70,10 @@ class AnsibleModule:
         self, command: list[str], check_rc: bool = False, environ_update: dict[str, str] | None = None,
         data: str | None = None, cwd: str | None = None,
     ) -> tuple[int, str, str]:  # fmt: skip
-        said = run(command, {**os.environ, **(environ_update or {})}, data or "", cwd)
-        if said["rc"] and check_rc:
-            self.fail_json(said["stderr"].strip() or f"{command[0]} ended with {said['rc']}", rc=said["rc"])
-        return said["rc"], said["stdout"], said["stderr"]
+        result = run(command, {**os.environ, **(environ_update or {})}, data or "", cwd)
+        if result["rc"] and check_rc:
+            self.fail_json(result["stderr"].strip() or f"{command[0]} ended with {result['rc']}", rc=result["rc"])
+        return result["rc"], result["stdout"], result["stderr"]
 
 
 def run(command: list[str], environment: dict[str, str], data: str, cwd: str | None = None) -> dict[str, Any]:
@@ -96,10 +96,10 @@ def run_module(name: str, source: str, arguments: dict[str, Any], check: bool) -
         exec(compile(source, name, "exec"), module.__dict__)
         module.main()
     except Done as done:
-        return done.said
+        return done.result
     except Exception as error:
         return {"failed": True, "msg": f"{name}: {type(error).__name__}: {error}"}
-    return {"failed": True, "msg": f"{name} ended and said nothing"}
+    return {"failed": True, "msg": f"{name} ended without a result"}
 
 
 def look(path: str) -> list[str] | None:
@@ -146,23 +146,23 @@ def do(step: dict[str, Any], sources: dict[str, str], places: dict[str, str]) ->
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """Do what is asked, step by step, until a module fails; only looking goes on then."""
-    said: dict[str, Any] = {"python": platform.python_version(), "steps": {}}
-    said["files"] = {path: look(path) for path in asked.get("look", ())}
-    said["texts"] = {path: read(path) for path in asked.get("read", ())}
-    said["names"] = {path: sorted(each.name for each in Path(path).glob("*")) for path in asked.get("list", ())}
+    found: dict[str, Any] = {"python": platform.python_version(), "steps": {}}
+    found["files"] = {path: look(path) for path in asked.get("look", ())}
+    found["texts"] = {path: read(path) for path in asked.get("read", ())}
+    found["names"] = {path: sorted(each.name for each in Path(path).glob("*")) for path in asked.get("list", ())}
     environment = Path(ENVIRONMENT).resolve()
     with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:
         for name, blob in asked.get("blobs", {}).items():
             Path(directory, name).write_bytes(base64.b64decode(blob))
         places = {"@blobs": directory, "@environment": str(environment), "@lock": environment.name.rpartition("-")[0]}
         for step in asked.get("steps", ()):
-            after = step.get("after")  # as in ["switch", "changed"]: what an earlier step must have said
-            if after and not said["steps"].get(after[0], {}).get(after[1]):
+            after = step.get("after")  # as in ["switch", "changed"]: what an earlier step must have found
+            if after and not found["steps"].get(after[0], {}).get(after[1]):
                 continue
-            result = said["steps"][step["name"]] = do(step, asked.get("sources", {}), places)
+            result = found["steps"][step["name"]] = do(step, asked.get("sources", {}), places)
             if result.get("failed") and not step.get("check"):
                 break
-    return said
+    return found
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What a role would write on a host: its own tasks, templates and variables, rendered here as Ansible renders them.
 
-The roles say it once. Who reads them here knows the modules that the tasks name; a task with another one is refused, so
-that no check is left out without a word.
+The roles say it once. This module knows the modules that the tasks name. A task with another one is refused, so that no
+check is left out without a word.
 """
 
 from __future__ import annotations
@@ -118,16 +118,16 @@ class Role:
         path, mode = (str(self._template(arguments[name], more)) for name in ("dest", "mode"))
         text = (ROOT / "roles" / self.name / "templates" / str(arguments["src"])).read_text(encoding="utf-8")
         overrides = {"trim_blocks": True, "lstrip_blocks": False}
-        said = self._template(trust_as_template(text), more, overrides=overrides) if whole else ""
-        wanted.file(path, mode, str(said))
+        content = self._template(trust_as_template(text), more, overrides=overrides) if whole else ""
+        wanted.file(path, mode, str(content))
 
     def _copy(self, arguments: Any, wanted: Wanted, more: Mapping[str, Any], whole: bool) -> None:
         path, mode = (str(self._template(arguments[name], more)) for name in ("dest", "mode"))
         if "src" in arguments:
-            said = (ROOT / "roles" / self.name / "files" / str(arguments["src"])).read_text(encoding="utf-8")
+            content = (ROOT / "roles" / self.name / "files" / str(arguments["src"])).read_text(encoding="utf-8")
         else:
-            said = str(self._template(arguments["content"], more)) if whole else ""
-        wanted.file(path, mode, said)
+            content = str(self._template(arguments["content"], more)) if whole else ""
+        wanted.file(path, mode, content)
 
     def _file(self, arguments: Any, wanted: Wanted, more: Mapping[str, Any], _whole: bool) -> None:
         given = self._template(arguments, more)
@@ -164,7 +164,7 @@ _READERS: dict[str, Callable[..., None]] = {
     "try_firewall": _check("firewall_table", state="tried"),
 }
 _CALLS = ("ansible.builtin.import_role", "ansible.builtin.include_role")
-# What their names are is known before a host has said anything.
+# The names of their files are known before a host has answered.
 _NAMING = ("ansible.builtin.template", "ansible.builtin.copy", "ansible.builtin.file")
 
 

@@ -54,7 +54,7 @@ class ShortWay:
         self._release: Mapping[str, Any] = {}
         self._wanted: dict[str, Wanted] = {}
         self._walls: dict[str, Role | None] = {}  # by host, with the role firewall where the host is to be closed
-        self._said: Mapping[str, Any] = {}
+        self._answers: Mapping[str, Any] = {}
         self._reasons: dict[str, str] = {}
 
     def questions(self) -> dict[str, dict[str, Any]]:
@@ -67,12 +67,12 @@ class ShortWay:
             except UnknownTask as unknown:
                 self._reasons[host] = str(unknown)
             except Exception as error:  # whatever a template raises, Ansible says it in its own words
-                self._reasons[host] = f"what it should hold can't be told here: {first_line(error)}"
+                self._reasons[host] = f"what it should hold can't be worked out here: {first_line(error)}"
         return asked
 
-    def judge(self, said: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, str]:
+    def judge(self, answers: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, str]:
         """Return by host why only Ansible can bring it where it should be; nothing where the short way will do."""
-        self._said = said
+        self._answers = answers
         named = {host for group in GROUPS for host in self._inventory.groups.get(group, ())}
         idle = sorted(named - self._inventory.hosts.keys())
         reasons = dict.fromkeys(idle, "it has no task, and fab asks only hosts that have one")
@@ -80,7 +80,7 @@ class ShortWay:
             try:
                 reason = self._reasons.get(host) or self._reason(host)
             except Exception as error:
-                reason = f"what it should hold can't be told here: {first_line(error)}"
+                reason = f"what it should hold can't be worked out here: {first_line(error)}"
             if reason:
                 reasons[host] = reason
         return reasons
@@ -139,62 +139,62 @@ class ShortWay:
         }
 
     def _reason(self, host: str) -> str | None:
-        said, wanted = self._said.get(host), self._wanted[host]
-        if said is None:
+        answer, wanted = self._answers.get(host), self._wanted[host]
+        if answer is None:
             return "it can't be looked at"
         environment = self._environment(host, self._release)
-        found = str(said["texts"][f"{CURRENT}/env"]).rpartition("/")[2]
+        found = str(answer["texts"][f"{CURRENT}/env"]).rpartition("/")[2]
         if environment is None or found != environment["name"]:
-            named = environment["name"] if environment else f"none for Python {said['python']}"
+            named = environment["name"] if environment else f"none for Python {answer['python']}"
             return f"its environment is {found}, and the release has {named}"
         lock = f"{CURRENT}/{environment['lock']}"
-        digest = (said["files"][lock] or ["", ""])[1]
+        digest = (answer["files"][lock] or ["", ""])[1]
         if not environment["name"].endswith(f"-{digest[:12]}"):
             return f"{lock} differs"
         names = {f"{task.name}.env" for task in self._inventory.tasks_on(host)}
-        if gone := [name for name in said["names"]["/etc/trainer"] if name.endswith(".env") and name not in names]:
+        if gone := [name for name in answer["names"]["/etc/trainer"] if name.endswith(".env") and name not in names]:
             return f"/etc/trainer/{gone[0]} is of a task that is no longer there"
         encrypted = self._inventory.variables[host].get("cluster_encryption") is True
-        if (said["files"][TUNNEL] is not None) != encrypted:
+        if (answer["files"][TUNNEL] is not None) != encrypted:
             return f"{TUNNEL} is {'missing' if encrypted else 'there'}"
-        if (difference := _difference(said["files"], wanted.files)) or (difference := self._wall(host, said)):
+        if (difference := _difference(answer["files"], wanted.files)) or (difference := self._wall(host, answer)):
             return difference
-        if said["steps"]["code"]["rc"]:  # a part of it would be sent alone, and Ansible mends the rest
-            return str(said["steps"]["code"]["stderr"]).strip()
-        for name, result in said["steps"].items():
+        if answer["steps"]["code"]["rc"]:  # a part of it would be sent alone, and Ansible mends the rest
+            return str(answer["steps"]["code"]["stderr"]).strip()
+        for name, result in answer["steps"].items():
             if result.get("failed") or result.get("changed"):
                 return str(result.get("msg") or FINDINGS[name.split()[0]])
         return None
 
-    def _wall(self, host: str, said: Mapping[str, Any]) -> str | None:
+    def _wall(self, host: str, answer: Mapping[str, Any]) -> str | None:
         """Say in what a host's packet filter is not what it should be."""
         role = self._walls[host]
         if role is None:
-            return None if said["files"][FIREWALL] is None else f"{FIREWALL} is there"
-        facts = said["steps"]["facts"]
+            return None if answer["files"][FIREWALL] is None else f"{FIREWALL} is there"
+        facts = answer["steps"]["facts"]
         if facts.get("failed"):
             return str(facts["msg"])
         wanted = role.look("close", {"__firewall_facts": facts})
         if wanted.refusals:
             return wanted.refusals[0]
-        if difference := _difference(said["files"], wanted.files):
+        if difference := _difference(answer["files"], wanted.files):
             return difference
-        if said["steps"]["wall"]["rc"] or said["steps"]["wall runs"]["rc"]:
+        if answer["steps"]["wall"]["rc"] or answer["steps"]["wall runs"]["rc"]:
             return f"{Path(FIREWALL).name} is not enabled, or does not run"
         return None
 
     def _environment(self, host: str, release: Mapping[str, Any]) -> Mapping[str, str] | None:
         """Return the release's environment for a host, and its lock."""
-        minor = ".".join(self._said[host]["python"].split(".")[:2])
+        minor = ".".join(self._answers[host]["python"].split(".")[:2])
         kind = "gpu_environments" if host in self._inventory.groups.get("gpu", ()) else "environments"
         found: Mapping[str, str] | None = release[kind].get(minor)
         return found
 
     def _current(self, host: str) -> str:
-        return str(self._said[host]["texts"][CURRENT]).rpartition("/")[2]
+        return str(self._answers[host]["texts"][CURRENT]).rpartition("/")[2]
 
     def _has_settings(self, host: str) -> bool:
-        return bool(self._said[host]["files"][SETTINGS] == self._wanted[host].files[SETTINGS])
+        return bool(self._answers[host]["files"][SETTINGS] == self._wanted[host].files[SETTINGS])
 
     def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display) -> Shipped:
         release, archive = make_release(self._inventory)
@@ -214,7 +214,7 @@ class ShortWay:
             environment = self._environment(host, release)
             assert environment is not None
             # What the host's current release has, byte by byte, need not be sent again.
-            there = frozenset((self._said[host]["texts"][SUMS] or "").splitlines())
+            there = frozenset((self._answers[host]["texts"][SUMS] or "").splitlines())
             if there not in archives:
                 archives[there] = base64.b64encode(pack(archive, there)).decode()
             arguments = {
@@ -231,10 +231,10 @@ class ShortWay:
             if host == chief or not (self._current(host) == release["id"] or (like_chief and kit <= there)):
                 steps.append(self._proof(host, shipment))
             asked[host] = {"steps": steps, "sources": _sources(steps), "blobs": {"archive": archives[there]}}
-        said = self._act(asked, STAGE_SECONDS)
-        for host, each in said.items():
+        answers = self._act(asked, STAGE_SECONDS)
+        for host, each in answers.items():
             self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display, shipment)
-        return Shipped({host: _recap(each) for host, each in said.items()}, {})
+        return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 
     def _proof(self, host: str, shipment: Shipment) -> dict[str, Any]:
         """Return the step that proves a release as tasks/prove.yml of the role release does."""
@@ -266,8 +266,8 @@ class ShortWay:
         if proof["rc"] == USER_ERROR:
             raise OperatorMistake(f"host '{host}': {role.value('__release_said')}")
         if proof["rc"]:
-            said = role.value("__release_said")
-            raise ClusterTrouble(f"host '{host}': release {release} does not work here: {said}")
+            why = role.value("__release_said")
+            raise ClusterTrouble(f"host '{host}': release {release} does not work here: {why}")
 
     def _switch(self, shipment: Shipment, hosts: Sequence[str]) -> Shipped:
         asked = {}
@@ -288,32 +288,32 @@ class ShortWay:
             steps.append({"name": "stale", "module": "stale_tasks", "arguments": look})
             asked[host] = {"steps": steps, "sources": _sources(steps), "alone": True}
         try:
-            said = self._act(asked, SWITCH_SECONDS)
+            answers = self._act(asked, SWITCH_SECONDS)
         except KeyboardInterrupt:
             # What is under way on the hosts has ended before anything is put back.
             with undisturbed():
                 self._cluster.act({host: {"alone": True} for host in asked}, SWITCH_SECONDS)
             raise
         self._cluster.tell_release(shipment.release)
-        stale = [name for each in said.values() for name in each["steps"]["stale"].get("tasks", ())]
-        # They come back with the others that this start starts. Who trains saves while the servers are there.
+        stale = [name for each in answers.values() for name in each["steps"]["stale"].get("tasks", ())]
+        # They come back with the others that this start starts. A task that trains saves while the servers still run.
         tasks = [task for task in self._inventory.tasks if task.name in stale]
         for stopped in ([task for task in tasks if not task.server], [task for task in tasks if task.server]):
             if stopped:
                 self._cluster.stop(stopped)
-        return Shipped({host: _recap(each) for host, each in said.items()}, {})
+        return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 
     def _act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
-        said = self._cluster.act(asked, seconds)
+        answers = self._cluster.act(asked, seconds)
         failed = [
             f"{host}: {result['msg']}"
-            for host, each in said.items()
+            for host, each in answers.items()
             for result in each["steps"].values()
             if result.get("failed")
         ]
         if failed:
             raise ClusterTrouble("\n".join(failed))
-        return said
+        return answers
 
 
 def _sources(steps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -355,6 +355,6 @@ def pack(archive: bytes, there: frozenset[str]) -> bytes:
     return packed.getvalue()
 
 
-def _recap(said: Mapping[str, Any]) -> Recap:
-    changed = sum(bool(result.get("changed")) for result in said["steps"].values())
+def _recap(answer: Mapping[str, Any]) -> Recap:
+    changed = sum(bool(result.get("changed")) for result in answer["steps"].values())
     return Recap(changed, 0, 0)

@@ -16,7 +16,7 @@ DOCUMENTATION = r"""
 module: host_release
 short_description: Put a release on a host, or switch the host to it
 description:
-  - With O(state=staged) it unpacks the release, writes its signature and who may sign, and links its environment.
+  - With O(state=staged) it unpacks the release, writes its signature and the signers, and links its environment.
     Then it has C(psfleet-check-release) check signature and files, and take away what is not of the release.
   - With O(state=current) it checks the release again, and has C(current) lead there.
   - C(ansible-playbook) reaches it through an action of the same name, which brings the archive; C(fab) calls it itself.
@@ -42,7 +42,7 @@ options:
     description: The signature of the list of files.
   signers:
     type: str
-    description: Who may sign a release, as C(ssh-keygen -Y verify) reads it.
+    description: The signers of a release, as C(ssh-keygen -Y verify) reads it.
   environment:
     type: str
     description: Name of the environment of this host.
