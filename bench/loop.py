@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import resource
 import shlex
 import shutil
 import statistics
@@ -29,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from bench.control import groups_of, inventory_of
+from bench.control import groups_of, inventory_of, processor_seconds
 from bench.tables import print_row
 from fleet.cluster import Cluster, feed
 from fleet.inventory import load_inventory
@@ -147,11 +146,6 @@ def cost(work: Callable[[], object]) -> tuple[float, float]:
     begun, used = time.monotonic(), processor_seconds()
     work()
     return time.monotonic() - begun, processor_seconds() - used
-
-
-def processor_seconds() -> float:
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in both)
 
 
 class Simulated(Cluster):

@@ -21,9 +21,9 @@ import types
 from pathlib import Path
 from typing import Any, ClassVar
 
-# Where programs are that some ways to become root leave out.
 LOCK = "/run/psfleet-agent"
 ENVIRONMENT = "/opt/trainer/current/env"
+# Directories of programs that some ways to become root leave out.
 MORE_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -166,7 +166,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what `asked` says, which whoever sent this has read; `alone` waits for another that is at work so."""
+    """Do what the global `asked` says; with `alone`, after any other such process on this host has ended."""
     os.umask(0o022)
     os.environ.update(LC_ALL="C", LANG="C")
     asked = globals()["asked"]

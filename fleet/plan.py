@@ -113,12 +113,12 @@ def _describe_release(plan: Plan) -> str:
 
 
 def _describe_way(plan: Plan) -> list[str]:
-    """Say who ships, and what makes it Ansible, which takes minutes."""
-    said = [f"{host}: {reason}" for host, reason in plan.by_ansible.items()]
-    more = [f"and {len(said) - MOST_REASONS} more hosts"] if len(said) > MOST_REASONS else []
-    if not said:
+    """Say whether fab ships by itself, or why Ansible must, which takes minutes."""
+    reasons = [f"{host}: {reason}" for host, reason in plan.by_ansible.items()]
+    more = [f"and {len(reasons) - MOST_REASONS} more hosts"] if len(reasons) > MOST_REASONS else []
+    if not reasons:
         return ["  way     fab by itself: all but code, settings and choice is as it should be"]
-    return [f"  way     by Ansible: {line}" for line in [*said[:MOST_REASONS], *more]]
+    return [f"  way     by Ansible: {line}" for line in [*reasons[:MOST_REASONS], *more]]
 
 
 def _names(names: Iterable[str]) -> str:

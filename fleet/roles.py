@@ -14,7 +14,11 @@ from typing import Any
 
 from fleet.inventory import ROOT, Inventory, plain_value
 
-_SKIPPED = ("ansible.builtin.debug", "ansible.builtin.find", "stale_tasks", "firewall_facts")
+# They write nothing, or fleet/short.py asks the host for what they would find.
+_SKIPPED = (
+    *("ansible.builtin.debug", "ansible.builtin.find", "ansible.builtin.systemd_service"),
+    *("stale_tasks", "firewall_facts"),
+)
 
 
 class UnknownTask(LookupError):
@@ -29,7 +33,6 @@ class Wanted:
     """By path: the mode, and the hash of the content; of a directory `directory`, as fleet/agent.py says it."""
     texts: dict[str, str] = field(default_factory=dict)  # by path: the content of a file
     checks: list[dict[str, Any]] = field(default_factory=list)  # modules that are to find nothing to change
-    units: list[str] = field(default_factory=list)  # that are enabled and active
     refusals: list[str] = field(default_factory=list)  # what an assertion says
 
     def file(self, path: str, mode: str, text: str) -> None:
@@ -135,9 +138,6 @@ class Role:
             raise UnknownTask(f"roles/{self.name}: only Ansible can make {given['path']} a {given['state']}")
         wanted.files[str(given["path"])] = [str(given["mode"]), "directory"]
 
-    def _unit(self, arguments: Any, wanted: Wanted, _more: Mapping[str, Any], _whole: bool) -> None:
-        wanted.units.append(str(arguments["name"]))
-
     def _assert(self, arguments: Any, wanted: Wanted, more: Mapping[str, Any], _whole: bool) -> None:
         if not self._template(_expression(arguments["that"]), more):
             wanted.refusals.append(str(self._template(arguments["fail_msg"], more)))
@@ -157,7 +157,6 @@ _READERS: dict[str, Callable[..., None]] = {
     "ansible.builtin.template": Role._template_file,
     "ansible.builtin.copy": Role._copy,
     "ansible.builtin.file": Role._file,
-    "ansible.builtin.systemd_service": Role._unit,
     "ansible.builtin.assert": Role._assert,
     "reserved_ports": _check("reserved_ports"),
     "task_secrets": _check("task_secrets"),
