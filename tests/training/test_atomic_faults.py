@@ -52,6 +52,10 @@ class Training:
         time.sleep(random.uniform(0, 0.5))
         kill(self.pid(task), number)
 
+    def cut_off(self, worker: str) -> int:
+        """Return how often it was cut off."""
+        return len(re.findall(rf"{worker} \S+ has not answered for \d+ s: cut off", self.process.output))
+
     def is_back(self, worker: str, pid: int) -> None:
         """Wait until the worker that followed this process is taken in again."""
         until(lambda: self.process.pids(worker)[-1] != pid, f"another process of {worker}", GOES_ON)
@@ -113,8 +117,9 @@ def freeze_shortly(training: Training) -> None:
 
 
 def freeze_until_cut_off(training: Training) -> None:
-    pid = training.pid("worker-0")
+    pid, times = training.pid("worker-0"), training.cut_off("worker-0")
     training.kill("worker-0", signal.SIGSTOP)
+    until(lambda: training.cut_off("worker-0") > times, "worker-0 is cut off", GOES_ON)
     training.trains_on()
     kill(pid, signal.SIGCONT)
     training.is_back("worker-0", pid)

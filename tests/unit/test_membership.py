@@ -341,6 +341,25 @@ def test_a_failed_call_is_the_ps_s_when_that_has_ended(watched: Watched) -> None
     assert state(watched, "worker-1") is State.TRAINING
 
 
+@pytest.mark.parametrize("forms_again", [False, True])
+def test_a_failed_call_of_a_generation_that_is_over_says_nothing_of_a_way(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, forms_again: bool
+) -> None:
+    handled(watched)
+
+    def hurry(since: float = 0.0) -> None:
+        """The ps is lost and back while it is asked for."""
+        watched.membership.release()
+        watched.answers(ps_0="p1")
+        if forms_again:
+            watched.hear(lambda member: member.taken(time.monotonic()), *HERE)
+            watched.membership._watching = True
+
+    monkeypatch.setattr(watched.membership.heartbeat, "hurry", hurry)
+    assert watched.membership.way_lost("worker-1", FAILED) == ""
+    assert watched.membership.heartbeat.members()["worker-1"].must_restart is None
+
+
 def test_a_failed_call_that_names_nobody_else_is_the_workers_own(watched: Watched) -> None:
     handled(watched)
     assert watched.membership.way_lost("worker-1", "Socket closed") == ""

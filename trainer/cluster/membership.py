@@ -256,11 +256,17 @@ class Membership:
         return tasks[named.index] if named.index < len(tasks) else None
 
     def _live(self, servers: Collection[str]) -> bool:
-        """Return whether the processes of these ps that take part answer a question that is asked from now on."""
+        """Return whether the processes of these ps that take part answer a question that is asked from now on.
+
+        A generation that is over meanwhile, as after a ps that was lost, says nothing of its processes any longer.
+        """
         since = time.monotonic()
+        processes = {task: self.heartbeat.members()[task].taken_in for task in servers}
         while self._watching and time.monotonic() < since + self._config.heartbeat_timeout_seconds + LIVE_SECONDS:
             self.heartbeat.hurry(since)
             members = [self.heartbeat.members()[task] for task in servers]
+            if any(member.taken_in is None or member.taken_in != processes[member.task] for member in members):
+                return False
             if any(member.is_lost or member.state is State.SILENT for member in members):
                 return False
             if all(member.is_here(since) for member in members):
