@@ -75,6 +75,10 @@ class EmptyPart(UserError):
     """
 
 
+class Misfit(UserError):
+    """A checkpoint does not fit the model that is built now."""
+
+
 class Infrastructure(Exception):
     """Trouble of machines, network or storage: trying again later may work."""
 

@@ -29,9 +29,9 @@ GOES_ON = 1.5 * MINUTE  # detection, a worker's import of TensorFlow, and a busy
 class Training:
     """A training of `whole:Updates` that faults fall upon."""
 
-    def __init__(self, runs: Runs, run: str, *more: str) -> None:
+    def __init__(self, runs: Runs, run: str, *more: str, program: str = "whole:Updates") -> None:
         self._directory = runs.directory(run)
-        self.process: Process = runs.local("whole:Updates", run, ENDLESS, *OPTIONS, *more)
+        self.process: Process = runs.local(program, run, ENDLESS, *OPTIONS, *more)
         self.trains_on(3 * MINUTE)
 
     @property
@@ -149,3 +149,15 @@ def test_no_half_of_an_update_is_left_by_many_faults(runs: Runs, more: tuple[str
         fault(training)
     training.ends()
     check(training, len(faults))
+
+
+@pytest.mark.matrix
+def test_an_optimizer_whose_slots_fit_on_all_ps_alone_waits_for_a_ps_that_is_away(runs: Runs) -> None:
+    training = Training(runs, "whole-every-ps", "--ps-wait-seconds", "3")
+    pid = training.pid("ps-1")
+    training.kill("ps-1", signal.SIGSTOP)
+    training.process.search("the checkpoint fits the model on all ps alone, and ps-1 is left out", GOES_ON)
+    kill(pid, signal.SIGCONT)
+    training.trains_on()
+    training.ends()
+    check(training, 1)

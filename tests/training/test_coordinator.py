@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -27,6 +28,7 @@ from trainer.failures import (
     USER_ERROR,
     EmptyPart,
     Infrastructure,
+    Misfit,
     UserError,
     is_device,
     is_infrastructure,
@@ -187,6 +189,36 @@ def test_an_empty_part_is_the_users_only_if_two_generations_in_a_row_end_so(
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert len(lost) == taken - 1
+
+
+@pytest.mark.parametrize("left_out", [["ps-1"], []])
+def test_a_checkpoint_that_fits_on_all_ps_alone_has_the_run_wait_for_them(
+    config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, left_out: list[str]
+) -> None:
+    over: list[str] = []
+    member: Any = SimpleNamespace(
+        form=lambda: CLUSTER, generation_over=over.append, began=0, hurt=False, needs_every_ps=lambda: left_out
+    )
+    training = Training(
+        config, CLUSTER, None, directory, Progress(config, directory, Notifier()), Phases({}), membership=member
+    )
+
+    def train_generation(*arguments: Any) -> None:
+        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
+        training._controller = SimpleNamespace(has_trained=False, settle=lambda seconds: True)
+        if not over:
+            raise Misfit("the checkpoint does not fit the model")
+
+    monkeypatch.setattr(training, "_train_generation", train_generation)
+    monkeypatch.setattr(freeing, "freed", lambda seconds: True)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with contextlib.nullcontext() if left_out else pytest.raises(Misfit):
+            training.run()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    fits = "the checkpoint fits the model on all ps alone, and ps-1 is left out: waiting for it"
+    assert over == ([fits] if left_out else [])
 
 
 WELL, NOTHING, NO_MODEL = True, False, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import inspect
 import textwrap
 import threading
@@ -22,6 +23,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, executor
+from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 from tf_keras.src.mixed_precision import autocast_variable
 
 from trainer.cluster.ways import named_in
@@ -41,6 +43,7 @@ from trainer.training.tf_internals import (
     full_names,
     is_recovering,
     iterator_type_spec,
+    keep_function,
     make_executor,
     moving_average,
     on_executor,
@@ -233,6 +236,24 @@ def test_an_executor_is_let_go_of_as_ever_but_for_the_wait() -> None:
     )
     assert "TFE_ContextGetExecutorForThread(" in inspect.getsource(context.Context.executor.fget)
     assert callable(pywrap_tfe.TFE_DeleteExecutor)
+
+
+def test_a_function_that_nobody_uses_is_forgotten_by_no_member(coordinator: Any) -> None:
+    """TensorFlow would ask each member, with Python's lock: a frozen one would stop this process."""
+    assert "self._bound_context.remove_function(self.name)" in calls(AtomicFunction.__del__)
+    plain = context.Context.remove_function
+    if plain is not keep_function:
+        assert "pywrap_tfe.TFE_ContextRemoveFunction(self._handle, name)" in calls(plain)
+    context.Context.remove_function = keep_function
+    try:
+        one = tf.function(lambda: tf.zeros([]), autograph=False).get_concrete_function()
+        name = one.name
+        del one
+        gc.collect()
+        known = {tf.compat.as_text(each) for each in context.context().list_function_names()}
+        assert tf.compat.as_text(name) in known
+    finally:
+        context.Context.remove_function = plain
 
 
 @pytest.fixture(scope="module")

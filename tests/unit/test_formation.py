@@ -64,6 +64,13 @@ def test_who_can_be_done_without(
     assert can_do_without(config(**settings), CLUSTER, members, first, without, waited) is expected
 
 
+def test_no_ps_is_done_without_where_the_checkpoint_fits_the_model_on_all_of_them_alone() -> None:
+    ps, worker = (Member(task, "h:1", AWAY) for task in ("ps-0", "worker-1"))
+    assert can_do_without(config(), CLUSTER, {"ps-0": ps}, False, {"ps-0"}, 1e6)
+    assert not can_do_without(config(), CLUSTER, {"ps-0": ps}, False, {"ps-0"}, 1e6, every_ps=True)
+    assert can_do_without(config(), CLUSTER, {"worker-1": worker}, False, set(), 1e6, every_ps=True)
+
+
 def test_cluster_of_those_who_are_there_moves_up() -> None:
     smaller = CLUSTER.only({"worker-0", "worker-2", "ps-1"})
     assert smaller.jobs == {"chief": ["h:1"], "worker": ["a:1", "c:1"], "ps": ["e:1"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,19 @@ from trainer.cluster.member import Member, State
 from trainer.cluster.probe import METHOD, PADDING, digest
 from trainer.cluster.way_probe import Ways, try_way
 from trainer.cluster.way_reader import WayReader
-from trainer.cluster.ways import Way, broken, cell, checked, describe, lost, named_in, parted, status_of, targets
+from trainer.cluster.ways import (
+    CONFIRMED,
+    Way,
+    broken,
+    cell,
+    checked,
+    describe,
+    lost,
+    named_in,
+    parted,
+    status_of,
+    targets,
+)
 from trainer.reporting.status import describe_ways, has_broken
 from trainer.task_id import TaskId
 
@@ -75,6 +88,17 @@ def test_a_way_to_the_coordinator_counts_where_another_member_has_one() -> None:
     nobody = ways(*((task, "chief-0") for task in SERVERS))
     assert parted(nobody, "worker-1", ["ps-0", "ps-1"]) == ""
     assert lost(nobody, ["worker-0", "worker-1"], ["ps-0", "ps-1"]) == {}
+
+
+def test_one_answer_that_came_too_late_breaks_no_way() -> None:
+    late = dataclasses.replace(SILENT, timed_out=True)
+    found = ways()
+    found["worker-1"]["ps-1"] = found["ps-1"]["ps-0"] = late
+    assert parted(found, "worker-1", ["ps-0", "ps-1"]) == ""
+    assert lost(found, ["worker-0", "worker-1"], ["ps-0", "ps-1"]) == {}
+    found["worker-1"]["ps-1"] = found["ps-1"]["ps-0"] = dataclasses.replace(late, times=CONFIRMED)
+    assert parted(found, "worker-1", ["ps-0", "ps-1"]).startswith("worker-1 can't reach ps-1")
+    assert list(lost(found, ["worker-0", "worker-1"], ["ps-0", "ps-1"])) == ["ps-1"]
 
 
 def test_nobody_tries_a_way_that_no_tensor_takes() -> None:
@@ -217,6 +241,16 @@ def test_a_worker_is_held_back_until_it_has_reported_its_ways() -> None:
     assert read.unfit("worker-1", process="the next one") is None
     assert read.unfit("worker-0") == ""
     read.rows = ways()
+    assert read.unfit("worker-1") == ""
+
+
+def test_a_worker_waits_for_the_next_try_of_a_way_that_took_too_long() -> None:
+    read = Read(ways())
+    read.rows["worker-1"]["ps-1"] = dataclasses.replace(SILENT, timed_out=True)
+    assert read.unfit("worker-1") is None
+    assert read.unfit("worker-0") == ""
+    # One that is away can't answer, and nobody waits for that.
+    read.members["ps-1"] = read.members["ps-1"].unanswered(time.monotonic(), 9.0, 5.0)
     assert read.unfit("worker-1") == ""
 
 

@@ -35,12 +35,13 @@ def form(
     first: bool,
     without: Collection[str],
     tell: Callable[[dict[str, Member]], None],
+    every_ps: bool = False,
 ) -> dict[str, str]:
     """Wait for the members and return those to train on (task name to incarnation).
 
     `first` says that the run has never trained: workers are waited for. `without` are ps that the training goes on
     without already. A ps that leaves is left out, though it may answer. `tell` is called with the missing, again and
-    again.
+    again. With `every_ps` no ps is done without: the model does not fit the checkpoint on fewer.
     Raises UserError when the user's limit to the waiting is over, in which a planned reboot does not count.
     """
     began = counted = time.monotonic()
@@ -55,7 +56,7 @@ def form(
         leaving = leaving_ps()
         here = {t: str(m.incarnation) for t, m in members.items() if m.is_here(since=began) and t not in leaving}
         missing = {task: member for task, member in members.items() if task not in here}
-        if not missing or can_do_without(config, cluster, missing, first, {*without, *leaving}, waited):
+        if not missing or can_do_without(config, cluster, missing, first, {*without, *leaving}, waited, every_ps):
             return here
         # One that has just answered is about to be known: that is no news.
         if silent := {task: member for task, member in missing.items() if member.why != Event.UNPROVEN.value}:
@@ -78,11 +79,12 @@ def can_do_without(
     first: bool,
     without: Collection[str],
     waited: float,
+    every_ps: bool = False,
 ) -> bool:
     """Return whether the training can go on without the missing ones now."""
     ps = {task for task, member in missing.items() if member.is_ps}
     workers = missing.keys() - ps
-    if not config.elastic or len(ps) == len(cluster.jobs["ps"]) or len(workers) == cluster.workers:
+    if not config.elastic or (ps and every_ps) or len(ps) == len(cluster.jobs["ps"]) or len(workers) == cluster.workers:
         return False
     if any(member.is_expected for member in missing.values()):
         return False

@@ -100,6 +100,7 @@ class Membership:
         stale = record["restart"]
         known = {**record["members"], **stale}
         self._first = not record["members"]
+        self._every_ps = False
         self._without = set(record["without"])
         self._asked: dict[str, str] = dict(record["restart"])
         self._named = ""
@@ -138,7 +139,9 @@ class Membership:
         on_sigterm(raise_stopped)
         self._phases.enter(Phase.WAITING)
         self._ways.start()
-        members = form(self._config, self._cluster, self.heartbeat, self._first, self._without, self._name_missing)
+        members = form(
+            self._config, self._cluster, self.heartbeat, self._first, self._without, self._name_missing, self._every_ps
+        )
         # While a strategy's constructor waits, no Python handler could run.
         on_sigterm(signal.SIG_DFL)
         for task, process in self._members.items():
@@ -163,6 +166,12 @@ class Membership:
         self._progress.events.write("formed", seconds=now - self.began, message=message)
         self.hurt, self._watching = False, True
         return self._cluster.only(members)
+
+    def needs_every_ps(self) -> list[str]:
+        """Form no cluster without a ps from now on; returns the ps that this generation goes on without."""
+        self._every_ps = True
+        servers = (task for task in self._cluster.servers if TaskId.parse(task).job == "ps")
+        return [task for task in servers if task not in self._members]
 
     def generation_over(self, message: str) -> None:
         """Say that the next generation begins; nobody is watched until it has its members."""

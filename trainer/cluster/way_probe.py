@@ -56,6 +56,7 @@ def try_way(address: str) -> Way:
         error = f"no answer in {DEADLINE_SECONDS:.0f} s"
         if small is not None:
             error = f"small messages pass, and none of {len(PADDING) >> 10} KiB: is the MTU too large for this way?"
+        return Way(address, why=error, source=leaves, seconds=seconds, timed_out=True)
     return Way(address, why=error, source=leaves, seconds=seconds)
 
 

@@ -18,7 +18,7 @@ from trainer.cluster.commands import session_on
 from trainer.cluster.member import HERE, Member, State
 from trainer.cluster.way_probe import PERIOD_SECONDS as TRIED_SECONDS
 from trainer.cluster.way_probe import record_path
-from trainer.cluster.ways import Matrix, Way, checked, lost, parted
+from trainer.cluster.ways import CHIEF, Matrix, Way, checked, is_doubtful, lost, parted
 from trainer.failures import first_line
 from trainer.task_id import TaskId
 
@@ -68,6 +68,7 @@ class WayReader:
         self._news = threading.Event()
         self._started = self._ended = False
         self._questions: queue.SimpleQueue[tuple[str, str, str] | None] = queue.SimpleQueue()
+        self._doubted: set[str] = set()  # the workers with a way that may work or not
         self._judged: dict[str, str] = {}  # the processes whose ways are in the verdict, by task
         self.matrix: Matrix = {}
         """All that is known, by the members' tasks."""
@@ -103,6 +104,8 @@ class WayReader:
             if before is None or before[0] != process:
                 self._first[task] = before = process, now
             return None if now - before[1] < PATIENCE_SECONDS else ""
+        if task in self._doubted:
+            return None  # the way is about to be tried once more
         return self.parted.get(task, "")
 
     def judge(self, now: float) -> None:
@@ -123,6 +126,7 @@ class WayReader:
         left = [task for task in present if task not in self.lost or members[task].state is State.TRAINING]
         found = {task: parted(self.matrix, task, left) for task in workers}
         self.parted = {task: why for task, why in found.items() if why}
+        self._doubted = {task for task in workers if is_doubtful(self.matrix, task, [CHIEF, *left])}
         self._judged = {task: row[0] for task, row in rows.items()}
 
     def _keep(self) -> None:

@@ -18,6 +18,7 @@ REMOTE = re.compile(r"remote target /job:(\w+)/replica:0/task:(\d+)")
 CHIEF = "chief-0"
 MOST_TOLD = 2000
 BROKEN = "broken"
+CONFIRMED = 2  # tries in a row without an answer in time, after which a way counts as broken
 # In steps, so that the status is not another one each time.
 STEPS = ((0.05, "ok"), (0.2, "ok, 0.2 s"), (1.0, "slow, 1 s"), (float("inf"), "slow, seconds"))
 
@@ -40,10 +41,17 @@ class Way:
     """Whether the other end said that nothing listens there: packets came and went."""
     times: int = 1
     """How often in a row the same was found."""
+    timed_out: bool = False
+    """Whether no answer came in time, as one may from a member that is busy."""
 
     @property
     def works(self) -> bool:
         return not self.why
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it may work: an answer that came too late once may be a busy machine's."""
+        return self.timed_out and self.times < CONFIRMED
 
     def as_record(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -88,9 +96,15 @@ def broken(ways: Matrix, one: str, other: str) -> str:
     """Say what is wrong between two members, in either direction; nothing where all is well, or not known."""
     for source, target in ((one, other), (other, one)):
         way = ways.get(source, {}).get(target)
-        if way is not None and not way.works:
+        if way is not None and not way.works and not way.is_doubtful:
             return describe(source, target, way)
     return ""
+
+
+def is_doubtful(ways: Matrix, task: str, others: Collection[str]) -> bool:
+    """Return whether a way between a member and one of these, in either direction, may work or not."""
+    pairs = [pair for other in others for pair in ((task, other), (other, task))]
+    return any(way is not None and way.is_doubtful for way in (ways.get(one, {}).get(other) for one, other in pairs))
 
 
 def describe(source: str, target: str, way: Way) -> str:

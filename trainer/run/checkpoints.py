@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config
-from trainer.failures import Infrastructure, StalePath, UserError, first_line, is_infrastructure, is_stale
+from trainer.failures import Infrastructure, Misfit, StalePath, UserError, first_line, is_infrastructure, is_stale
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, LostLease, check_lease
@@ -459,8 +459,8 @@ def check_fit(status: Any) -> None:
         status.assert_existing_objects_matched()
 
 
-def misfit(prefix: str, error: Exception) -> UserError:
-    return UserError(
+def misfit(prefix: str, error: Exception) -> Misfit:
+    return Misfit(
         f"the checkpoint {prefix} does not fit the model: {str(error).strip().splitlines()[0]}. "
         "A changed model needs a new run: start it with another --run NAME"
     )

@@ -30,6 +30,7 @@ from trainer.failures import (
     USER_ERROR,
     EmptyPart,
     Infrastructure,
+    Misfit,
     StalePath,
     Stopped,
     UserError,
@@ -282,15 +283,16 @@ class Training:
             except MembershipChanged as reform:
                 message, self._doubted = str(reform), False
             except Exception as error:
+                lacks_ps = self._lacks_ps(error)
                 if membership is not None and self._is_failing_alike(error, membership):
                     raise membership.failed_alike(error) from error
-                if membership is None or not self._is_mendable_here(error):
+                if membership is None or not (lacks_ps or self._is_mendable_here(error)):
                     raise
                 # One that trained well shows that this process can: it is not its fault that nothing was saved.
                 in_vain = 0 if self._controller is not None and self._controller.has_trained else in_vain + 1
                 if in_vain == 0 or membership.hurt:
                     self._in_vain.clear()
-                message = explain(error)
+                message = lacks_ps or explain(error)
                 if isinstance(error, EmptyPart):
                     message = "a worker's data ended in the middle of a call, as a fault leaves it"
                 if self._fails_alike(error):
@@ -320,6 +322,17 @@ class Training:
         classes = [kind.__name__ for kind in type(error).__mro__]
         self._in_vain.add("generation", None, classes, str(error))
         return self._in_vain.are_the_programs(str(error), [("generation", None)])
+
+    def _lacks_ps(self, error: Exception) -> str:
+        """Say which ps must be waited for, where the checkpoint does not fit a model on fewer of them.
+
+        An optimizer of the program's own may name what it keeps by the shards of a table.
+        """
+        if not isinstance(error, Misfit) or self._membership is None:
+            return ""
+        if not (lacking := self._membership.needs_every_ps()):
+            return ""
+        return f"the checkpoint fits the model on all ps alone, and {', '.join(lacking)} is left out: waiting for it"
 
     def _is_mendable_here(self, error: Exception) -> bool:
         """Return whether the next generation can train in this process."""

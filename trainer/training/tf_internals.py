@@ -327,11 +327,21 @@ def delete_executor(self: Any) -> None:
         pywrap_tfe.TFE_DeleteExecutor(self._handle)
 
 
+def keep_function(self: Any, name: str) -> None:
+    """Keep a function that nobody uses any longer, instead of having the members forget it.
+
+    TensorFlow asks one member after the other to forget it, with Python's lock: one that is frozen would stop all
+    threads of this process, also the heartbeat that finds it frozen. Python's garbage collector does it at any moment.
+    The members forget it with the cluster.
+    """
+
+
 def make_coordinator(strategy: Any, members: Members | None) -> Any:
     """Make a ClusterCoordinator whose workers are taken in one by one; without members it is TensorFlow's own."""
     if members is None:
         return tf.distribute.coordinator.ClusterCoordinator(strategy)
     executor.Executor.__del__ = delete_executor
+    context.Context.remove_function = keep_function
     original = cluster_coordinator.WorkerPreemptionHandler
     cluster_coordinator.WorkerPreemptionHandler = lambda server_def, cluster: PartialHandler(
         server_def, cluster, members
