@@ -141,7 +141,11 @@ def test_no_half_of_an_update_is_left_by_one_that_dies(runs: Runs, fault: Callab
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("more", [(), ("--api", "fit"), ("--partitioner", "none")], ids=["custom", "fit", "whole"])
+@pytest.mark.parametrize(
+    "more",
+    [(), ("--api", "fit"), ("--partitioner", "none"), ("--workers", "4")],
+    ids=["custom", "fit", "whole", "four_workers"],
+)
 def test_no_half_of_an_update_is_left_by_many_faults(runs: Runs, more: tuple[str, ...]) -> None:
     training = Training(runs, f"whole-{'-'.join(more)}", *more)
     faults = 3 * [kill_worker, freeze_shortly, freeze_until_cut_off, kill_coordinator]
@@ -154,6 +158,7 @@ def test_no_half_of_an_update_is_left_by_many_faults(runs: Runs, more: tuple[str
 @pytest.mark.matrix
 def test_an_optimizer_whose_slots_fit_on_all_ps_alone_waits_for_a_ps_that_is_away(runs: Runs) -> None:
     training = Training(runs, "whole-every-ps", "--ps-wait-seconds", "3")
+    training.process.search(r"saved \S+/ckpt-\d+ in")
     pid = training.pid("ps-1")
     training.kill("ps-1", signal.SIGSTOP)
     training.process.search("the checkpoint fits the model on all ps alone, and ps-1 is left out", GOES_ON)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
-from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.atomic_updates import GATE, AtomicUpdates, mutex_name
 from trainer.training.one_update import gather, gather_keras3
 from trainer.training.row_updates import leave_momentum_out
 from trainer.training.step_runner import StepCopy
@@ -162,7 +162,7 @@ def test_an_update_alone_is_keras_own(made: tuple[Any, str], constraint: str | N
 def test_with_the_mutex_an_update_waits_for_nothing_but_the_ps(made: tuple[Any, str]) -> None:
     """Else a worker that is slow or gone would keep the others from the variable."""
     graph = Trained(made, lambda *_: []).traced().graph
-    locks = [one for one in graph.get_operations() if one.type == "MutexLock"]
+    locks = locks_in(graph)
     assert len(locks) >= 2
     for lock in locks:
         before = waited_for(lock)
@@ -170,6 +170,18 @@ def test_with_the_mutex_an_update_waits_for_nothing_but_the_ps(made: tuple[Any, 
         assert {one.type for one in within} & {"AssignSubVariableOp", "ResourceApplyAdam", "AssignVariableOp"}
         awaited = {each for one in within for each in waits_for(one)} - within - before - {lock}
         assert not [one.name for one in awaited if one.type not in ("Const", "Placeholder")]
+
+
+def locks_in(graph: Any) -> list[Any]:
+    """Return the operations that take a mutex, but for those of its gate."""
+    locks = [one for one in graph.get_operations() if one.type == "MutexLock"]
+    gates = [one for one in locks if mutex_name(one).endswith(GATE)]
+    assert [mutex_name(one) for one in gates] == [mutex_name(one) + GATE for one in locks if one not in gates]
+    assert all(
+        gate in lock.control_inputs
+        for gate, lock in zip(gates, (one for one in locks if one not in gates), strict=True)
+    )
+    return [one for one in locks if one not in gates]
 
 
 def waits_for(operation: Any) -> set[Any]:
@@ -314,7 +326,7 @@ def mutexes_of(constraint: Any, *optimizers: str) -> list[int]:
         one.build([weights])
         gather(one)
     graph = active(lambda: [one.apply_gradients([(tf.constant(START[1]), weights)]) for one in made]).graph
-    return [one.type for one in graph.get_operations()].count("MutexLock")
+    return len(locks_in(graph))
 
 
 def test_an_addition_alone_needs_no_mutex() -> None:
@@ -350,9 +362,9 @@ def test_copies_of_a_step_in_one_round_take_a_mutex_in_turn() -> None:
         return outputs
 
     graph = steps.get_concrete_function().graph
-    locks = [one for one in graph.get_operations() if one.type == "MutexLock"]
+    locks = locks_in(graph)
     before = [sum(each.type == "ConsumeMutexLock" for each in waited_for(lock)) for lock in locks]
-    assert before == [0, 1, 2, 3]
+    assert before == [0, 2, 4, 6]  # with the gate
     for _ in range(50):
         steps()
     assert counter.numpy() == 200
@@ -403,6 +415,6 @@ def test_an_update_waits_before_it_has_the_mutex_for_what_the_program_has_it_wai
             optimizer.apply_gradients([(tf.constant(START), table)])
 
     graph = active(step).graph
-    locks = [one for one in graph.get_operations() if one.type == "MutexLock"]
+    locks = locks_in(graph)
     assert locks
     assert all("before" in {each.name for each in waited_for(lock)} for lock in locks)

@@ -139,7 +139,7 @@ def test_no_part_of_a_table_waits_for_another() -> None:
 
     graph = train.get_concrete_function(tf.constant([3, 9])).graph
     of_mutexes = [one for one in graph.get_operations() if one.type in ("MutexV2", "MutexLock", "ConsumeMutexLock")]
-    assert len(of_mutexes) == 9
+    assert len(of_mutexes) == 18
     assert not [one.name for one in of_mutexes for each in one.control_inputs if each.type == "ConsumeMutexLock"]
 
 

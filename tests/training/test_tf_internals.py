@@ -23,6 +23,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, executor
+from tensorflow.python.eager.cancellation import CancellationManager
 from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 from tf_keras.src.mixed_precision import autocast_variable
 
@@ -236,6 +237,50 @@ def test_an_executor_is_let_go_of_as_ever_but_for_the_wait() -> None:
     )
     assert "TFE_ContextGetExecutorForThread(" in inspect.getsource(context.Context.executor.fget)
     assert callable(pywrap_tfe.TFE_DeleteExecutor)
+
+
+def test_a_mutex_lets_another_in_when_one_that_waits_for_it_is_cancelled() -> None:
+    """TensorFlow's fault, for which each mutex has a gate (trainer/training/atomic_updates.py)."""
+    inside, leave, ended = threading.Semaphore(0), threading.Event(), list[str]()
+
+    def hold(name: str) -> Any:
+        def stay(value: Any) -> Any:
+            inside.release()
+            leave.wait(30)
+            return value
+
+        def take() -> tf.Tensor:
+            lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name="broken"))
+            with tf.control_dependencies([lock]):
+                held = tf.numpy_function(stay, [tf.zeros([])], tf.float32)
+            with tf.control_dependencies([held]):
+                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            return held
+
+        return tf.function(take, autograph=False).get_concrete_function()
+
+    def wait(function: Any) -> None:
+        with contextlib.suppress(tf.errors.CancelledError):
+            function()
+        ended.append("ended")
+
+    holder, waiting, next_one = (hold(name) for name in "abc")
+    cancellation = CancellationManager()
+    threads = [threading.Thread(target=wait, args=(one,)) for one in (holder, next_one)]
+    threads.insert(1, threading.Thread(target=wait, args=(cancellation.get_cancelable_function(waiting),)))
+    threads[0].start()
+    assert inside.acquire(timeout=30)
+    threads[1].start()
+    time.sleep(1)  # by then it waits for the mutex
+    cancellation.start_cancel()
+    threads[1].join(30)
+    threads[2].start()
+    try:
+        assert inside.acquire(timeout=10), "TensorFlow keeps the next one out: the gates can go"
+    finally:
+        leave.set()
+        for thread in threads:
+            thread.join(30)
 
 
 def test_a_function_that_nobody_uses_is_forgotten_by_no_member(coordinator: Any) -> None:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 WAITED = "psfleet/seconds_waited_for_updates"  # a variable on each ps
 # Each is one act by itself: TensorFlow's kernel holds the variable's lock from its read to its write.
 WHOLE_BY_THEMSELVES = ("AssignAddVariableOp", "AssignSubVariableOp")
+GATE = "/gate"  # what the name of a gate's mutex ends with
 MUTEX_OPERATIONS = ("MutexV2", "MutexLock")
 # How the names of operations begin that write the variable which is their first input.
 WRITING = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
@@ -174,10 +175,7 @@ class AtomicUpdates:
         with graph.as_default(), tf.control_dependencies(None), tf.device(update.device), tf.name_scope(APART):
             with tf.control_dependencies(update.earlier):
                 arrived: Any = arrival(needs)
-            locks: list[Any] = []
-            for name in self._mutexes_of(update):
-                with tf.control_dependencies([locks[-1] if locks else arrived]):
-                    locks.append(tf.raw_ops.MutexLock(mutex=mutex(name)))
+            locks = locks_of(self._mutexes_of(update), arrived)
             self._add_wait(update.device, arrived, locks[-1])
             for operation in update.operations:
                 operation._add_control_input(locks[-1].op)
@@ -185,9 +183,7 @@ class AtomicUpdates:
             if self._record:
                 with tf.control_dependencies(written):
                     written += self._record(update, needs)
-            with tf.control_dependencies(written):
-                for lock in reversed(locks):
-                    tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            give_back(locks, written)
 
     def _add_wait(self, device: str, arrived: Any, lock: Any) -> None:
         """Add up the time from all that an update needs to its mutex, on the ps."""
@@ -215,7 +211,7 @@ class AtomicUpdates:
             groups.setdefault((one[0].device, self._mutexes.get(id(one[0].handle), "")), []).append(one)
         for (device, name), group in groups.items():
             with tf.device(device), tf.name_scope(APART):
-                locks = [tf.raw_ops.MutexLock(mutex=mutex(name))] if name else []
+                locks = locks_of([name] if name else [])
                 with tf.control_dependencies(locks):
                     values = [
                         tf.raw_ops.ReadVariableOp(resource=source, dtype=variable.dtype)
@@ -225,9 +221,7 @@ class AtomicUpdates:
                         tf.raw_ops.AssignVariableOp(resource=target, value=value)
                         for (_, _, target), value in zip(group, values, strict=True)
                     ]
-                with tf.control_dependencies(copied):
-                    for lock in locks:
-                        tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+                give_back(locks, copied)
 
     def _has_mutex(self, update: Update) -> bool:
         return any(id(outermost(handle)) in self._mutexes for handle in update.handles.values())
@@ -245,6 +239,26 @@ class AtomicUpdates:
                 self._mutexes[id(handle)] = min(known)
                 self._handles.append(handle)
         return sorted(known)
+
+
+def locks_of(names: Sequence[str], after: Any = None) -> list[Any]:
+    """Return the locks of these mutexes, each with the one of its gate before it; the first is taken `after` that.
+
+    TensorFlow's mutex lets another in when one that waits for it is cancelled, as when its worker dies. So all wait
+    before a gate, and only those that have passed it for the mutex itself.
+    """
+    locks: list[Any] = []
+    for each in [each for name in names for each in (name + GATE, name)]:
+        with tf.control_dependencies([one for one in (after, *locks[-1:]) if one is not None]):
+            locks.append(tf.raw_ops.MutexLock(mutex=mutex(each)))
+    return locks
+
+
+def give_back(locks: Sequence[Any], after: Sequence[Any]) -> None:
+    """Give locks back, the last one first."""
+    with tf.control_dependencies(after):
+        for lock in reversed(locks):
+            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
 
 def seconds_waited() -> Any:
