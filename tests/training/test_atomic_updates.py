@@ -176,12 +176,11 @@ def locks_in(graph: Any) -> list[Any]:
     """Return the operations that take a mutex, but for those of its gate."""
     locks = [one for one in graph.get_operations() if one.type == "MutexLock"]
     gates = [one for one in locks if mutex_name(one).endswith(GATE)]
-    assert [mutex_name(one) for one in gates] == [mutex_name(one) + GATE for one in locks if one not in gates]
-    assert all(
-        gate in lock.control_inputs
-        for gate, lock in zip(gates, (one for one in locks if one not in gates), strict=True)
-    )
-    return [one for one in locks if one not in gates]
+    rest = [one for one in locks if one not in gates]
+    for gate, lock in zip(gates, rest, strict=True):
+        assert mutex_name(gate) == mutex_name(lock) + GATE
+        assert gate in waited_for(lock)
+    return rest
 
 
 def waits_for(operation: Any) -> set[Any]:

@@ -191,6 +191,30 @@ def test_an_empty_part_is_the_users_only_if_two_generations_in_a_row_end_so(
     assert len(lost) == taken - 1
 
 
+def test_a_checkpoint_that_fits_no_model_of_this_process_is_left_to_the_next(
+    config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot's name may have a number that TensorFlow counts in each process."""
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lambda message: None, began=0, hurt=False)
+    training = Training(
+        config, CLUSTER, None, directory, Progress(config, directory, Notifier()), Phases({}), membership=member
+    )
+    ends = iter([MembershipChanged("worker-0 is back"), Misfit("the checkpoint does not fit the model")])
+
+    def train_generation(*arguments: Any) -> None:
+        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
+        raise next(ends)
+
+    monkeypatch.setattr(training, "_train_generation", train_generation)
+    monkeypatch.setattr(freeing, "freed", lambda seconds: True)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(Infrastructure, match="does not fit the model; it may fit in a new process"):
+            training.run()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
 @pytest.mark.parametrize("left_out", [["ps-1"], []])
 def test_a_checkpoint_that_fits_on_all_ps_alone_has_the_run_wait_for_them(
     config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, left_out: list[str]

@@ -263,6 +263,7 @@ class Training:
         self._controller: Any = None
         self._handover: Any = None
         self._in_vain = RepeatedFailures(GENERATIONS_IN_VAIN)
+        self._generations = 0
         self._doubted = False  # whether the generation before ended at a part without data, and not at a fault
 
     def run(self) -> None:
@@ -277,6 +278,7 @@ class Training:
                 if self._stopping():
                     raise Stopped
             cluster = membership.form() if membership else self._cluster
+            self._generations += 1
             try:
                 self._train_generation(cluster, membership.began if membership else self._began)
                 return
@@ -326,10 +328,13 @@ class Training:
     def _lacks_ps(self, error: Exception) -> str:
         """Say which ps must be waited for, where the checkpoint does not fit a model on fewer of them.
 
-        An optimizer of the program's own may name what it keeps by the shards of a table.
+        An optimizer of the program's own may name what it keeps by the shards of a table, or by numbers that TensorFlow
+        counts in each process. Raises Infrastructure where this process has trained a generation: another may fit.
         """
         if not isinstance(error, Misfit) or self._membership is None:
             return ""
+        if self._generations > 1:
+            raise Infrastructure(f"{error}; it may fit in a new process, which numbers its variables from the start")
         if not (lacking := self._membership.needs_every_ps()):
             return ""
         return f"the checkpoint fits the model on all ps alone, and {', '.join(lacking)} is left out: waiting for it"
