@@ -295,12 +295,15 @@ class ShortWay:
                 self._cluster.act({host: {"alone": True} for host in asked}, SWITCH_SECONDS)
             raise
         self._cluster.tell_release(shipment.release)
-        stale = [name for each in answers.values() for name in each["steps"]["stale"].get("tasks", ())]
+        found = [each["steps"]["stale"] for each in answers.values()]
+        stale, warm = ({name for each in found for name in each.get(kind, ())} for kind in ("tasks", "warm"))
         # They come back with the others that this start starts. A task that trains saves while the servers still run.
         tasks = [task for task in self._inventory.tasks if task.name in stale]
-        for stopped in ([task for task in tasks if not task.server], [task for task in tasks if task.server]):
-            if stopped:
-                self._cluster.stop(stopped)
+        for leaving in ([task for task in tasks if not task.server], [task for task in tasks if task.server]):
+            if leaving:
+                # What trains in step stops at once.
+                may_park = all(task.name in warm for task in leaving)
+                (self._cluster.park if may_park else self._cluster.stop)(leaving)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 
     def _act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:

@@ -87,6 +87,11 @@ class Unit:
         return seconds if seconds > self.watchdog * 2 / 3 else None
 
     @property
+    def parked(self) -> bool:
+        """Whether its supervisor waits, without a child, until it is asked to go on (trainer/supervisor.py)."""
+        return self.health is Health.RUNNING and self.status_text.startswith("parked")
+
+    @property
     def up(self) -> bool:
         """Whether systemd runs it or is about to."""
         return self.health in (Health.RUNNING, Health.STARTING, Health.RESTARTING)
