@@ -497,6 +497,16 @@ def test_a_task_is_parked_once_its_import_is_over(start: Start, releases: Callab
     supervised.wait()
 
 
+def test_a_task_is_parked_as_it_is_forked(start: Start, releases: Callable[[str], None]) -> None:
+    supervised = start(
+        RELEASED + "forked = supervisor.fork\ndef fork(run):\n    pid = forked(run)\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n    return pid\nsupervisor.fork = fork\n"
+    )
+    until(lambda: parked(supervised))
+    supervised.process.terminate()
+    assert supervised.wait()[0] == 143
+
+
 @pytest.mark.parametrize("end", ["return 0", "return 78", "notifier.restart_unit(); return 75"])
 def test_however_a_task_ends_that_is_to_be_parked_its_supervisor_is(
     start: Start, releases: Callable[[str], None], end: str
