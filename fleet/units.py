@@ -96,6 +96,11 @@ class Unit:
         """Whether systemd runs it or is about to."""
         return self.health in (Health.RUNNING, Health.STARTING, Health.RESTARTING)
 
+    @property
+    def idle(self) -> bool:
+        """Whether a start has something to do for it."""
+        return self.parked or not self.up
+
     def describe_failure(self) -> str:
         if self.result == "exit-code" and self.exit_status == 0:
             return "failed in a step before its start"

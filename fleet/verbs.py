@@ -185,7 +185,7 @@ def start_cluster(
         # Asked only now: new code, or another choice, may be the mend.
         if ready.run_error:
             raise ready.run_error
-        idle = [task for task in plan.tasks if not ready.units[task.name].up or ready.units[task.name].parked]
+        idle = [task for task in plan.tasks if ready.units[task.name].idle]
         begun, begun_run = desk.clock(), None  # a run that was started is kept, as each that fails
         cluster.start(plan.tasks)
     except BaseException:

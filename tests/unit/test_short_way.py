@@ -257,6 +257,17 @@ def test_tasks_that_run_are_parked_and_go_on_in_the_new_release(
     assert "started chief-0, ps-0, " in said  # as what starts from nothing
 
 
+def test_what_a_start_that_died_has_parked_goes_on_with_the_next(
+    hosts: Rooted, desk: verbs.Desk, runs: Callable[[str], None]
+) -> None:
+    for name in ("ps-0", "worker-0"):
+        runs(name)
+        hosts.set(name, status_text="parked: waits")
+    said = start(hosts, desk)
+    assert "  start   chief-0, ps-0, " in said
+    assert {"go on ps-0", "go on worker-0"} <= set(hosts.done)
+
+
 def test_tasks_whose_own_files_changed_are_stopped(
     hosts: Rooted, desk: verbs.Desk, program: Path, runs: Callable[[str], None]
 ) -> None:
