@@ -1,7 +1,8 @@
 """Measure what is typed all day: a start after an edit, `site.yml` again, `status`, `stop`; and the floors beside them.
 
 On a lab that stands still and that `site.yml` has made right. Each round edits one line of a program, starts a new run
-of it to its first trained step, asks for the status while it trains, and stops. After the last one `site.yml` runs,
+of it to its first trained step, asks for the status while it trains, edits again and starts another run beside it, and
+stops. After the last one `site.yml` runs,
 once. The unit is `import tensorflow` on the chief's host, measured in the same run: machines differ, and so do their
 hours. Processor time is the control machine's own, of the command and all that it started. The lab's hosts share this
 machine's processors.
@@ -79,17 +80,20 @@ def measure(scratch: Path, rounds: int) -> None:
     bare = ssh_command(str(inventory), chief)
     rows: dict[str, list[tuple[float, float]]] = {}
     for number in range(rounds):
-        with program.open("a") as file:
-            file.write(f"# {number}\n")
         run = f"loop-{time.time():.0f}"
+
+        def edited(run: str) -> None:
+            with program.open("a") as file:
+                file.write(f"# {run}\n")
+            started(["fab", "start-cluster", "--run", run, "--detach", *at])
+
         work: dict[str, Callable[[], object]] = {
             "import tensorflow": lambda: run_command([*bare, IMPORT]),
             "bare SSH": lambda: run_command([*bare, "true"]),
             "`ansible -m ping`": lambda: run_command(["ansible", *at, "all", "-m", "ping"]),
-            "`fab start-cluster` after an edit, to its first step": partial(
-                started, ["fab", "start-cluster", "--run", run, "--detach", *at]
-            ),
+            "`fab start-cluster` after an edit, to its first step": partial(edited, run),
             "`fab status` while it trains": lambda: run_command(["fab", "status", *at]),
+            "`fab start-cluster` after an edit, while a run trains": partial(edited, f"{run}-2"),
             "`fab stop-cluster`": lambda: run_command(["fab", "stop-cluster", *at]),
         }
         if number == rounds - 1:

@@ -87,6 +87,43 @@ fi
 """
 
 
+_SHOW = 'show() { systemctl show --value --property="$1" "$unit"; }; '
+# A supervisor that heeds SIGHUP (bit 0 of SigCgt) ends its child and keeps what it has imported. One that is not up
+# yet, or is of an older kit, is stopped; so is one that ended meanwhile, or whose child did not end in five minutes.
+_PARK = (
+    _SHOW
+    + """waits= cold= until=$(($(date +%s) + 300))
+for unit; do
+  main=$(show MainPID)
+  if [ "$(show ActiveState)" = active ] && grep -qs "^SigCgt:.*[13579bdf]$" "/proc/$main/status" && kill -HUP "$main"
+  then waits="$waits $unit=$main"
+  else cold="$cold $unit"
+  fi
+done
+[ -z "$cold" ] || systemctl stop $cold || exit
+cold=
+for each in $waits; do
+  unit=${each%=*} main=${each##*=}
+  while :; do
+    case $(show StatusText) in parked*) break ;; esac
+    if [ "$(show MainPID)" != "$main" ] || [ "$(date +%s)" -gt "$until" ]; then cold="$cold $unit" && break; fi
+    sleep 0.05
+  done
+done
+[ -z "$cold" ] || systemctl stop $cold"""
+)
+_GO_ON = (
+    _SHOW
+    + "for unit; do main=$(show MainPID); case $(show StatusText) in parked*) "
+    + '[ "$main" = 0 ] || kill -USR1 "$main" 2>/dev/null; esac; done; true'
+)
+
+# Of each main process: what works is the child that it has forked.
+_DIRECTORIES = (
+    "for pid; do read child rest 2>/dev/null </proc/$pid/task/$pid/children; "
+    'echo "$pid $(readlink /proc/${child:-$pid}/cwd)"; child=; done'
+)
+
 # The whole of it comes by standard input: what is asked may hold secrets, which a command line would show to all.
 _RECEIVE = """import json, sys
 asked = json.load(sys.stdin.buffer)
@@ -200,12 +237,23 @@ class Cluster:
         self.hosts.let_go()
 
     def start(self, tasks: Sequence[Task]) -> None:
-        """Enable and start units on all hosts at once, without waiting for them; one that runs is left alone."""
+        """Enable and start units on all hosts at once, without waiting for them; one that runs is left alone.
+
+        One that is parked goes on.
+        """
         self._systemctl(
             tasks,
             f"{_FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
-            "root systemctl enable --quiet {units} && root systemctl start --no-block {units}",
+            "root systemctl enable --quiet {units} && root systemctl start --no-block {units} && "
+            f"root sh -c {_quoted(_GO_ON)} sh {{units}}",
         )
+
+    def park(self, tasks: Sequence[Task]) -> None:
+        """Stop units on all hosts at once and wait until they are down; supervisors that can stay up, with no child.
+
+        A supervisor goes on with `start`, in the release that is current then. By itself it does so after 15 minutes.
+        """
+        self._systemctl(tasks, f"root sh -c {_quoted(_PARK)} sh {{units}}", STOP_SECONDS)
 
     def stop(self, tasks: Sequence[Task]) -> None:
         """Stop units on all hosts at once and wait until they are down."""
@@ -420,7 +468,7 @@ class Cluster:
             script.append(f"echo '@settings'; root sh -c {shlex.quote(DIGEST)}")
         if running:
             script.append(
-                "echo '@directories'; root sh -c 'for pid; do echo \"$pid $(readlink /proc/$pid/cwd)\"; done' sh "
+                f"echo '@directories'; root sh -c {shlex.quote(_DIRECTORIES)} sh "
                 f"$(systemctl show --property=MainPID --value {names})"
             )
         if host == self.inventory.chief.host:
@@ -481,6 +529,11 @@ class Cluster:
         if answer.unreachable:
             raise HostsUnreachable({host: answer.unreachable})
         return answer
+
+
+def _quoted(script: str) -> str:
+    """Return a script as one word of a text that is formatted."""
+    return shlex.quote(script).replace("{", "{{").replace("}", "}}")
 
 
 def _by_host(tasks: Sequence[Task]) -> dict[str, list[Task]]:

@@ -24,7 +24,7 @@ class Plan:
     behind: Mapping[str, str | None]  # by host: the release that it has instead
     stop: Sequence[Task]
     start: Sequence[Task]
-    """Those that don't run, or will be stopped."""
+    """Those that don't run, are parked, or will be stopped."""
     missing: Mapping[str, str]  # by host that is left out: why
     untried: bool
     """Whether no run has trained a step with this choice of run and program."""
@@ -76,7 +76,7 @@ def make_plan(
     present = [task for task in inventory.tasks if task.name in before.units]
     running = [task for task in present if before.units[task.name].health not in down]
     stop = running if restart else pick_restarts(inventory, before.units, choice.new)
-    start = [task for task in present if task in stop or not before.units[task.name].up]
+    start = [task for task in present if task in stop or before.units[task.name].idle]
     behind = {host: found for host, found in before.releases.items() if found != release}
     untried = choice.write or before.run is None or not before.run.step
     return Plan(inventory, release, choice, behind, stop, start, dict(before.unreachable), untried)

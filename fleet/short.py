@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class ShortWay:
         self._cluster = cluster
         self._inventory = cluster.inventory
         self._release: Mapping[str, Any] = {}
+        self._kit: frozenset[str] = frozenset()  # its lines in the release's list of files, once that is staged
         self._wanted: dict[str, Wanted] = {}
         self._walls: dict[str, Role | None] = {}  # by host, with the role firewall where the host is to be closed
         self._answers: Mapping[str, Any] = {}
@@ -207,7 +208,7 @@ class ShortWay:
         settings = Role(self._inventory, chief, "release", "release.yml")
         key, allowed = settings.value("release_key"), settings.value("release_signers")
         signature, signers = sign_release(archive, release["id"], Path(settings.value("release_cache")), key, allowed)
-        kit = frozenset(line for line in list_of(archive) if line[66:].startswith("trainer/"))
+        self._kit = kit_of(list_of(archive))
         asked = {}
         archives: dict[frozenset[str], str] = {}
         for host in hosts:
@@ -228,7 +229,7 @@ class ShortWay:
             ]
             # The chief's host proves a program for all with its environment, and each a kit that it hasn't.
             like_chief = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]
-            if host == chief or not (self._current(host) == release["id"] or (like_chief and kit <= there)):
+            if host == chief or not (self._current(host) == release["id"] or (like_chief and self._kit <= there)):
                 steps.append(self._proof(host, shipment))
             asked[host] = {"steps": steps, "sources": _sources(steps), "blobs": {"archive": archives[there]}}
         answers = self._act(asked, STAGE_SECONDS)
@@ -273,15 +274,12 @@ class ShortWay:
         asked = {}
         for host in hosts:
             role = Role(self._inventory, host, "trainer", "training.yml")
-            steps: list[dict[str, Any]] = [
-                {"name": "switch", "module": "host_release", "arguments": {"state": "current", "id": shipment.release}},
-                # As the handler of roles/release.
-                {
-                    "name": "board",
-                    "command": ["systemctl", "try-restart", "tensorboard*.service"],
-                    "after": ["switch", "changed"],
-                },
-            ]
+            arguments = {"state": "current", "id": shipment.release}
+            steps: list[dict[str, Any]] = [{"name": "switch", "module": "host_release", "arguments": arguments}]
+            # As the handler of roles/release; but TensorBoard runs nothing of the program's.
+            if self._kit != kit_of((self._answers[host]["texts"][SUMS] or "").splitlines()):
+                board = ["systemctl", "try-restart", "tensorboard*.service"]
+                steps.append({"name": "board", "command": board, "after": ["switch", "changed"]})
             if not self._has_settings(host):
                 steps.append({"name": "settings", "write": SETTINGS, "text": self._wanted[host].texts[SETTINGS]})
             look = role.arguments("main", "stale_tasks")
@@ -295,12 +293,15 @@ class ShortWay:
                 self._cluster.act({host: {"alone": True} for host in asked}, SWITCH_SECONDS)
             raise
         self._cluster.tell_release(shipment.release)
-        stale = [name for each in answers.values() for name in each["steps"]["stale"].get("tasks", ())]
+        found = [each["steps"]["stale"] for each in answers.values()]
+        stale, warm = ({name for each in found for name in each.get(kind, ())} for kind in ("tasks", "warm"))
         # They come back with the others that this start starts. A task that trains saves while the servers still run.
         tasks = [task for task in self._inventory.tasks if task.name in stale]
-        for stopped in ([task for task in tasks if not task.server], [task for task in tasks if task.server]):
-            if stopped:
-                self._cluster.stop(stopped)
+        for leaving in ([task for task in tasks if not task.server], [task for task in tasks if task.server]):
+            if leaving:
+                # What trains in step stops at once.
+                may_park = all(task.name in warm for task in leaving)
+                (self._cluster.park if may_park else self._cluster.stop)(leaving)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 
     def _act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
@@ -332,6 +333,11 @@ def _difference(found: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -
         if path != SETTINGS and found[path] != state:
             return f"{path} differs" if found[path] else f"{path} is missing"
     return None
+
+
+def kit_of(lines: Iterable[str]) -> frozenset[str]:
+    """Return those lines of a list of files that are of the kit."""
+    return frozenset(line for line in lines if line[66:].startswith("trainer/"))
 
 
 def list_of(archive: bytes) -> list[str]:

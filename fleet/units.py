@@ -87,9 +87,19 @@ class Unit:
         return seconds if seconds > self.watchdog * 2 / 3 else None
 
     @property
+    def parked(self) -> bool:
+        """Whether its supervisor waits, without a child, until it is asked to go on (trainer/supervisor.py)."""
+        return self.health is Health.RUNNING and self.status_text.startswith("parked")
+
+    @property
     def up(self) -> bool:
         """Whether systemd runs it or is about to."""
         return self.health in (Health.RUNNING, Health.STARTING, Health.RESTARTING)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a start has something to do for it."""
+        return self.parked or not self.up
 
     def describe_failure(self) -> str:
         if self.result == "exit-code" and self.exit_status == 0:

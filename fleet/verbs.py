@@ -172,7 +172,8 @@ def start_cluster(
         raise
     begun_run = None
     try:
-        _stop(cluster, desk, before, plan.stop)
+        # Ansible restarts what it finds stale by itself, and who asks for a restart wants new processes.
+        _stop(cluster, desk, before, plan.stop, cluster.stop if plan.by_ansible or restart else cluster.park)
         plan, shipped = _ship_to_those_there(desk, plan, SWITCH, allow_missing)
         if source is not None and run_name is not None and cluster.begin(run_name, source, program, program_args or {}):
             begun_run = run_name
@@ -184,7 +185,7 @@ def start_cluster(
         # Asked only now: new code, or another choice, may be the mend.
         if ready.run_error:
             raise ready.run_error
-        idle = [task for task in plan.tasks if not ready.units[task.name].up]
+        idle = [task for task in plan.tasks if ready.units[task.name].idle]
         begun, begun_run = desk.clock(), None  # a run that was started is kept, as each that fails
         cluster.start(plan.tasks)
     except BaseException:
@@ -851,8 +852,16 @@ def _put_all_back(cluster: Cluster, desk: Desk, plan: Plan, before: Observation,
         desk.say(f"put back: {chosen}, release {releases}; {again}")
 
 
-def _stop(cluster: Cluster, desk: Desk, seen: Observation, tasks: Sequence[Task] | None = None) -> None:
+def _stop(
+    cluster: Cluster,
+    desk: Desk,
+    seen: Observation,
+    tasks: Sequence[Task] | None = None,
+    stop: Callable[[Sequence[Task]], None] | None = None,
+) -> None:
     """Stop tasks (every one that isn't down when none are given): those that train, the evaluator, then the servers.
+
+    `stop` is how: the cluster's own `stop`, or `park`.
 
     What trains stops at once: each of several members that train in step saves and stops when one of them is asked to,
     and systemd starts again those that it wasn't told to stop.
@@ -871,7 +880,7 @@ def _stop(cluster: Cluster, desk: Desk, seen: Observation, tasks: Sequence[Task]
         saving = " (a checkpoint is saved first)" if stopping is training else ""
         desk.say(f"stopping {', '.join(task.name for task in stopping)}{saving}")
         try:
-            cluster.stop(stopping)
+            (stop or cluster.stop)(stopping)
         except FleetError as error:
             errors.append(error)
     if errors:

@@ -2,6 +2,9 @@
 
 A task that may wait for long does so first, without TensorFlow's memory, in a child of its own.
 
+That of a host's unit can be parked (SIGHUP): it ends its child as a stop would, and waits. SIGUSR1 has it go on, with
+a child that works in the release that is current then.
+
 To systemd it is the unit's main process: it passes on what its child says, and answers for the child's life. A child
 that ends with 0, 78 or 143 takes the parent with it; after any other end the next one is forked at once.
 """
@@ -9,11 +12,13 @@ that ends with 0, 78 or 143 takes the parent with it; after any other end the ne
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +28,7 @@ from types import FrameType
 from trainer.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
 from trainer.reporting.notify import ALIVE, CHANNEL, READY, RESTART_UNIT, RESTARTS, Notifier
 from trainer.reporting.scrape import given
+from trainer.run.release import same_kit
 from trainer.warm_start import adopt_orphans, fork, warm_up, why_unsafe
 
 log = logging.getLogger(__name__)
@@ -30,6 +36,8 @@ PASSED_ON = (FINISHED, USER_ERROR, STOPPED)
 NEEDED = 70  # what a waiting child ends with, once there is something to do that needs TensorFlow
 PAUSE_SECONDS = 1.0  # before the next child, where one ended before it was ready
 LOOK_SECONDS = 0.5
+PARKED = "parked"  # its line for systemd begins so; `fab` waits for that
+PARKED_SECONDS = 900.0  # then it goes on by itself: a `fab` that died leaves no cluster parked for ever
 LOOKS_STOPPED = 8  # a child that SIGSTOP holds is killed after so many looks in a row
 LONGEST_START_SECONDS = 600.0
 # So much of processor time in a start asks systemd for so much more time; a start that hangs takes none.
@@ -66,10 +74,10 @@ class Supervisor:
     ) -> None:
         """Take the task's name and what its child runs.
 
-        `fresh` is the command of a new process instead, where a fork would be unsafe; `release` the link to the code
-        that runs: once it points elsewhere, the next child is systemd's to start. `wait` is what children run before
-        TensorFlow is imported, until one of them ends with NEEDED. `listener` is where the task is scraped: its
-        children answer there.
+        `fresh` is the command of a new process instead, where a fork would be unsafe. `release` is the link to the
+        current release; this process works in a release too. Once the link leads to one with another kit or
+        environment, the next child is systemd's to start. `wait` is what children run before TensorFlow is imported,
+        until one of them ends with NEEDED. `listener` is where the task is scraped: its children answer there.
         """
         self._name = name
         self._run = run
@@ -78,11 +86,11 @@ class Supervisor:
         self._notifier = notifier
         self._release = release
         self._listener = listener
-        self._started_from = release.resolve() if release else None
+        self._home = self._place = Path.cwd()  # where this process's own modules come from, and where children work
         self._child: Child | None = None
         self._restarts = 0
         self._was_ready = False
-        self._stopping = False
+        self._stopping = self._parking = False
         self._pinged = 0.0
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
@@ -90,6 +98,9 @@ class Supervisor:
     def run(self) -> int:
         """Keep the task alive until it is done or asked to stop; returns its exit code."""
         adopt_orphans()
+        if self._release is not None:  # elsewhere SIGHUP says that the terminal is gone
+            signal.signal(signal.SIGHUP, self._heed_park)
+            signal.signal(signal.SIGUSR1, self._heed_go_on)
         if self._wait_first is not None and (code := self._keep(self._wait_first, *PASSED_ON, NEEDED)) != NEEDED:
             return code
         with more_time(self._notifier):
@@ -99,16 +110,24 @@ class Supervisor:
     def _keep(self, run: Callable[[Notifier], int], *passed_on: int) -> int:
         """Fork children that run this until one ends with a code that is passed on, or a stop is asked for."""
         with self._signals():
+            afresh = False
             while not self._stopping:
+                if self._parking:
+                    self._park()
+                    if not self._stopping and (afresh or not self._moves()):
+                        return TRY_AGAIN
+                    continue
                 child = self._start(run)
                 if child is None:
                     self._wait(PAUSE_SECONDS)
                     continue
                 code = self._follow(child)
+                if self._parking and not self._stopping:
+                    afresh = child.restart_unit
+                    continue
                 if self._stopping or code in passed_on or child.restart_unit:
                     return self._pass_on(code)
-                if self._release_changed():
-                    log.info("%s ended with %s, and there is another release: leaving it to systemd", self._name, code)
+                if not self._moves():
                     return TRY_AGAIN
                 self._restarts += 1
                 log.info("%s ended with %s: starting the next", self._name, told(code))
@@ -135,12 +154,18 @@ class Supervisor:
         ours.setblocking(False)
         self._selector.register(ours, selectors.EVENT_READ)
         self._child = child = Child(pid, ours)
-        if self._stopping:  # it was asked for while there was no child to pass it on to
+        if self._stopping or self._parking:  # it was asked for while there was no child to pass it on to
             self._send(child, signal.SIGTERM)
         return child
 
     def _become(self, run: Callable[[Notifier], int], ours: socket.socket, theirs: socket.socket) -> int:
         """Be the child."""
+        if self._release is not None:
+            for number in (signal.SIGHUP, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+            os.chdir(self._place)
+            sys.path[:] = [str(self._place) if each == str(self._home) else each for each in sys.path]
+            importlib.invalidate_caches()
         self._selector.close()
         self._woken.close()
         ours.close()
@@ -152,7 +177,39 @@ class Supervisor:
         environment = {**os.environ, CHANNEL: str(channel.fileno()), RESTARTS: str(self._restarts)}
         environment |= given(self._listener)
         command = [*self._fresh, "--parent", str(os.getpid())]
-        return os.posix_spawn(command[0], command, environment, setpgroup=0, setsigmask=())
+        os.chdir(self._place)
+        try:
+            return os.posix_spawn(command[0], command, environment, setpgroup=0, setsigmask=())
+        finally:
+            os.chdir(self._home)
+
+    def _park(self) -> None:
+        """Have no child until it is asked to go on or to stop, or until who asked for it must have died."""
+        log.info("%s is parked", self._name)
+        self._notifier.status(f"{PARKED}: goes on when it is asked to, or after {PARKED_SECONDS:.0f} s")
+        until = time.monotonic() + PARKED_SECONDS
+        while self._parking and not self._stopping:
+            self._wait(LOOK_SECONDS, once=True)
+            self._ping()
+            if time.monotonic() > until:
+                log.warning("%s was asked for nothing in %.0f s: going on by itself", self._name, PARKED_SECONDS)
+                self._parking = False
+        self._restarts = 0
+        if not self._stopping:
+            self._notifier.status("goes on")
+
+    def _moves(self) -> bool:
+        """Have the next child work in the release that is current; returns whether this process can have one there."""
+        if self._release is None:
+            return True
+        current = self._release.resolve()
+        if current != self._home and not same_kit(self._home, current):
+            log.info("%s needs another kit or environment: leaving it to systemd", self._name)
+            return False
+        if current != self._place:
+            log.info("%s goes on with release %s", self._name, current.name)
+        self._place = current
+        return True
 
     def _follow(self, child: Child) -> int:
         """Pass on what the child says until it has ended; kill it when it gives no sign of life."""
@@ -240,7 +297,7 @@ class Supervisor:
         silent = now - child.sign
         if child.stopped >= LOOKS_STOPPED:
             why = "is stopped by a signal"
-        elif silent > patience and not self._stopping:
+        elif silent > patience and not (self._stopping or self._parking):
             why = f"has given no sign of life for {silent:.0f} s{'' if child.ready else ', and is not ready'}"
         else:
             self._ping()
@@ -255,8 +312,14 @@ class Supervisor:
             self._pinged = time.monotonic()
             self._notifier.alive()
 
-    def _release_changed(self) -> bool:
-        return self._release is not None and self._release.resolve() != self._started_from
+    def _heed_park(self, number: int, frame: FrameType | None) -> None:
+        if self._child is not None and not self._parking:
+            self._send(self._child, signal.SIGTERM)
+        self._parking = True
+
+    def _heed_go_on(self, number: int, frame: FrameType | None) -> None:
+        if self._child is None:
+            self._parking = False
 
     def _send(self, child: Child, number: int) -> None:
         # Its pid is its own until it is reaped.

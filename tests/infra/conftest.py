@@ -190,6 +190,17 @@ def units(lab: dict[str, Host]) -> dict[str, str]:
     return found
 
 
+def children(host: Host) -> dict[str, tuple[str, str]]:
+    """The process that each task's supervisor has forked, and where that works; as root."""
+    script = (
+        "for unit in $(systemctl list-units --plain --no-legend --state=active 'trainer@*' | cut -d' ' -f1); do "
+        "pid=$(systemctl show --value --property=MainPID $unit); read child others </proc/$pid/task/$pid/children; "
+        "echo $unit $child $(readlink /proc/$child/cwd); done"
+    )
+    lines = [line.split() for line in host.check_output(script).splitlines()]
+    return {unit.removeprefix("trainer@").removesuffix(".service"): (child, place) for unit, child, place in lines}
+
+
 def status(lab: dict[str, Host]) -> dict[str, Any]:
     """The run's state as the trainer itself tells it, on the chief's host."""
     command = "cd /opt/trainer/current && env/bin/python -m trainer status --json --settings /etc/trainer/run.json"
@@ -255,9 +266,9 @@ def check_task(host: Host, truth: dict[str, Any], job: str) -> None:
     assert host.check_output(f"ps -o user= -p {pid}") == "trainer"
     held = f"/proc/{pid}/root{environment.get('TMPDIR', '/tmp')}"  # the unit has such directories of its own
     assert host.check_output(f"stat --file-system --format=%T {held}") != "tmpfs"
-    assert host.check_output(f"readlink /proc/{pid}/cwd") == host.check_output("readlink -f /opt/trainer/current")
+    child, place = children(host)[f"{job}-{index}"]
+    assert place == host.check_output("readlink -f /opt/trainer/current")
     if job != "evaluator":
         port = {"chief": 2222, "ps": 2300, "worker": 2400}[job]
-        [child] = host.check_output(f"cat /proc/{pid}/task/{pid}/children").split()
         listening = host.check_output("ss --listening --tcp --numeric --processes --no-header")
         assert any(f":{port} " in line and f"pid={child}," in line for line in listening.splitlines()), listening

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import DIGITS, MINUTE, Process, Runs, is_alive, run_check, until
+from processes import DIGITS, MINUTE, PROGRAMS, Process, Runs, is_alive, run_check, until
 
 from trainer.cluster.probe import answers, incarnation
 from trainer.tasks.local import local_cluster
@@ -79,6 +79,24 @@ def test_systemd_hears_of_a_server_and_a_frozen_one_is_replaced(runs: Runs, tmp_
         assert not is_alive(frozen)
         until(lambda: answers(address), "an answer")
         assert "ps-0 is stopped by a signal: killing it" in server.output
+    server.end()
+
+
+def test_a_parked_server_has_no_process_and_then_another(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to(PROGRAMS)
+    cluster = local_cluster(1, 1)
+    [address] = cluster["ps"]
+    server = start_server(runs, cluster, TRAINER_RELEASE=str(tmp_path / "current"))
+    until(lambda: answers(address), "an answer")
+    first = incarnation(address, 1.0)
+    server.send(signal.SIGHUP)
+    server.search("ps-0 is parked")
+    assert not server.children
+    assert not answers(address)
+    server.send(signal.SIGUSR1)
+    until(lambda: answers(address), "an answer", MINUTE, lambda: server.output)
+    assert incarnation(address, 1.0) not in (None, first)
+    assert "fresh process" not in server.output
     server.end()
 
 

@@ -186,10 +186,16 @@ class Pretence:
     def _systemctl(self, script: str, task: Task) -> None:
         unit = self.units[task.name]
         if "systemctl start" in script:
-            if not unit.up:
+            if unit.parked and "kill -USR1" in script:
+                self.done.append(f"go on {task.name}")
+                self.set(task.name, status_text="")
+            elif not unit.up:
                 self.done.append(f"start {task.name}")
                 self.set(task.name, restarts=0, result="success", **UP)
             self.set(task.name, file_state="enabled")
+        elif "kill -HUP" in script:
+            self.done.append(f"park {task.name}")
+            self.set(task.name, status_text="parked: waits")
         elif "systemctl stop" in script:
             self.done.append(f"stop {task.name}")
             self.set(task.name, active="inactive", sub="dead")
@@ -224,6 +230,7 @@ class Pretence:
                 f"ExecMainStatus={unit.exit_status}",
                 f"NRestarts={unit.restarts}",
                 f"MainPID={unit.pid}",
+                f"StatusText={unit.status_text}",
                 f"StateChangeTimestamp={_timestamp(unit.since)}",
                 "",
             ]

@@ -6,9 +6,11 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from fleet.inventory import ROOT, Inventory, load_inventory
 from fleet.release import make_release, sign_release
 from fleet.roles import Role, UnknownTask
 from fleet.ssh import Answer
-from tests.unit.test_fleet_verbs import Clock, Pretence, make_inventory, printed, status, train
+from tests.unit.test_fleet_verbs import UP, Clock, Pretence, make_inventory, printed, status, train
 
 # What stands below a directory of the test's own, instead of in the machine.
 PLACES = (
@@ -39,6 +41,7 @@ PLACES = (
 )
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SYSTEMCTL = """#!/bin/sh
+[ "$1" != show ] || exec cat "$CALLS.show"
 echo "systemctl $*" >>"$CALLS"
 """
 SYSTEMD_RUN = """#!/bin/sh
@@ -59,6 +62,7 @@ class Rooted(Pretence):
         for host in inventory.hosts:
             for name in ("bin", "run"):
                 (place / host / name).mkdir(parents=True, exist_ok=True)
+            (place / host / "calls.show").touch()
             for name, text in (("systemctl", SYSTEMCTL), ("systemd-run", SYSTEMD_RUN)):
                 (place / host / "bin" / name).write_text(text)
                 (place / host / "bin" / name).chmod(0o755)
@@ -210,10 +214,93 @@ def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, desk: verbs
         there = hosts.place / host / "opt/trainer/current"
         assert (there / "slow.py").read_text() == program.read_text()
         assert (there / "trainer/__main__.py").read_bytes() == (ROOT / "trainer/__main__.py").read_bytes()
-        assert "systemctl try-restart tensorboard*.service" in hosts.calls(host)
+        assert "systemctl try-restart tensorboard*.service" not in hosts.calls(host)  # it runs the kit alone
     # What the kit is has been proven there, and the program is proven by the chief's host for all with its environment.
     assert hosts.proofs() == ["head"]
     assert "shipped to 3 of 3 hosts (code)" in said
+
+
+@pytest.fixture
+def runs(hosts: Rooted) -> Iterator[Callable[[str], None]]:
+    """Have a task run: a supervisor with a child, in the release that is current on its host."""
+    began: list[subprocess.Popen[bytes]] = []
+
+    def run(name: str) -> None:
+        task = hosts.inventory.task(name)
+        command = ["sh", "-c", "sleep 300 & wait"]
+        place = (hosts.place / task.host / "opt/trainer/current").resolve()
+        began.append(subprocess.Popen(command, cwd=place, process_group=0))
+        with (hosts.place / task.host / "calls.show").open("a") as listing:
+            listing.write(f"Id={task.unit}\nMainPID={began[-1].pid}\n\n")
+        hosts.set(name, **UP)
+
+    time.sleep(0.05)  # files are older than what starts now
+    yield run
+    for process in began:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_tasks_that_run_are_parked_and_go_on_in_the_new_release(
+    hosts: Rooted, desk: verbs.Desk, program: Path, runs: Callable[[str], None]
+) -> None:
+    running = ("chief-0", "ps-0", "worker-0")
+    for name in running:
+        runs(name)
+    program.write_text("class Slow:\n    edited = True\n")
+    said = start(hosts, desk)
+    done = [line for line in hosts.done if line.split()[-1] in running and not line.startswith("tell")]
+    assert done[0] == "park chief-0"  # it saves while the servers run
+    # Here its child stays, and it is asked twice.
+    assert set(done) == {f"{verb} {name}" for name in running for verb in ("park", "go on")}
+    assert not [line for line in hosts.done if line.startswith("stop")]
+    assert "started chief-0, ps-0, " in said  # as what starts from nothing
+
+
+def test_what_a_start_that_died_has_parked_goes_on_with_the_next(
+    hosts: Rooted, desk: verbs.Desk, runs: Callable[[str], None]
+) -> None:
+    for name in ("ps-0", "worker-0"):
+        runs(name)
+        hosts.set(name, status_text="parked: waits")
+    said = start(hosts, desk)
+    assert "  start   chief-0, ps-0, " in said
+    assert {"go on ps-0", "go on worker-0"} <= set(hosts.done)
+
+
+def test_tasks_whose_own_files_changed_are_stopped(
+    hosts: Rooted, desk: verbs.Desk, program: Path, runs: Callable[[str], None]
+) -> None:
+    for name in ("ps-0", "worker-0"):
+        runs(name)
+    time.sleep(0.05)
+    os.utime(hosts.place / hosts.inventory.task("ps-0").host / "etc/trainer/ps-0.env")
+    program.write_text("class Slow:\n    edited = True\n")
+    start(hosts, desk)
+    assert {"stop ps-0", "start ps-0", "stop worker-0", "start worker-0"} <= set(hosts.done)
+    assert not [line for line in hosts.done if line.startswith(("park", "go on"))]
+
+
+def test_a_restart_is_of_new_processes(hosts: Rooted, desk: verbs.Desk, runs: Callable[[str], None]) -> None:
+    runs("chief-0")
+    start(hosts, desk, restart=True)
+    assert {"stop chief-0", "start chief-0"} <= set(hosts.done)
+    assert not [line for line in hosts.done if line.startswith("park")]
+
+
+def test_a_start_that_fails_after_the_switch_puts_back_what_was_parked(
+    hosts: Rooted, desk: verbs.Desk, program: Path, runs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ClusterTrouble("no")
+
+    runs("chief-0")
+    monkeypatch.setattr(Cluster, "select", refuse)
+    program.write_text("class Slow:\n    edited = True\n")
+    with pytest.raises(ClusterTrouble, match="no"):
+        start(hosts, desk)
+    assert hosts.done[:2] == ["park chief-0", f"tell {hosts.releases('head')}"]
+    assert "stop chief-0" in hosts.done
 
 
 def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, desk: verbs.Desk) -> None:
@@ -229,6 +316,7 @@ def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, desk: verbs.Des
     sums.write_text(sums.read_text().replace(f"release {release}", "release old"))
     start(hosts, desk)
     assert hosts.proofs() == ["head", "far"]
+    assert "systemctl try-restart tensorboard*.service" in hosts.calls("far")
 
 
 def test_a_start_with_nothing_new_proves_and_switches_nothing(hosts: Rooted, desk: verbs.Desk) -> None:

@@ -1,8 +1,10 @@
 """Which running tasks a change concerns, and what counts as a change."""
 
 import os
+import signal
 import subprocess
 import time
+from functools import partial
 
 import pytest
 import stale_tasks
@@ -18,45 +20,114 @@ Id=trainer@worker-0.service
 
 @pytest.fixture
 def files(tmp_path):
-    """A release, the tasks' files and the unit; all of them older than the moment returned."""
-    for name in ("release/trainer/tasks/server.py", "etc/ps-0.env", "etc/chief-0.env", "etc/run.json", "unit"):
+    """Two releases of one kit, the tasks' files and the unit."""
+    names = [f"{release}/{name}" for release in ("release", "old") for name in ("trainer/tasks/server.py", "slow.py")]
+    for name in (*names, "etc/ps-0.env", "etc/chief-0.env", "etc/run.json", "etc/secrets/KEY", "unit"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     (tmp_path / "envs/lib/python3.11/site-packages").mkdir(parents=True)
-    (tmp_path / "release/env").symlink_to("../envs")
+    for number, release in enumerate(("release", "old")):
+        (tmp_path / release / "env").symlink_to("../envs")
+        sums = f"# psfleet release {release}\n{number:064}  slow.py\n{0:064}  trainer/tasks/server.py\n"
+        (tmp_path / release / "SHA256SUMS").write_text(sums)
     time.sleep(0.05)
-    return tmp_path, time.time()
+    return tmp_path
 
 
-def newer(files, task):
-    root, started = files
-    time.sleep(0.05)
-    return lambda: stale_tasks.newer_file(
-        started, stale_tasks.inputs(task, task == "chief-0", root / "release", root / "etc", root / "unit")
-    )
+@pytest.fixture
+def begin(files):
+    """Start a supervisor in a release, with a child in one, or with none; returns its pid."""
+    begun = []
+
+    def begin(home, place=None):
+        child = f"cd {files / place} && exec sleep 60 & wait" if place else "exec sleep 60"
+        begun.append(subprocess.Popen(["sh", "-c", child], cwd=files / home, process_group=0))
+        pid = str(begun[-1].pid)
+        if place is not None:
+            while stale_tasks.directory_of(stale_tasks.child_of(pid) or pid) != files / place:
+                time.sleep(0.01)
+        time.sleep(0.05)
+        return pid
+
+    yield begin
+    for process in begun:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def look(files, task, pid):
+    """Say what is newer than a task, and whether its supervisor may go on."""
+    reads = task == "chief-0"
+    own = partial(stale_tasks.inputs, task, reads, config_dir=files / "etc", unit=files / "unit")
+    inputs = stale_tasks.inputs_of_child(reads, files / "release", files / "etc")
+    newer, goes_on = stale_tasks.judge(pid, files / "release", own, inputs)
+    return newer.removeprefix(f"{files}/"), goes_on
 
 
 @pytest.mark.parametrize(
-    ("changed", "tasks"),
+    ("changed", "tasks", "goes_on"),
     [
-        ("etc/ps-0.env", {"ps-0"}),
-        ("etc/run.json", {"chief-0"}),
-        ("unit", {"ps-0", "chief-0"}),
-        ("release/trainer/tasks/server.py", {"ps-0", "chief-0"}),
+        ("etc/ps-0.env", {"ps-0"}, False),
+        ("etc/run.json", {"chief-0"}, True),
+        ("etc/secrets/KEY", {"chief-0"}, False),
+        ("unit", {"ps-0", "chief-0"}, False),
+        ("release/trainer/tasks/server.py", {"ps-0", "chief-0"}, False),
+        ("release/slow.py", {"ps-0", "chief-0"}, True),
     ],
 )
-def test_a_change_concerns_the_tasks_that_read_the_file(files, changed, tasks):
-    look = {task: newer(files, task) for task in ("ps-0", "chief-0")}
-    assert {task for task, find in look.items() if find()} == set()
-    os.utime(files[0] / changed, (0, 0))  # an old time of the content does not hide that the file was touched
-    assert {task for task, find in look.items() if find()} == tasks
+def test_a_change_concerns_the_tasks_that_read_the_file(files, begin, changed, tasks, goes_on):
+    pid = begin("release", "release")
+    assert [look(files, task, pid) for task in ("ps-0", "chief-0")] == [("", True)] * 2
+    os.utime(files / changed, (0, 0))  # an old time of the content does not hide that the file was touched
+    found = {task: look(files, task, pid) for task in ("ps-0", "chief-0")}
+    assert found == {task: (changed, goes_on) if task in tasks else ("", True) for task in ("ps-0", "chief-0")}
 
 
-def test_a_newly_installed_distribution_counts(files):
-    look = newer(files, "ps-0")
-    (files[0] / "envs/lib/python3.11/site-packages/six.py").write_text("")
-    assert look().endswith("site-packages")
+def test_a_newly_installed_distribution_counts(files, begin):
+    pid = begin("release", "release")
+    (files / "envs/lib/python3.11/site-packages/six.py").write_text("")
+    newer, goes_on = look(files, "ps-0", pid)
+    assert newer.endswith("site-packages")
+    assert not goes_on
+
+
+def test_a_supervisor_of_the_same_kit_has_children_in_another_release(files, begin):
+    pid = begin("old", "release")
+    assert look(files, "chief-0", pid) == ("", True)
+    os.utime(files / "old/slow.py", (0, 0))
+    assert look(files, "chief-0", pid) == ("", True)
+    os.utime(files / "old/trainer/tasks/server.py", (0, 0))
+    assert look(files, "chief-0", pid) == ("old/trainer/tasks/server.py", False)
+
+
+def test_a_child_of_another_release_is_stale_and_its_supervisor_may_go_on(files, begin):
+    assert look(files, "ps-0", begin("old", "old")) == ("release", True)
+
+
+def test_a_parked_task_is_not_stale(files, begin):
+    pid = begin("old")
+    os.utime(files / "etc/run.json", (0, 0))
+    assert look(files, "chief-0", pid) == ("", True)
+    os.utime(files / "etc/chief-0.env", (0, 0))
+    assert look(files, "chief-0", pid) == ("etc/chief-0.env", False)
+
+
+@pytest.mark.parametrize("changed", ["kit", "environment"])
+def test_another_kit_or_environment_is_for_another_supervisor(files, begin, changed):
+    if changed == "kit":
+        sums = files / "release/SHA256SUMS"
+        sums.write_text(sums.read_text().replace("0  trainer/", "1  trainer/"))
+    else:
+        (files / "release/env").unlink()
+        (files / "release/env").symlink_to("../others")
+    assert look(files, "ps-0", begin("old", "old")) == ("release", False)
+
+
+def test_a_supervisor_that_has_ended_is_neither(files):
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+        assert look(files, "ps-0", str(process.pid)) == ("", False)
 
 
 def test_only_running_tasks_are_listed():

@@ -51,7 +51,7 @@ class Supervised:
     """A supervisor in a process of its own, and what systemd would hear of it."""
 
     def __init__(self, directory: Path, body: str, watchdog: float | None = None) -> None:
-        self._directory = directory
+        self.directory = directory
         self.systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.systemd.bind(str(directory / "notify"))
         self.heard: list[str] = []
@@ -71,7 +71,7 @@ class Supervised:
     def pids(self) -> list[int]:
         """The task's processes, oldest first."""
         with contextlib.suppress(FileNotFoundError):
-            return [int(pid) for pid in (self._directory / "starts").read_text().split()]
+            return [int(pid) for pid in (self.directory / "starts").read_text().split()]
         return []
 
     def child(self, number: int = 0) -> int:
@@ -89,7 +89,7 @@ class Supervised:
         _, logged = self.process.communicate(timeout=MINUTE)
         until(lambda: all(map(gone, self.pids)))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:  # what was sent before it is read before it
-            last.sendto(b"last", str(self._directory / "notify"))
+            last.sendto(b"last", str(self.directory / "notify"))
         until(lambda: self.heard[-1:] == ["last"])
         self.heard.pop()
         return self.process.returncode, logged
@@ -100,7 +100,7 @@ class Supervised:
         self.process.wait()
         for pid in self.pids:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if str(self._directory) in Path(f"/proc/{pid}/cmdline").read_text():
+                if str(self.directory) in Path(f"/proc/{pid}/cmdline").read_text():
                     os.kill(pid, signal.SIGKILL)
         self.systemd.close()
 
@@ -346,22 +346,191 @@ def test_what_a_fork_can_not_mend_is_left_to_systemd(start: Start) -> None:
     assert len(supervised.pids) == 1
 
 
-def test_another_release_is_started_by_systemd(start: Start, tmp_path: Path) -> None:
-    for release in ("one", "two"):
-        (tmp_path / release).mkdir()
-    link = tmp_path / "current"
-    link.symlink_to("one")
-    supervised = start(
-        "release = here / 'current'\ndef task(notifier):\n    count()\n    notifier.ready('up')\n"
-        "    while not (here / 'go').exists(): time.sleep(0.01)\n    return 75"
-    )
+RELEASED = """
+release = here / "current"
+os.chdir(release)
+sys.path.insert(0, os.getcwd())
+def stop(number, frame):
+    print("saved", file=sys.stderr)
+    sys.exit(143)
+def task(notifier):
+    signal.signal(signal.SIGTERM, stop)
+    import program
+    number = count()
+    notifier.ready(f"{Path.cwd().name} {program.NAME} {number}")
+    notifier.watch(lambda: True)
+    while not (here / f"go{number}").exists(): time.sleep(0.01)
+    return 75
+"""
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Callable[[str], None]:
+    """Releases of one kit, and of two others; the function returned makes one current."""
+
+    def switch(release: str) -> None:
+        (tmp_path / "new").symlink_to(release)
+        (tmp_path / "new").rename(tmp_path / "current")
+
+    made = {"one": ("kit", "env"), "two": ("kit", "env"), "kit": ("another", "env"), "env": ("kit", "another")}
+    for name, (kit, environment) in made.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "program.py").write_text(f"NAME = {name!r}\n")
+        sums = f"# psfleet release {name}\n{name:0<64}  program.py\n{kit:0<64}  trainer/__main__.py\n"
+        (tmp_path / name / "SHA256SUMS").write_text(sums)
+        (tmp_path / name / "env").symlink_to(f"../../envs/{environment}")
+    switch("one")
+    return switch
+
+
+@pytest.mark.parametrize("other", ["kit", "env"])
+def test_another_kit_or_environment_is_started_by_systemd(
+    start: Start, tmp_path: Path, releases: Callable[[str], None], other: str
+) -> None:
+    supervised = start(RELEASED)
     supervised.child()
-    link.unlink()
-    link.symlink_to("two")
-    (tmp_path / "go").touch()
+    releases(other)
+    (tmp_path / "go0").touch()
     code, logged = supervised.wait()
     assert (code, len(supervised.pids)) == (75, 1)
-    assert "there is another release: leaving it to systemd" in logged
+    assert "needs another kit or environment: leaving it to systemd" in logged
+
+
+def test_a_release_of_the_same_kit_is_where_the_next_process_works(
+    start: Start, tmp_path: Path, releases: Callable[[str], None]
+) -> None:
+    supervised = start(RELEASED)
+    for number, name in enumerate(("two", "one")):
+        supervised.child(number)
+        releases(name)
+        (tmp_path / f"go{number}").touch()
+    supervised.child(2)
+    supervised.process.terminate()
+    code, logged = supervised.wait()
+    assert code == 143
+    assert [line for line in supervised.heard if "STATUS" in line] == [
+        "READY=1\nSTATUS=one one 0",
+        "STATUS=two two 1 (restart 1)",
+        "STATUS=one one 2 (restart 2)",
+    ]
+    assert "worker-0 goes on with release two" in logged
+
+
+def parked(supervised: Supervised) -> bool:
+    """Return whether the last line of its status says so."""
+    said = [line for line in supervised.heard if "STATUS=" in line]
+    return bool(said) and said[-1].startswith("STATUS=parked")
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_parked_task_goes_on_in_the_release_that_is_current_then(
+    start: Start, releases: Callable[[str], None], name: str
+) -> None:
+    supervised = start(RELEASED, watchdog=0.4)
+    first = supervised.child()
+    supervised.process.send_signal(signal.SIGHUP)
+    until(lambda: parked(supervised))
+    assert gone(first)
+    supervised.process.send_signal(signal.SIGHUP)  # again is nothing new
+    heard = len(supervised.heard)
+    until(lambda: supervised.heard[heard:].count("WATCHDOG=1") >= 3)
+    assert len(supervised.pids) == 1
+    releases(name)
+    supervised.process.send_signal(signal.SIGUSR1)
+    supervised.child(1)
+    until(lambda: f"STATUS={name} {name} 1" in supervised.heard)  # without a count of restarts
+    supervised.process.send_signal(signal.SIGUSR1)  # who is not parked goes on anyway
+    supervised.process.terminate()
+    code, logged = supervised.wait()
+    assert (code, len(supervised.pids)) == (143, 2)
+    assert logged.count("saved\n") == 2
+
+
+@pytest.mark.parametrize("name", ["kit", "env"])
+def test_a_parked_task_whose_kit_or_environment_is_replaced_is_started_by_systemd(
+    start: Start, releases: Callable[[str], None], name: str
+) -> None:
+    supervised = start(RELEASED)
+    supervised.child()
+    supervised.process.send_signal(signal.SIGHUP)
+    until(lambda: parked(supervised))
+    releases(name)
+    supervised.process.send_signal(signal.SIGUSR1)
+    assert supervised.wait()[0] == 75
+    assert len(supervised.pids) == 1
+
+
+def test_a_parked_task_stops_at_once(start: Start, releases: Callable[[str], None]) -> None:
+    supervised = start(RELEASED)
+    supervised.child()
+    supervised.process.send_signal(signal.SIGHUP)
+    until(lambda: parked(supervised))
+    supervised.process.terminate()
+    assert supervised.wait()[0] == 143
+    assert len(supervised.pids) == 1
+
+
+def test_a_task_that_nobody_asks_to_go_on_does_so_by_itself(start: Start, releases: Callable[[str], None]) -> None:
+    supervised = start("supervisor.PARKED_SECONDS = 0.5" + RELEASED)
+    supervised.child()
+    supervised.process.send_signal(signal.SIGHUP)
+    until(lambda: parked(supervised))
+    supervised.child(1)
+    supervised.process.terminate()
+    assert "worker-0 was asked for nothing in 0 s: going on by itself" in supervised.wait()[1]
+
+
+def test_a_task_is_parked_once_its_import_is_over(start: Start, releases: Callable[[str], None]) -> None:
+    supervised = start(
+        RELEASED + "def warm():\n    (here / 'importing').touch()\n    time.sleep(1)\n    (here / 'imported').touch()\n"
+        "supervisor.warm_up = warm\n"
+    )
+    here = supervised.directory
+    until((here / "importing").exists)
+    supervised.process.send_signal(signal.SIGHUP)
+    until(lambda: parked(supervised))
+    assert (here / "imported").exists()
+    assert not supervised.pids
+    supervised.process.send_signal(signal.SIGUSR1)
+    supervised.child()
+    supervised.process.terminate()
+    supervised.wait()
+
+
+def test_a_task_is_parked_as_it_is_forked(start: Start, releases: Callable[[str], None]) -> None:
+    supervised = start(
+        RELEASED + "forked = supervisor.fork\ndef fork(run):\n    pid = forked(run)\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n    return pid\nsupervisor.fork = fork\n"
+    )
+    until(lambda: parked(supervised))
+    supervised.process.terminate()
+    assert supervised.wait()[0] == 143
+
+
+@pytest.mark.parametrize("end", ["return 0", "return 78", "notifier.restart_unit(); return 75"])
+def test_however_a_task_ends_that_is_to_be_parked_its_supervisor_is(
+    start: Start, releases: Callable[[str], None], end: str
+) -> None:
+    body = RELEASED.replace("    return 75", f"    {end}").replace("sys.exit(143)", "(here / 'go0').touch()")
+    supervised = start(body)
+    supervised.child()
+    supervised.process.send_signal(signal.SIGHUP)
+    until(lambda: parked(supervised))
+    supervised.process.send_signal(signal.SIGUSR1)
+    if "restart" in end:
+        assert supervised.wait()[0] == 75
+        return
+    supervised.child(1)
+    supervised.process.terminate()
+    (supervised.directory / "go1").touch()
+    supervised.wait()
+
+
+def test_a_task_without_a_unit_is_never_parked(start: Start) -> None:
+    supervised = start("def task(notifier):\n    count()" + FOREVER)
+    supervised.child()
+    supervised.process.send_signal(signal.SIGHUP)
+    assert supervised.wait()[0] == -signal.SIGHUP
 
 
 def test_a_fresh_process_is_started_where_a_fork_would_be_unsafe(start: Start, tmp_path: Path) -> None:

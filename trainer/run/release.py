@@ -6,12 +6,14 @@ coordinator asks each server (trainer/cluster/releases.py).
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from trainer.config import Config
 from trainer.failures import Infrastructure
 from trainer.run.records import read_record
 
+SUMS = "SHA256SUMS"  # a line for each file: its hash, two spaces, its name
 RECORD = "release.json"  # on the shared path, and in the directory of each release
 MEND = "`ansible-playbook site.yml --limit HOST` brings one host to the checkout's release, `fab start-cluster` all"
 
@@ -26,6 +28,20 @@ def own_release(directory: Path) -> str | None:
         return (read_record(directory / RECORD) or {}).get("id")
     except (OSError, ValueError):
         return None
+
+
+def same_kit(one: Path, other: Path) -> bool:
+    """Return whether two releases have the same package `trainer`, by their lists of files, and one environment."""
+    try:
+        kits, environments = zip(*((kit_of(place), os.readlink(place / "env")) for place in (one, other)), strict=True)  # noqa: PTH115
+    except (OSError, ValueError):
+        return False
+    return bool(kits[0]) and kits[0] == kits[1] and environments[0] == environments[1]
+
+
+def kit_of(release: Path) -> list[str]:
+    lines = (release / SUMS).read_text(encoding="utf-8").splitlines()
+    return sorted(line for line in lines if line[66:].startswith("trainer/"))
 
 
 def refuse_missed_release(config: Config, link: Path | None, own: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -16,6 +17,8 @@ short_description: Find running training tasks that started before their files c
 description:
   - Looks at the processes themselves, so that a restart that an interrupted run still owes is found by the next one.
   - A task that is stopped is never stale.
+  - A task's unit has a supervisor, and the supervisor's child does the work. Unit, environment file, secrets, kit and
+    Python packages are the supervisor's. The child reads run settings and release.
 options:
   root:
     description: Directory with the link C(current) to the release.
@@ -50,6 +53,11 @@ tasks:
   description: Names of the stale tasks, each with the file that is newer.
   type: dict
   returned: success
+warm:
+  description: Names of the tasks, stale or not, whose supervisor may fork the next child.
+  type: list
+  elements: str
+  returned: success
 """
 
 
@@ -64,20 +72,40 @@ def newer_file(started: float, paths: Iterable[Path]) -> str | None:
     return None
 
 
+def same_kit(one: Path, other: Path) -> bool:
+    """Whether two releases have one environment, and the same package `trainer` by their lists of files."""
+    if one == other:
+        return True
+    try:
+        listed = [(place / "SHA256SUMS").read_text().splitlines() for place in (one, other)]
+        environments = {(place / "env").readlink() for place in (one, other)}
+    except OSError:
+        return False
+    kits = [sorted(line for line in lines if line[66:].startswith("trainer/")) for lines in listed]
+    return kits[0] == kits[1] and len(environments) == 1
+
+
 def inputs(task: str, reads_settings: bool, release: Path, config_dir: Path, unit: Path) -> Iterator[Path]:
-    """List what a task reads when it starts."""
+    """List what a task's supervisor reads when it starts; `release` is the one that it works in."""
     yield unit
     yield config_dir / f"{task}.env"
     yield unit.with_name(f"trainer@{task}.service.d") / "psfleet-task.conf"
     if reads_settings:
-        yield config_dir / "run.json"
         yield unit.with_name(f"trainer@{task}.service.d") / "psfleet-secrets.conf"
         yield config_dir / "secrets"
         yield from sorted((config_dir / "secrets").glob("*"))
-    # The list of the files and its signature are what others read.
-    yield from sorted(path for path in release.rglob("*") if not path.name.startswith("SHA256SUMS"))
+    yield release / "env"
+    yield from sorted((release / "trainer").rglob("*"))
     # A distribution that is installed anew leaves its mark on the directory.
     yield from release.glob("env/lib/python3.*/site-packages")
+
+
+def inputs_of_child(reads_settings: bool, release: Path, config_dir: Path) -> Iterator[Path]:
+    """List what the child of a supervisor reads."""
+    if reads_settings:
+        yield config_dir / "run.json"
+    # The list of the files and its signature are what others read.
+    yield from sorted(path for path in release.rglob("*") if not path.name.startswith("SHA256SUMS"))
 
 
 def start_time(pid: str) -> float | None:
@@ -88,6 +116,41 @@ def start_time(pid: str) -> float | None:
         return None
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - age
+
+
+def directory_of(pid: str) -> Path | None:
+    """Return where a process works; None when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:
+        return None
+
+
+def child_of(pid: str) -> str | None:
+    """Return the process that a supervisor has forked; what that has left behind comes after it."""
+    try:
+        return next(iter(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()), None)
+    except OSError:
+        return None
+
+
+def judge(pid: str, release: Path, own: Callable[[Path], Iterable[Path]], childs: Iterable[Path]) -> tuple[str, bool]:
+    """Say what is newer than a task, if anything, and whether its supervisor may go on.
+
+    `own` are the inputs of a supervisor that works in a directory, `childs` those of its child.
+    """
+    home, started = directory_of(pid), start_time(pid)
+    if home is None or started is None:
+        return "", False
+    if not same_kit(home, release):
+        return str(release), False
+    if newer := newer_file(started, own(home)):
+        return newer, False
+    child = child_of(pid)
+    place, began = (directory_of(child), start_time(child)) if child else (None, None)
+    if place is None or began is None:
+        return "", True  # the next one reads all of it
+    return str(release) if place != release else newer_file(began, childs) or "", True
 
 
 def running_tasks(listing: str) -> Iterator[tuple[str, str]]:
@@ -113,19 +176,17 @@ def main() -> None:
     readers = module.params["settings_readers"]
     command = ["systemctl", "show", "--property=Id,MainPID", "trainer@*.service"]
     _code, listing, _error = module.run_command(command, check_rc=True)
-    stale = {}
+    stale, warm = {}, []
     for task, pid in running_tasks(listing):
-        started = start_time(pid)
-        if started is None:
-            continue
-        if Path(f"/proc/{pid}/cwd").resolve() != release:
-            stale[task] = str(release)
-        else:
-            newer = newer_file(started, inputs(task, task in readers, release, config_dir, unit))
-            if newer:
-                stale[task] = newer
+        reads = task in readers
+        own = partial(inputs, task, reads, config_dir=config_dir, unit=unit)
+        newer, goes_on = judge(pid, release, own, inputs_of_child(reads, release, config_dir))
+        if newer:
+            stale[task] = newer
+        if goes_on:
+            warm.append(task)
     diff = {"before": "".join(f"{task} started before {path} changed\n" for task, path in stale.items()), "after": ""}
-    module.exit_json(changed=bool(stale), tasks=stale, diff=diff)
+    module.exit_json(changed=bool(stale), tasks=stale, warm=warm, diff=diff)
 
 
 if __name__ == "__main__":
