@@ -1,4 +1,8 @@
-"""Writes down each update of variables while its mutex is held, and does them again, one after the other."""
+"""Writes down each update of variables while its mutex is held, and does them again, one after the other.
+
+They stand in TensorFlow's staging areas, one for each update in the graph, on its ps. A queue would refuse an update
+whose step is cancelled, as when its worker dies, although it is made.
+"""
 
 from __future__ import annotations
 
@@ -17,38 +21,38 @@ class Recorded:
     """What AtomicUpdates takes as `record`; with what the variables were when an update was traced first."""
 
     def __init__(self) -> None:
-        self.queues: list[tuple[Update, list[str], Any]] = []
+        self.staged: list[tuple[Update, list[str], dict[str, Any]]] = []
         self.before: dict[int, np.ndarray] = {}
         self._handles: list[Any] = []
 
     def __call__(self, update: Update, needs: Sequence[Any]) -> list[Any]:
         with tf.init_scope(), tf.device(update.device):
             tf.raw_ops.AssignVariableOp(resource=order_of(), value=tf.constant(0, tf.int64))
-            queue = tf.queue.FIFOQueue(1 << 20, [tf.int64, *(one.dtype for one in needs)])
             for handle in map(outermost, update.handles.values()):
                 self._handles.append(handle)
                 if id(handle) not in self.before:
                     self.before[id(handle)] = read(handle).numpy()
-        self.queues.append((update, [one.name for one in needs], queue))
+        place = {"dtypes": [tf.int64, *(one.dtype for one in needs)], "shared_name": f"updates/{len(self.staged)}"}
+        self.staged.append((update, [one.name for one in needs], place))
         # A handle of its own each time: tf.function would have what uses one handle wait for each other.
         with tf.control_dependencies(None):
             order = order_of()
         added = tf.raw_ops.AssignAddVariableOp(resource=order, value=tf.constant(1, tf.int64))
         with tf.control_dependencies([added]):
             number = tf.raw_ops.ReadVariableOp(resource=order, dtype=tf.int64)
-        return [queue.enqueue([number, *needs])]
+        return [tf.raw_ops.Stage(values=[number, *needs], shared_name=place["shared_name"])]
 
     def replay(self) -> tuple[int, dict[str, tuple[np.ndarray, np.ndarray]]]:
         """Do all updates again in this process; returns how many, and what each variable is and should be."""
         found = []
-        for number, (update, _, queue) in enumerate(self.queues):
+        for number, (update, _, place) in enumerate(self.staged):
             with tf.device(update.device):
-                taken = [queue.dequeue() for _ in range(int(queue.size()))]
+                taken = [tf.raw_ops.Unstage(**place) for _ in range(int(tf.raw_ops.StageSize(**place)))]
             found += [(update.device, int(order), number, values) for order, *values in taken]
         variables = {key: tf.Variable(value) for key, value in self.before.items()}
         again = [
             again_by(update, needs, [variables[id(outermost(one))] for one in update.handles.values()])
-            for update, needs, _ in self.queues
+            for update, needs, _ in self.staged
         ]
         for _, _, number, values in sorted(found, key=lambda one: one[:2]):
             again[number](*values)

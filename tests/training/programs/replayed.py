@@ -1,0 +1,33 @@
+"""`matrix`, whose updates are written down on the ps, and done again one by one in the coordinator at the end.
+
+Its line of JSON says how many there were, and how far what they give is from what the ps hold.
+"""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import tensorflow as tf
+from matrix import Matrix
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from replay import Recorded, differing
+
+from trainer.training import step_runner
+
+RECORDED = Recorded()
+# No optimization of graphs may round otherwise in a replay than before.
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+step_runner.AtomicUpdates = partial(step_runner.AtomicUpdates, record=RECORDED)
+
+
+class Replay(tf.keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        count, found = RECORDED.replay()
+        print(json.dumps({"updates": count, "variables": len(found), "differing": differing(found)}), flush=True)
+
+
+class Replayed(Matrix):
+    def callbacks(self):
+        return [Replay()]

@@ -1,0 +1,48 @@
+"""What real ps hold after many workers' updates is what some order of whole updates gives, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+
+import pytest
+from processes import MINUTE, Process, Runs, is_alive, kill, until
+
+# In a gate test_atomic_updates.py says it in one process, and test_atomic_faults.py with real ones and a fault.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.matrix]
+STEPS = 1500
+OPTIONS = f"--steps-per-execution 5 --log-seconds 0.5 --evaluation none --export false --seed {STEPS}".split()
+CASES = (
+    *("Adam", "Nadam", "RMSprop, centered, momentum", "SGD, momentum", "Adagrad", "Ftrl", "Adamax", "AdamW"),
+    *("Adam, amsgrad", "Adam, EMA", "Adam, weight decay", "Adam, clipnorm", "legacy.Adam", "legacy.Nadam"),
+)
+
+
+def killed(process: Process, worker: str) -> bool:
+    """Kill a worker, and wait for the next one or for the run's end; returns whether it lived."""
+    pids = process.pids(worker)
+    if not is_alive(pids[-1]):
+        return False
+    kill(pids[-1])
+    until(lambda: process.code is not None or len(process.pids(worker)) > len(pids), f"another {worker}")
+    return True
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_a_training_replayed_gives_what_the_ps_hold(runs: Runs, case: str, workers: int) -> None:
+    run = re.sub(r"\W+", "-", f"replay-{case}-{workers}")
+    process = runs.local("replayed:Replayed", run, STEPS, *OPTIONS, "--workers", str(workers), "--set", f"case={case}")
+    deaths = 0
+    process.search(r"steps/s", 3 * MINUTE)
+    while process.code is None and deaths < 3:
+        deaths += killed(process, f"worker-{random.randrange(workers)}")
+        time.sleep(random.uniform(0.5, 1.5))
+    assert process.wait(6 * MINUTE) == 0, process.output[-6000:]
+    said = json.loads(re.findall(r'\{"updates":.*\}', process.output)[-1])
+    assert said["differing"] == {}
+    # A step updates the table, the score's weights and its bias.
+    assert 3 * STEPS <= said["updates"] <= 3 * (STEPS + 5 * deaths)
+    assert deaths
