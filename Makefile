@@ -15,8 +15,10 @@ CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.versi
 
 # Tests of real processes and hosts may be late where others keep the machine busy. What fails is run once more at the
 # end of its lane, and both outcomes are printed: one that passes then is a flake, to be looked into.
-TWICE = f() { python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" || { echo "== once more, what failed in $$1 =="; \
-  python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" --last-failed --last-failed-no-failures none; }; }; f
+# One that ends otherwise than with 1, as by a crash, is not: it has not run all.
+TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}"; code=$$?; \
+  [ $$code = 1 ] || return $$code; echo "== once more, what failed in $$1 =="; \
+  python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" --last-failed --last-failed-no-failures none; }; f
 
 .PHONY: help demo venv venv-tf packages lab site test local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
   cloud test-driver test-security test-monitoring test-browser site-drills lock sbom advisories audit \

@@ -114,8 +114,9 @@ done
 )
 _GO_ON = (
     _SHOW
-    + "for unit; do main=$(show MainPID); case $(show StatusText) in parked*) "
-    + '[ "$main" = 0 ] || kill -USR1 "$main" 2>/dev/null; esac; done; true'
+    # Also one whose child has still to end: bit 9 of SigCgt says that it heeds SIGUSR1.
+    + 'for unit; do main=$(show MainPID); grep -qs "^SigCgt:.*[2367abef]..$" "/proc/$main/status" && '
+    + 'kill -USR1 "$main" 2>/dev/null; done; true'
 )
 
 # Of each main process: what works is the child that it has forked.

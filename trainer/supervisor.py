@@ -91,6 +91,8 @@ class Supervisor:
         self._restarts = 0
         self._was_ready = False
         self._stopping = self._parking = False
+        self._goes_on = False  # asked to while the child was still about to end
+        self._parked_until = 0.0
         self._pinged = 0.0
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
@@ -114,9 +116,11 @@ class Supervisor:
             while not self._stopping:
                 if self._parking:
                     self._park()
-                    if not self._stopping and (afresh or not self._moves()):
+                    if afresh and not self._stopping:
                         return TRY_AGAIN
                     continue
+                if not self._moves():
+                    return TRY_AGAIN
                 child = self._start(run)
                 if child is None:
                     self._wait(PAUSE_SECONDS)
@@ -127,8 +131,6 @@ class Supervisor:
                     continue
                 if self._stopping or code in passed_on or child.restart_unit:
                     return self._pass_on(code)
-                if not self._moves():
-                    return TRY_AGAIN
                 self._restarts += 1
                 log.info("%s ended with %s: starting the next", self._name, told(code))
                 if not child.ready:
@@ -187,13 +189,13 @@ class Supervisor:
         """Have no child until it is asked to go on or to stop, or until who asked for it must have died."""
         log.info("%s is parked", self._name)
         self._notifier.status(f"{PARKED}: goes on when it is asked to, or after {PARKED_SECONDS:.0f} s")
-        until = time.monotonic() + PARKED_SECONDS
-        while self._parking and not self._stopping:
+        while self._parking and not self._goes_on and not self._stopping:
             self._wait(LOOK_SECONDS, once=True)
             self._ping()
-            if time.monotonic() > until:
+            if time.monotonic() > self._parked_until:
                 log.warning("%s was asked for nothing in %.0f s: going on by itself", self._name, PARKED_SECONDS)
-                self._parking = False
+                self._goes_on = True
+        self._parking = self._goes_on = False
         self._restarts = 0
         if not self._stopping:
             self._notifier.status("goes on")
@@ -297,7 +299,7 @@ class Supervisor:
         silent = now - child.sign
         if child.stopped >= LOOKS_STOPPED:
             why = "is stopped by a signal"
-        elif silent > patience and not (self._stopping or self._parking):
+        elif silent > patience and not (self._stopping or (self._parking and now < self._parked_until)):
             why = f"has given no sign of life for {silent:.0f} s{'' if child.ready else ', and is not ready'}"
         else:
             self._ping()
@@ -315,11 +317,11 @@ class Supervisor:
     def _heed_park(self, number: int, frame: FrameType | None) -> None:
         if self._child is not None and not self._parking:
             self._send(self._child, signal.SIGTERM)
-        self._parking = True
+        self._parking, self._goes_on = True, False
+        self._parked_until = time.monotonic() + PARKED_SECONDS
 
     def _heed_go_on(self, number: int, frame: FrameType | None) -> None:
-        if self._child is None:
-            self._parking = False
+        self._goes_on = self._parking
 
     def _send(self, child: Child, number: int) -> None:
         # Its pid is its own until it is reaped.

@@ -241,7 +241,7 @@ def test_a_checkpoint_that_fits_on_all_ps_alone_has_the_run_wait_for_them(
             training.run()
     finally:
         signal.signal(signal.SIGTERM, handler)
-    fits = "the checkpoint fits the model on all ps alone, and ps-1 is left out: waiting for it"
+    fits = "the checkpoint does not fit the model; it may fit on all ps, and ps-1 is left out: waiting for it"
     assert over == ([fits] if left_out else [])
 
 
@@ -302,6 +302,32 @@ def test_what_the_servers_do_not_free_takes_a_new_process(
             training.run()
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+def test_a_process_trains_so_many_generations_alone(
+    config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps what each has traced."""
+    over: list[str] = []
+    member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=over.append, began=0, hurt=False)
+    training = Training(
+        config, CLUSTER, None, directory, Progress(config, directory, Notifier()), Phases({}), membership=member
+    )
+
+    def train_generation(*arguments: Any) -> None:
+        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
+        raise MembershipChanged("worker-1 answers again")
+
+    monkeypatch.setattr(training, "_train_generation", train_generation)
+    monkeypatch.setattr(freeing, "freed", lambda seconds: True)
+    monkeypatch.setattr(coordinator, "MOST_GENERATIONS", 3)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(Infrastructure, match="worker-1 answers again; and this process keeps what 3 generations"):
+            training.run()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert len(over) == 3
 
 
 @pytest.mark.parametrize("ends", [False, True])

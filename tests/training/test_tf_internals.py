@@ -45,6 +45,7 @@ from trainer.training.tf_internals import (
     is_recovering,
     iterator_type_spec,
     keep_function,
+    make_coordinator,
     make_executor,
     moving_average,
     on_executor,
@@ -286,6 +287,7 @@ def test_a_mutex_lets_another_in_when_one_that_waits_for_it_is_cancelled() -> No
 def test_a_function_that_nobody_uses_is_forgotten_by_no_member(coordinator: Any) -> None:
     """TensorFlow would ask each member, with Python's lock: a frozen one would stop this process."""
     assert "self._bound_context.remove_function(self.name)" in calls(AtomicFunction.__del__)
+    assert "context.Context.remove_function = keep_function" in inspect.getsource(make_coordinator)
     plain = context.Context.remove_function
     if plain is not keep_function:
         assert "pywrap_tfe.TFE_ContextRemoveFunction(self._handle, name)" in calls(plain)

@@ -27,6 +27,7 @@ from trainer import supervisor
 from trainer.reporting.logs import set_up_logging
 from trainer.reporting.notify import Notifier
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` has it ignored
 set_up_logging(journal=True)
 supervisor.warm_up = lambda: None
 supervisor.why_unsafe = lambda: ""
@@ -495,6 +496,41 @@ def test_a_task_is_parked_once_its_import_is_over(start: Start, releases: Callab
     supervised.child()
     supervised.process.terminate()
     supervised.wait()
+
+
+@pytest.mark.parametrize("name", ["two", "kit"])
+def test_a_release_that_comes_during_the_import_is_where_the_first_process_works(
+    start: Start, releases: Callable[[str], None], name: str
+) -> None:
+    supervised = start(
+        RELEASED + "def warm():\n    (here / 'importing').touch()\n"
+        "    while not (here / 'imported').exists(): time.sleep(0.01)\nsupervisor.warm_up = warm\n"
+    )
+    until((supervised.directory / "importing").exists)
+    releases(name)
+    (supervised.directory / "imported").touch()
+    if name == "kit":
+        assert supervised.wait()[0] == 75
+        assert not supervised.pids
+        return
+    supervised.child()
+    until(lambda: f"READY=1\nSTATUS={name} {name} 0" in supervised.heard)
+    supervised.process.terminate()
+    supervised.wait()
+
+
+def test_one_that_is_asked_to_go_on_while_its_child_still_saves_does(
+    start: Start, releases: Callable[[str], None]
+) -> None:
+    """Who parked it has died, and another start follows at once."""
+    supervised = start(RELEASED.replace("sys.exit(143)", "(here / 'saving').touch(); time.sleep(1); sys.exit(143)"))
+    supervised.child()
+    supervised.process.send_signal(signal.SIGHUP)
+    until((supervised.directory / "saving").exists)
+    supervised.process.send_signal(signal.SIGUSR1)
+    supervised.child(1)
+    supervised.process.terminate()
+    assert supervised.wait()[0] == 143
 
 
 def test_a_task_is_parked_as_it_is_forked(start: Start, releases: Callable[[str], None]) -> None:

@@ -112,7 +112,7 @@ class Hostile(Pretence):
     def _observe(self, host: str, directories: bool, settings: bool) -> str:
         said = super()._observe(host, directories, settings)
         forged = f"\x1c@run\x1c{json.dumps(status('finished', 30))}"
-        return said.replace("Id=", f"StatusText={EVIL}{forged}\nId=").replace("releases/abc", f"releases/{EVIL}abc")
+        return said.replace("StatusText=", f"StatusText={EVIL}{forged}").replace("releases/abc", f"releases/{EVIL}abc")
 
     def _journal(self, task: Any) -> str:
         entry = {"__REALTIME_TIMESTAMP": "1", "_SYSTEMD_UNIT": task.unit, "MESSAGE": f"{EVIL}\u2028{task.name} says"}

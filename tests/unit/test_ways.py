@@ -96,6 +96,7 @@ def test_one_answer_that_came_too_late_breaks_no_way() -> None:
     found["worker-1"]["ps-1"] = found["ps-1"]["ps-0"] = late
     assert parted(found, "worker-1", ["ps-0", "ps-1"]) == ""
     assert lost(found, ["worker-0", "worker-1"], ["ps-0", "ps-1"]) == {}
+    assert cell(late) == "late once"
     found["worker-1"]["ps-1"] = found["ps-1"]["ps-0"] = dataclasses.replace(late, times=CONFIRMED)
     assert parted(found, "worker-1", ["ps-0", "ps-1"]).startswith("worker-1 can't reach ps-1")
     assert list(lost(found, ["worker-0", "worker-1"], ["ps-0", "ps-1"])) == ["ps-1"]

@@ -154,6 +154,8 @@ def status_of(ways: Matrix, most: int = MOST_TOLD) -> dict[str, dict[str, str]]:
 
 def cell(way: Way) -> str:
     """Say in a word or two how a way is; what is wrong begins with "broken"."""
+    if way.is_doubtful:
+        return "late once"
     if not way.works:
         leave = f"; packets leave from {way.source}" if way.source else ""
         return f"{BROKEN} ({way.why}){leave}"

@@ -69,6 +69,8 @@ STORAGE_PAUSE_SECONDS = 5.0
 HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
 ENDS = (RunState.FINISHED, RunState.FAILED)
 GENERATIONS_IN_VAIN = 3  # generations in a row that trained nothing, after which a new process may do better
+# A process keeps each generation's functions, and gives them to each worker that is taken in (keep_function).
+MOST_GENERATIONS = 50
 
 
 def run_coordinator(
@@ -337,7 +339,7 @@ class Training:
             raise Infrastructure(f"{error}; it may fit in a new process, which numbers its variables from the start")
         if not (lacking := self._membership.needs_every_ps()):
             return ""
-        return f"the checkpoint fits the model on all ps alone, and {', '.join(lacking)} is left out: waiting for it"
+        return f"{error}; it may fit on all ps, and {', '.join(lacking)} is left out: waiting for it"
 
     def _is_mendable_here(self, error: Exception) -> bool:
         """Return whether the next generation can train in this process."""
@@ -369,6 +371,8 @@ class Training:
         """Free what lies on the servers, where the next generation makes it anew; returns why that can't be done."""
         from trainer.training.release_resources import freed, release_iterators
 
+        if self._generations >= MOST_GENERATIONS:
+            return f"this process keeps what {self._generations} generations have traced"
         iterators = self._runner.close()
         if iterators is not None and not iterators.are_unused(THREADS_SECONDS):
             return "a worker does not end what it was given"

@@ -24,12 +24,12 @@ class OneMore(tf.keras.optimizers.Optimizer):
             return
         for variable in variables:
             slots = [self.add_variable_from_reference(variable, f"slot{number}") for number in range(SLOTS)]
-            self._slots[self._var_key(variable)] = slots
+            self._slots[variable.name] = slots
         self._built = True
 
     def update_step(self, gradient, variable):
         one = tf.reduce_max(gradient)
-        for slot in (*self._slots[self._var_key(variable)], variable):
+        for slot in (*self._slots[variable.name], variable):
             slot.assign(slot + one)
 
     def get_config(self):
