@@ -1,11 +1,10 @@
 """Measure what is typed all day: a start after an edit, `site.yml` again, `status`, `stop`; and the floors beside them.
 
 On a lab that stands still and that `site.yml` has made right. Each round edits one line of a program, starts a new run
-of it to its first trained step, asks for the status while it trains, edits again and starts another run beside it, and
-stops. After the last one `site.yml` runs,
-once. The unit is `import tensorflow` on the chief's host, measured in the same run: machines differ, and so do their
-hours. Processor time is the control machine's own, of the command and all that it started. The lab's hosts share this
-machine's processors.
+of it to its first trained step, asks for the status while it trains, edits again, starts another run, and
+stops. After the last one `site.yml` runs, once. The unit is `import tensorflow` on the chief's host, measured in the
+same run: machines differ, and so do their hours. Processor time is the control machine's own, of the command and all
+that it started. The lab's hosts share this machine's processors.
 With --hosts, and without a lab: the control machine's own part of a start for simulated hosts, whose answers are made
 up. Nothing is sent.
 """

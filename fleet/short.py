@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from fleet.inventory import ROOT
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role, UnknownTask, Wanted
 from fleet.signals import undisturbed
+from trainer.run.release import kit_of
 
 # The proof may take its time: RuntimeMaxSec= in roles/release/vars/main.yml.
 STAGE_SECONDS = 1000
@@ -333,11 +334,6 @@ def _difference(found: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -
         if path != SETTINGS and found[path] != state:
             return f"{path} differs" if found[path] else f"{path} is missing"
     return None
-
-
-def kit_of(lines: Iterable[str]) -> frozenset[str]:
-    """Return those lines of a list of files that are of the kit."""
-    return frozenset(line for line in lines if line[66:].startswith("trainer/"))
 
 
 def list_of(archive: bytes) -> list[str]:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,28 +191,48 @@ def test_an_empty_part_is_the_users_only_if_two_generations_in_a_row_end_so(
     assert len(lost) == taken - 1
 
 
+def run_generations(
+    config: Config,
+    directory: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    generation: Callable[[Training], None],
+    freed: bool = True,
+    **member: Any,
+) -> None:
+    """Run a training whose generations do what `generation` does, with what servers free and a membership made up."""
+    known = {"form": lambda: CLUSTER, "generation_over": lambda message: None, "began": 0, "hurt": False}
+    membership: Any = SimpleNamespace(**{**known, **member})
+    progress = Progress(config, directory, Notifier())
+    training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=membership)
+
+    def train_generation(*arguments: Any) -> None:
+        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
+        generation(training)
+
+    monkeypatch.setattr(training, "_train_generation", train_generation)
+    monkeypatch.setattr(freeing, "freed", lambda seconds: freed)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        training.run()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def changed(training: Training) -> None:
+    raise MembershipChanged("worker-1 answers again")
+
+
 def test_a_checkpoint_that_fits_no_model_of_this_process_is_left_to_the_next(
     config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slot's name may have a number that TensorFlow counts in each process."""
-    member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lambda message: None, began=0, hurt=False)
-    training = Training(
-        config, CLUSTER, None, directory, Progress(config, directory, Notifier()), Phases({}), membership=member
-    )
     ends = iter([MembershipChanged("worker-0 is back"), Misfit("the checkpoint does not fit the model")])
 
-    def train_generation(*arguments: Any) -> None:
-        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
+    def generation(training: Training) -> None:
         raise next(ends)
 
-    monkeypatch.setattr(training, "_train_generation", train_generation)
-    monkeypatch.setattr(freeing, "freed", lambda seconds: True)
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(Infrastructure, match="does not fit the model; it may fit in a new process"):
-            training.run()
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    with pytest.raises(Infrastructure, match="does not fit the model; it may fit in a new process"):
+        run_generations(config, directory, monkeypatch, generation)
 
 
 @pytest.mark.parametrize("left_out", [["ps-1"], []])
@@ -220,27 +240,15 @@ def test_a_checkpoint_that_fits_on_all_ps_alone_has_the_run_wait_for_them(
     config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, left_out: list[str]
 ) -> None:
     over: list[str] = []
-    member: Any = SimpleNamespace(
-        form=lambda: CLUSTER, generation_over=over.append, began=0, hurt=False, needs_every_ps=lambda: left_out
-    )
-    training = Training(
-        config, CLUSTER, None, directory, Progress(config, directory, Notifier()), Phases({}), membership=member
-    )
 
-    def train_generation(*arguments: Any) -> None:
-        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
+    def generation(training: Training) -> None:
         training._controller = SimpleNamespace(has_trained=False, settle=lambda seconds: True)
         if not over:
             raise Misfit("the checkpoint does not fit the model")
 
-    monkeypatch.setattr(training, "_train_generation", train_generation)
-    monkeypatch.setattr(freeing, "freed", lambda seconds: True)
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        with contextlib.nullcontext() if left_out else pytest.raises(Misfit):
-            training.run()
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    member = {"generation_over": over.append, "needs_every_ps": lambda: left_out}
+    with contextlib.nullcontext() if left_out else pytest.raises(Misfit):
+        run_generations(config, directory, monkeypatch, generation, **member)
     fits = "the checkpoint does not fit the model; it may fit on all ps, and ps-1 is left out: waiting for it"
     assert over == ([fits] if left_out else [])
 
@@ -286,22 +294,8 @@ def test_only_generations_that_trained_nothing_end_the_process(
 def test_what_the_servers_do_not_free_takes_a_new_process(
     config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lambda message: None, began=0, hurt=False)
-    progress = Progress(config, directory, Notifier())
-    training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
-
-    def train_generation(*arguments: Any) -> None:
-        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
-        raise MembershipChanged("worker-1 answers again")
-
-    monkeypatch.setattr(training, "_train_generation", train_generation)
-    monkeypatch.setattr(freeing, "freed", lambda seconds: False)
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(Infrastructure, match="worker-1 answers again; and the servers do not free"):
-            training.run()
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    with pytest.raises(Infrastructure, match="worker-1 answers again; and the servers do not free"):
+        run_generations(config, directory, monkeypatch, changed, freed=False)
 
 
 def test_a_process_trains_so_many_generations_alone(
@@ -309,24 +303,9 @@ def test_a_process_trains_so_many_generations_alone(
 ) -> None:
     """It keeps what each has traced."""
     over: list[str] = []
-    member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=over.append, began=0, hurt=False)
-    training = Training(
-        config, CLUSTER, None, directory, Progress(config, directory, Notifier()), Phases({}), membership=member
-    )
-
-    def train_generation(*arguments: Any) -> None:
-        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
-        raise MembershipChanged("worker-1 answers again")
-
-    monkeypatch.setattr(training, "_train_generation", train_generation)
-    monkeypatch.setattr(freeing, "freed", lambda seconds: True)
     monkeypatch.setattr(coordinator, "MOST_GENERATIONS", 3)
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(Infrastructure, match="worker-1 answers again; and this process keeps what 3 generations"):
-            training.run()
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    with pytest.raises(Infrastructure, match="worker-1 answers again; and this process keeps what 3 generations"):
+        run_generations(config, directory, monkeypatch, changed, generation_over=over.append)
     assert len(over) == 3
 
 

@@ -242,9 +242,9 @@ def test_an_executor_is_let_go_of_as_ever_but_for_the_wait() -> None:
 
 def test_a_mutex_lets_another_in_when_one_that_waits_for_it_is_cancelled() -> None:
     """TensorFlow's fault, for which each mutex has a gate (trainer/training/atomic_updates.py)."""
-    inside, leave, ended = threading.Semaphore(0), threading.Event(), list[str]()
+    inside, leave = threading.Semaphore(0), threading.Event()
 
-    def hold(name: str) -> Any:
+    def hold() -> Any:
         def stay(value: Any) -> Any:
             inside.release()
             leave.wait(30)
@@ -263,9 +263,8 @@ def test_a_mutex_lets_another_in_when_one_that_waits_for_it_is_cancelled() -> No
     def wait(function: Any) -> None:
         with contextlib.suppress(tf.errors.CancelledError):
             function()
-        ended.append("ended")
 
-    holder, waiting, next_one = (hold(name) for name in "abc")
+    holder, waiting, next_one = (hold() for _ in range(3))
     cancellation = CancellationManager()
     threads = [threading.Thread(target=wait, args=(one,)) for one in (holder, next_one)]
     threads.insert(1, threading.Thread(target=wait, args=(cancellation.get_cancelable_function(waiting),)))

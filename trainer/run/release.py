@@ -7,6 +7,7 @@ coordinator asks each server (trainer/cluster/releases.py).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from trainer.config import Config
@@ -33,15 +34,19 @@ def own_release(directory: Path) -> str | None:
 def same_kit(one: Path, other: Path) -> bool:
     """Return whether two releases have the same package `trainer`, by their lists of files, and one environment."""
     try:
-        kits, environments = zip(*((kit_of(place), os.readlink(place / "env")) for place in (one, other)), strict=True)  # noqa: PTH115
+        kits, environments = zip(*((kit_in(place), os.readlink(place / "env")) for place in (one, other)), strict=True)  # noqa: PTH115
     except (OSError, ValueError):
         return False
     return bool(kits[0]) and kits[0] == kits[1] and environments[0] == environments[1]
 
 
-def kit_of(release: Path) -> list[str]:
-    lines = (release / SUMS).read_text(encoding="utf-8").splitlines()
-    return sorted(line for line in lines if line[66:].startswith("trainer/"))
+def kit_in(release: Path) -> frozenset[str]:
+    return kit_of((release / SUMS).read_text(encoding="utf-8").splitlines())
+
+
+def kit_of(lines: Iterable[str]) -> frozenset[str]:
+    """Return those lines of a release's list of files that are of the kit."""
+    return frozenset(line for line in lines if line[66:].startswith("trainer/"))
 
 
 def refuse_missed_release(config: Config, link: Path | None, own: Path) -> None:
