@@ -63,6 +63,7 @@ from trainer.training.tf_internals import (
     stop_cluster,
     worker_threads,
 )
+from trainer.training.transfers import sending_together
 from trainer.training.whole_weights import building_whole
 from trainer.training.worker_files import WorkerFiles, processes_of, refuse_unwritable, tag_of
 
@@ -635,6 +636,7 @@ def trace_step(
                 if rate:
                     stack.enter_context(rate.given(*value))
                 if updates:
+                    stack.enter_context(sending_together())
                     stack.enter_context(updates.active(states))
                 return one_step(strategy, own_step, stale, placed=placed)(iterator)
 

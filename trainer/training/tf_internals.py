@@ -693,6 +693,11 @@ def read_only_inputs(operation: Any) -> list[int]:
         return []
 
 
+def set_input(operation: Any, number: int, tensor: Any) -> None:
+    """Have an operation of a graph that is being traced take another tensor for one of its inputs."""
+    operation._update_input(number, tensor)
+
+
 def mutex(name: str) -> Any:
     """Return the mutex of that name on the device where it is asked for (TensorFlow's MutexV2)."""
     return tf.raw_ops.MutexV2(shared_name=name)

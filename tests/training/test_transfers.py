@@ -1,0 +1,136 @@
+"""What a step sends goes together, in one message for each way and stage; and the numbers stay the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import testing  # before TensorFlow: it chooses the Keras
+
+import tensorflow as tf  # isort: skip
+
+from trainer.config import Config
+from trainer.tasks.in_process import start_cluster
+from trainer.training import step_runner
+from trainer.training.step_runner import RemoteStepRunner
+from trainer.training.strategies import make_strategy
+from trainer.training.transfers import crossing, pack, places_of, sending_together, unpack
+
+assert testing
+pytestmark = pytest.mark.timeout(300)
+TABLES, ROWS, STEPS = 5, 300, 4
+keras = tf.keras
+
+
+class Tables:
+    """A table for each of the ids of an example, looked up by rows of them, and a small dense net."""
+
+    optimizer = "Adagrad"
+
+    def model(self, inputs: Any, outputs: Any) -> Any:
+        return keras.Model(inputs, outputs)
+
+    def build_model(self) -> Any:
+        keras.utils.set_random_seed(1)
+        inputs = [keras.layers.Input((2,), dtype=tf.int64, name=f"id{number}") for number in range(TABLES)]
+        tables = [keras.layers.Embedding(ROWS, 8, name=f"table{number}") for number in range(TABLES)]
+        rows = [keras.layers.Flatten()(table(one)) for table, one in zip(tables, inputs, strict=True)]
+        model = self.model(inputs, keras.layers.Dense(1)(keras.layers.Dense(16, "relu")(tf.concat(rows, axis=1))))
+        model.compile(getattr(keras.optimizers, self.optimizer)(0.1), "mse")
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        ids = tf.random.stateless_uniform([128, TABLES, 2], [1, 2], maxval=ROWS, dtype=tf.int64)
+        features = {f"id{number}": ids[:, number] for number in range(TABLES)}
+        return tf.data.Dataset.from_tensor_slices((features, tf.ones([128, 1]))).repeat().batch(16)
+
+
+class Adam(Tables):
+    optimizer = "Adam"
+
+
+class TwiceAStep(Tables):
+    """Reads a weight after its update, and updates it once more by what was read."""
+
+    optimizer = "SGD"
+
+    def model(self, inputs: Any, outputs: Any) -> Any:
+        class Twice(keras.Model):
+            def train_step(self, data: Any) -> Any:
+                told = super().train_step(data)
+                weight = self.trainable_variables[-2]
+                self.optimizer.apply_gradients([(tf.square(weight) * 0.01, weight)])
+                return {**told, "weight": tf.reduce_sum(weight)}
+
+        return Twice(inputs, outputs)
+
+
+def trained(program: Any, monkeypatch: pytest.MonkeyPatch, together: Any, **settings: Any) -> tuple[np.ndarray, int]:
+    """Return the weights and slots after some steps, and the number of tensors that a step sends."""
+    sent: list[int] = []
+
+    @contextlib.contextmanager
+    def counting() -> Iterator[None]:
+        graph = tf.compat.v1.get_default_graph()
+        with together():
+            yield
+        operations = graph.get_operations()
+        found = crossing(operations, places_of(operations)).values()
+        sent.append(sum(tensor.dtype != tf.resource for tensors in found for tensor in tensors))
+
+    monkeypatch.setattr(step_runner, "sending_together", counting)
+    known = {"program": "any:One", "run": "test", "shared_dir": "/tmp", "steps": STEPS, "seed": 3}
+    config = Config.from_dict({**known, "evaluation": "none", **settings})
+    strategy = make_strategy(config, start_cluster("parameter_server", 1, 2))
+    runner = RemoteStepRunner(config, program, strategy, 1)
+    for _ in range(STEPS):
+        runner.call(1)
+        runner.join()
+    variables = [*runner.model.trainable_variables, *runner.model.optimizer.variables]
+    values = np.concatenate([np.ravel(variable.numpy()).astype(np.float64) for variable in variables])
+    runner.close()
+    return values, sent[-1]
+
+
+SPLIT = {"partitioner": "fixed_shards"}
+
+
+@pytest.mark.parametrize(
+    ("program", "settings", "most"),
+    [(Tables, {}, 16), (Tables, SPLIT, 16), (Adam, {}, 16), (TwiceAStep, {}, 24), (TwiceAStep, SPLIT, 24)],
+)
+def test_packed_messages_change_no_number(
+    monkeypatch: pytest.MonkeyPatch, program: Callable[[], Any], settings: dict[str, Any], most: int
+) -> None:
+    apart, many = trained(program(), monkeypatch, contextlib.nullcontext, **settings)
+    together, few = trained(program(), monkeypatch, sending_together, **settings)
+    assert np.isfinite(apart).all()
+    assert np.array_equal(apart, together)
+    assert few <= most < many
+
+
+def test_tensors_of_all_types_and_of_any_length_are_unpacked_as_they_were() -> None:
+    given = [
+        np.arange(6, dtype=np.int64).reshape(3, 2),
+        np.zeros([0, 2], np.int32),
+        np.float32(0.5),
+        np.array([[1.5, -2.0]], np.float16),
+        np.array([250, 1, 7], np.uint8),
+        np.array([-1, 1], np.int8),
+        np.array([np.pi]),
+    ]
+    for known in (True, False):
+
+        @tf.function
+        def there_and_back(*tensors: Any) -> Any:
+            return unpack(pack(tensors), tensors)
+
+        shapes = [one.shape if known or not one.shape else (None, *one.shape[1:]) for one in given]
+        specs = [tf.TensorSpec(shape, one.dtype) for shape, one in zip(shapes, given, strict=True)]
+        for before, after in zip(given, there_and_back.get_concrete_function(*specs)(*given), strict=True):
+            assert after.dtype == before.dtype
+            np.testing.assert_array_equal(after.numpy(), before)

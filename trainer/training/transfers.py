@@ -1,0 +1,189 @@
+"""What a step sends between a worker and the ps goes together: one message a way, where TensorFlow sends one a tensor.
+
+A message costs a worker and a ps some 0.1 ms of processor time each, whatever it holds. A step that looks up rows in
+26 tables sends more than a hundred. So the graph of a step is changed after it is traced: small tensors that go from
+one member to another at the same stage of the step are packed into one tensor of bytes, and unpacked where they arrive.
+What is computed stays as it is (docs/decisions/0203).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import graphlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.training.atomic_updates import sources
+from trainer.training.metrics import READING
+from trainer.training.staleness import SCOPE
+from trainer.training.tf_internals import outermost, read_only_inputs, set_input
+
+# Of a tensor whose shape is known. A larger one would be copied twice for one message less.
+MOST_BYTES = 64 * 1024
+WORKER = ""
+FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+TYPES = frozenset((*FLOATS, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16))
+# They may run on several members, and are the worker's as a whole.
+CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile", "Case")
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Stage:
+    """A way between two members, and how often what goes there has crossed between members before."""
+
+    source: str
+    target: str
+    crossings: int
+
+
+@contextlib.contextmanager
+def sending_together() -> Iterator[None]:
+    """Have what is traced meanwhile send small tensors together."""
+    graph = tf.compat.v1.get_default_graph()
+    yield
+    operations = graph.get_operations()
+    places = places_of(operations)
+    for stage, tensors in crossing(operations, places).items():
+        chosen = [tensor for tensor in tensors if can_be_packed(tensor)]
+        if len(chosen) > 1:
+            send_together(graph, stage, chosen, places)
+
+
+def crossing(operations: Sequence[Any], places: dict[str, str]) -> dict[Stage, list[Any]]:
+    """Return the tensors that go from one member to another, by their ways and stages."""
+    crossings = count_crossings(operations, places)
+    found: dict[Stage, list[Any]] = {}
+    for operation in operations:
+        place = places[operation.name]
+        for tensor in operation.outputs:
+            for target in sorted({places[one.name] for one in tensor.consumers() if SCOPE not in one.name} - {place}):
+                found.setdefault(Stage(place, target, crossings[operation.name]), []).append(tensor)
+    return found
+
+
+def places_of(operations: Sequence[Any]) -> dict[str, str]:
+    """Return the devices of the ps on which operations run; WORKER for those of the worker, by their names."""
+    places: dict[str, str] = {}
+    named = {operation.name: operation for operation in operations}
+
+    def place_of(operation: Any) -> str:
+        if operation.name not in places:
+            places[operation.name] = WORKER  # where a colocation leads back to itself
+            places[operation.name] = find(operation)
+        return places[operation.name]
+
+    def find(operation: Any) -> str:
+        if operation.type in CALLS:
+            return WORKER
+        if tf.DeviceSpec.from_string(operation.device).job:
+            return of_ps(operation.device)
+        # TensorFlow's placement puts what uses a variable beside it.
+        for tensor in (*operation.inputs, *operation.outputs):
+            if tensor.dtype == tf.resource:
+                return of_ps(outermost(tensor).device)
+        for group in operation.colocation_groups():
+            other = named.get(group.decode().removeprefix("loc:@"))
+            if other is not None and other is not operation:
+                return place_of(other)
+        return WORKER
+
+    for operation in operations:
+        place_of(operation)
+    return places
+
+
+def of_ps(device: str) -> str:
+    """Return a ps's device in full, or WORKER."""
+    return device if tf.DeviceSpec.from_string(device or "").job == "ps" else WORKER
+
+
+def count_crossings(operations: Sequence[Any], places: dict[str, str]) -> dict[str, int]:
+    """Return how often something has crossed between members at most, before each operation can run."""
+    waits = {one.name: {given.name: given for given in sources(one)} for one in operations}
+    for before, after in order_of_uses(operations):
+        waits[after.name][before.name] = before
+    counts: dict[str, int] = {}
+    for name in graphlib.TopologicalSorter(waits).static_order():
+        crossed = (counts[one] + (places[one] != places[name]) for one in waits[name])
+        counts[name] = max(crossed, default=0)
+    return counts
+
+
+def order_of_uses(operations: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Give the pairs that tf.function will order at the end of the trace: what reads a variable, and what writes it."""
+    written: dict[int, Any] = {}
+    read: dict[int, list[Any]] = {}
+    for operation in operations:
+        only_read = read_only_inputs(operation)
+        for number, tensor in enumerate(operation.inputs):
+            if tensor.dtype != tf.resource:
+                continue
+            used = id(outermost(tensor))
+            if used in written:
+                yield written[used], operation
+            if operation.type in READING or number in only_read:
+                read.setdefault(used, []).append(operation)
+                continue
+            yield from ((one, operation) for one in read.pop(used, []) if one is not operation)
+            written[used] = operation
+
+
+def can_be_packed(tensor: Any) -> bool:
+    """Return whether a tensor is small or of a size that only the step knows, and of a type that has bytes."""
+    if tensor.dtype not in TYPES or tensor.shape.rank is None or tensor.op.type == "Const" or SCOPE in tensor.op.name:
+        return False
+    known = [length for length in tensor.shape if length is not None]
+    if len(known) < tensor.shape.rank:
+        return len(known) == tensor.shape.rank - 1 and 0 not in known
+    return 0 < math.prod(known) * tensor.dtype.size <= MOST_BYTES
+
+
+def send_together(graph: Any, stage: Stage, tensors: Sequence[Any], places: dict[str, str]) -> None:
+    """Pack tensors on one member, and give what uses them on the other one what is unpacked there."""
+
+    def is_at(user: Any) -> bool:
+        return places.get(user.name) == stage.target and SCOPE not in user.name
+
+    users = [{one.name: one for one in tensor.consumers() if is_at(one)} for tensor in tensors]
+    with graph.as_default(), tf.control_dependencies(None), tf.name_scope("psfleet_together"):
+        with tf.device(stage.source or None):
+            packed = pack(tensors)
+        with tf.device(stage.target or None):
+            arrived = unpack(packed, tensors)
+    for tensor, other, mine in zip(tensors, arrived, users, strict=True):
+        for user in mine.values():
+            for number, given in enumerate(user.inputs):
+                if given is tensor:
+                    set_input(user, number, other)
+
+
+def pack(tensors: Sequence[Any]) -> Any:
+    """Return the bytes of tensors, one after the other; their numbers of bytes come first where they are not known."""
+    parts = [tf.reshape(one if one.dtype == tf.uint8 else tf.bitcast(one, tf.uint8), [-1]) for one in tensors]
+    if all(tensor.shape.is_fully_defined() for tensor in tensors):
+        return tf.concat(parts, axis=0)
+    lengths = tf.stack([tf.size(part) for part in parts])
+    return tf.concat([tf.reshape(tf.bitcast(lengths, tf.uint8), [-1]), *parts], axis=0)
+
+
+def unpack(packed: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Return tensors like these from their bytes."""
+    if all(tensor.shape.is_fully_defined() for tensor in tensors):
+        lengths: Any = [math.prod(tensor.shape) * tensor.dtype.size for tensor in tensors]
+        parts = tf.split(packed, lengths)
+    else:
+        begin = len(tensors) * tf.int32.size
+        lengths = tf.bitcast(tf.reshape(packed[:begin], [-1, tf.int32.size]), tf.int32)
+        parts = tf.split(packed[begin:], lengths, num=len(tensors))
+    return [from_bytes(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def from_bytes(part: Any, like: Any) -> Any:
+    shape = [-1 if length is None else length for length in like.shape]
+    if like.dtype.size > 1:
+        part = tf.reshape(part, [-1, like.dtype.size])
+    return tf.reshape(part if like.dtype == tf.uint8 else tf.bitcast(part, like.dtype), shape)
