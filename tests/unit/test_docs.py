@@ -1,0 +1,59 @@
+"""The pages: every link leads somewhere, and no page drifts back into a notebook."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
+FENCE = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
+HEADS = {"fleet/schema/page.md"}  # text of a page that is made from it, with the links of that page
+CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
+
+
+def pages() -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    return [page for page in listed if page not in HEADS and (ROOT / page).exists()]
+
+
+@cache
+def prose(page: str) -> str:
+    """Return a page's text without its blocks of code."""
+    return FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+
+
+@cache
+def anchors(page: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+    return {f"{slug}-{number}" if number else slug for slug, last in found.items() for number in range(last + 1)}
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_lead_somewhere(page: str) -> None:
+    wrong = []
+    for target in LINK.findall(CODE.sub("", prose(page))):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        file = (ROOT / page).parent / path if path else ROOT / page
+        if not file.exists():
+            wrong.append(f"{target}: no such file")
+        elif anchor and anchor not in anchors(str(file.resolve().relative_to(ROOT))):
+            wrong.append(f"{target}: no such heading")
+    assert wrong == []
