@@ -57,3 +57,15 @@ def test_links_lead_somewhere(page: str) -> None:
         elif anchor and anchor not in anchors(str(file.resolve().relative_to(ROOT))):
             wrong.append(f"{target}: no such heading")
     assert wrong == []
+
+
+def records() -> list[Path]:
+    return sorted((ROOT / "docs/decisions").glob("0*.md"))
+
+
+@pytest.mark.parametrize("record", records(), ids=lambda record: record.name[:4])
+def test_a_record_is_short_and_in_the_index(record: Path) -> None:
+    lines = record.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 40, "move what ran to docs/evidence"
+    index = (record.parent / "README.md").read_text(encoding="utf-8")
+    assert f"| [{lines[0].removeprefix('# ')}]({record.name}) |" in index
