@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
@@ -69,3 +70,16 @@ def test_a_record_is_short_and_in_the_index(record: Path) -> None:
     assert len(lines) <= 40, "move what ran to docs/evidence"
     index = (record.parent / "README.md").read_text(encoding="utf-8")
     assert f"| [{lines[0].removeprefix('# ')}]({record.name}) |" in index
+
+
+def test_every_page_of_docs_is_in_the_sites_navigation() -> None:
+    """Zensical says nothing of a page that is missing there, or that is not there any more."""
+
+    class Loader(yaml.SafeLoader):
+        """Reads the tag that names a function, as the builder does."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+    groups = yaml.load((ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"]
+    listed = [page.replace("index.md", "README.md") for group in groups for each in group.values() for page in each]
+    assert [page for page in listed if page not in pages()] == []
+    assert [page for page in pages() if re.fullmatch(r"docs/[^/]+\.md", page) and page not in listed] == []
