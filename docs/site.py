@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / ".cache" / "site"
 STAGE = SITE / "pages"
 FENCE = re.compile(r"^( *(```+|~~~+).*?^ *\2 *$)", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"(\]\()([^()\s#]+)(#[^()\s]*)?\)")
+LINK = re.compile(r"(\[(?:docs/)?[\w-]+\.md)?(\]\()([^()\s#]+)(#[^()\s]*)?\)")
 LANGUAGES = {".py": "python", ".yml": "yaml", ".json": "json", ".sh": "sh", ".toml": "toml"}
 PICTURES = {".png", ".svg"}
 HEADS = {"fleet/schema/page.md"}  # text of a page that is made from it
@@ -55,19 +55,25 @@ def _relink(page: str, text: str, wanted: set[str]) -> str:
     """Return a page's text with its links as the site has them, and note what they need."""
 
     def replace(match: re.Match[str]) -> str:
-        before, target, anchor = match[1], match[2], match[3] or ""
+        name, target, anchor = match[1] or "", match[3], match[4] or ""
         if re.match(r"[a-z]+:", target):
             return match[0]
         path = os.path.normpath(PurePosixPath(page).parent / target)
         if (ROOT / path / "README.md").is_file():
             path = f"{path}/README.md"
         wanted.add(path)
+        if name and path.endswith(".md"):  # on a site a page goes by its title
+            name = f"[{_title(path)}"
         place = _place(path) if path.endswith(".md") else path
         if not path.endswith(".md") and PurePosixPath(path).suffix not in PICTURES:
             place = f"source/{path}.md"
-        return f"{before}{os.path.relpath(place, PurePosixPath(_place(page)).parent)}{anchor})"
+        return f"{name}]({os.path.relpath(place, PurePosixPath(_place(page)).parent)}{anchor})"
 
     return LINK.sub(replace, text)
+
+
+def _title(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def _write_source(path: str, files: list[str]) -> None:
