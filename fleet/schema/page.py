@@ -39,15 +39,11 @@ def page() -> str:
                 _meaning(variable),
             )
             lines.append(f"| {' | '.join(cells)} |\n")
+    derived = [f"`{each.name}`" for each in known.variables.values() if each.scope == "derived"]
     lines.append(
-        "\n## What psfleet sets itself\nThe playbooks derive these arguments of the roles; in an inventory they are "
-        "refused.\n\n| Variable | Role | From |\n|---|---|---|\n"
+        "\n## What psfleet sets itself\nThe playbooks derive these, and in an inventory they are refused: "
+        f"{', '.join(derived)}.\n"
     )
-    for variable in known.variables.values():
-        if variable.scope == "derived":
-            source = variable.schema["from"]
-            shown = f"`{source}`" if source in known.variables else source
-            lines.append(f"| `{variable.name}` | {variable.role or ''} | {shown} |\n")
     return "".join(lines)
 
 
@@ -85,8 +81,7 @@ def _default(variable: Variable) -> str:
 
 
 def _meaning(variable: Variable) -> str:
-    of = f" Role `{variable.role}`." if variable.role else ""
-    return variable.description.replace("|", "\\|") + of
+    return variable.description.replace("|", "\\|")
 
 
 def role_options(role: str) -> dict[str, dict[str, Any]]:
