@@ -69,7 +69,7 @@ def test_a_record_is_short_and_in_the_index(record: Path) -> None:
     lines = record.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 40, "move what ran to docs/evidence"
     index = (record.parent / "README.md").read_text(encoding="utf-8")
-    assert f"| [{lines[0].removeprefix('# ')}]({record.name}) |" in index
+    assert f"- [{lines[0].removeprefix('# ')}]({record.name})" in index
 
 
 def test_every_page_of_docs_is_in_the_sites_navigation() -> None:
