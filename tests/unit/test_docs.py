@@ -83,3 +83,8 @@ def test_every_page_of_docs_is_in_the_sites_navigation() -> None:
     listed = [page.replace("index.md", "README.md") for group in groups for each in group.values() for page in each]
     assert [page for page in listed if page not in pages()] == []
     assert [page for page in pages() if re.fullmatch(r"docs/[^/]+\.md", page) and page not in listed] == []
+
+
+def test_the_changelog_is_short_until_a_version_is_tagged() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "## Unreleased" not in text or len(text.splitlines()) <= 30, "say it in thirty lines"
