@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,6 +20,8 @@ FENCE = re.compile(r"^( *(```+|~~~+).*?^ *\2 *$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\[(?:docs/)?[\w-]+\.md)?(\]\()([^()\s#]+)(#[^()\s]*)?\)")
 LANGUAGES = {".py": "python", ".yml": "yaml", ".json": "json", ".sh": "sh", ".toml": "toml"}
 PICTURES = {".png", ".svg"}
+# In the repository a link leads to a recorded run; in the site to the page that the trainer makes of it.
+RUNS = "tests/browser/recorded/runs/"
 HEADS = {"fleet/schema/page.md"}  # text of a page that is made from it
 
 
@@ -65,7 +68,9 @@ def _relink(page: str, text: str, wanted: set[str]) -> str:
         if name and path.endswith(".md"):  # on a site a page goes by its title
             name = f"[{_title(path)}"
         place = _place(path) if path.endswith(".md") else path
-        if not path.endswith(".md") and PurePosixPath(path).suffix not in PICTURES:
+        if path.startswith(RUNS):
+            place = f"examples/{PurePosixPath(path).name}.html"
+        elif not path.endswith(".md") and PurePosixPath(path).suffix not in PICTURES:
             place = f"source/{path}.md"
         return f"{name}]({os.path.relpath(place, PurePosixPath(_place(page)).parent)}{anchor})"
 
@@ -78,6 +83,12 @@ def _title(page: str) -> str:
 
 def _write_source(path: str, files: list[str]) -> None:
     """Write the page of a file that is no page itself, or of a folder; raises FileNotFoundError for neither."""
+    if path.startswith(RUNS):
+        name = PurePosixPath(path).name
+        command = [sys.executable, "-m", "trainer", "report", "--shared-dir", str((ROOT / RUNS).parent)]
+        made = subprocess.run([*command, "--run", name], cwd=ROOT, capture_output=True, text=True, check=True)
+        _write(f"examples/{name}.html", made.stdout)
+        return
     if PurePosixPath(path).suffix in PICTURES:
         (STAGE / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, STAGE / path)
