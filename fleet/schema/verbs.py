@@ -18,7 +18,6 @@ Every verb of `fab` with its flags, made from `fabfile.py`: `fab VERB --help` pr
 Each verb takes these flags, after its name:
 
 """
-TABLE = "| Flag | Meaning |\n|---|---|\n"
 
 
 def page() -> str:
@@ -28,7 +27,7 @@ def page() -> str:
     flags = {verb.name: {_name(flag): _row(flag) for flag in verb.get_arguments()} for verb in found}
     # A flag that every verb has stands once, at the top.
     common = [name for name in flags[found[0].name] if all(name in each for each in flags.values())]
-    head = HEAD + TABLE + "".join(flags[found[0].name][name] for name in common)
+    head = HEAD + "".join(flags[found[0].name][name] for name in common)
     own = [[row for name, row in flags[verb.name].items() if name not in common] for verb in found]
     return head + "".join(map(_section, found, own))
 
@@ -36,8 +35,8 @@ def page() -> str:
 def _section(verb: Task[Any], rows: list[str]) -> str:
     """Write a verb's section: what it does, and the flags that are its own."""
     first = (verb.__doc__ or "").strip().partition("\n")[0]
-    table = f"\n{TABLE}{''.join(rows)}" if rows else ""
-    return f"\n## `{verb.name.replace('_', '-')}`\n{first}\n{table}"
+    flags = f"\n{''.join(rows)}" if rows else ""
+    return f"\n## `{verb.name.replace('_', '-')}`\n{first}\n{flags}"
 
 
 def _name(flag: Argument) -> str:
@@ -45,12 +44,11 @@ def _name(flag: Argument) -> str:
 
 
 def _row(flag: Argument) -> str:
-    """Write a flag's row; raises TypeError where it has no help text."""
+    """Write a flag's line; raises TypeError where it has no help text."""
     if not flag.help:
         raise TypeError(f"--{_name(flag)} has no help text: give it one in fabfile.py")
     value = "" if flag.kind is bool else " …"
-    meaning = flag.help.replace("|", "\\|")
-    return f"| `--{_name(flag)}{value}` | {meaning[0].upper()}{meaning[1:]} |\n"
+    return f"- `--{_name(flag)}{value}`: {flag.help}\n"
 
 
 if __name__ == "__main__":
