@@ -35,11 +35,6 @@ def page() -> str:
             kind = ", ".join(filter(None, (_type(variable.schema), _default(variable))))
             cells = (f"`{variable.name}`{scope}", kind, _meaning(variable))
             lines.append(f"| {' | '.join(cells)} |\n")
-    derived = [f"`{each.name}`" for each in known.variables.values() if each.scope == "derived"]
-    lines.append(
-        "\n## What psfleet sets itself\nThe playbooks derive these, and in an inventory they are refused: "
-        f"{', '.join(derived)}.\n"
-    )
     return "".join(lines)
 
 
