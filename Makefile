@@ -143,7 +143,7 @@ test-browser: .cache/browser/.made  ## a run's page in Debian's chromium, withou
 	.cache/browser/bin/python -m pytest tests/browser
 
 docs: .cache/docs/.made  ## the docs site as a static folder, .cache/site/html; a broken link or anchor fails (docs/decisions/0202)
-	python docs/site.py
+	python docs/stage.py
 	.cache/docs/bin/zensical build --strict --config-file .cache/site/mkdocs.yml
 
 # promtool, amtool and the node exporter of Debian's packages, which are unpacked and not installed.
