@@ -88,3 +88,21 @@ def test_every_page_of_docs_is_in_the_sites_navigation() -> None:
 def test_the_changelog_is_short_until_a_version_is_tagged() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert "## Unreleased" not in text or len(text.splitlines()) <= 30, "say it in thirty lines"
+
+
+def test_pages_that_code_and_messages_name_are_there() -> None:
+    listed = subprocess.run(
+        ["git", "grep", "-IlE", r"docs/[a-z/-]+\.md", "--", ":!*.md", ":!tests/", ":!docs/mkdocs.yml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    wrong = []
+    for source in listed:
+        for page, anchor in re.findall(
+            r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", (ROOT / source).read_text(encoding="utf-8")
+        ):
+            if not (ROOT / page).exists() or (anchor and anchor not in anchors(page)):
+                wrong.append(f"{source}: {page}#{anchor}")
+    assert wrong == []
