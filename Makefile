@@ -21,7 +21,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
   python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" --last-failed --last-failed-no-failures none; }; f
 
 .PHONY: help demo venv venv-tf packages lab site test local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
-  cloud test-driver test-security test-monitoring test-browser site-drills lock sbom advisories audit \
+  cloud test-driver test-security test-monitoring test-browser docs site-drills lock sbom advisories audit \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control clean distclean
 
 help:  ## list these targets
@@ -142,6 +142,10 @@ test-browser: .cache/browser/.made  ## a run's page in Debian's chromium, withou
 	@$(PYTHON) -m lab packages --browser
 	.cache/browser/bin/python -m pytest tests/browser
 
+docs: .cache/docs/.made  ## the docs site as a static folder, .cache/site/html; a broken link or anchor fails (docs/decisions/0202)
+	python docs/stage.py
+	.cache/docs/bin/zensical build --strict --config-file .cache/site/mkdocs.yml
+
 # promtool, amtool and the node exporter of Debian's packages, which are unpacked and not installed.
 .cache/monitoring/.made:
 	@command -v apt-get >/dev/null || { echo "psfleet: promtool comes from Debian's package, and there is no apt-get here" >&2; exit 2; }
@@ -161,6 +165,7 @@ lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's
 	$(COMPILE) --python-version 3.11 --universal locks/cloud.in -c locks/control.txt -o locks/cloud.txt
 	$(COMPILE) --python-version 3.11 --universal locks/supply.in -c locks/control.txt -o locks/supply.txt
 	$(COMPILE) --python-version 3.11 --universal locks/browser.in -c locks/control.txt -o locks/browser.txt
+	$(COMPILE) --python-version 3.11 --universal locks/docs.in -c locks/control.txt -o locks/docs.txt
 
 # The tools that describe and audit the locks have libraries of their own, and so has who drives a browser.
 .cache/%/.made: locks/%.txt .venv/.control

@@ -28,26 +28,13 @@ def page() -> str:
     known = definition()
     lines = [HEAD.read_text(encoding="utf-8").format(prefixes=", ".join(f"`{each}`" for each in known.prefixes))]
     lines += [f"| `{group}` | {said['description']} |\n" for group, said in known.groups.items()]
-    lines.append("\n## Variables\n| Variable | Scope | Type | Default | Meaning |\n|---|---|---|---|---|\n")
+    lines.append("\n## Variables\n| Variable | Type, and default | Meaning |\n|---|---|---|\n")
     for variable in known.variables.values():
         if variable.scope != "derived":
-            cells = (
-                f"`{variable.name}`",
-                variable.scope,
-                _type(variable.schema),
-                _default(variable),
-                _meaning(variable),
-            )
+            scope = "" if variable.scope == "host" else f" ({variable.scope})"
+            kind = ", ".join(filter(None, (_type(variable.schema), _default(variable))))
+            cells = (f"`{variable.name}`{scope}", kind, _meaning(variable))
             lines.append(f"| {' | '.join(cells)} |\n")
-    lines.append(
-        "\n## What psfleet sets itself\nThe playbooks derive these arguments of the roles; in an inventory they are "
-        "refused.\n\n| Variable | Role | From |\n|---|---|---|\n"
-    )
-    for variable in known.variables.values():
-        if variable.scope == "derived":
-            source = variable.schema["from"]
-            shown = f"`{source}`" if source in known.variables else source
-            lines.append(f"| `{variable.name}` | {variable.role or ''} | {shown} |\n")
     return "".join(lines)
 
 
@@ -81,12 +68,11 @@ def _default(variable: Variable) -> str:
     if "default" not in variable.schema:
         return ""
     default = variable.schema["default"]
-    return "computed" if isinstance(default, str) and "{{" in default else f"`{json.dumps(default)}`"
+    return "default computed" if isinstance(default, str) and "{{" in default else f"default `{json.dumps(default)}`"
 
 
 def _meaning(variable: Variable) -> str:
-    of = f" Role `{variable.role}`." if variable.role else ""
-    return variable.description.replace("|", "\\|") + of
+    return variable.description.replace("|", "\\|")
 
 
 def role_options(role: str) -> dict[str, dict[str, Any]]:

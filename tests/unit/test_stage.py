@@ -1,0 +1,51 @@
+"""The docs site's pages lie where their links lead, whatever a link leads to in the repository."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stage the real pages in a folder of the test's own; returns that of the pages."""
+    spec = importlib.util.spec_from_file_location("stage", ROOT / "docs" / "stage.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.SITE = tmp_path_factory.mktemp("site")
+    module.STAGE = module.SITE / "pages"
+    module.stage()
+    return module.STAGE
+
+
+def test_every_link_of_a_staged_page_leads_to_a_staged_file(staged: Path) -> None:
+    wrong = []
+    for page in staged.rglob("*.md"):
+        text = re.sub(
+            r"^ *(```+|~~~+).*?^ *\1 *$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+        )
+        for target in re.findall(r"\]\(([^()\s#]+)(?:#[^()\s]*)?\)", re.sub(r"`[^`\n]*`", "", text)):
+            if not re.match(r"[a-z]+:", target) and not (page.parent / target).is_file():
+                wrong.append(f"{page.relative_to(staged)}: {target}")
+    assert wrong == []
+
+
+def test_a_source_file_is_a_page_and_blocks_of_code_stay(staged: Path) -> None:
+    digits = (ROOT / "trainer/examples/digits.py").read_text(encoding="utf-8")
+    assert digits in (staged / "source/trainer/examples/digits.py.md").read_text(encoding="utf-8")
+    page, origin = (place.read_text(encoding="utf-8") for place in (staged / "index.md", ROOT / "README.md"))
+    assert page.count("```") == origin.count("```")
+
+
+def test_a_page_is_named_by_its_title_and_a_recorded_run_is_its_page(staged: Path) -> None:
+    observing = (staged / "docs/observing.md").read_text(encoding="utf-8")
+    assert "[JSON](json.md)" in (staged / "docs/verbs.md").read_text(encoding="utf-8")
+    assert "(../examples/night.html)" in observing
+    assert "<!doctype html>" in (staged / "examples/night.html").read_text(encoding="utf-8")[:20]
