@@ -61,7 +61,7 @@ def fresh_host(tmp_path, truth):
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "all.yml").write_text(yaml.safe_dump(variables))
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups))
-    environment = os.environ | {"PSFLEET_INVENTORY": str(tmp_path)}
+    environment = os.environ | {"PSFLEET_INVENTORY": str(tmp_path), "PSFLEET_HARDENED": ""}
     subprocess.run(["vagrant", "up", "fresh"], cwd=ROOT, env=environment, check=True, capture_output=True)
     yield tmp_path
     subprocess.run(

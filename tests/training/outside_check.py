@@ -38,6 +38,7 @@ for name, program in programs.items():
     runner.join()
     found[name] = [fetch_numbers(call.outputs) for call in calls]
     found[f"places of {name}"] = getattr(program, "places", [])
-    runner.close()
+    runner.close()  # and with it what this strategy's calls need
+    strategy = make_strategy(config, start_cluster("parameter_server", WORKERS, 2))
 print(json.dumps(found), flush=True)
 testing.kept_signals  # noqa: B018 - the import above is for what it does
