@@ -3,7 +3,7 @@
 A message costs a worker and a ps some 0.1 ms of processor time each, whatever it holds. A step that looks up rows in
 26 tables sends more than a hundred. So the graph of a step is changed after it is traced: small tensors that go from
 one member to another at the same stage of the step are packed into one tensor of bytes, and unpacked where they arrive.
-What is computed stays as it is (docs/decisions/0203).
+What is computed stays as it is (docs/decisions/0205).
 """
 
 from __future__ import annotations
