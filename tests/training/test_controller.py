@@ -171,7 +171,7 @@ def test_an_evaluation_is_kept_though_a_save_is_slow(
 
     monkeypatch.setattr(Catalogue, "write_manifest", write_slowly)
     monkeypatch.setattr("trainer.run.checkpoints.PATIENCE_SECONDS", 0.0)  # what takes longer is slow
-    monkeypatch.setattr("trainer.training.controller.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.training.save_schedule.PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("trainer.run.checkpoints.ended", partial(in_thread, "save"))  # as under parameter servers
     run = Run(tmp_path, checkpoints_kept=9, checkpoints_kept_best=1, checkpoint_steps=15, steps_per_execution=5)
     run.train(tells_epochs=tells_epochs)
@@ -433,7 +433,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Event:
         write(self, *arguments, **options)
 
     monkeypatch.setattr(Catalogue, "write_manifest", write_or_fail)
-    monkeypatch.setattr("trainer.training.controller.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("trainer.training.saves.PATIENCE_SECONDS", 0.1)
     full.set()
     return full
 
@@ -557,7 +557,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, errors: list[Exception | None]) -> 
         write(self, *arguments, **options)
 
     monkeypatch.setattr(Catalogue, "write_manifest", write_or_fail)
-    monkeypatch.setattr("trainer.training.controller.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("trainer.training.saves.PATIENCE_SECONDS", 0.1)
 
 
 def test_a_last_save_that_a_server_broke_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

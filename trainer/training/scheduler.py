@@ -11,6 +11,8 @@ import math
 import statistics
 from typing import Protocol
 
+from trainer.config import Config
+
 CALL_SECONDS = 0.5
 GROWTH = 10  # a size that was measured badly must not lead to a call of minutes
 # What is queued must last until the coordinator looks again, however short the calls are.
@@ -259,3 +261,10 @@ class Blocks:
             call_seconds = step_seconds * self._most
         wanted_calls = max(1, round(self._block_seconds / call_seconds))
         self._calls_per_block = min(wanted_calls, GROWTH * self._calls_per_block, CALLS_PER_BLOCK)
+
+
+def make_schedule(config: Config, workers: int) -> Schedule:
+    """Return the schedule of the settings' strategy."""
+    if config.traits.remote:
+        return Scheduler(config.steps_per_execution, workers)
+    return Blocks(config.steps_per_execution, config.log_seconds)
