@@ -75,8 +75,8 @@ def train(
     from trainer.reporting.progress import Progress
     from trainer.reporting.status import read_status
     from trainer.run.selection import apply_selection
-    from trainer.tasks.coordinator import train as coordinate
     from trainer.tasks.evaluator import Evaluator
+    from trainer.tasks.training import train as coordinate
 
     kind = program if inspect.isclass(program) else type(program)
     name = program if isinstance(program, str) else f"{kind.__module__}:{kind.__name__}"

@@ -27,8 +27,8 @@ from trainer.failures import EmptyPart, UserError
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.position import Position
-from trainer.tasks.coordinator import Training
 from trainer.tasks.in_process import start_cluster
+from trainer.tasks.training import Training
 from trainer.training.input import own_train_dataset, pass_after_pass
 from trainer.training.step_runner import RemoteStepRunner
 from trainer.training.strategies import make_strategy
