@@ -38,7 +38,7 @@ def warm_up() -> None:
     gc.disable()  # an import makes next to no garbage, and each collection would look at all that is there
     with without_chatter():
         for room in ROOMS:
-            for module in pkgutil.iter_modules(importlib.import_module(room).__path__, f"{room}."):
+            for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}."):
                 importlib.import_module(module.name)
         importlib.import_module("tensorflow").keras.Model  # noqa: B018 - which loads Keras
     if ours:

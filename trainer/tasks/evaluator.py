@@ -218,9 +218,9 @@ class Evaluator:
         self, program: Any, directory: RunDirectory, best_metric: str = "", tally: Tally | None = None
     ) -> None:
         from trainer.training.evaluation import Results
-        from trainer.training.export import bytes_of_checkpoint, ensure_built, lacks_evaluation
+        from trainer.training.export import bytes_of_checkpoint, lacks_evaluation
         from trainer.training.input import eval_dataset
-        from trainer.training.keras3 import trained_by
+        from trainer.training.keras.adapters import keras_of
 
         self._directory = directory
         if (newest := directory.catalogue.newest()) is not None:
@@ -229,8 +229,9 @@ class Evaluator:
         if why := lacks_evaluation(self._model):
             raise UserError(why)
         self._dataset = eval_dataset(program)
-        ensure_built(self._model, self._dataset.element_spec)
-        self._trained = trained_by(self._model, with_optimizers=False)
+        keras = keras_of(self._model)
+        keras.ensure_built(self._dataset.element_spec)
+        self._trained = keras.trained(with_optimizers=False)
         self._results = Results(directory, best_metric=best_metric)
         self._tally = tally or Tally()
 

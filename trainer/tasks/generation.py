@@ -25,14 +25,14 @@ from trainer.tasks.waits import POLL_SECONDS, wait_for_data_service
 from trainer.training.callbacks import callbacks_of
 from trainer.training.controller import Controller
 from trainer.training.data_service import DataService
-from trainer.training.epochs import Epochs, averaged
+from trainer.training.epochs import Epochs
 from trainer.training.evaluation import make_evaluation, refuse_best_metric
 from trainer.training.export import export_what_is_due, make_export_due, not_exported
 from trainer.training.export_trial import try_export
 from trainer.training.fit import train_with_fit
 from trainer.training.handover import Handover
 from trainer.training.initial_weights import read_initial_weights
-from trainer.training.keras3 import raw
+from trainer.training.keras.adapters import keras_of
 from trainer.training.loop import train_in_epochs, train_with_loop
 from trainer.training.placement import report_placement
 from trainer.training.step_runner import LocalStepRunner, RemoteStepRunner, StepRunner
@@ -89,7 +89,7 @@ class Generation:
         model, memory = self.runner.model, self.memory
         with_fit = config.api == "fit"
         # At the end averages are taken for weights, and callbacks may put back the best ones.
-        has_end = bool(callbacks or averaged(model))
+        has_end = bool(callbacks or keras_of(model).averaged())
         epochs = Epochs(config, callbacks, self.runner, controller, memory) if with_fit or callbacks else None
         is_over = controller.done if epochs is None else epochs.are_over
         if is_over and (not has_end or controller.final):
@@ -160,7 +160,7 @@ def measure_model(context: RunContext, cluster: Cluster, runner: StepRunner) -> 
     held = report_placement(config, runner.trained, len(cluster.jobs["ps"]))
     servers = membership.servers if membership else [f"ps-{index}" for index in range(len(held))]
     progress.history.placed(dict(zip(servers, held, strict=True)))
-    whole = sum(bytes_of(variable) for variable in flatten(raw(runner.model.variables)))
+    whole = sum(bytes_of(variable) for variable in flatten(keras_of(runner.model).variables))
     if config.export and progress.leads:
         check_room(whole, "the export at the end", "set export: false, and export it on a larger host")
     return whole

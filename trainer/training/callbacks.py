@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from trainer.config import Config
 from trainer.failures import UserError
-from trainer.program import is_keras3
 from trainer.run.memory import NotKept, encode
-from trainer.training import keras3
+from trainer.training.keras.adapters import keras_of
 
 log = logging.getLogger(__name__)
 keras = tf.keras.callbacks
@@ -43,7 +42,7 @@ OF_THE_LEADER = (keras.CSVLogger, keras.RemoteMonitor)
 
 def library_of(model: Any) -> Any:
     """Return the module of callbacks of the model's Keras."""
-    return keras3.callbacks() if is_keras3(model) else keras
+    return keras_of(model).callbacks
 
 
 def callbacks_of(config: Config, program: Any, model: Any, *, leads: bool = True) -> list[Any]:
@@ -59,7 +58,7 @@ def callbacks_of(config: Config, program: Any, model: Any, *, leads: bool = True
     kind = library_of(model).Callback
     for callback in found:
         if not isinstance(callback, kind):
-            wanted = "keras.callbacks.Callback" if is_keras3(model) else "tf.keras.callbacks.Callback"
+            wanted = f"{keras_of(model).library}.callbacks.Callback"
             raise UserError(f"{name} returned {callback!r}: it must be a list of {wanted}")
         if why := problem(config, callback, model):
             raise UserError(f"{name} returned {type(callback).__name__}, which this training can't call: {why}")
@@ -93,7 +92,7 @@ def problem(config: Config, callback: Any, model: Any) -> str | None:
     if isinstance(wanted, str) and wanted.startswith("val_") and best_only and config.evaluation in ("sidecar", "none"):
         return (
             f"it watches {wanted}, which is never there with evaluation: {config.evaluation}: "
-            f"set evaluation to {'' if is_keras3(model) else 'exact, '}distributed or inline"
+            f"set evaluation to {keras_of(model).evaluations}"
         )
     return None
 

@@ -9,11 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.config import Config
-from trainer.program import is_keras3
 from trainer.run.memory import Memory
-from trainer.training import keras3, optimizers
 from trainer.training.callbacks import attributes, keys_of, library_of
 from trainer.training.controller import Controller
+from trainer.training.keras.adapters import keras_of
 from trainer.training.step_runner import StepRunner, fetch_numbers
 
 log = logging.getLogger(__name__)
@@ -55,9 +54,8 @@ class Epochs:
                 if isinstance(callback, library_of(runner.model).CSVLogger):
                     callback.append = True
         # In the scope, so that Keras refuses what it can't call under parameter servers.
-        make_list = keras3.callback_list if is_keras3(runner.model) else tf.keras.callbacks.CallbackList
         with runner.model.distribute_strategy.scope():
-            self.callbacks = make_list(
+            self.callbacks = keras_of(runner.model).callback_list(
                 [self.follow, *own, self.recall],
                 add_history=True,
                 model=runner.model,
@@ -234,11 +232,6 @@ def finalise(model: Any) -> None:
 
     Keras would ask the model's own optimizer alone, for all that the model trains.
     """
-    for optimizer, weights in averaged(model):
+    for optimizer, weights in keras_of(model).averaged():
         with model.distribute_strategy.scope():
             type(optimizer).finalize_variable_values(optimizer, weights)
-
-
-def averaged(model: Any) -> list[tuple[Any, list[Any]]]:
-    """Return the optimizers that average weights, which are to be taken at the end, each with its weights."""
-    return (keras3 if is_keras3(model) else optimizers).averaged(model)

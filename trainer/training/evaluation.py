@@ -17,16 +17,15 @@ import tensorflow as tf
 
 from trainer.config import Config
 from trainer.failures import UserError, explain
-from trainer.program import is_keras3
 from trainer.reporting.events import append, at_once
 from trainer.reporting.progress import EventWriter
 from trainer.reporting.status import numbers
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
-from trainer.training import keras3
 from trainer.training.callbacks import KERAS
 from trainer.training.export import lacks_evaluation
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
+from trainer.training.keras.adapters import keras_of
 from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
 from trainer.training.step_runner import fetch_numbers
 
@@ -284,8 +283,7 @@ class TestStep:
         name = f"{type(program).__name__}'s model"
         with strategy.scope():
             # This makes the variables that metrics still lack, too.
-            step = keras3.drawing(model.test_step) if is_keras3(model) else model.test_step
-            self._step = tf.function(step).get_concrete_function(element_spec)
+            self._step = tf.function(keras_of(model).test_step()).get_concrete_function(element_spec)
             model.reset_metrics()
             self.names = sorted(model.get_metrics_result())
         self._states = MetricStates(metrics_of(model), self._step)

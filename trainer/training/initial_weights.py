@@ -20,8 +20,8 @@ from trainer.config import SOURCE, Config
 from trainer.failures import UserError, first_line, is_the_programs
 from trainer.program import build_model
 from trainer.run.directory import RunDirectory
-from trainer.training.export import ensure_built
 from trainer.training.handover import walk
+from trainer.training.keras.adapters import keras_of
 from trainer.training.optimizers import averaged, of_optimizers
 from trainer.training.placement import name_of
 from trainer.training.step_runner import StepRunner
@@ -214,5 +214,5 @@ def of_keras(path: Path, model: Any) -> list[Stored]:
 def build_whole(program: Any, element_spec: Any) -> Any:
     """Build the program's model outside any strategy."""
     model = build_model(program)
-    ensure_built(model, element_spec)
+    keras_of(model).ensure_built(element_spec)
     return model

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.program import is_keras3
 from trainer.training.tf_internals import CALLS, LOOPS, called_graphs
 from trainer.variables import flatten
 
@@ -137,7 +136,8 @@ def metrics_of(model: Any) -> list[Any]:
     """Return the model's metrics, each once; Keras 3 puts those that it was compiled with into one more."""
     found: dict[int, Any] = {}
     for metric in model.metrics:
-        inner = metric.metrics if is_keras3(model) and hasattr(metric, "metrics") else [metric]
+        is_one = isinstance(metric, tf.keras.metrics.Metric) or not hasattr(metric, "metrics")
+        inner = [metric] if is_one else metric.metrics
         found.update({id(each): each for each in inner})
     return list(found.values())
 

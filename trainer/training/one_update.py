@@ -71,7 +71,7 @@ def gather_legacy(optimizer: Any) -> None:
 
 
 def gather_keras3(optimizer: Any) -> None:
-    """Do so with an optimizer of Keras 3, whose averages begin with the weights (keras3.begin_averages)."""
+    """Do so with an optimizer of Keras 3, whose averages begin with the weights (keras/keras3/optimizers.py)."""
     import keras
 
     plain, decay = optimizer.update_step, decay_of(optimizer, keras.optimizers.Optimizer)

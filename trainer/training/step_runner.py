@@ -23,32 +23,24 @@ import tensorflow as tf
 
 from trainer.config import Config
 from trainer.failures import EmptyPart, UserError
-from trainer.program import build_model, is_keras3
+from trainer.program import build_model
 from trainer.run.checkpoints import COORDINATOR
 from trainer.run.position import FIRST, Position
 from trainer.run.snapshot import Copies, copy_each
-from trainer.training import keras3
 from trainer.training.atomic_updates import AtomicUpdates, in_turn
-from trainer.training.constraints import refuse_split_constraints
 from trainer.training.data_service import DataService
 from trainer.training.input import ENDLESS, Beginning, own_train_dataset, replica_element_spec, train_dataset_fn
+from trainer.training.keras.adapters import keras_of
+from trainer.training.keras.keras3.seeds import forget_seeds
+from trainer.training.keras.keras3.shards import train_shards
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.learning_rate import LearningRate
 from trainer.training.lookups import asking_once
 from trainer.training.metrics import CallMetrics, MetricStates, metrics_of, pieces
-from trainer.training.one_update import gather
-from trainer.training.optimizers import (
-    forget_children,
-    is_wrapper,
-    optimizers_of,
-    refuse_state_of_shards,
-    share_among_workers,
-    treat_as_whole,
-)
 from trainer.training.outside import refuse_outside, refuse_outside_model
 from trainer.training.precision import cast_split_variables, no_loss_scaling
 from trainer.training.release_resources import Iterators
-from trainer.training.row_updates import may_ask_once, update_by_rows
+from trainer.training.row_updates import may_ask_once
 from trainer.training.staleness import SCOPE, Staleness
 from trainer.training.tf_internals import (
     Members,
@@ -180,20 +172,15 @@ class RemoteStepRunner:
         with worker_threads() as self._threads:
             self._coordinator = make_coordinator(strategy, members)
         self.model, self.step = make_model(program, strategy)
-        if not (of_keras3 := is_keras3(self.model)):
-            update_by_rows(self.model, lazy_adam=config.lazy_adam)
-            for optimizer in optimizers_of(self.model):
-                if optimizer is not None and not is_wrapper(optimizer):
-                    gather(optimizer)
-        else:
-            keras3.refuse_settings(config, self.model)
+        keras = keras_of(self.model)
+        keras.check_settings(config)
+        keras.gather_updates(config)
         self._dataset = self._trace_dataset()
         self._iterator: Any = None  # made with the first call, at whose step the reading begins
         element = iterator_type_spec(strategy, self._dataset)
         self._elements = elements_of(element)
-        if of_keras3:
-            with strategy.scope():
-                keras3.build(self.model, self.element_spec)
+        with strategy.scope():
+            keras.build(self.element_spec)
         self._rate = LearningRate(self.model.optimizer)
         self._reports = Reports()
         self._told: list[Report] = []  # reports that nobody has heard of yet
@@ -212,18 +199,11 @@ class RemoteStepRunner:
             )
         refuse_large_arrays(train_step.graph, f"{type(self.model).__name__}.train_step")
         refuse_outside(program, train_step, f"{type(self.model).__name__}.train_step", self.model)
-        if of_keras3:
-            with strategy.scope():
-                keras3.begin_averages(self.model)
-            keras3.refuse_hidden_optimizers(self.model, train_step)
-            keras3.warn_of_whole_tables(self.model, train_step)
-        else:
-            forget_children(self.model)
-            refuse_state_of_shards(self.model, type(self.model.optimizer).__name__)
-            refuse_split_constraints(self.model)
+        with strategy.scope():
+            keras.check_step(train_step)
         self.copy = updates.copy
         self.tells = names_told(outputs_of(train_step, placed=self._exact))
-        self.trained = keras3.trained_by(self.model)
+        self.trained = keras.trained()
         self._metrics = CallMetrics(self.model, train_step, self._stale.states)
         unrolled = UNROLLED_STEPS if len(self.model.trainable_variables) <= UNROLLED_VARIABLES else 1
         self._call = trace_call(
@@ -411,9 +391,9 @@ class LocalStepRunner:
         self._strategy = strategy
         self._seed = draw_seed(config)
         self.model, self.step = make_model(program, strategy)
-        if is_keras3(self.model):
-            keras3.refuse_settings(config, self.model)
-        self.trained = self.model
+        keras = keras_of(self.model)
+        keras.check_settings(config)
+        self.trained = keras.trained()
         # A data service begins to read as soon as there is an iterator: what is traced needs its type alone.
         own = config if service is None else config.replace(input="local", input_sharding="program")
         self._dataset = own_train_dataset(own, program, strategy, None, self._seed)
@@ -535,19 +515,14 @@ def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
     """Build the program's model and the trainer's own step counter in the strategy's scope."""
     cast_split_variables()
     with strategy.scope(), no_loss_scaling():
-        keras3.forget_seeds()
-        keras3.train_shards()
+        forget_seeds()
+        train_shards()
         with building_whole():
             model = build_model(program)
-        if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        remote = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+        if remote:
             refuse_outside_model(program, model)
-        if is_keras3(model):
-            keras3.prepare(model)
-        else:
-            treat_as_whole(model)
-            if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-                share_among_workers(model)
-                refuse_split_constraints(model)
+        keras_of(model).prepare(remote=remote)
         once = tf.VariableAggregation.ONLY_FIRST_REPLICA
         return model, tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=once)
 
@@ -617,12 +592,11 @@ def trace_step(
     `seeded`, what it draws has no seed of TensorFlow's: each process that runs it draws other numbers, each time.
     """
 
-    own_step = keras3.Step(model) if is_keras3(model) else model.train_step
+    keras = keras_of(model)
+    own_step = keras.step()
 
     def states() -> list[Any]:
-        counts = [one for one, _ in stale.states] if stale else []
-        if is_keras3(model):  # it is added to a count of steps
-            counts += [one._iterations._value for _, one in keras3.optimizers_of(model)]
+        counts = [*([one for one, _ in stale.states] if stale else []), *keras.counts]
         return [piece for metric in metrics_of(model) for piece in pieces(metric)] + counts
 
     def trace() -> Any:
@@ -641,7 +615,7 @@ def trace_step(
 
     with strategy.scope(), quiet_tracing(), no_loss_scaling():
         traced = trace()
-        while isinstance(own_step, keras3.Step) and own_step.found_more:
+        while getattr(own_step, "found_more", False):
             traced = trace()
     outputs = outputs_of(traced, placed=placed)
     if None in tf.nest.flatten(outputs):
