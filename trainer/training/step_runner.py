@@ -50,6 +50,7 @@ from trainer.training.tf_internals import (
     is_recovering,
     iterator_handles,
     iterator_type_spec,
+    keeping_default_graph,
     make_coordinator,
     stop_cluster,
     worker_threads,
@@ -517,7 +518,7 @@ def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
     with strategy.scope(), no_loss_scaling():
         forget_seeds()
         train_shards()
-        with building_whole():
+        with building_whole(), keeping_default_graph():
             model = build_model(program)
         remote = isinstance(strategy, tf.distribute.ParameterServerStrategy)
         if remote:
