@@ -66,7 +66,7 @@ def coordinate(jobs: dict[str, list[str]]) -> None:
     from tensorflow.python.data.experimental.ops.testing import sleep
 
     from trainer.cluster.spec import Cluster
-    from trainer.config import Config
+    from trainer.core.config import Config
     from trainer.training.scheduler import Scheduler
     from trainer.training.step_runner import POLL_SECONDS, RemoteStepRunner
     from trainer.training.strategies import make_strategy

@@ -35,8 +35,8 @@ def measure(program: str) -> dict[str, float]:
     """Make a coordinator's calls in this process and give each worker two of them; returns the seconds by part."""
     import tensorflow as tf
 
-    from trainer.config import Config
-    from trainer.program import load_program
+    from trainer.core.config import Config
+    from trainer.core.program import load_program
     from trainer.tasks.local import local_cluster
     from trainer.training import step_runner
 

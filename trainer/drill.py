@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
 from trainer.training.tf_internals import sleep

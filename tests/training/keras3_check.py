@@ -20,8 +20,8 @@ import keras  # isort: skip
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
-from trainer.failures import UserError  # isort: skip
-from trainer.config import Config  # isort: skip
+from trainer.core.failures import UserError  # isort: skip
+from trainer.core.config import Config  # isort: skip
 from trainer.run.directory import RunDirectory  # isort: skip
 from trainer.training.keras.keras3.building import build  # isort: skip
 from trainer.training.keras.keras3.checkpoint import raw  # isort: skip

@@ -8,7 +8,7 @@ import os
 
 import tensorflow as tf
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.training.step_runner import LocalStepRunner, fetch_numbers
 
 tf.config.set_logical_device_configuration(

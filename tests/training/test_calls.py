@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.training.step_runner import StepCopy, trace_call, trace_step
 from trainer.training.tf_internals import CALLS
 

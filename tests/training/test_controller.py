@@ -18,14 +18,14 @@ import tensorflow as tf
 
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
-from trainer.config import Config
-from trainer.failures import StalePath, Stopped, UserError
-from trainer.reporting.notify import Notifier
-from trainer.reporting.progress import Progress
+from trainer.core.config import Config
+from trainer.core.failures import StalePath, Stopped, UserError
 from trainer.run.catalogue import Catalogue
 from trainer.run.checkpoints import Checkpoints, in_thread
 from trainer.run.directory import RunDirectory
 from trainer.run.snapshot import copy_each
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.progress import Progress
 from trainer.training.controller import Controller
 from trainer.training.loop import train_with_loop
 from trainer.training.step_runner import Call

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer import failures
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import (
+from trainer.core import failures
+from trainer.core.config import Config
+from trainer.core.failures import (
     FINISHED,
     TRY_AGAIN,
     USER_ERROR,
@@ -33,20 +33,20 @@ from trainer.failures import (
     is_device,
     is_infrastructure,
 )
-from trainer.reporting.notify import Notifier
-from trainer.reporting.progress import Progress
-from trainer.reporting.status import read_status
+from trainer.core.signals import StopRequest
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import LostLease
 from trainer.run.records import read_record, write_record
-from trainer.signals import StopRequest
-from trainer.states import RunState
 from trainer.tasks import coordinator
 from trainer.tasks import training as training_module
 from trainer.tasks.coordinator import run_coordinator
 from trainer.tasks.generation import Generation, finish_run
 from trainer.tasks.run_context import RunContext
 from trainer.tasks.training import Training
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.progress import Progress
+from trainer.telemetry.status import read_status
 from trainer.training import release_resources as freeing
 
 pytestmark = pytest.mark.timeout(120)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
-from trainer.config import Config
-from trainer.failures import UserError
+from trainer.core.config import Config
+from trainer.core.failures import UserError
 from trainer.training import callbacks
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.evaluation import make_evaluation

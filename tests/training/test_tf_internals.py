@@ -28,7 +28,7 @@ from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicF
 from tf_keras.src.mixed_precision import autocast_variable
 
 from trainer.cluster.ways import named_in
-from trainer.task_id import TaskId
+from trainer.core.task_id import TaskId
 from trainer.training import strategies
 from trainer.training.tf_internals import (
     CallBudget,

@@ -22,8 +22,8 @@ import tensorflow as tf
 from observers import Counter
 from tensorflow.python.data.experimental.ops.testing import sleep
 
-from trainer.config import Config
-from trainer.failures import EmptyPart, UserError
+from trainer.core.config import Config
+from trainer.core.failures import EmptyPart, UserError
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.position import Position

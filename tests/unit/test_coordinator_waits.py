@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import STOPPED, TRY_AGAIN, Stopped
-from trainer.reporting.notify import Notifier
+from trainer.core.config import Config
+from trainer.core.failures import STOPPED, TRY_AGAIN, Stopped
+from trainer.core.signals import StopRequest
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.signals import StopRequest
-from trainer.states import RunState
 from trainer.tasks import coordinator, waits
+from trainer.telemetry.outlets.systemd import Notifier
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.training.epoch_ends import EpochEnds
 
 

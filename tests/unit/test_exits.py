@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.failures import STOPPED, TRY_AGAIN, USER_ERROR, Infrastructure, StalePath, Stopped, UserError
-from trainer.states import RunState
+from trainer.core.failures import STOPPED, TRY_AGAIN, USER_ERROR, Infrastructure, StalePath, Stopped, UserError
+from trainer.core.states import RunState
 from trainer.tasks import exits
 from trainer.tasks.exits import Exit, decide_exit
 

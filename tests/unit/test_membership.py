@@ -19,12 +19,12 @@ from trainer.cluster.member import Event, Member, State
 from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
 from trainer.cluster.way_reader import WayReader
-from trainer.config import Config
-from trainer.reporting.notify import Notifier
-from trainer.reporting.progress import Progress
+from trainer.core.config import Config
+from trainer.core.states import Phase
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.states import Phase
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.progress import Progress
 
 # Nothing listens there, and nobody asks.
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}, "chief", 0)

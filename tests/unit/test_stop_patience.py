@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.signals import STOP_PATIENCE_SECONDS
+from trainer.core.signals import STOP_PATIENCE_SECONDS
 from trainer.training.stop_patience import StopPatience
 
 

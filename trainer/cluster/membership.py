@@ -27,16 +27,16 @@ from trainer.cluster.releases import Releases
 from trainer.cluster.spec import Cluster
 from trainer.cluster.way_reader import WayReader
 from trainer.cluster.ways import CHIEF, named_in, status_of
-from trainer.config import Config
-from trainer.failures import TRY_AGAIN, UserError, explain
-from trainer.reporting.progress import Progress
-from trainer.reporting.tally import Seen
+from trainer.core.config import Config
+from trainer.core.failures import TRY_AGAIN, UserError, explain
+from trainer.core.signals import on_sigterm, raise_stopped
+from trainer.core.states import Phase, RunState
+from trainer.core.task_id import TaskId
 from trainer.run.directory import RunDirectory
 from trainer.run.release import MEND
 from trainer.run.restart_budget import end_attempt
-from trainer.signals import on_sigterm, raise_stopped
-from trainer.states import Phase, RunState
-from trainer.task_id import TaskId
+from trainer.telemetry.progress import Progress
+from trainer.telemetry.tally import Seen
 
 log = logging.getLogger(__name__)
 REMIND_SECONDS = 30.0

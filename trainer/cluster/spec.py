@@ -10,8 +10,8 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from trainer.config import STRATEGIES, ConfigError
-from trainer.task_id import TaskId
+from trainer.core.config import STRATEGIES, ConfigError
+from trainer.core.task_id import TaskId
 
 JOBS = ("chief", "worker", "ps", "evaluator", "dispatcher", "data")
 # Of the data service, of which TensorFlow's strategies know nothing.

@@ -22,15 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config
-from trainer.failures import Infrastructure, Misfit, StalePath, UserError, first_line, is_infrastructure, is_stale
+from trainer.core.config import Config
+from trainer.core.failures import Infrastructure, Misfit, StalePath, UserError, first_line, is_infrastructure, is_stale
+from trainer.core.variables import bytes_of, variables_of
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, LostLease, check_lease
 from trainer.run.position import Position
 from trainer.run.records import make_directory
 from trainer.run.retention import Retention, is_sound
-from trainer.variables import bytes_of, variables_of
 
 log = logging.getLogger(__name__)
 MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs, is_user_file
-from trainer.program import program_file
+from trainer.core.config import Config
+from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs, is_user_file
+from trainer.core.program import program_file
 
 # A mistake shows at once, or when the model compiles; a start must not wait for what a large model takes.
 BUILD_SECONDS = 300.0
@@ -103,8 +103,8 @@ def go_first() -> None:
 
 def build(config: Config, program: Any, cluster: Cluster | None, point: str = "") -> int:
     """Build the model as a coordinator would, and say what is wrong, naming a sweep's point; returns the exit code."""
-    from trainer.reporting.logs import load_tensorflow
     from trainer.tasks.in_process import start_cluster
+    from trainer.telemetry.logs import load_tensorflow
 
     tf = load_tensorflow()
     from trainer.training.input import element_spec_of

@@ -15,24 +15,25 @@ from pathlib import Path
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.membership import Membership, say_last
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import FINISHED, STOPPED, Stopped, UserError
-from trainer.program import load_program, program_file
-from trainer.reporting.logs import load_tensorflow
-from trainer.reporting.metrics import Told
-from trainer.reporting.notifications import Notifications
-from trainer.reporting.notify import Notifier
-from trainer.reporting.progress import Progress
-from trainer.reporting.resources import record_resources
+from trainer.core.config import Config
+from trainer.core.failures import FINISHED, STOPPED, Stopped, UserError
+from trainer.core.program import load_program, program_file
+from trainer.core.signals import StopRequest, on_sigterm, raise_stopped
+from trainer.core.states import RunState
+from trainer.report.html import PageWriter
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.run.release import own_release
 from trainer.run.restart_budget import begin_attempt, end_attempt
-from trainer.signals import StopRequest, on_sigterm, raise_stopped
-from trainer.states import RunState
 from trainer.tasks.exits import Exit, decide_exit
 from trainer.tasks.finished import complete_finished
 from trainer.tasks.training import Training
+from trainer.telemetry.logs import load_tensorflow
+from trainer.telemetry.metrics import Told
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.outlets.webhook import Notifications
+from trainer.telemetry.progress import Progress
+from trainer.telemetry.resources import record_resources
 
 log = logging.getLogger(__name__)
 FLUSH_SECONDS = 10.0
@@ -127,9 +128,8 @@ def report(held: Held, config: Config, cluster: Cluster, notifier: Notifier, tol
     """Begin to report: to systemd, to Prometheus and in the status; returns the phases, which systemd watches."""
     leads = cluster.job == "chief"
     # A coordinator that is refused must not say of the run what it is doing itself.
-    held.progress = progress = Progress(
-        config, held.directory, notifier, leads, waits=leads, notifications=held.notifications
-    )
+    page = PageWriter(held.directory)
+    held.progress = progress = Progress(config, held.directory, notifier, leads, leads, held.notifications, page)
     if told is not None and leads:
         told.of(config.run, progress.tally, progress)
     progress.enter(RunState.WAITING, "loading TensorFlow and the program")

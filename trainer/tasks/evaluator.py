@@ -10,24 +10,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.cluster.deadlines import Phases
-from trainer.config import Config, ConfigError
-from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
-from trainer.memory_limit import check_room
-from trainer.program import build_model, load_program, program_file
-from trainer.reporting.journal import about
-from trainer.reporting.logs import load_tensorflow
-from trainer.reporting.metrics import Told
-from trainer.reporting.notify import Notifier
-from trainer.reporting.page import PageWriter
-from trainer.reporting.resources import record_resources
-from trainer.reporting.tally import Tally
+from trainer.core.config import Config, ConfigError
+from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
+from trainer.core.memory_limit import check_room
+from trainer.core.program import build_model, load_program, program_file
+from trainer.core.states import Phase
+from trainer.process.supervisor import NEEDED
+from trainer.report.html import PageWriter
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import numbers_of, read_record, write_record
 from trainer.run.selection import selected_sweep
 from trainer.run.sweep import Sweep
-from trainer.states import Phase
-from trainer.supervisor import NEEDED
+from trainer.telemetry.logs import load_tensorflow
+from trainer.telemetry.metrics import Told
+from trainer.telemetry.outlets.journald import about
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.resources import record_resources
+from trainer.telemetry.tally import Tally
 
 log = logging.getLogger(__name__)
 TRIES = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.failures import (
+from trainer.core.failures import (
     STOPPED,
     TRY_AGAIN,
     USER_ERROR,
@@ -18,7 +18,7 @@ from trainer.failures import (
     is_infrastructure,
     is_stale,
 )
-from trainer.states import RunState
+from trainer.core.states import RunState
 
 
 @dataclass(frozen=True)

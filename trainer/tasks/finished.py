@@ -7,14 +7,14 @@ import logging
 from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.program import load_program
-from trainer.reporting.logs import load_tensorflow
-from trainer.reporting.notify import Notifier
-from trainer.reporting.status import read_status
+from trainer.core.config import Config
+from trainer.core.program import load_program
+from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, check_lease
-from trainer.states import Phase, RunState
+from trainer.telemetry.logs import load_tensorflow
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.status import read_status
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,15 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.cluster.spec import Cluster
-from trainer.failures import Stopped
-from trainer.memory_limit import check_room
-from trainer.reporting.status import numbers
+from trainer.core.failures import Stopped
+from trainer.core.memory_limit import check_room
+from trainer.core.states import Phase, RunState
+from trainer.core.variables import bytes_of, flatten
 from trainer.run.lease import check_lease
 from trainer.run.memory import Memory
-from trainer.states import Phase, RunState
 from trainer.tasks.run_context import RunContext
 from trainer.tasks.waits import POLL_SECONDS, wait_for_data_service
+from trainer.telemetry.status import numbers
 from trainer.training.callbacks import callbacks_of
 from trainer.training.controller import Controller
 from trainer.training.data_service import DataService
@@ -37,7 +38,6 @@ from trainer.training.loop import train_in_epochs, train_with_loop
 from trainer.training.placement import report_placement
 from trainer.training.step_runner import LocalStepRunner, RemoteStepRunner, StepRunner
 from trainer.training.strategies import make_strategy
-from trainer.variables import bytes_of, flatten
 
 log = logging.getLogger(__name__)
 

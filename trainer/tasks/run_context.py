@@ -7,11 +7,11 @@ from typing import Any
 
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.membership import Membership
-from trainer.config import Config
-from trainer.reporting.progress import Progress
+from trainer.core.config import Config
+from trainer.core.signals import StopRequest
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
-from trainer.signals import StopRequest
+from trainer.telemetry.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import (
+from trainer.core.config import Config
+from trainer.core.failures import (
     EmptyPart,
     Infrastructure,
     Misfit,
@@ -24,15 +24,15 @@ from trainer.failures import (
     is_infrastructure,
     is_stale,
 )
-from trainer.program import program_file
-from trainer.repeated_failures import RepeatedFailures
-from trainer.reporting.progress import Progress
+from trainer.core.program import program_file
+from trainer.core.repeated_failures import RepeatedFailures
+from trainer.core.signals import StopRequest, on_sigterm, raise_stopped
+from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
-from trainer.signals import StopRequest, on_sigterm, raise_stopped
-from trainer.states import Phase, RunState
 from trainer.tasks.run_context import RunContext
 from trainer.tasks.waits import wait_for_members, wait_for_the_end
+from trainer.telemetry.progress import Progress
 
 log = logging.getLogger(__name__)
 SETTLE_SECONDS = 10.0

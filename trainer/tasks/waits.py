@@ -11,12 +11,12 @@ from trainer.cluster.leaving import names as leaving_names
 from trainer.cluster.probe import SERVICE_METHODS, silent
 from trainer.cluster.rendezvous import gather
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import Infrastructure, Stopped, UserError
-from trainer.reporting.progress import Progress
+from trainer.core.config import Config
+from trainer.core.failures import Infrastructure, Stopped, UserError
+from trainer.core.signals import StopRequest, on_sigterm
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.signals import StopRequest, on_sigterm
-from trainer.states import RunState
+from trainer.telemetry.progress import Progress
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5

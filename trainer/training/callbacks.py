@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config import Config
-from trainer.failures import UserError
+from trainer.core.config import Config
+from trainer.core.failures import UserError
 from trainer.run.memory import NotKept, encode
 from trainer.training.keras.adapters import keras_of
 

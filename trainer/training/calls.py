@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.reporting.progress import Progress
+from trainer.telemetry.progress import Progress
 from trainer.training.progress_meter import ProgressMeter
 from trainer.training.scheduler import Schedule
 from trainer.training.step_runner import Call, StepRunner

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.training.placement import name_of
 from trainer.training.tf_internals import beneath, whole_of
 

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
-from trainer.config import Config
-from trainer.failures import Infrastructure, StalePath, Stopped, UserError
-from trainer.reporting.progress import Progress
+from trainer.core.config import Config
+from trainer.core.failures import Infrastructure, StalePath, Stopped, UserError
+from trainer.core.states import Phase, RunState
 from trainer.run.checkpoints import SLOW_SECONDS
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
-from trainer.states import Phase, RunState
+from trainer.telemetry.progress import Progress
 from trainer.training.calls import Calls
 from trainer.training.epoch_ends import EpochEnds
 from trainer.training.evaluations import Evaluations

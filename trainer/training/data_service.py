@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.training.tf_internals import forget_uncompressing
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.run.memory import Memory
 from trainer.training.callbacks import attributes, keys_of, library_of
 from trainer.training.controller import Controller

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import Config
-from trainer.failures import UserError, explain
-from trainer.reporting.events import append, at_once
-from trainer.reporting.progress import EventWriter
-from trainer.reporting.status import numbers
+from trainer.core.config import Config
+from trainer.core.failures import UserError, explain
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
+from trainer.telemetry.events import append, at_once
+from trainer.telemetry.progress import EventWriter
+from trainer.telemetry.status import numbers
 from trainer.training.callbacks import KERAS
 from trainer.training.export import lacks_evaluation
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset

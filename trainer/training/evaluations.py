@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 
 from trainer.cluster.deadlines import Phases
-from trainer.config import Config
-from trainer.reporting.progress import Progress
+from trainer.core.config import Config
+from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.states import Phase, RunState
+from trainer.telemetry.progress import Progress
 from trainer.training.evaluation import Results
 from trainer.training.evaluation_log import EvaluationLog
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import Infrastructure, UserError, explain, is_infrastructure
-from trainer.memory_limit import check_room
-from trainer.program import build_model, program_file
+from trainer.core.failures import Infrastructure, UserError, explain, is_infrastructure
+from trainer.core.memory_limit import check_room
+from trainer.core.program import build_model, program_file
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import SOURCE
-from trainer.failures import UserError, explain
-from trainer.program import build_model, program_file
+from trainer.core.config import SOURCE
+from trainer.core.failures import UserError, explain
+from trainer.core.program import build_model, program_file
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.training.export import save_model

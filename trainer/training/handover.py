@@ -20,12 +20,12 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.cluster.contexts import close_contexts
-from trainer.failures import first_line
+from trainer.core.failures import first_line
+from trainer.core.variables import bytes_of, flatten
 from trainer.run.position import Position
 from trainer.run.snapshot import Copies, copy_each
 from trainer.training.placement import server_of
 from trainer.training.tf_internals import context_id, resource_names
-from trainer.variables import bytes_of, flatten
 
 log = logging.getLogger(__name__)
 FORMAT = 1

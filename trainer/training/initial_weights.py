@@ -16,9 +16,10 @@ from typing import Any, TypeGuard
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import SOURCE, Config
-from trainer.failures import UserError, first_line, is_the_programs
-from trainer.program import build_model
+from trainer.core.config import SOURCE, Config
+from trainer.core.failures import UserError, first_line, is_the_programs
+from trainer.core.program import build_model
+from trainer.core.variables import flatten
 from trainer.run.directory import RunDirectory
 from trainer.training.handover import walk
 from trainer.training.keras.adapters import keras_of
@@ -26,7 +27,6 @@ from trainer.training.optimizers import averaged, of_optimizers
 from trainer.training.placement import name_of
 from trainer.training.step_runner import StepRunner
 from trainer.training.tf_internals import full_names, moving_average
-from trainer.variables import flatten
 
 log = logging.getLogger(__name__)
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"

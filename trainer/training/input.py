@@ -18,9 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config import Config
-from trainer.failures import UserError, explain
-from trainer.program import program_file
+from trainer.core.config import Config
+from trainer.core.failures import UserError, explain
+from trainer.core.program import program_file
 from trainer.training.data_service import DataService
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.tf_internals import converting_as_ever, drawing_from, for_each_worker, noting_endless

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.training.tf_internals import inner_graphs
 
 # The largest message of Protocol Buffers is 2 GiB, of which the graph itself takes some.

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError, explain
+from trainer.core.failures import UserError, explain
 
 SET_BY_WORKERS = (
     "train_step sets the optimizer's learning rate, which under parameter_server every worker would do to all others "

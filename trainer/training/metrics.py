@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from trainer.core.variables import flatten
 from trainer.training.tf_internals import CALLS, LOOPS, called_graphs
-from trainer.variables import flatten
 
 log = logging.getLogger(__name__)
 SUM, MAXIMUM, MINIMUM, LAST = "sum", "maximum", "minimum", "last"

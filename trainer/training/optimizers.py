@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.training.tf_internals import moving_average, whole_of
 
 CHILDREN = "_coalesced_children"

@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError, is_user_file
-from trainer.program import program_file
+from trainer.core.failures import UserError, is_user_file
+from trainer.core.program import program_file
 
 # The name that TensorFlow gives to this process's devices until it joins a cluster.
 BEFORE_STRATEGY = "/job:localhost/"

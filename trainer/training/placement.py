@@ -9,8 +9,8 @@ import logging
 import re
 from typing import Any
 
-from trainer.config import Config
-from trainer.variables import bytes_of, variables_of
+from trainer.core.config import Config
+from trainer.core.variables import bytes_of, variables_of
 
 log = logging.getLogger(__name__)
 SERVER = re.compile(r"/job:ps/(?:.*/)?task:(\d+)/")

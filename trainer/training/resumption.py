@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainer.config import Config
-from trainer.reporting.progress import Progress
+from trainer.core.config import Config
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
+from trainer.telemetry.progress import Progress
 from trainer.training.handover import Handover
 from trainer.training.step_runner import StepRunner
 

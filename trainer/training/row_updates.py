@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
+from trainer.core.variables import bytes_of
 from trainer.training.lookups import asked_for_once
 from trainer.training.optimizers import optimizers_of
 from trainer.training.placement import name_of, size
-from trainer.variables import bytes_of
 
 log = logging.getLogger(__name__)
 LARGE_BYTES = 64 * 1024 * 1024  # of a shard; to compute on less takes no time that anybody feels

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 
 from trainer.cluster.deadlines import Phases
-from trainer.config import Config
-from trainer.failures import Infrastructure, StalePath, UserError
-from trainer.reporting.progress import Progress
+from trainer.core.config import Config
+from trainer.core.failures import Infrastructure, StalePath, UserError
+from trainer.core.states import Phase, RunState
 from trainer.run.checkpoints import SLOW_SECONDS, Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
-from trainer.states import Phase, RunState
+from trainer.telemetry.progress import Progress
 from trainer.training.save_schedule import PATIENCE_SECONDS, SaveSchedule
 from trainer.training.step_runner import StepRunner
 

@@ -11,7 +11,7 @@ import math
 import statistics
 from typing import Protocol
 
-from trainer.config import Config
+from trainer.core.config import Config
 
 CALL_SECONDS = 0.5
 GROWTH = 10  # a size that was measured badly must not lead to a call of minutes

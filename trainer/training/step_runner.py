@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import Config
-from trainer.failures import EmptyPart, UserError
-from trainer.program import build_model
+from trainer.core.config import Config
+from trainer.core.failures import EmptyPart, UserError
+from trainer.core.program import build_model
 from trainer.run.checkpoints import COORDINATOR
 from trainer.run.position import FIRST, Position
 from trainer.run.snapshot import Copies, copy_each

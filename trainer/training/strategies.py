@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.training.partitioners import make_partitioner
 from trainer.training.tf_internals import connected_workers, forget_traces
 

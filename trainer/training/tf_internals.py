@@ -45,7 +45,7 @@ from tf_keras.src.mixed_precision import autocast_variable
 from tf_keras.src.saving.legacy import hdf5_format
 
 from trainer.cluster.member import to_take_in
-from trainer.repeated_failures import RepeatedFailures
+from trainer.core.repeated_failures import RepeatedFailures
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05

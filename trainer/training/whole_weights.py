@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.failures import UserError, first_line
+from trainer.core.failures import UserError, first_line
 from trainer.training.placement import name_of
 from trainer.training.tf_internals import (
     load_saved_model_within,

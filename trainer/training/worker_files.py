@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError, first_line
+from trainer.core.failures import UserError, first_line
 from trainer.training.tf_internals import for_each_worker
 
 log = logging.getLogger(__name__)

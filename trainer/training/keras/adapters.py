@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.program import is_keras3
+from trainer.core.program import is_keras3
 from trainer.training.keras.base import KerasModel
 from trainer.training.keras.keras2 import Keras2Model
 from trainer.training.keras.keras3.model import Keras3Model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from trainer.config import Config
+from trainer.core.config import Config
 
 
 class KerasModel(Protocol):

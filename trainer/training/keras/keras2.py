@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.export_tables import UNTRACKED, track_tables
 from trainer.training.keras.base import has_call

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.training.keras.keras3.checks import NOT_SPLIT
 from trainer.training.keras.keras3.names import named
 from trainer.training.keras.keras3.optimizers import optimizers_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.training.keras.base import has_call
 from trainer.training.keras.keras3.building import build, call_with_symbols, features_of, is_built, prepare
 from trainer.training.keras.keras3.checkpoint import Trained, raw

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.training.constraints import KEPT
 from trainer.training.keras.keras3.optimizers import optimizers_of
 from trainer.training.keras.keras3.shards import shards_of
