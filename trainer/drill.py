@@ -20,7 +20,7 @@ import tensorflow as tf
 from trainer.core.config import Config
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
-from trainer.training.tf_internals import sleep
+from trainer.training.tf_internals.datasets import sleep
 
 log = logging.getLogger(__name__)
 PACE = ".psfleet-drill"  # on the shared path: the seconds that a step lasts

@@ -27,7 +27,8 @@ from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement
 from trainer.training.release_resources import Iterators
 from trainer.training.step_runner import UNROLLED_STEPS, RemoteStepRunner, fetch_numbers, trace_call, trace_step
-from trainer.training.tf_internals import iterator_type_spec, stop_cluster, worker_threads
+from trainer.training.tf_internals.datasets import iterator_type_spec
+from trainer.training.tf_internals.workers import stop_cluster, worker_threads
 
 WORDS = ["a", "b", "c"]
 ROWS = 100

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.core.failures import UserError
 from trainer.training.step_runner import StepCopy, trace_call, trace_step
-from trainer.training.tf_internals import CALLS
+from trainer.training.tf_internals.graphs import CALLS
 
 
 class Traced(NamedTuple):

@@ -68,7 +68,7 @@ def say_last(words: Callable[[], None]) -> None:
 
 
 class Handler(Protocol):
-    """What TensorFlow does with this generation's workers (trainer/training/tf_internals.py)."""
+    """What TensorFlow does with this generation's workers (trainer/training/tf_internals/workers.py)."""
 
     busy: dict[str, float]
     updating_since: float | None

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from trainer.core.failures import UserError
 from trainer.training.placement import name_of
-from trainer.training.tf_internals import beneath, whole_of
+from trainer.training.tf_internals.variables import beneath, whole_of
 
 KEPT = "_constraint_of_workers"
 

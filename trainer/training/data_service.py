@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
-from trainer.training.tf_internals import forget_uncompressing
+from trainer.training.tf_internals.datasets import forget_uncompressing
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.training.tf_internals import owner_of, track
+from trainer.training.tf_internals.graphs import owner_of, track
 
 UNTRACKED = "references an 'untracked' resource"  # how TensorFlow says that a root does not have what a function uses
 

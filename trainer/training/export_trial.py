@@ -25,7 +25,8 @@ from trainer.core.program import build_model, program_file
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.training.export import save_model
-from trainer.training.tf_internals import kept_seeds, tracing_saves
+from trainer.training.tf_internals.saving import tracing_saves
+from trainer.training.tf_internals.seeds import kept_seeds
 
 log = logging.getLogger(__name__)
 RESERVED_BYTES = 1 << 20  # a variable as large as this is not filled

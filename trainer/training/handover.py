@@ -25,7 +25,8 @@ from trainer.core.variables import bytes_of, flatten
 from trainer.run.position import Position
 from trainer.run.snapshot import Copies, copy_each
 from trainer.training.placement import server_of
-from trainer.training.tf_internals import context_id, resource_names
+from trainer.training.tf_internals.graphs import resource_names
+from trainer.training.tf_internals.workers import context_id
 
 log = logging.getLogger(__name__)
 FORMAT = 1

@@ -23,7 +23,7 @@ from trainer.core.failures import UserError, explain
 from trainer.core.program import program_file
 from trainer.training.data_service import DataService
 from trainer.training.large_arrays import refuse_large_arrays
-from trainer.training.tf_internals import converting_as_ever, drawing_from, for_each_worker, noting_endless
+from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker, noting_endless
 from trainer.training.worker_files import (
     THIS,
     WorkerFiles,

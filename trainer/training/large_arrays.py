@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.failures import UserError
-from trainer.training.tf_internals import inner_graphs
+from trainer.training.tf_internals.graphs import inner_graphs
 
 # The largest message of Protocol Buffers is 2 GiB, of which the graph itself takes some.
 LIMIT_BYTES = (1 << 31) - (1 << 24)

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.core.variables import flatten
-from trainer.training.tf_internals import CALLS, LOOPS, called_graphs
+from trainer.training.tf_internals.graphs import CALLS, LOOPS, called_graphs
 
 log = logging.getLogger(__name__)
 SUM, MAXIMUM, MINIMUM, LAST = "sum", "maximum", "minimum", "last"

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer.training.constraints import constrain, take_constraint
 from trainer.training.learning_rate import replaced
-from trainer.training.tf_internals import beneath, moving_average
+from trainer.training.tf_internals.variables import beneath, moving_average
 
 
 def gather(optimizer: Any) -> None:

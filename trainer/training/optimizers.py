@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.failures import UserError
-from trainer.training.tf_internals import moving_average, whole_of
+from trainer.training.tf_internals.variables import moving_average, whole_of
 
 CHILDREN = "_coalesced_children"
 PART = re.compile(r"/part_\d+:0$")

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.failures import UserError
-from trainer.training.tf_internals import autocast_dtype, wrap_autocast_variables
+from trainer.training.tf_internals.variables import autocast_dtype, wrap_autocast_variables
 
 NO_LOSS_SCALING = "is not supported with the tf.distribute.Strategy"
 

@@ -42,15 +42,13 @@ from trainer.training.precision import cast_split_variables, no_loss_scaling
 from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import may_ask_once
 from trainer.training.staleness import SCOPE, Staleness
-from trainer.training.tf_internals import (
+from trainer.training.tf_internals.datasets import elements_of, iterator_handles, iterator_type_spec
+from trainer.training.tf_internals.saving import keeping_default_graph
+from trainer.training.tf_internals.workers import (
     Members,
     all_failed_alike,
     calls_fail,
-    elements_of,
     is_recovering,
-    iterator_handles,
-    iterator_type_spec,
-    keeping_default_graph,
     make_coordinator,
     stop_cluster,
     worker_threads,

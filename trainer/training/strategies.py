@@ -15,7 +15,7 @@ import tensorflow as tf
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
 from trainer.training.partitioners import make_partitioner
-from trainer.training.tf_internals import connected_workers, forget_traces
+from trainer.training.tf_internals.workers import connected_workers, forget_traces
 
 # Kept to the end of the process: to destroy one waits for its thread, which sleeps 30 s between looks at the members.
 IN_STEP: list[Any] = []

@@ -17,12 +17,8 @@ import tensorflow as tf
 
 from trainer.core.failures import UserError, first_line
 from trainer.training.placement import name_of
-from trainer.training.tf_internals import (
-    load_saved_model_within,
-    patch_hdf5_format,
-    read_split_kernels,
-    whole_of,
-)
+from trainer.training.tf_internals.saving import load_saved_model_within, patch_hdf5_format, read_split_kernels
+from trainer.training.tf_internals.variables import whole_of
 
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 ARRAYS = ("get_weights", "set_weights")

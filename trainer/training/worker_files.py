@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.failures import UserError, first_line
-from trainer.training.tf_internals import for_each_worker
+from trainer.training.tf_internals.datasets import for_each_worker
 
 log = logging.getLogger(__name__)
 OWN = ".psfleet-"

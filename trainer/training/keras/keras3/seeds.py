@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.training.tf_internals import forget_keras3_seeds, keras3_seeds_drawn
+from trainer.training.tf_internals.seeds import forget_keras3_seeds, keras3_seeds_drawn
 
 
 def forget_seeds() -> None:

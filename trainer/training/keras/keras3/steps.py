@@ -13,7 +13,9 @@ from trainer.training.constraints import KEPT
 from trainer.training.keras.keras3.optimizers import optimizers_of
 from trainer.training.keras.keras3.shards import shards_of
 from trainer.training.metrics import READING
-from trainer.training.tf_internals import beneath, is_read_since_writes, keras3_seeds_drawn
+from trainer.training.tf_internals.graphs import is_read_since_writes
+from trainer.training.tf_internals.seeds import keras3_seeds_drawn
+from trainer.training.tf_internals.variables import beneath
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 
