@@ -68,7 +68,8 @@ def coordinate(jobs: dict[str, list[str]]) -> None:
     from trainer.cluster.spec import Cluster
     from trainer.core.config import Config
     from trainer.training.scheduler import Scheduler
-    from trainer.training.step_runner import POLL_SECONDS, RemoteStepRunner
+    from trainer.training.steps.remote import RemoteStepRunner
+    from trainer.training.steps.runner import POLL_SECONDS
     from trainer.training.strategies import make_strategy
 
     class Nothing(tf.keras.Model):

@@ -51,7 +51,7 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     from trainer.core.program import load_program
     from trainer.run.checkpoints import Checkpoints
     from trainer.run.directory import RunDirectory
-    from trainer.training.step_runner import RemoteStepRunner
+    from trainer.training.steps.remote import RemoteStepRunner
     from trainer.training.strategies import make_strategy
 
     cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])

@@ -26,7 +26,10 @@ from trainer.training.lookups import ONCE
 from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement
 from trainer.training.release_resources import Iterators
-from trainer.training.step_runner import UNROLLED_STEPS, RemoteStepRunner, fetch_numbers, trace_call, trace_step
+from trainer.training.steps.outputs import fetch_numbers
+from trainer.training.steps.remote import UNROLLED_STEPS, RemoteStepRunner
+from trainer.training.steps.traced_call import trace_call
+from trainer.training.steps.traced_step import trace_step
 from trainer.training.tf_internals.datasets import iterator_type_spec
 from trainer.training.tf_internals.workers import stop_cluster, worker_threads
 

@@ -30,7 +30,7 @@ from trainer.training.keras.keras3.shards import shards_of  # isort: skip
 from trainer.training.keras.keras3.steps import Step  # isort: skip
 from trainer.training.callbacks import callbacks_of  # isort: skip
 from trainer.training.export import bytes_of_checkpoint  # isort: skip
-from trainer.training.step_runner import make_model  # isort: skip
+from trainer.training.steps.model import make_model  # isort: skip
 
 WORDS, WIDTH, BATCH, EPOCH = 64, 8, 8, 20
 MOMENTUM = 1 - 1e-4

@@ -29,7 +29,7 @@ from trainer.run.checkpoints import Checkpoints  # noqa: E402
 from trainer.run.directory import RunDirectory  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
 from trainer.training.keras.keras3.checkpoint import Trained, raw  # noqa: E402
-from trainer.training.step_runner import RemoteStepRunner  # noqa: E402
+from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402
 from trainer.training.strategies import make_strategy  # noqa: E402
 
 SAVED_ON = (2, "min_size")

@@ -14,7 +14,7 @@ from trainer.core.config import Config
 from trainer.core.program import load_program
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
-from trainer.training.step_runner import RemoteStepRunner
+from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 
 

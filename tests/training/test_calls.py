@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from trainer.core.failures import UserError
-from trainer.training.step_runner import StepCopy, trace_call, trace_step
+from trainer.training.steps.traced_call import StepCopy, trace_call
+from trainer.training.steps.traced_step import trace_step
 from trainer.training.tf_internals.graphs import CALLS
 
 

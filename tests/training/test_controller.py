@@ -28,7 +28,7 @@ from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
 from trainer.training.controller import Controller
 from trainer.training.loop import train_with_loop
-from trainer.training.step_runner import Call
+from trainer.training.steps.runner import Call
 
 SETTINGS = {"program": "a:B", "steps": 100, "epoch_steps": 20}
 

@@ -109,7 +109,7 @@ def build(config: Config, program: Any, cluster: Cluster | None, point: str = ""
     tf = load_tensorflow()
     from trainer.training.input import element_spec_of
     from trainer.training.keras.adapters import keras_of
-    from trainer.training.step_runner import make_model
+    from trainer.training.steps.model import make_model
     from trainer.training.strategies import make_strategy
 
     of = f" of {point}" if point else ""

@@ -242,7 +242,7 @@ class Evaluator:
         """
         import tensorflow as tf
 
-        from trainer.training.step_runner import fetch_numbers
+        from trainer.training.steps.outputs import fetch_numbers
 
         started = time.monotonic()
         # Looked at before and after: it may be removed, or saved again, while it is read.

@@ -36,7 +36,9 @@ from trainer.training.initial_weights import read_initial_weights
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop import train_in_epochs, train_with_loop
 from trainer.training.placement import report_placement
-from trainer.training.step_runner import LocalStepRunner, RemoteStepRunner, StepRunner
+from trainer.training.steps.local import LocalStepRunner
+from trainer.training.steps.remote import RemoteStepRunner
+from trainer.training.steps.runner import StepRunner
 from trainer.training.strategies import make_strategy
 
 log = logging.getLogger(__name__)

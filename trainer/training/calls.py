@@ -8,7 +8,7 @@ from typing import Any
 from trainer.telemetry.progress import Progress
 from trainer.training.progress_meter import ProgressMeter
 from trainer.training.scheduler import Schedule
-from trainer.training.step_runner import Call, StepRunner
+from trainer.training.steps.runner import Call, StepRunner
 
 
 class Calls:

@@ -32,7 +32,8 @@ from trainer.training.progress_meter import ProgressMeter
 from trainer.training.resumption import Resumption
 from trainer.training.saves import Saves
 from trainer.training.scheduler import make_schedule
-from trainer.training.step_runner import POLL_SECONDS, Call, StepRunner, fetch_numbers
+from trainer.training.steps.outputs import fetch_numbers
+from trainer.training.steps.runner import POLL_SECONDS, Call, StepRunner
 from trainer.training.stop_patience import StopPatience
 from trainer.training.worker_absence import WorkerAbsence
 

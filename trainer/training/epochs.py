@@ -13,7 +13,8 @@ from trainer.run.memory import Memory
 from trainer.training.callbacks import attributes, keys_of, library_of
 from trainer.training.controller import Controller
 from trainer.training.keras.adapters import keras_of
-from trainer.training.step_runner import StepRunner, fetch_numbers
+from trainer.training.steps.outputs import fetch_numbers
+from trainer.training.steps.runner import StepRunner
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from trainer.training.export import lacks_evaluation
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
 from trainer.training.keras.adapters import keras_of
 from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
-from trainer.training.step_runner import fetch_numbers
+from trainer.training.steps.outputs import fetch_numbers
 
 log = logging.getLogger(__name__)
 OTHER_WAYS = "set evaluation to distributed, inline or sidecar, which call test_step"

@@ -25,7 +25,7 @@ from trainer.training.handover import walk
 from trainer.training.keras.adapters import keras_of
 from trainer.training.optimizers import averaged, of_optimizers
 from trainer.training.placement import name_of
-from trainer.training.step_runner import StepRunner
+from trainer.training.steps.runner import StepRunner
 from trainer.training.tf_internals.variables import full_names, moving_average
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.progress import Progress
 from trainer.training.handover import Handover
-from trainer.training.step_runner import StepRunner
+from trainer.training.steps.runner import StepRunner
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.telemetry.progress import Progress
 from trainer.training.save_schedule import PATIENCE_SECONDS, SaveSchedule
-from trainer.training.step_runner import StepRunner
+from trainer.training.steps.runner import StepRunner
 
 
 class Saves:
