@@ -15,8 +15,10 @@ import pytest
 
 from trainer.__main__ import main
 from trainer.report import html as pages
+from trainer.report.curves import thin_rows
 from trainer.report.html import ASSETS, LIBRARY, PageWriter, render, to_data
-from trainer.report.summary import Records, read_story, tell, thin_rows
+from trainer.report.records import Records
+from trainer.report.summary import read_story, tell
 from trainer.report.text import describe_curve, describe_shares, duration, size
 from trainer.run.directory import RunDirectory
 

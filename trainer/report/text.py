@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.core.states import RunState
-from trainer.report.summary import EXAMPLES, SPEED
+from trainer.report.curves import EXAMPLES, SPEED
 
 
 def number(value: Any) -> str:
