@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.membership import Membership, say_last
+from trainer.cluster.last_words import say_last
+from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
 from trainer.core.failures import FINISHED, STOPPED, Stopped, UserError
