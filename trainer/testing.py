@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.core.config import Config
+from trainer.core.contracts import Program
 from trainer.core.runtime import prepare_tensorflow
 from trainer.run.directory import RunDirectory
 from trainer.tasks.in_process import start_cluster
@@ -53,7 +54,7 @@ def in_process_cluster(workers: int = 2, ps: int = 1, partitioner: Any = None) -
 
 
 def train(
-    program: Any,
+    program: Program,
     steps: int = 20,
     workers: int = 2,
     ps: int = 1,

@@ -450,7 +450,7 @@ def key_problem(key: str, value: Any) -> str | None:
     return None if holds is None or holds(value) else f"{key}: {expected}, not {value!r}"
 
 
-def check_type(key: str, value: Any, kinds: tuple[type, ...]) -> None:
+def check_type(key: str, value: object, kinds: tuple[type, ...]) -> None:
     """Raise ConfigError unless the value has the type; a whole number will do where a number is expected."""
     accepted = (*kinds, int) if float in kinds else kinds
     if isinstance(value, accepted) and (bool in kinds or not isinstance(value, bool)):

@@ -120,7 +120,7 @@ def fit(value: Any, wanted: Any) -> Any:
     return value
 
 
-def fit_any(value: Any, kinds: Sequence[Any]) -> Any:
+def fit_any(value: object, kinds: Sequence[Any]) -> Any:
     for kind in kinds:
         try:
             return fit(value, kind)
@@ -138,7 +138,7 @@ def fit_row(value: Any, kind: Any, inner: Sequence[Any]) -> Any:
     return row if kind in (list, *ROWS) else kind(row)
 
 
-def must(holds: bool, value: Any) -> Any:
+def must(holds: bool, value: object) -> Any:
     if not holds:
         raise Misfit
     return value

@@ -64,7 +64,7 @@ def _values_problem(values: Mapping[Any, Any]) -> str | None:
     return None
 
 
-def is_json(value: Any) -> bool:
+def is_json(value: object) -> bool:
     """Return whether JSON brings the value back as it is."""
     if isinstance(value, float):
         return math.isfinite(value)
@@ -75,7 +75,7 @@ def is_json(value: Any) -> bool:
     return value is None or isinstance(value, (str, int))
 
 
-def find_date(value: Any) -> datetime.date | None:
+def find_date(value: object) -> datetime.date | None:
     """Return the first date in a value: YAML makes one of 2024-01-01 without quotes."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if isinstance(value, datetime.date):
@@ -98,6 +98,6 @@ def describe_values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={describe_value(value)}" for name, value in values.items())
 
 
-def describe_value(value: Any) -> str:
+def describe_value(value: object) -> str:
     plain = isinstance(value, str) and parse_value(value) == value
     return str(value) if plain else json.dumps(value, ensure_ascii=False)

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from trainer.core.constructor import construct
+from trainer.core.contracts import Model, Program
 from trainer.core.failures import UserError, explain, is_the_programs
 from trainer.core.parameters import describe_values
 
 REQUIRED = ("build_model", "train_dataset", "eval_dataset")
 
 
-def load_program(name: str, arguments: Mapping[str, Any]) -> Any:
+def load_program(name: str, arguments: Mapping[str, Any]) -> Program:
     """Import the module and build the object with these arguments; raises UserError that says what is wrong."""
     module_name, _, attribute = name.partition(":")
     try:
@@ -73,7 +74,7 @@ def refuse_modes(what: str) -> None:
         )
 
 
-def check_program(program: Any, name: str) -> Any:
+def check_program(program: Program, name: str) -> Program:
     """Return the program, or raise UserError that says which method it has not."""
     missing = [method for method in REQUIRED if not callable(getattr(program, method, None))]
     if missing:
@@ -81,14 +82,14 @@ def check_program(program: Any, name: str) -> Any:
     return program
 
 
-def program_file(program: Any) -> Path | None:
+def program_file(program: Program) -> Path | None:
     """Return the source file of the program's class, to tell the user's lines from a library's."""
     module = sys.modules.get(type(program).__module__)
     name = getattr(module, "__file__", None)
     return Path(name).resolve() if name else None
 
 
-def build_model(program: Any) -> Any:
+def build_model(program: Program) -> Model:
     """Call the program's build_model and check what it returns; raises UserError."""
     model = program.build_model()
     name = type(program).__name__
@@ -106,12 +107,12 @@ def build_model(program: Any) -> Any:
     return model
 
 
-def is_keras3(model: Any) -> bool:
+def is_keras3(model: Model) -> bool:
     """Return whether a model is of Keras 3, which a program chooses with `import keras`; tf.keras is tf_keras."""
     return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
 
 
-def refuse_mixture(model: Any, what: str) -> None:
+def refuse_mixture(model: Model, what: str) -> None:
     """Raise UserError where a model was compiled with losses or metrics of the other Keras: it may take them."""
     if is_keras3(model):
         kept, other, mend = getattr(model, "_compile_metrics", None), "tf_keras.", "keras.{} instead of tf.keras.{}"
@@ -131,7 +132,7 @@ def refuse_mixture(model: Any, what: str) -> None:
             )
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[Any]:
     """Yield what nested lists and dicts hold."""
     if isinstance(value, Mapping):
         value = value.values()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+
+from trainer.core.contracts import Model, Variable
 
 
-def variables_of(model: Any) -> Iterator[Any]:
+def variables_of(model: Model) -> Iterator[Variable]:
     """Yield the model's, its metrics' and its optimizer's variables, a sharded one as its shards, each once."""
     optimizer = getattr(model, "optimizer", None)
     kept = getattr(optimizer, "variables", ())
@@ -20,7 +21,7 @@ def variables_of(model: Any) -> Iterator[Any]:
             yield variable
 
 
-def flatten(variables: Iterable[Any]) -> Iterator[Any]:
+def flatten(variables: Iterable[Variable]) -> Iterator[Variable]:
     """Yield variables, a sharded one as its shards.
 
     What tf_keras lists among them for a lookup layer that was adapted is none: its vocabulary, of no shape.
@@ -29,6 +30,6 @@ def flatten(variables: Iterable[Any]) -> Iterator[Any]:
         yield from (one for one in getattr(variable, "variables", (variable,)) if hasattr(one, "shape"))
 
 
-def bytes_of(variable: Any) -> int:
+def bytes_of(variable: Variable) -> int:
     """Return what a variable takes, 0 where its size changes."""
     return math.prod(int(side or 0) for side in variable.shape) * int(variable.dtype.size)

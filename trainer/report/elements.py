@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 MOST_ROWS = 1000  # of a table
 NUMBERS = ("step", "took", "size", "steps lost")  # columns that are set to the right
 
 
-def escape(text: Any) -> str:
+def escape(text: object) -> str:
     return html.escape(str(text), quote=True)
 
 

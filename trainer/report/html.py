@@ -111,7 +111,7 @@ def script_digests() -> list[str]:
     return [digest(asset(LIBRARY)), digest(asset("page.js"))]
 
 
-def to_data(value: Any) -> str:
+def to_data(value: object) -> str:
     """Return JSON that no text in it can end: a `<` is written as an escape."""
     told = json.dumps(in_words(value), separators=(",", ":"), allow_nan=False)
     return told.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -11,7 +11,7 @@ from trainer.core.states import RunState
 from trainer.report.curves import EXAMPLES, SPEED
 
 
-def number(value: Any) -> str:
+def number(value: object) -> str:
     """Return a number in four digits, thousands set off."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         return str(value)

@@ -10,26 +10,26 @@ from trainer.telemetry.goodput import FORMER, KINDS
 from trainer.telemetry.history import number_of
 
 
-def mapping(value: Any) -> dict[str, Any]:
+def mapping(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def whole(value: Any) -> int | None:
+def whole(value: object) -> int | None:
     number = number_of(value)
     return int(number) if number is not None and math.isfinite(number) else None
 
 
-def finite(value: Any) -> float | None:
+def finite(value: object) -> float | None:
     """Return a number that a curve can show, in the digits that it shows; None where it is none."""
     number = number_of(value)
     return float(f"{number:.5g}") if number is not None and math.isfinite(number) else None
 
 
-def said(value: Any) -> float | str | None:
+def said(value: object) -> float | str | None:
     """Return a number as JSON has it: NaN and infinite ones are texts."""
     number = number_of(value)
     if number is None:

@@ -17,10 +17,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
+from trainer.core.contracts import Program
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs, is_user_file
 from trainer.core.program import program_file
 
@@ -101,7 +101,7 @@ def go_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def build(config: Config, program: Any, cluster: Cluster | None, point: str = "") -> int:
+def build(config: Config, program: Program, cluster: Cluster | None, point: str = "") -> int:
     """Build the model as a coordinator would, and say what is wrong, naming a sweep's point; returns the exit code."""
     from trainer.tasks.in_process import start_cluster
     from trainer.telemetry.logs import load_tensorflow

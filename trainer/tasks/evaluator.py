@@ -11,6 +11,7 @@ from typing import Any
 
 from trainer.cluster.deadlines import Phases
 from trainer.core.config import Config, ConfigError
+from trainer.core.contracts import Program
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
 from trainer.core.memory_limit import check_room
 from trainer.core.program import build_model, load_program, program_file
@@ -58,7 +59,7 @@ def run_evaluator(
     phases = Phases({Phase.EVALUATING: config.evaluating_timeout_seconds})
     notifier.watch(phases.in_time)
     evaluator: Evaluator | None = None
-    program: Any = None
+    program: Program | None = None
     last, last_saved = last_evaluated(directory)
     tally = Tally(evaluation=read_evaluation(directory))
     if told is not None:
@@ -215,7 +216,7 @@ class Evaluator:
     """A whole model in this process, and the data to evaluate it on."""
 
     def __init__(
-        self, program: Any, directory: RunDirectory, best_metric: str = "", tally: Tally | None = None
+        self, program: Program, directory: RunDirectory, best_metric: str = "", tally: Tally | None = None
     ) -> None:
         from trainer.training.evaluation import Results
         from trainer.training.export import bytes_of_checkpoint, lacks_evaluation

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.cluster.spec import Cluster
+from trainer.core.contracts import Strategy
 from trainer.core.failures import Stopped
 from trainer.core.memory_limit import check_room
 from trainer.core.states import Phase, RunState
@@ -109,7 +110,7 @@ class Generation:
         return bool(controller.done)
 
 
-def form_strategy(context: RunContext, cluster: Cluster) -> tuple[Any, DataService | None]:
+def form_strategy(context: RunContext, cluster: Cluster) -> tuple[Strategy, DataService | None]:
     """Make the strategy on the members of this cluster, and the data service that it reads from."""
     config, progress, membership = context.config, context.progress, context.membership
     service = DataService.of(config, cluster)
@@ -141,7 +142,7 @@ def make_handover(context: RunContext, cluster: Cluster) -> Handover | None:
     return Handover(config.run, config.program, len(cluster.jobs["ps"]), addresses, check)
 
 
-def make_runner(context: RunContext, cluster: Cluster, strategy: Any, service: DataService | None) -> StepRunner:
+def make_runner(context: RunContext, cluster: Cluster, strategy: Strategy, service: DataService | None) -> StepRunner:
     """Build the program's model, and what computes its steps: on workers, or in this process."""
     config, program = context.config, context.program
     if config.traits.remote:
@@ -171,7 +172,7 @@ def measure_model(context: RunContext, cluster: Cluster, runner: StepRunner) -> 
 def build_generation(
     context: RunContext,
     cluster: Cluster,
-    strategy: Any,
+    strategy: Strategy,
     runner: StepRunner,
     handover: Handover | None,
     memory: Memory,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.membership import Membership
 from trainer.core.config import Config
+from trainer.core.contracts import Program
 from trainer.core.signals import StopRequest
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
@@ -19,7 +19,7 @@ class RunContext:
     """One process's part of a run: its settings, its program, and where it reports."""
 
     config: Config
-    program: Any
+    program: Program
     directory: RunDirectory
     progress: Progress
     phases: Phases

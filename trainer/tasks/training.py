@@ -12,6 +12,7 @@ from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
+from trainer.core.contracts import Program
 from trainer.core.failures import (
     EmptyPart,
     Infrastructure,
@@ -43,7 +44,7 @@ GENERATIONS_IN_VAIN = 3  # generations in a row that trained nothing, after whic
 MOST_GENERATIONS = 50
 
 
-def train(config: Config, cluster: Cluster, program: Any, directory: RunDirectory, progress: Progress) -> None:
+def train(config: Config, cluster: Cluster, program: Program, directory: RunDirectory, progress: Progress) -> None:
     """Train to the end on members that live as long as this process does; raises Stopped when asked to stop."""
     Training(config, cluster, program, directory, progress, Phases.of(config, progress.phase)).run()
 
@@ -55,7 +56,7 @@ class Training:
         self,
         config: Config,
         cluster: Cluster,
-        program: Any,
+        program: Program,
         directory: RunDirectory,
         progress: Progress,
         phases: Phases,

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.config import Config
+from trainer.core.contracts import Callback, Model, Optimizer, Program
 from trainer.core.failures import UserError
 from trainer.run.memory import NotKept, encode
 from trainer.training.keras.adapters import keras_of
@@ -40,12 +41,12 @@ NOT_ITS_OWN = ("model", "params", "validation_data", "_model", "_params")
 OF_THE_LEADER = (keras.CSVLogger, keras.RemoteMonitor)
 
 
-def library_of(model: Any) -> Any:
+def library_of(model: Model) -> Any:
     """Return the module of callbacks of the model's Keras."""
     return keras_of(model).callbacks
 
 
-def callbacks_of(config: Config, program: Any, model: Any, *, leads: bool = True) -> list[Any]:
+def callbacks_of(config: Config, program: Program, model: Model, *, leads: bool = True) -> list[Callback]:
     """Return the program's callbacks, none where it has none; raises UserError for one that can't be called.
 
     Call it in the strategy's scope, with a model that has its optimizer's variables.
@@ -67,7 +68,7 @@ def callbacks_of(config: Config, program: Any, model: Any, *, leads: bool = True
     return [callback if leads or not isinstance(callback, OF_THE_LEADER) else idle(callback) for callback in found]
 
 
-def idle(callback: Any) -> Any:
+def idle(callback: Callback) -> Callback:
     """Return one of the same name that does nothing: members in step agree on what callbacks do, so that all have some.
 
     With a list that is empty on some members alone, the others would wait for them for ever.
@@ -75,7 +76,7 @@ def idle(callback: Any) -> Any:
     return type(type(callback).__qualname__, (keras.Callback,), {})()
 
 
-def problem(config: Config, callback: Any, model: Any) -> str | None:
+def problem(config: Config, callback: Callback, model: Model) -> str | None:
     """Say why a training can't call a callback, and what to do; None where it can."""
     for kind in type(callback).__mro__:
         if kind.__module__.startswith(KERAS) and kind.__name__ in REFUSED:
@@ -97,14 +98,14 @@ def problem(config: Config, callback: Any, model: Any) -> str | None:
     return None
 
 
-def has_schedule(optimizer: Any) -> bool:
+def has_schedule(optimizer: Optimizer) -> bool:
     """Return whether a LearningRateSchedule sets the optimizer's rate."""
     hyperparameters = getattr(optimizer, "_hyper", {})  # of one that Keras calls legacy
     rate = getattr(optimizer, "_learning_rate", hyperparameters.get("learning_rate"))
     return any(kind.__name__ == "LearningRateSchedule" for kind in type(rate).__mro__)
 
 
-def remote_problem(callback: Any, library: Any) -> str | None:
+def remote_problem(callback: Callback, library: Any) -> str | None:
     """Say why a callback can't be called where workers do the batches."""
     if isinstance(callback, library.ModelCheckpoint) and callback.save_freq != "epoch":
         return f'save_freq={callback.save_freq!r} counts batches, which workers do: pass save_freq="epoch"'
@@ -120,7 +121,7 @@ def remote_problem(callback: Any, library: Any) -> str | None:
     return None
 
 
-def has_own(callback: Any, method: str) -> bool:
+def has_own(callback: Callback, method: str) -> bool:
     """Return whether a class of the program's, or a LambdaCallback's function, takes the place of Keras's."""
     if method in vars(callback):
         return True
@@ -128,7 +129,7 @@ def has_own(callback: Any, method: str) -> bool:
     return not owner.__module__.startswith(KERAS)
 
 
-def keys_of(callbacks: list[Any]) -> list[str]:
+def keys_of(callbacks: list[Callback]) -> list[str]:
     """Return a name for each callback by which the next process finds it: its class, and which one of these it is."""
     seen: Counter[str] = Counter()
     keys = []
@@ -139,7 +140,7 @@ def keys_of(callbacks: list[Any]) -> list[str]:
     return keys
 
 
-def attributes(callback: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
+def attributes(callback: Callback) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Return the attributes that a record can hold: each encoded, and the arrays that it names."""
     found = {}
     for name, value in vars(callback).items():

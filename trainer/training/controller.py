@@ -17,6 +17,7 @@ from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
 from trainer.core.config import Config
+from trainer.core.contracts import Structure
 from trainer.core.failures import Infrastructure, StalePath, Stopped, UserError
 from trainer.core.states import Phase, RunState
 from trainer.run.checkpoints import SLOW_SECONDS
@@ -133,11 +134,11 @@ class Controller:
         return self.step >= self._config.steps
 
     @property
-    def outputs(self) -> Any:
+    def outputs(self) -> Structure:
         """What train_step returned in the call that ended last, with metrics over all calls since they were reset."""
         return self._runner.over_all_calls(self._calls.outputs)
 
-    def last_output(self, name: str, default: Any) -> Any:
+    def last_output(self, name: str, default: object) -> Any:
         """Return one output of the call that ended last, by itself."""
         outputs = self._calls.outputs
         return outputs.get(name, default) if isinstance(outputs, dict) else default

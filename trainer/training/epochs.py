@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.config import Config
+from trainer.core.contracts import Callback, Model, Structure
 from trainer.run.memory import Memory
 from trainer.training.callbacks import attributes, keys_of, library_of
 from trainer.training.controller import Controller
@@ -25,10 +26,10 @@ class Outputs(tf.distribute.coordinator.RemoteValue):
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    def fetch(self) -> Any:
+    def fetch(self) -> Structure:
         return self._controller.outputs
 
-    def get(self, name: str = "", default: Any = None) -> Any:
+    def get(self, name: str = "", default: object = None) -> Any:
         """Return one output of that call alone, which TerminateOnNaN asks for as if this were a dictionary."""
         return self._controller.last_output(name, default)
 
@@ -37,7 +38,7 @@ class Epochs:
     """The epochs that are left of a run, and the callbacks that hear of them."""
 
     def __init__(
-        self, config: Config, own: list[Any], runner: StepRunner, controller: Controller, memory: Memory
+        self, config: Config, own: list[Callback], runner: StepRunner, controller: Controller, memory: Memory
     ) -> None:
         """Take the program's callbacks, and where the run goes on."""
         self._controller = controller
@@ -103,17 +104,17 @@ class FollowController(tf.keras.callbacks.Callback):
         outputs = self._controller.call(self.steps).outputs
         return Outputs(self._controller) if outputs is None else outputs
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._controller.begin()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         finalise(self.model)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self._runner.reset_metrics()
         self._prepare()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         # A call that ran twice, because its worker died, leaves Keras behind the step: what it asks for then is done.
         if not self.steps:
             return
@@ -144,7 +145,7 @@ class Recall(tf.keras.callbacks.Callback):
     """
 
     def __init__(
-        self, config: Config, own: list[Any], runner: StepRunner, controller: Controller, memory: Memory
+        self, config: Config, own: list[Callback], runner: StepRunner, controller: Controller, memory: Memory
     ) -> None:
         super().__init__()
         self._supports_tf_logs = True
@@ -170,7 +171,7 @@ class Recall(tf.keras.callbacks.Callback):
         elif record["step"] < epoch * length and not self._controller.done:
             log.warning("what the callbacks remember is of step %d: the rest is lost", record["step"])
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._fresh = {key: attributes(callback) for key, callback in self._own.items()}
         if self._record is None:
             self._keep()
@@ -183,13 +184,13 @@ class Recall(tf.keras.callbacks.Callback):
         if self._unheard is not None:
             self._make_up_for(self._unheard)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if self._controller.done:
             return
         self._asked |= self.model.stop_training
         self.model.stop_training = self._controller.looked and self._agreed()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self._asked |= self.model.stop_training
         self.ended = self.model.stop_training = self._agreed()
         self._keep()
@@ -228,7 +229,7 @@ def validation(metrics: dict[str, float]) -> dict[str, float]:
     return {f"val_{name}": value for name, value in metrics.items()}
 
 
-def finalise(model: Any) -> None:
+def finalise(model: Model) -> None:
     """Take averages for weights, as Keras's `fit` does at its end: of each optimizer, for those that it trains.
 
     Keras would ask the model's own optimizer alone, for all that the model trains.

@@ -13,10 +13,10 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import ElementSpec, Model, Program
 from trainer.core.failures import Infrastructure, UserError, explain, is_infrastructure
 from trainer.core.memory_limit import check_room
 from trainer.core.program import build_model, program_file
@@ -46,7 +46,9 @@ def make_export_due(directory: RunDirectory, step: int) -> None:
         write_record(directory.export_record, {"step": step, "tries": 0, "ended": False, "error": ""})
 
 
-def export_what_is_due(program: Callable[[], Any], directory: RunDirectory, step: int, element_spec: Any = None) -> str:
+def export_what_is_due(
+    program: Callable[[], Program], directory: RunDirectory, step: int, element_spec: ElementSpec | None = None
+) -> str:
     """Export the model of this step and note how that ended; returns why it is not exported, nothing where it is.
 
     `program` loads it. Raises Infrastructure while another process may do better.
@@ -71,7 +73,7 @@ def export_what_is_due(program: Callable[[], Any], directory: RunDirectory, step
     return error
 
 
-def export_now(program: Callable[[], Any], directory: RunDirectory, step: int) -> str:
+def export_now(program: Callable[[], Program], directory: RunDirectory, step: int) -> str:
     """Export the model of this step, whatever became of it before; returns why it is not exported."""
     write_record(directory.export_record, {"step": step, "tries": 0, "ended": False, "error": ""})
     return export_what_is_due(program, directory, step)
@@ -82,7 +84,7 @@ def not_exported(run: str, error: str) -> str:
     return f"its model is not exported: {error}. Correct that, then: fab export --run {run}" if error else ""
 
 
-def export_model(program: Any, directory: RunDirectory, step: int, element_spec: Any = None) -> str:
+def export_model(program: Program, directory: RunDirectory, step: int, element_spec: ElementSpec | None = None) -> str:
     """Write the checkpoint's model to the run's export directory; returns that directory, which is on disk then.
 
     The model is built again outside any strategy, so that its variables are whole. It keeps the layers that prepare
@@ -108,7 +110,7 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
 
 
 def save_model(
-    program: Any, model: Any, path: str, element_spec: Any, restore: Callable[[], None] = lambda: None
+    program: Program, model: Model, path: str, element_spec: ElementSpec, restore: Callable[[], None] = lambda: None
 ) -> None:
     """Save a model that is built outside any strategy; `restore` gives it its weights when it has all variables.
 
@@ -135,7 +137,7 @@ def save_model(
 
 
 @contextlib.contextmanager
-def tracked(program: Any, model: Any) -> Iterator[None]:
+def tracked(program: Program, model: Model) -> Iterator[None]:
     """Raise UserError where what is exported uses something that is no part of the model."""
     try:
         yield
@@ -152,7 +154,7 @@ def tracked(program: Any, model: Any) -> Iterator[None]:
         ) from error
 
 
-def lacks_export(program: Any, model: Any) -> str:
+def lacks_export(program: Program, model: Model) -> str:
     """Say why a model can't be exported, and what to do; nothing where it can."""
     if has_call(keras_of(model)) or getattr(program, "serving_signature", None) is not None:
         return ""
@@ -162,7 +164,7 @@ def lacks_export(program: Any, model: Any) -> str:
     )
 
 
-def lacks_evaluation(model: Any) -> str:
+def lacks_evaluation(model: Model) -> str:
     """Say why a model can't be evaluated, and what to do; nothing where it can."""
     keras = keras_of(model)
     if has_call(keras) or has_test_step(keras):

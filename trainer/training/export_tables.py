@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Trackable
 from trainer.training.tf_internals.graphs import owner_of, track
 
 UNTRACKED = "references an 'untracked' resource"  # how TensorFlow says that a root does not have what a function uses
 
 
-def track_tables(root: Any, signatures: Any) -> None:
+def track_tables(root: Trackable, signatures: Any) -> None:
     """Have the export take the tables that signatures use and the program keeps, as those that its datasets use, too.
 
     A table that is filled when it is made is the same in each process. What changes must be the model's.
@@ -23,7 +24,7 @@ def track_tables(root: Any, signatures: Any) -> None:
             track(root, f"table_of_program_{number}", owner)
 
 
-def owners(signatures: Any) -> list[Any]:
+def owners(signatures: Any) -> list[Trackable]:
     """Return the tables and variables that signatures use, each once."""
     found: dict[int, Any] = {}
     for one in signatures.values() if isinstance(signatures, Mapping) else [signatures]:

@@ -6,10 +6,9 @@ one given to it here keeps both numbers on the coordinator and packs the steps a
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from trainer.core.contracts import Model
 from trainer.training.controller import Controller
 from trainer.training.epochs import Epochs
 
@@ -17,7 +16,7 @@ from trainer.training.epochs import Epochs
 NO_DATA = tf.keras.utils.experimental.DatasetCreator(lambda context: tf.data.Dataset.range(1))
 
 
-def train_with_fit(model: Any, epochs: Epochs, controller: Controller) -> None:
+def train_with_fit(model: Model, epochs: Epochs, controller: Controller) -> None:
     """Train to the last step, or until a callback ends it; raises Stopped, after a checkpoint, when asked to stop."""
     # A variable made outside the strategy's scope lies on the coordinator: reading it asks nobody. Set past Keras,
     # which would put it into the checkpoint.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from trainer.core.contracts import Model
 from trainer.training.controller import Controller
 from trainer.training.epochs import Epochs, finalise
 
 
-def train_with_loop(model: Any, controller: Controller) -> None:
+def train_with_loop(model: Model, controller: Controller) -> None:
     """Train to the last step; raises Stopped, after a checkpoint, when asked to stop."""
     controller.begin()
     while not controller.done:
@@ -19,7 +18,7 @@ def train_with_loop(model: Any, controller: Controller) -> None:
     finalise(model)
 
 
-def train_in_epochs(model: Any, epochs: Epochs) -> None:
+def train_in_epochs(model: Model, epochs: Epochs) -> None:
     """Do the same with the program's callbacks, which are called as Keras's `fit` calls them."""
     callbacks, logs = epochs.callbacks, {}
     model.stop_training = False

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Variable
 from trainer.core.failures import UserError
 from trainer.training.tf_internals.variables import autocast_dtype, wrap_autocast_variables
 
@@ -45,7 +46,7 @@ class CastShards(tf.__internal__.distribute.ShardedVariable):
 CastShards._overload_all_operators()
 
 
-def wrap(plain: Callable[[Any], Any], variable: Any) -> Any:
+def wrap(plain: Callable[[Any], Any], variable: Variable) -> Any:
     """Return what tf_keras makes of a layer's weight under a mixed policy, also of a split one."""
     if isinstance(variable, tf.__internal__.distribute.ShardedVariable):
         return CastShards(variable.variables, name=variable.name)

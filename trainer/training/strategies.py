@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
+from trainer.core.contracts import Strategy
 from trainer.training.partitioners import make_partitioner
 from trainer.training.tf_internals.workers import connected_workers, forget_traces
 
@@ -25,7 +26,7 @@ FORMED: list[dict[str, list[str]]] = []
 WRITTEN: dict[str, tuple[str, str]] = {}
 
 
-def make_strategy(config: Config, cluster: Cluster, processes: Mapping[str, str] | None = None) -> Any:
+def make_strategy(config: Config, cluster: Cluster, processes: Mapping[str, str] | None = None) -> Strategy:
     """Make the strategy; of several members it waits for all, without a word and for ever.
 
     `processes` are the members' incarnations, by address. It takes a SIGTERM handler away that was set before.

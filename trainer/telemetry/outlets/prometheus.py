@@ -61,13 +61,13 @@ def answer(listener: socket.socket, app: Any) -> None:
     class Handler(WSGIRequestHandler):
         timeout = PATIENCE_SECONDS
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             """A scrape each 15 s is no news."""
 
     class Server(ThreadingMixIn, WSGIServer):
         daemon_threads = True
 
-        def handle_error(self, request: Any, client_address: Any) -> None:
+        def handle_error(self, request: object, client_address: object) -> None:
             """A client that says nothing, or goes away, is its own trouble."""
             log.debug("a scrape by %s failed", client_address, exc_info=True)
 

@@ -190,7 +190,7 @@ def describe(event: str, status: Status, message: str, task: str | None) -> dict
 class NoRedirect(urllib.request.HTTPRedirectHandler):
     """Another address would be told what this one is, and get a GET without the notification."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: object) -> None:
         return None
 
 

@@ -9,6 +9,17 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.config import Config
+from trainer.core.contracts import (
+    Callback,
+    ElementSpec,
+    Layer,
+    Model,
+    Optimizer,
+    Structure,
+    Traced,
+    Trackable,
+    Variable,
+)
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.export_tables import UNTRACKED, track_tables
 from trainer.training.keras.base import has_call
@@ -36,15 +47,15 @@ class Keras2Model:
     callbacks = tf.keras.callbacks
     is_built = True  # what it lacks, the first trace makes
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[Variable]:
         return list(self.model.variables)
 
     @property
-    def counts(self) -> list[Any]:
+    def counts(self) -> list[Variable]:
         return []
 
     def check_settings(self, config: Config) -> None:
@@ -62,32 +73,32 @@ class Keras2Model:
             if optimizer is not None and not is_wrapper(optimizer):
                 gather(optimizer)
 
-    def build(self, element_spec: Any) -> None:
+    def build(self, element_spec: ElementSpec) -> None:
         """The first trace does so."""
 
-    def step(self) -> Callable[[Any], Any]:
+    def step(self) -> Callable[[Structure], Structure]:
         own: Callable[[Any], Any] = self.model.train_step
         return own
 
-    def test_step(self) -> Callable[..., Any]:
+    def test_step(self) -> Callable[..., Structure]:
         own: Callable[..., Any] = self.model.test_step
         return own
 
-    def check_step(self, step: Any) -> None:
+    def check_step(self, step: Traced) -> None:
         forget_children(self.model)
         refuse_state_of_shards(self.model, type(self.model.optimizer).__name__)
         refuse_split_constraints(self.model)
 
-    def trained(self, *, with_optimizers: bool = True) -> Any:
+    def trained(self, *, with_optimizers: bool = True) -> Trackable:
         return self.model
 
-    def averaged(self) -> list[tuple[Any, list[Any]]]:
+    def averaged(self) -> list[tuple[Optimizer, list[Variable]]]:
         return averaged(self.model)
 
-    def callback_list(self, found: list[Any], **arguments: Any) -> Any:
+    def callback_list(self, found: list[Any], **arguments: object) -> Callback:
         return tf.keras.callbacks.CallbackList(found, **arguments)
 
-    def ensure_built(self, element_spec: Any) -> bool:
+    def ensure_built(self, element_spec: ElementSpec) -> bool:
         model, is_functional = self.model, bool(getattr(self.model, "inputs", None))
         steps = type(model).train_step is not tf.keras.Model.train_step and bool(unbuilt(model))
         stepped = steps and is_built_by_its_step(model, element_spec)
@@ -102,7 +113,7 @@ class Keras2Model:
             return False
         return True
 
-    def export(self, path: str, element_spec: Any) -> None:
+    def export(self, path: str, element_spec: ElementSpec) -> None:
         model = self.model
         by_calls = isinstance(model, tf.keras.Sequential) and not model.inputs
         save = export_as_called if by_calls else lambda model, path: model.export(path)
@@ -115,7 +126,7 @@ class Keras2Model:
             save(model, path)
 
 
-def export_as_called(model: Any, path: str) -> None:
+def export_as_called(model: Model, path: str) -> None:
     """Export a Sequential that was built by several inputs: Keras looks for one, and fails."""
     archive = tf.keras.export.ExportArchive()
     archive.track(model)
@@ -123,13 +134,13 @@ def export_as_called(model: Any, path: str) -> None:
     archive.write_out(path)
 
 
-def unbuilt(model: Any) -> list[Any]:
+def unbuilt(model: Model) -> list[Layer]:
     """Return the layers of a model, itself among them, that have no variables yet."""
     layers = (one for one in (model, *model.submodules) if isinstance(one, tf.keras.layers.Layer))
     return [layer for layer in layers if not layer.built and not isinstance(layer, tf.keras.metrics.Metric)]
 
 
-def is_built_by_its_step(model: Any, element_spec: Any) -> bool:
+def is_built_by_its_step(model: Model, element_spec: ElementSpec) -> bool:
     """Trace the model's train_step, in which no optimizer makes slots or trains; returns whether these data fit it."""
     optimizers = [one for one in optimizers_of(model) if one is not None]
     for optimizer in optimizers:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.config import Config
+from trainer.core.contracts import ElementSpec, Program, Strategy, Structure
 from trainer.core.failures import UserError
 from trainer.run.position import Position
 from trainer.run.snapshot import copy_each
@@ -34,8 +34,8 @@ class LocalStepRunner:
     def __init__(
         self,
         config: Config,
-        program: Any,
-        strategy: Any,
+        program: Program,
+        strategy: Strategy,
         service: DataService | None = None,
         step: int = 0,
         member: int = 0,
@@ -68,7 +68,7 @@ class LocalStepRunner:
         self._ended: list[Call] = []
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> ElementSpec:
         return replica_element_spec(self._dataset)
 
     def call(self, steps: int) -> Call:
@@ -104,7 +104,7 @@ class LocalStepRunner:
         ended, self._ended = self._ended, []
         return ended
 
-    def over_all_calls(self, outputs: Any) -> Any:
+    def over_all_calls(self, outputs: Structure) -> Structure:
         return outputs
 
     def write_metrics(self) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from trainer.core.contracts import Model, Program, Strategy, Variable
 from trainer.core.program import build_model
 from trainer.training.keras.adapters import keras_of
 from trainer.training.keras.keras3.seeds import forget_seeds
@@ -16,7 +15,7 @@ from trainer.training.tf_internals.saving import keeping_default_graph
 from trainer.training.whole_weights import building_whole
 
 
-def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
+def make_model(program: Program, strategy: Strategy) -> tuple[Model, Variable]:
     """Build the program's model and the trainer's own step counter in the strategy's scope."""
     cast_split_variables()
     with strategy.scope(), no_loss_scaling():

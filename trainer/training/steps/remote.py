@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.config import Config
+from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy, Structure
 from trainer.core.failures import EmptyPart, UserError
 from trainer.run.position import FIRST, Position
 from trainer.training.atomic_updates import AtomicUpdates
@@ -58,8 +59,8 @@ class RemoteStepRunner:
     def __init__(
         self,
         config: Config,
-        program: Any,
-        strategy: Any,
+        program: Program,
+        strategy: Strategy,
         workers: int,
         members: Members | None = None,
         service: DataService | None = None,
@@ -129,7 +130,7 @@ class RemoteStepRunner:
         self._numbers = itertools.count()
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> ElementSpec:
         spec = replica_element_spec(self._dataset)
         return spec[1] if self._exact else spec
 
@@ -196,7 +197,7 @@ class RemoteStepRunner:
                 report = dataclasses.replace(report, told=(outputs, *rest))
             self._told.append(report)
 
-    def over_all_calls(self, outputs: Any) -> Any:
+    def over_all_calls(self, outputs: Structure) -> Structure:
         return self._metrics.over_all_calls(outputs)
 
     def write_metrics(self) -> None:
@@ -219,7 +220,7 @@ class RemoteStepRunner:
         del self._iterator, self._dataset, self._reports
         return iterators
 
-    def _trace_dataset(self) -> Any:
+    def _trace_dataset(self) -> Dataset:
         make = train_dataset_fn(
             self._program,
             self._workers,

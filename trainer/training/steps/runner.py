@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from trainer.core.contracts import ElementSpec, Model, Structure, Trackable, Variable
 from trainer.run.position import Position
 from trainer.run.snapshot import Copies
 from trainer.training.release_resources import Iterators
@@ -36,10 +37,10 @@ class Call:
 class StepRunner(Protocol):
     """Runs packed calls, and has what they train."""
 
-    model: Any
-    trained: Any
+    model: Model
+    trained: Trackable
     """What checkpoints hold of the model: of tf_keras the model itself."""
-    step: Any
+    step: Variable
     """The variable that counts the steps of the calls that have ended."""
     tells: Collection[str]
     """The names of what a step tells."""
@@ -49,7 +50,7 @@ class StepRunner(Protocol):
     """How long updates have waited for others' updates of the same variable, on all ps together."""
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> ElementSpec:
         """What one replica gets of the program's training data."""
 
     @property
@@ -79,7 +80,7 @@ class StepRunner(Protocol):
     def returned(self) -> list[Call]:
         """Return the calls that have ended since the last time; raises what went wrong in one."""
 
-    def over_all_calls(self, outputs: Any) -> Any:
+    def over_all_calls(self, outputs: Structure) -> Structure:
         """Return the outputs of the call that ended last, with metrics over all calls since they were reset."""
 
     def write_metrics(self) -> None:

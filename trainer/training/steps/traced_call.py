@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import DataIterator, Graph, Strategy, Structure, Tensor, Traced, Variable
 from trainer.training.atomic_updates import AtomicUpdates, in_turn
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import MetricStates
@@ -19,17 +20,17 @@ COPIED_BYTES = 1 << 24
 
 
 def trace_call(
-    strategy: Any,
-    train_step: Any,
-    counter: Any,
-    iterator: Any,
+    strategy: Strategy,
+    train_step: Traced,
+    counter: Variable,
+    iterator: DataIterator,
     rate: LearningRate | None = None,
     reports: Reports | None = None,
     states: MetricStates | None = None,
     updates: AtomicUpdates | None = None,
     *,
     unrolled: int = 1,
-) -> Any:
+) -> Traced:
     """Trace the packed call, which does a traced step as often as it is told to and counts that.
 
     It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
@@ -45,16 +46,16 @@ def trace_call(
         unrolled = 1 if copy.has_seeds else unrolled
         copy = None
 
-    def take_step(*arguments: Any, counts: bool) -> list[tf.Tensor]:
+    def take_step(*arguments: object, counts: bool) -> list[tf.Tensor]:
         if copy:
             return copy.make(arguments, counts=counts)
         return tf.nest.flatten(train_step(*arguments), expand_composites=True)
 
     # AutoGraph would translate the loops' source, which takes longer than all the rest.
     @tf.function(autograph=False)
-    def train_call(iterator: Any, order: tf.Tensor, *value: tf.Tensor) -> Any:
-        def repeat(rounds: tf.Tensor, steps: int, outputs: list[Any]) -> tuple[tf.Tensor, list[Any]]:
-            def take_round(done: tf.Tensor, *_outputs: Any) -> Any:
+    def train_call(iterator: DataIterator, order: tf.Tensor, *value: tf.Tensor) -> Any:
+        def repeat(rounds: tf.Tensor, steps: int, outputs: list[Structure]) -> tuple[tf.Tensor, list[Tensor]]:
+            def take_round(done: tf.Tensor, *_outputs: Structure) -> Structure:
                 for number in range(steps):
                     told = take_step(iterator, *value, counts=number == 0)
                 return done + 1, *told
@@ -100,7 +101,7 @@ class StepCopy:
     that used the same variable.
     """
 
-    def __init__(self, step: Any) -> None:
+    def __init__(self, step: Traced) -> None:
         self._step = step
         self._graph = graph = step.graph.as_graph_def()
         functions = graph.library.function
@@ -118,7 +119,7 @@ class StepCopy:
             if node.device:
                 node.attr.pop("_class", None)  # it names what stands for a variable, and would take the device of that
 
-    def make(self, arguments: Any, *, counts: bool = True) -> list[tf.Tensor]:
+    def make(self, arguments: object, *, counts: bool = True) -> list[tf.Tensor]:
         """Copy it into the function that is being traced; returns what it gives, flat.
 
         One that does not count leaves out how stale its updates are. Each copy draws other random numbers, also where
@@ -140,7 +141,7 @@ class StepCopy:
         return returned
 
 
-def without(graph: Any, scope: str) -> Any:
+def without(graph: Graph, scope: str) -> Any:
     """Return a graph without what was made in a name scope, whose values nothing else uses."""
     kept = tf.compat.v1.GraphDef()
     kept.CopyFrom(graph)

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import DataIterator, Model, Strategy, Structure, Tensor, Traced, Variable
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.keras.adapters import keras_of
@@ -20,14 +21,14 @@ from trainer.training.steps.outputs import describe, outputs_of
 
 
 def one_step(
-    strategy: Any, own_step: Callable[[Any], Any], stale: Staleness | None = None, *, placed: bool = False
-) -> Callable[[Any], Any]:
+    strategy: Strategy, own_step: Callable[[Any], Any], stale: Staleness | None = None, *, placed: bool = False
+) -> Callable[[DataIterator], Structure]:
     """Return what does a model's train_step with an iterator's next batches, one for each replica of this process.
 
     With `placed` the iterator tells how far it is, beside each batch, and so does the step beside its outputs.
     """
 
-    def train_step(iterator: Any) -> Any:
+    def train_step(iterator: DataIterator) -> Structure:
         place, batch = next(iterator) if placed else (None, next(iterator))
         with stale.measured(batch) if stale else contextlib.nullcontext():
             outputs = reduce_replicas(strategy, strategy.run(own_step, args=(batch,)))
@@ -37,16 +38,16 @@ def one_step(
 
 
 def trace_step(
-    strategy: Any,
-    model: Any,
-    iterator: Any,
+    strategy: Strategy,
+    model: Model,
+    iterator: DataIterator,
     rate: LearningRate | None = None,
     updates: AtomicUpdates | None = None,
     stale: Staleness | None = None,
     *,
     placed: bool = False,
     seeded: bool = True,
-) -> Any:
+) -> Traced:
     """Trace one step, which takes an iterator and, for other processes, the learning rate.
 
     With `updates` each update that it makes is one act: other processes make some at the same time.
@@ -58,13 +59,13 @@ def trace_step(
     keras = keras_of(model)
     own_step = keras.step()
 
-    def states() -> list[Any]:
+    def states() -> list[Variable]:
         counts = [*([one for one, _ in stale.states] if stale else []), *keras.counts]
         return [piece for metric in metrics_of(model) for piece in pieces(metric)] + counts
 
-    def trace() -> Any:
+    def trace() -> Traced:
         @tf.function
-        def train_step(iterator: Any, *value: tf.Tensor) -> Any:
+        def train_step(iterator: DataIterator, *value: tf.Tensor) -> Structure:
             if not seeded:
                 tf.compat.v1.get_default_graph().seed = None
             with contextlib.ExitStack() as stack:
@@ -90,13 +91,13 @@ def trace_step(
 
 
 @tf.autograph.experimental.do_not_convert
-def reduce_replicas(strategy: Any, outputs: Any) -> Any:
+def reduce_replicas(strategy: Strategy, outputs: Structure) -> Structure:
     """Average what train_step returns over this process's replicas, without a word to other members.
 
     Keras's metrics are reduced over all replicas already.
     """
 
-    def reduce(value: Any) -> Any:
+    def reduce(value: object) -> Tensor:
         values = strategy.experimental_local_results(value)
         return tf.add_n(values) / len(values) if len(values) > 1 else values[0]
 

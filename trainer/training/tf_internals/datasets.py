@@ -16,11 +16,13 @@ from tensorflow.python.data.util import random_seed, structure
 from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.coordinator import coordinator_context
 
+from trainer.core.contracts import DataIterator, Dataset, ElementSpec, Strategy, Tensor
+
 GRAPH_SEED = 87654321  # TensorFlow's own, beside a seed that a program gives
 ENDLESS = ("repeat", "counter", "random")  # methods of tf.data.Dataset
 
 
-def iterator_type_spec(strategy: Any, per_worker_dataset: Any) -> Any:
+def iterator_type_spec(strategy: Strategy, per_worker_dataset: Dataset) -> ElementSpec:
     """Return the type of one worker's iterator of a per-worker dataset, before there is one."""
     return input_lib.get_iterator_spec_from_dataset(strategy, per_worker_dataset._dataset_fn.structured_outputs)
 
@@ -46,7 +48,7 @@ def drawing_from(seed: tf.Tensor | None, reading: tf.Tensor) -> Iterator[list[An
     get_seed, shuffle = random_seed.get_seed, tf.data.Dataset.shuffle
     numbers, draws = itertools.count(1), list[Any]()
 
-    def drawn(given: Any) -> Any:
+    def drawn(given: object) -> Any:
         if given is None:
             draws.append(given)
         if given is None and seed is None:
@@ -58,7 +60,7 @@ def drawing_from(seed: tf.Tensor | None, reading: tf.Tensor) -> Iterator[list[An
 
     def shuffled(
         self: Any, buffer_size: Any, seed: Any = None, reshuffle_each_iteration: bool = True, name: str | None = None
-    ) -> Any:
+    ) -> Dataset:
         if seed is not None and reshuffle_each_iteration is not False:
             draws.append(seed)
             seed = tf.cast(seed, tf.int64) + reading
@@ -80,7 +82,7 @@ def noting_endless() -> Iterator[list[str]]:
     def noting(name: str) -> Any:
         make = getattr(tf.data.Dataset, name)
 
-        def made(*given: Any, **named: Any) -> Any:
+        def made(*given: object, **named: object) -> Any:
             caller = sys._getframe(1).f_globals.get("__name__", "")
             # TensorFlow makes some for itself; AutoGraph calls what the program does.
             by_tensorflow = caller.startswith("tensorflow.") and ".autograph." not in caller
@@ -100,13 +102,13 @@ def noting_endless() -> Iterator[list[str]]:
             setattr(tf.data.Dataset, name, one)
 
 
-def iterator_handles(per_worker: Any) -> list[Any]:
+def iterator_handles(per_worker: DataIterator) -> list[Tensor]:
     """Return the handle of each worker's iterator that is there, on its worker."""
     parts = [remote._values for remote in per_worker._values if remote._values is not None]
     return [part for part in tf.nest.flatten(parts, expand_composites=True) if part.dtype == tf.resource]
 
 
-def elements_of(iterator_spec: Any) -> tuple[list[tf.DType], list[tf.TensorShape]]:
+def elements_of(iterator_spec: ElementSpec) -> tuple[list[tf.DType], list[tf.TensorShape]]:
     """Return types and shapes of the tensors that an iterator of this type gives."""
     element = iterator_spec._element_spec
     return structure.get_flat_tensor_types(element), structure.get_flat_tensor_shapes(element)

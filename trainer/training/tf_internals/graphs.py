@@ -10,6 +10,8 @@ from tensorflow.python.data.experimental.ops.testing import sleep as sleep
 from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
 from tensorflow.python.ops import resource_variable_ops
 
+from trainer.core.contracts import Graph, Operation, Tensor, Trackable
+
 # Operations that call functions, choose one, and repeat one.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 CHOICES = ("If", "StatelessIf")
@@ -18,7 +20,7 @@ APART = "atomic_update"  # a scope of names
 RESOURCE_HANDLE = b"\x72"  # the tag of TensorProto.resource_handle_val, whose length and bytes the content is
 
 
-def called_graphs(operation: Any) -> list[tuple[Any, list[Any]]]:
+def called_graphs(operation: Operation) -> list[tuple[Graph, list[Tensor]]]:
     """Return the graphs of the functions that an operation calls, or chooses from, each with what it is given.
 
     Of a loop it is the body, with what its first round is given; of what is not known there are none.
@@ -38,7 +40,7 @@ def called_graphs(operation: Any) -> list[tuple[Any, list[Any]]]:
     return [(one.graph, given) for one in found]
 
 
-def inner_graphs(graph: Any) -> Iterator[Any]:
+def inner_graphs(graph: Graph) -> Iterator[Graph]:
     """Yield a traced graph, and those of the functions in it, each once."""
     seen, left = set[int](), [graph]
     while left:
@@ -49,12 +51,12 @@ def inner_graphs(graph: Any) -> Iterator[Any]:
             left += [each.graph for each in one._functions.values() if getattr(each, "graph", None) is not None]
 
 
-def is_read_since_writes(read: Any, handle: Any, reading: Collection[str]) -> bool:
+def is_read_since_writes(read: Any, handle: Tensor, reading: Collection[str]) -> bool:
     """Return whether what was read of a handle is still so: no operation came later, but for those of these types."""
     return not any(one._id > read._id and one.type not in reading for one in handle.consumers())
 
 
-def resource_names(handles: Sequence[Any]) -> list[tuple[str, str]]:
+def resource_names(handles: Sequence[Tensor]) -> list[tuple[str, str]]:
     """Return container and name of each variable's handle, by which every client of its server finds it.
 
     Call it with the handles' server as the device. TensorFlow draws the name of an eager variable there, and keeps it
@@ -68,7 +70,7 @@ def resource_names(handles: Sequence[Any]) -> list[tuple[str, str]]:
     return [(one.resource_handle_val[0].container, one.resource_handle_val[0].name) for one in found]
 
 
-def outermost(tensor: Any) -> Any:
+def outermost(tensor: Tensor) -> Tensor:
     """Return the tensor outside of all functions that one within a function stands for."""
     while tf.is_symbolic_tensor(tensor):
         outer = [outer for outer, inner in getattr(tensor.graph, "captures", ()) if inner is tensor]
@@ -78,14 +80,14 @@ def outermost(tensor: Any) -> Any:
     return tensor
 
 
-def handle_shape(handle: Any) -> tf.TensorShape:
+def handle_shape(handle: Tensor) -> tf.TensorShape:
     """Return the shape of the variable with this handle."""
     data = resource_variable_ops.get_eager_safe_handle_data(handle)
     known = data is not None and data.is_set and len(data.shape_and_type) == 1
     return tf.TensorShape(data.shape_and_type[0].shape if known else None)
 
 
-def read_only_inputs(operation: Any) -> list[int]:
+def read_only_inputs(operation: Operation) -> list[int]:
     """Return the numbers of the variables among its inputs that a call of a function leaves as they are."""
     try:
         return list(operation.get_attr("_read_only_resource_inputs"))
@@ -93,12 +95,12 @@ def read_only_inputs(operation: Any) -> list[int]:
         return []
 
 
-def mutex(name: str) -> Any:
+def mutex(name: str) -> Tensor:
     """Return the mutex of that name on the device where it is asked for (TensorFlow's MutexV2)."""
     return tf.raw_ops.MutexV2(shared_name=name)
 
 
-def arrival(tensors: Sequence[Any]) -> Any:
+def arrival(tensors: Sequence[Tensor]) -> Operation:
     """Return an operation that ends when these tensors have arrived on the device where it is asked for.
 
     TensorFlow's optimizations leave this one in place, and would take a control dependency for an Identity.
@@ -107,7 +109,7 @@ def arrival(tensors: Sequence[Any]) -> Any:
 
 
 @register_acd_resource_resolver
-def _order_apart(operation: Any, reads: Any, writes: Any) -> bool:
+def _order_apart(operation: Operation, reads: Any, writes: Any) -> bool:
     """Have tf.function order each operation that was made within `APART` by its own dependencies alone.
 
     Otherwise all that have a state would wait for each other: those on one ps for those on another.
@@ -119,12 +121,12 @@ def _order_apart(operation: Any, reads: Any, writes: Any) -> bool:
     return True
 
 
-def owner_of(resource: Any) -> Any:
+def owner_of(resource: Tensor) -> Trackable | None:
     """Return the object that a resource's handle belongs to, as a table or a variable; None where nobody knows."""
     owner = getattr(resource, "_parent_trackable", None)
     return owner() if owner is not None else None
 
 
-def track(root: Any, name: str, child: Any) -> None:
+def track(root: Trackable, name: str, child: Trackable) -> None:
     """Have what saves `root` find the child by that name, without an attribute of the root."""
     root._track_trackable(child, name, overwrite=True)

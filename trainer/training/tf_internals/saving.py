@@ -15,6 +15,8 @@ from tensorflow.python.saved_model import save as saved_model_save
 from tf_keras.src.layers.rnn import gru_lstm_utils
 from tf_keras.src.saving.legacy import hdf5_format
 
+from trainer.core.contracts import Tensor, Variable
+
 HDF5_FUNCTIONS = (
     "load_weights_from_hdf5_group",
     "load_weights_from_hdf5_group_by_name",
@@ -35,7 +37,7 @@ def load_saved_model_within(scope: Callable[[], contextlib.AbstractContextManage
     """Have `tf.saved_model.load` make its variables within `scope`; tf_keras loads its models without that."""
     plain = saved_model_load.load_partial
 
-    def load_partial(*given: Any, **named: Any) -> Any:
+    def load_partial(*given: object, **named: object) -> Any:
         with scope():
             return plain(*given, **named)
 
@@ -46,7 +48,7 @@ def read_split_kernels(read: Callable[[Any], Any]) -> None:
     """Have recurrent layers of tf_keras read a split weight by `read`: they give what they have read to a function."""
     plain = gru_lstm_utils.read_variable_value
 
-    def read_variable_value(weight: Any) -> Any:
+    def read_variable_value(weight: Variable) -> Tensor:
         return read(weight) if hasattr(weight, "variables") else plain(weight)
 
     gru_lstm_utils.read_variable_value = read_variable_value
@@ -71,7 +73,7 @@ def tracing_saves() -> Iterator[None]:
     """Have what saves a SavedModel meanwhile trace all of it, and write nothing."""
     plain = saved_model_save.save_and_return_nodes
 
-    def trace(obj: Any, export_dir: str, signatures: Any = None, options: Any = None, **_: Any) -> None:
+    def trace(obj: Any, export_dir: str, signatures: Any = None, options: Any = None, **_: object) -> None:
         options = options or tf.saved_model.SaveOptions()
         saved_model_save._build_meta_graph(obj, signatures, options, meta_graph_pb2.MetaGraphDef())
 

@@ -10,24 +10,26 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.data.experimental.ops.testing import sleep as sleep
 from tf_keras.src.mixed_precision import autocast_variable
 
+from trainer.core.contracts import Optimizer, Variable
+
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
-def whole_of(variable: Any) -> Any:
+def whole_of(variable: Variable) -> Variable:
     """Return the split variable that this one is a shard of, or None."""
     container = getattr(variable, "_sharded_container", None)
     return container() if container is not None else None
 
 
 @tf.autograph.experimental.do_not_convert  # it can't, and would warn where a train_step calls apply_gradients
-def beneath(variable: Any) -> Any:
+def beneath(variable: Variable) -> Variable:
     """Return TensorFlow's own variable beneath what casts it, or stands for it on several replicas."""
     while (inner := vars(variable).get("_variable", vars(variable).get("_v"))) is not None:
         variable = inner
     return variable
 
 
-def moving_average(optimizer: Any, weight: Any) -> Any:
+def moving_average(optimizer: Optimizer, weight: Variable) -> Variable:
     """Return the average that an optimizer with use_ema keeps of a weight, None of one that it doesn't train."""
     number = getattr(optimizer, "_index_dict", {}).get(optimizer._var_key(weight))
     return None if number is None else optimizer._model_variables_moving_average[number]
@@ -51,7 +53,7 @@ def wrap_autocast_variables(wrap: Callable[[Callable[[Any], Any], Any], Any]) ->
     plain = autocast_variable.create_autocast_variable
     if not hasattr(plain, "of_psfleet"):
 
-        def wrapped(variable: Any) -> Any:
+        def wrapped(variable: Variable) -> Variable:
             return wrap(plain, variable)
 
         wrapped.of_psfleet = True  # type: ignore[attr-defined]

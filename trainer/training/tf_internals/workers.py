@@ -25,6 +25,7 @@ from tensorflow.python.eager import context, executor
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from trainer.cluster.member import to_take_in
+from trainer.core.contracts import Coordinator, Strategy
 from trainer.core.repeated_failures import RepeatedFailures
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
         self._thread.worker = int(worker_device_name.rpartition(":")[2])
         task = self.own_task()
 
-        def failed(error: Any) -> None:
+        def failed(error: object) -> None:
             self.out[task] = time.monotonic()
             self.busy.pop(task, None)
             if on_failure_fn is not None:
@@ -212,7 +213,7 @@ class CallBudget:
         for task, worker in zip(members.workers, cluster.workers, strict=True):
             worker._on_closure_failure = partial(self._failed, task, worker._on_closure_failure)
 
-    def _failed(self, task: str, put_back: Callable[[Any, Any], None], closure: Any, error: Any) -> None:
+    def _failed(self, task: str, put_back: Callable[[Any, Any], None], closure: Any, error: object) -> None:
         """Have the call run again, unless it has killed too many; this worker's own thread waits meanwhile."""
         if self._members.leaves(task) or isinstance(error, WayLost):
             put_back(closure, error)
@@ -303,7 +304,7 @@ def keep_function(self: Any, name: str) -> None:
     """
 
 
-def make_coordinator(strategy: Any, members: Members | None) -> Any:
+def make_coordinator(strategy: Strategy, members: Members | None) -> Coordinator:
     """Make a ClusterCoordinator whose workers are taken in one by one; without members it is TensorFlow's own."""
     if members is None:
         return tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -323,7 +324,7 @@ def make_coordinator(strategy: Any, members: Members | None) -> Any:
     return coordinator
 
 
-def stop_cluster(coordinator: Any) -> None:
+def stop_cluster(coordinator: Coordinator) -> None:
     """End the threads of a ClusterCoordinator; no call can follow."""
     coordinator._cluster.stop()
 
@@ -337,19 +338,19 @@ def worker_threads() -> Iterator[list[threading.Thread]]:
     found.extend(thread for thread in begun if thread.name.startswith(WORKER_THREAD))
 
 
-def calls_fail(coordinator: Any) -> bool:
+def calls_fail(coordinator: Coordinator) -> bool:
     """Return whether calls have failed on workers since one ended well."""
     alike = getattr(coordinator._cluster.failure_handler, "alike", None)
     return alike is not None and alike.failures.any
 
 
-def all_failed_alike(coordinator: Any, error: Exception) -> bool:
+def all_failed_alike(coordinator: Coordinator, error: Exception) -> bool:
     """Return whether every worker reported this error, since a call ended well, and no process has ended."""
     alike = getattr(coordinator._cluster.failure_handler, "alike", None)
     return alike is not None and alike.have_all_failed(getattr(error, "original_exception", None) or error)
 
 
-def is_recovering(coordinator: Any) -> bool:
+def is_recovering(coordinator: Coordinator) -> bool:
     """Return whether a ClusterCoordinator takes in a worker: another strategy made meanwhile would hang or crash."""
     handler = coordinator._cluster.failure_handler
     if isinstance(handler, PartialHandler):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from trainer.core.contracts import ElementSpec, Model, Tensor
 from trainer.training.keras.keras3.checks import refuse_model, refuse_splits
 from trainer.training.keras.keras3.optimizers import exclude_shards, optimizers_of
 from trainer.training.keras.keras3.shards import LOOKS_UP_ROWS, train_shards
 from trainer.training.one_update import gather_keras3
 
 
-def prepare(model: Any) -> None:
+def prepare(model: Model) -> None:
     """Make a model fit for parameter servers; call it in the strategy's scope, before anything is traced.
 
     Raises UserError for what would be wrong there, with the mend.
@@ -26,14 +25,14 @@ def prepare(model: Any) -> None:
             object.__setattr__(layer, LOOKS_UP_ROWS, True)
 
 
-def is_built(model: Any) -> bool:
+def is_built(model: Model) -> bool:
     """Return whether a model needs no data to be built."""
     import keras
 
     return all(layer.built for layer in model._flatten_layers()) or type(model).call is keras.Model.call
 
 
-def lacks_nothing(model: Any) -> bool:
+def lacks_nothing(model: Model) -> bool:
     """Return whether all of a model's layers are built, and it makes no variables of its own."""
     import keras
 
@@ -41,7 +40,7 @@ def lacks_nothing(model: Any) -> bool:
     return bool(layers) and all(layer.built for layer in layers) and type(model).build is keras.Model.build
 
 
-def build(model: Any, element_spec: Any) -> None:
+def build(model: Model, element_spec: ElementSpec) -> None:
     """Make the variables that a model and its optimizer still lack, and refuse what can't be trained with them.
 
     Call it in the strategy's scope. `element_spec` is of the training data; a model that is built needs none. Raises
@@ -59,14 +58,14 @@ def build(model: Any, element_spec: Any) -> None:
         gather_keras3(one)
 
 
-def call_with_symbols(model: Any, element_spec: Any) -> bool:
+def call_with_symbols(model: Model, element_spec: ElementSpec) -> bool:
     """Call a model with symbols of what the data consists of, which builds it; returns whether it takes them.
 
     It may take something else, as a generator's noise, where there is nothing to build.
     """
     import keras
 
-    def symbol(spec: Any) -> Any:
+    def symbol(spec: ElementSpec) -> Tensor:
         sparse = isinstance(spec, tf.SparseTensorSpec)
         return keras.Input(batch_shape=tuple(spec.shape), dtype=spec.dtype.name, sparse=sparse)
 
@@ -79,5 +78,5 @@ def call_with_symbols(model: Any, element_spec: Any) -> bool:
     return True
 
 
-def features_of(element_spec: Any) -> Any:
+def features_of(element_spec: ElementSpec) -> ElementSpec:
     return element_spec[0] if isinstance(element_spec, tuple) else element_spec

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Model, Optimizer, Variable
 from trainer.core.failures import UserError
 from trainer.training.keras.keras3.checks import NOT_SPLIT
 from trainer.training.keras.keras3.names import named
@@ -22,23 +23,23 @@ class Trained(tf.__internal__.tracking.AutoTrackable):
 
     metrics = ()
 
-    def __init__(self, model: Any, *, with_optimizers: bool = True) -> None:
+    def __init__(self, model: Model, *, with_optimizers: bool = True) -> None:
         names = named(model)
         self.weights = {name: one._value for name, one in names.items()}
         self.optimizer = {name: slots(one, names) for name, one in optimizers_of(model)} if with_optimizers else {}
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[Variable]:
         """The variables as TensorFlow has them, a split one as a whole."""
         return [*self.weights.values(), *(one for held in self.optimizer.values() for one in held.values())]
 
 
-def raw(variables: Iterable[Any]) -> list[Any]:
+def raw(variables: Iterable[Variable]) -> list[Variable]:
     """Return TensorFlow's variables beneath Keras 3's; tf_keras has none of its own."""
     return [one._value if type(one).__module__.startswith("keras.") else one for one in variables]
 
 
-def slots(optimizer: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+def slots(optimizer: Optimizer, names: Mapping[str, Any]) -> dict[str, Variable]:
     """Return the optimizer's variables, the slots of a split variable's shards as one; raises UserError.
 
     A slot is a list with an entry for each variable that is trained, and has that one's name in `names`.

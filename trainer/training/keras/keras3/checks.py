@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.config import Config
+from trainer.core.contracts import Model, Traced
 from trainer.core.failures import UserError
 from trainer.core.variables import bytes_of, flatten
 from trainer.training.keras.keras3.names import named
@@ -24,7 +24,7 @@ PASSED_ON = ("Identity", "Cast", "ConcatV2")
 NOT_SPLIT = "Set partitioner to none, so that tables stay whole, or"
 
 
-def refuse_settings(config: Config, model: Any) -> None:
+def refuse_settings(config: Config, model: Model) -> None:
     """Raise UserError for a setting that a model of Keras 3 can't be trained with."""
     refused = (
         (f"strategy: {config.strategy}", not config.traits.remote, "they train under parameter_server alone"),
@@ -41,7 +41,7 @@ def refuse_settings(config: Config, model: Any) -> None:
             )
 
 
-def refuse_model(model: Any) -> None:
+def refuse_model(model: Model) -> None:
     """Raise UserError where workers that train beside each other would be wrong about the model."""
     import keras
 
@@ -83,7 +83,7 @@ def refuse_model(model: Any) -> None:
             raise UserError(f"{kind}, which replaces the weights at each step: workers would overwrite each other's")
 
 
-def refuse_splits(model: Any) -> None:
+def refuse_splits(model: Model) -> None:
     """Raise UserError where a split variable would be trained otherwise than a whole one."""
     split = [one for one in model.variables if len(shards_of(one)) > 1]
     if not split:
@@ -104,7 +104,7 @@ def refuse_splits(model: Any) -> None:
             )
 
 
-def refuse_hidden_optimizers(model: Any, step: Any) -> None:
+def refuse_hidden_optimizers(model: Model, step: Traced) -> None:
     """Raise UserError where a traced step trains with an optimizer that no checkpoint would have."""
     known = {id(one) for _, one in optimizers_of(model)}
     used = {id(capture) for capture in step.graph.external_captures}
@@ -118,7 +118,7 @@ def refuse_hidden_optimizers(model: Any, step: Any) -> None:
                 )
 
 
-def warn_of_whole_tables(model: Any, step: Any) -> None:
+def warn_of_whole_tables(model: Model, step: Traced) -> None:
     """Say which tables a traced step reads as a whole to look rows up: what a layer of the program's own may do."""
     names = {
         id(part.handle): (name, bytes_of(one._value))

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trainer.core.contracts import Layer, Model, Variable
+
 COUNT = re.compile(r"_?\d+")
 DIRECTION = re.compile(r"^(forward|backward)_")  # by which Bidirectional names its copies of a layer
 
 
-def named(model: Any) -> dict[str, Any]:
+def named(model: Model) -> dict[str, Variable]:
     """Return the model's variables by names that no other order of layers changes, nor what else a process has built.
 
     Keras counts what it names by itself in all of a process. Such a layer is called as the attribute that it is, or
@@ -20,7 +22,7 @@ def named(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     known: set[int] = set()
 
-    def walk(layer: Any, path: str, around: Sequence[str] = ()) -> None:
+    def walk(layer: Layer, path: str, around: Sequence[str] = ()) -> None:
         own = [*layer._trainable_variables, *layer._non_trainable_variables]
         own += [each.state for each in layer._seed_generators]
         variables = [one for one in own if id(one) not in known]
@@ -37,7 +39,7 @@ def named(model: Any) -> dict[str, Any]:
     return found
 
 
-def label(layer: Any, attributes: Mapping[int, str], around: Iterable[str] = ()) -> str:
+def label(layer: Layer, attributes: Mapping[int, str], around: Iterable[str] = ()) -> str:
     """Return what a layer is called within another: by the program, else as its attribute, else by its class.
 
     A name that a program makes of one of Keras's has that one's number in it. `around` are the names, without numbers,
@@ -53,7 +55,7 @@ def label(layer: Any, attributes: Mapping[int, str], around: Iterable[str] = ())
     return name
 
 
-def is_named_by_keras(layer: Any, name: str = "") -> bool:
+def is_named_by_keras(layer: Layer, name: str = "") -> bool:
     """Return whether a layer's name, or this one, is that of its class, with a number or without."""
     of_class = rf"{type(layer).__name__.replace('_', '')}\d*"
     return re.fullmatch(of_class, (name or layer.name).replace("_", ""), re.IGNORECASE) is not None
@@ -63,7 +65,7 @@ def uncounted(name: str) -> str:
     return re.sub(r"_\d+$", "", name)
 
 
-def attributes_of(layer: Any) -> dict[int, str]:
+def attributes_of(layer: Layer) -> dict[int, str]:
     """Return the attributes that are layers, or hold some in a list or dict, by the layers' ids."""
     found: dict[int, str] = {}
     for name, value in sorted(vars(layer).items()):
@@ -72,7 +74,7 @@ def attributes_of(layer: Any) -> dict[int, str]:
     return found
 
 
-def leaves_by_name(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def leaves_by_name(name: str, value: object) -> Iterator[tuple[str, Any]]:
     """Yield what nested lists and dicts hold, with the way to it."""
     if isinstance(value, Mapping):
         parts: Iterable[tuple[Any, Any]] = value.items()

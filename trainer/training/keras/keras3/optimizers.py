@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from trainer.core.contracts import Model, Optimizer, Variable
 from trainer.training.keras.keras3.names import leaves_by_name
 from trainer.training.keras.keras3.shards import shards_of
 
 
-def optimizers_of(model: Any) -> Iterator[tuple[str, Any]]:
+def optimizers_of(model: Model) -> Iterator[tuple[str, Optimizer]]:
     """Yield the optimizers that are attributes of the model, or in lists and dicts that are, each once by its name."""
     import keras
 
@@ -23,7 +24,7 @@ def optimizers_of(model: Any) -> Iterator[tuple[str, Any]]:
     yield from found.values()
 
 
-def exclude_shards(model: Any, optimizer: Any) -> None:
+def exclude_shards(model: Model, optimizer: Optimizer) -> None:
     """Leave a split variable's shards out of weight decay where it is left out: Keras looks for them by themselves."""
     excluded: set[str] = getattr(optimizer, "_exclude_from_weight_decay", set())
     for one in model.variables:
@@ -31,12 +32,12 @@ def exclude_shards(model: Any, optimizer: Any) -> None:
             excluded.update(optimizer._var_key(shard) for shard in shards_of(one))
 
 
-def averaged(model: Any) -> list[tuple[Any, list[Any]]]:
+def averaged(model: Model) -> list[tuple[Optimizer, list[Variable]]]:
     """Return the optimizers that average weights, each with those that it trains, in the order of their averages."""
     return [(one, one._trainable_variables) for _, one in optimizers_of(model) if one.use_ema and one.built]
 
 
-def begin_averages(model: Any) -> None:
+def begin_averages(model: Model) -> None:
     """Give averages of weights the weights to begin with: they are zeros, which Keras's first step replaces.
 
     All workers do a first step at once, and each would add the whole weights. Call it when a step has been traced,

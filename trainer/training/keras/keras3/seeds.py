@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Structure
 from trainer.training.tf_internals.seeds import forget_keras3_seeds, keras3_seeds_drawn
 
 
@@ -20,11 +20,11 @@ def forget_seeds() -> None:
         forget_keras3_seeds()
 
 
-def drawing(step: Callable[..., Any]) -> Callable[..., Any]:
+def drawing(step: Callable[..., Structure]) -> Callable[..., Structure]:
     """Return a step of a model in which `keras.random` may be used without a seed; for what is traced."""
 
     @tf.autograph.experimental.do_not_convert
-    def draws(*data: Any) -> Any:
+    def draws(*data: Structure) -> Structure:
         with keras3_seeds_drawn():
             return step(*data)
 

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from trainer.core.contracts import Layer, Tensor, Variable
+
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 LOOKS_UP_ROWS = "_looks_up_rows"
 
 
-def shards_of(variable: Any) -> list[Any]:
+def shards_of(variable: Variable) -> list[Variable]:
     """Return a split variable's shards as variables of Keras; one that is whole is its own."""
     value = variable._value
     if not isinstance(value, ShardedVariable):
@@ -57,7 +59,7 @@ def train_shards() -> None:
 
 
 def whole_array(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def array(variable: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    def array(variable: Variable, dtype: Any = None, copy: bool | None = None) -> Tensor:
         if isinstance(variable._value, ShardedVariable):
             return tf.convert_to_tensor(variable._value).numpy()
         return plain(variable, dtype)
@@ -82,7 +84,7 @@ def by_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(plain)
-    def call(layer: Any, inputs: Any) -> Any:
+    def call(layer: Layer, inputs: Tensor) -> Any:
         import keras
 
         if LOOKS_UP_ROWS not in vars(layer) or isinstance(inputs, keras.KerasTensor | tf.SparseTensor):

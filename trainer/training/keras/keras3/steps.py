@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Model, Operation, Structure, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.constraints import KEPT
 from trainer.training.keras.keras3.optimizers import optimizers_of
@@ -27,13 +28,13 @@ class Step:
     anew while `found_more`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
         self._replaced: dict[int, Any] = {}
         self.found_more = False
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Structure) -> Any:
         self.found_more = False
         for variable in self._replaced.values():
             self._refuse_trained(variable)  # its optimizer may have been built since then
@@ -50,11 +51,11 @@ class Step:
             return self._model.train_step(data)
 
     @contextlib.contextmanager
-    def _watched(self, variable: Any) -> Iterator[None]:
+    def _watched(self, variable: Variable) -> Iterator[None]:
         """Note what replaces a weight, add what is added to one, and leave a constraint to the weight's update."""
         own, constraint = variable._value, variable.constraint
 
-        def assign(value: Any) -> None:
+        def assign(value: object) -> None:
             given = tf.convert_to_tensor(value)  # it may be a variable
             if (more := added(given, own)) is not None:
                 own.assign_add(tf.broadcast_to(tf.cast(more, own.dtype), own.shape))
@@ -74,7 +75,7 @@ class Step:
             variable._constraint = constraint
             del variable._direct_assign
 
-    def _refuse_trained(self, variable: Any) -> None:
+    def _refuse_trained(self, variable: Variable) -> None:
         parts = {id(variable), *map(id, shards_of(variable))}
         for attribute, optimizer in optimizers_of(self._model):
             if optimizer.built and any(id(one) in parts for one in optimizer._trainable_variables):
@@ -86,7 +87,7 @@ class Step:
                 )
 
 
-def shared_state(model: Any) -> list[Any]:
+def shared_state(model: Model) -> list[Variable]:
     """Return what each worker's step reads, changes and writes beside the weights: counters, seeds, layers' state.
 
     What is no number, such as a flag, is left out: nothing can be added to it, and it is overwritten.
@@ -102,7 +103,7 @@ def shared_state(model: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def changes_added(variable: Any) -> Iterator[None]:
+def changes_added(variable: Variable) -> Iterator[None]:
     """Have what is traced inside read a variable once, and add to it what its `assign` changes.
 
     Keras adds by reading, adding and writing: what another worker has written meanwhile would be lost. What doesn't
@@ -130,15 +131,15 @@ def changes_added(variable: Any) -> Iterator[None]:
         del variable._direct_assign
 
 
-def added(value: Any, own: Any) -> Any:
+def added(value: Tensor, own: Variable) -> Tensor | None:
     """Return what a tensor has more than a variable, where it is a sum with what that holds now, or a difference."""
 
-    def source(tensor: Any) -> Any:
+    def source(tensor: Tensor) -> Tensor:
         while tensor.op.type in ("Identity", "Cast"):
             tensor = tensor.op.inputs[0]
         return tensor
 
-    def is_read(tensor: Any) -> bool:
+    def is_read(tensor: Tensor) -> bool:
         read, handle = source(tensor).op, value.graph.capture(own.handle)
         is_own = read.type == "ReadVariableOp" and read.inputs[0] is handle
         return is_own and is_read_since_writes(read, handle, READING)
@@ -161,7 +162,7 @@ def depends(value: Any, sources: Sequence[Any]) -> bool:
     what a loop carries, may come from anywhere.
     """
 
-    def key(operation: Any) -> tuple[int, str]:
+    def key(operation: Operation) -> tuple[int, str]:
         return id(operation.graph), operation.name
 
     outside, found = sources[0].graph, {key(one.op) for one in sources}
