@@ -201,6 +201,18 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     ).run()
 
 
+def serve_members(cluster: Cluster, notifier: Notifier, selected: Callable[[], Config]) -> int:
+    """Be a server of the cluster or of the data service; returns the exit code, when another process must follow."""
+    from trainer.tasks.data_service import run_service
+    from trainer.tasks.server import run_server
+
+    try:
+        (run_service if cluster.job in SERVICE_JOBS else run_server)(cluster, notifier, selected)
+    except Exception as error:
+        log.error("%s cannot serve: %s", cluster.task, explain(error))
+    return TRY_AGAIN
+
+
 def become_task(
     options: argparse.Namespace,
     environment: Mapping[str, str],
@@ -241,14 +253,7 @@ def become_task(
         notifier.status(missed)
         return TRY_AGAIN
     if is_server(cluster):
-        from trainer.tasks.data_service import run_service
-        from trainer.tasks.server import run_server
-
-        try:
-            (run_service if cluster.job in SERVICE_JOBS else run_server)(cluster, notifier, selected)
-        except Exception as error:
-            log.error("%s cannot serve: %s", cluster.task, explain(error))
-        return TRY_AGAIN
+        return serve_members(cluster, notifier, selected)
     try:
         config = read_config(options, environment, evaluates)
     except ConfigError as error:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.core.states import RunState
-from trainer.report.records import Records
 
 MENDS = {
     "recomputed": "Save more often: `checkpoint_seconds` or `checkpoint_steps`.",
@@ -19,70 +18,82 @@ MENDS = {
 }
 
 
-def advise(story: Mapping[str, Any], records: Records) -> list[str]:
+def advise(story: Mapping[str, Any]) -> list[str]:
     """Say in words what to do next, most urgent first; nothing where all is well."""
-    run, state, found = story["run"], story["state"], []
+    return [text for adviser in ADVISERS for text in adviser(story)]
+
+
+def on_state(story: Mapping[str, Any]) -> Iterator[str]:
+    run, state = story["run"], story["state"]
     message = story["message"].strip().rstrip(".")
     why = f": {message}" if message else ""
     if state == RunState.FAILED:
-        found.append(
+        yield (
             f"The run failed{why}. It is not tried again by itself. Mend this, then `fab start-cluster --run {run}` "
             "goes on from the newest checkpoint; `fab logs --task chief-0 --lines 100` has the traceback."
         )
     elif state == RunState.WAITING:
-        found.append(f"The run waits{why}. `fab status` says which task is in trouble, `fab logs --task TASK` why.")
+        yield f"The run waits{why}. `fab status` says which task is in trouble, `fab logs --task TASK` why."
     elif state == RunState.STOPPED:
-        found.append(
-            f"The run was stopped on request. `fab start-cluster --run {run}` goes on at step {story['step']}."
-        )
+        yield f"The run was stopped on request. `fab start-cluster --run {run}` goes on at step {story['step']}."
     elif state == RunState.UNKNOWN:
-        found.append("How the run is can't be read from its records. `fab status` asks the tasks themselves.")
-    if story["without"]:
+        yield "How the run is can't be read from its records. `fab status` asks the tasks themselves."
+    if story["without"] and state not in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED):
         told = ", ".join(f"{task} ({how})" for task, how in sorted(story["without"].items()))
-        if state not in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED):
-            found.append(f"It trains without {told}. `fab logs --task {min(story['without'])}` says why it is away.")
+        yield f"It trains without {told}. `fab logs --task {min(story['without'])}` says why it is away."
+
+
+def on_numbers(story: Mapping[str, Any]) -> Iterator[str]:
     if story["result"]["trouble"]:
-        found.append(f"The evaluation says: {story['result']['trouble']}.")
+        yield f"The evaluation says: {story['result']['trouble']}."
     if story["series"]["unsound"]:
-        found.append(
+        yield (
             f"{story['series']['unsound']} of the training's numbers were NaN or infinite. Lower the learning rate, "
             "clip the gradients, or go back with `--from RUN@STEP` to a checkpoint before that: `fab checkpoints`."
         )
-    found += overfitted(story["evaluations"])
+    yield from overfitted(story["evaluations"])
+
+
+def on_saves(story: Mapping[str, Any]) -> Iterator[str]:
     failed = [mark for mark in story["marks"] if mark["event"] == "save-failed"]
     if failed and not any(save[0] > failed[-1]["t"] for save in story["saves"]):
-        found.append(
-            f"The last checkpoint could not be saved: {failed[-1]['message']}. Look after the shared path's room."
-        )
+        yield f"The last checkpoint could not be saved: {failed[-1]['message']}. Look after the shared path's room."
+
+
+def on_slow_workers(story: Mapping[str, Any]) -> Iterator[str]:
     gave = story["gave"]
     if len(gave) > 1 and (usual := statistics.median(gave.values())):
         slow = [task for task, steps in gave.items() if steps < usual / 2]
         if slow:
-            found.append(
+            yield (
                 f"{', '.join(slow[:5])} gave less than half of the median worker's steps: away for long, or a slower "
                 "machine. The lanes show which."
             )
-    goodput, elapsed = story["goodput"], story["elapsed"] or 0.0
-    if goodput is not None and goodput < 0.8 and elapsed > 600 and story["ledger"]:
-        kind = max(
-            (kind for kind in story["ledger"] if kind != "productive"), key=story["ledger"].__getitem__, default=""
+
+
+def on_lost_time(story: Mapping[str, Any]) -> Iterator[str]:
+    goodput, elapsed, ledger = story["goodput"], story["elapsed"] or 0.0, story["ledger"]
+    if goodput is None or goodput >= 0.8 or elapsed <= 600:
+        return
+    lost = {kind: seconds for kind, seconds in ledger.items() if kind != "productive"}
+    if lost:
+        kind = max(lost, key=lost.__getitem__)
+        yield (
+            f"Only {100 * goodput:.0f} % of the time was productive; most of the rest was {kind} "
+            f"({100 * lost[kind] / elapsed:.0f} %). {MENDS[kind]}"
         )
-        if kind:
-            found.append(
-                f"Only {100 * goodput:.0f} % of the time was productive; most of the rest was {kind} "
-                f"({100 * story['ledger'][kind] / elapsed:.0f} %). {MENDS[kind]}"
-            )
+
+
+def on_placement(story: Mapping[str, Any]) -> Iterator[str]:
     placed = {task: held["bytes"] for task, held in story["placed"].items()}
-    if (
-        len(placed) > 1
-        and max(placed.values()) > 2 * sum(placed.values()) / len(placed)
-        and max(placed.values()) >= 2**20
-    ):
-        found.append(
-            f"{max(placed, key=placed.__getitem__)} holds more than twice the mean of the variables. "
+    if len(placed) < 2:
+        return
+    largest = max(placed, key=placed.__getitem__)
+    if placed[largest] > 2 * sum(placed.values()) / len(placed) and placed[largest] >= 2**20:
+        yield (
+            f"{largest} holds more than twice the mean of the variables. "
             "The `partitioner` settings split large ones (docs/large-tables.md)."
         )
-    return found
 
 
 def overfitted(evaluations: Mapping[str, Any]) -> list[str]:
@@ -102,3 +113,6 @@ def overfitted(evaluations: Mapping[str, Any]) -> list[str]:
         "model overfits. `checkpoints_kept_best` keeps the best checkpoint; `fab checkpoints` "
         "lists them."
     ]
+
+
+ADVISERS = (on_state, on_numbers, on_saves, on_slow_workers, on_lost_time, on_placement)

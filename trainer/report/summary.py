@@ -83,7 +83,7 @@ def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
         "tasks": tell_tasks(records.tasks),
         "damage": records.damage,
     }
-    story["advice"] = advise(story, records)
+    story["advice"] = advise(story)
     return story
 
 

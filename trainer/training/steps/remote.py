@@ -13,13 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.config import Config
-from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy, Structure
+from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy, Structure, Traced
 from trainer.core.failures import EmptyPart, UserError
 from trainer.run.position import FIRST, Position
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.data_service import DataService
 from trainer.training.input import ENDLESS, Beginning, replica_element_spec, train_dataset_fn
 from trainer.training.keras.adapters import keras_of
+from trainer.training.keras.base import KerasModel
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.learning_rate import LearningRate
 from trainer.training.lookups import asking_once
@@ -95,21 +96,7 @@ class RemoteStepRunner:
         self._told: list[Report] = []  # reports that nobody has heard of yet
         self._stale = Staleness(self.model.optimizer)
         updates = AtomicUpdates(strategy)
-        with asking_once(may_ask_once(self.model)):
-            train_step = trace_step(
-                strategy,
-                self.model,
-                element,
-                self._rate,
-                updates,
-                self._stale,
-                placed=self._exact,
-                seeded=False,
-            )
-        refuse_large_arrays(train_step.graph, f"{type(self.model).__name__}.train_step")
-        refuse_outside(program, train_step, f"{type(self.model).__name__}.train_step", self.model)
-        with strategy.scope():
-            keras.check_step(train_step)
+        train_step = self._trace_step(keras, element, updates)
         self.copy = updates.copy
         self.tells = names_told(outputs_of(train_step, placed=self._exact))
         self.trained = keras.trained()
@@ -128,6 +115,25 @@ class RemoteStepRunner:
         )
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count()
+
+    def _trace_step(self, keras: KerasModel, element: ElementSpec, updates: AtomicUpdates) -> Traced:
+        """Trace a step for the workers; raises UserError where they would train otherwise than one process does."""
+        with asking_once(may_ask_once(self.model)):
+            train_step = trace_step(
+                self._strategy,
+                self.model,
+                element,
+                self._rate,
+                updates,
+                self._stale,
+                placed=self._exact,
+                seeded=False,
+            )
+        refuse_large_arrays(train_step.graph, f"{type(self.model).__name__}.train_step")
+        refuse_outside(self._program, train_step, f"{type(self.model).__name__}.train_step", self.model)
+        with self._strategy.scope():
+            keras.check_step(train_step)
+        return train_step
 
     @property
     def element_spec(self) -> ElementSpec:
