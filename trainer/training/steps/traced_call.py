@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.contracts import DataIterator, Graph, Strategy, Structure, Tensor, Traced, Variable
+from trainer.core.contracts import DataIterator, ElementSpec, Graph, Strategy, Tensor, Traced, Variable
 from trainer.training.atomic_updates import AtomicUpdates, in_turn
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import MetricStates
@@ -54,16 +55,8 @@ def trace_call(
     # AutoGraph would translate the loops' source, which takes longer than all the rest.
     @tf.function(autograph=False)
     def train_call(iterator: DataIterator, order: tf.Tensor, *value: tf.Tensor) -> Any:
-        def repeat(rounds: tf.Tensor, steps: int, outputs: list[Structure]) -> tuple[tf.Tensor, list[Tensor]]:
-            def take_round(done: tf.Tensor, *_outputs: Structure) -> Structure:
-                for number in range(steps):
-                    told = take_step(iterator, *value, counts=number == 0)
-                return done + 1, *told
-
-            begin = (tf.zeros([], tf.int64), *outputs)
-            shapes = (tf.TensorShape([]), *(spec.shape for spec in specs))
-            done, *outputs = tf.while_loop(lambda done, *_: done < rounds, take_round, begin, shapes)
-            return done, outputs
+        def take(counts: bool) -> list[tf.Tensor]:
+            return take_step(iterator, *value, counts=counts)
 
         steps = order[0]
         kept = states.in_call() if states else []
@@ -74,9 +67,9 @@ def trace_call(
             specs = tf.nest.flatten(train_step.structured_outputs, expand_composites=True)
             lengths = [spec.shape.as_list() if spec.shape.rank else [] for spec in specs]
             flat = [tf.zeros([one or 0 for one in each], spec.dtype) for each, spec in zip(lengths, specs, strict=True)]
-            done, flat = repeat((steps - 1) % unrolled + 1 if unrolled > 1 else steps, 1, flat)
+            done, flat = repeat(take, specs, (steps - 1) % unrolled + 1 if unrolled > 1 else steps, 1, flat)
             if unrolled > 1:
-                done, flat = repeat((steps - 1) // unrolled, unrolled, flat)
+                done, flat = repeat(take, specs, (steps - 1) // unrolled, unrolled, flat)
             outputs = tf.nest.pack_sequence_as(train_step.structured_outputs, flat, expand_composites=True)
             # Once a call and at its end, so that a call that is run again on another worker counts once.
             with tf.control_dependencies([done, *flat]):  # a step may return nothing
@@ -92,6 +85,30 @@ def trace_call(
     takes = (iterator, tf.TensorSpec([None], tf.int64), *((rate.spec,) if rate else ()))
     with quiet_tracing():
         return train_call.get_concrete_function(*takes)
+
+
+def repeat(
+    take_step: Callable[[bool], list[tf.Tensor]],
+    specs: Sequence[ElementSpec],
+    rounds: tf.Tensor,
+    steps: int,
+    outputs: list[Tensor],
+) -> tuple[tf.Tensor, list[Tensor]]:
+    """Do rounds of so many steps, in what is traced; returns how many rounds are done, and the last step's outputs.
+
+    `take_step` does one step, and says by its argument whether that counts how stale its update is. `specs` are of its
+    outputs.
+    """
+
+    def take_round(done: tf.Tensor, *_outputs: Tensor) -> tuple[tf.Tensor, ...]:
+        for number in range(steps):
+            told = take_step(number == 0)
+        return done + 1, *told
+
+    begin = (tf.zeros([], tf.int64), *outputs)
+    shapes = (tf.TensorShape([]), *(spec.shape for spec in specs))
+    done, *outputs = tf.while_loop(lambda done, *_: done < rounds, take_round, begin, shapes)
+    return done, outputs
 
 
 class StepCopy:
