@@ -67,7 +67,7 @@ def coordinate(jobs: dict[str, list[str]]) -> None:
 
     from trainer.cluster.spec import Cluster
     from trainer.core.config import Config
-    from trainer.training.scheduler import Scheduler
+    from trainer.training.loop.scheduler import Scheduler
     from trainer.training.steps.remote import RemoteStepRunner
     from trainer.training.steps.runner import POLL_SECONDS
     from trainer.training.strategies import make_strategy

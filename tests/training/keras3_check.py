@@ -28,7 +28,7 @@ from trainer.training.keras.keras3.checkpoint import raw  # isort: skip
 from trainer.training.keras.keras3.checks import refuse_settings  # isort: skip
 from trainer.training.keras.keras3.shards import shards_of  # isort: skip
 from trainer.training.keras.keras3.steps import Step  # isort: skip
-from trainer.training.callbacks import callbacks_of  # isort: skip
+from trainer.training.loop.callbacks import callbacks_of  # isort: skip
 from trainer.training.export import bytes_of_checkpoint  # isort: skip
 from trainer.training.steps.model import make_model  # isort: skip
 

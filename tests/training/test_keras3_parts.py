@@ -11,7 +11,6 @@ import pytest
 from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
 from trainer.core.config import Config
 from trainer.core.failures import UserError
-from trainer.training import callbacks
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.evaluation import make_evaluation
 from trainer.training.export import lacks_evaluation, lacks_export
@@ -28,6 +27,7 @@ from trainer.training.keras.keras3.optimizers import begin_averages, optimizers_
 from trainer.training.keras.keras3.seeds import drawing, forget_seeds
 from trainer.training.keras.keras3.shards import shards_of, train_shards
 from trainer.training.keras.keras3.steps import Step, added, changes_added
+from trainer.training.loop import callbacks
 
 # isort: split
 import keras

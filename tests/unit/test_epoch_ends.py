@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.core.config import Config
-from trainer.training.epoch_ends import EpochEnds
+from trainer.training.loop.epoch_ends import EpochEnds
 
 
 @pytest.mark.parametrize(

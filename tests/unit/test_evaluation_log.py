@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.training.evaluation_log import EvaluationLog
+from trainer.training.loop.evaluation_log import EvaluationLog
 
 METRICS = {"loss": 0.5}
 

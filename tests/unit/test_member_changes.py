@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.training.member_changes import MemberChanges
+from trainer.training.loop.member_changes import MemberChanges
 
 
 class Members:

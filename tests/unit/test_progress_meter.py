@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.training.progress_meter import ProgressMeter, Stretch
+from trainer.training.loop.progress_meter import ProgressMeter, Stretch
 
 
 def meter() -> ProgressMeter:

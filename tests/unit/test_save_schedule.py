@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.training.save_schedule import PATIENCE_SECONDS, SaveSchedule
+from trainer.training.loop.save_schedule import PATIENCE_SECONDS, SaveSchedule
 
 
 def free() -> bool:

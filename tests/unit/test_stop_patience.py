@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.core.signals import STOP_PATIENCE_SECONDS
-from trainer.training.stop_patience import StopPatience
+from trainer.training.loop.stop_patience import StopPatience
 
 
 def test_calls_in_flight_are_waited_for_since_the_first_request() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.training.worker_absence import WorkerAbsence
+from trainer.training.loop.worker_absence import WorkerAbsence
 
 
 def test_an_absence_lasts_from_its_beginning_to_its_end() -> None:

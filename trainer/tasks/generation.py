@@ -24,18 +24,18 @@ from trainer.run.memory import Memory
 from trainer.tasks.run_context import RunContext
 from trainer.tasks.waits import POLL_SECONDS, wait_for_data_service
 from trainer.telemetry.status import numbers
-from trainer.training.callbacks import callbacks_of
-from trainer.training.controller import Controller
 from trainer.training.data_service import DataService
-from trainer.training.epochs import Epochs
 from trainer.training.evaluation import make_evaluation, refuse_best_metric
 from trainer.training.export import export_what_is_due, make_export_due, not_exported
 from trainer.training.export_trial import try_export
-from trainer.training.fit import train_with_fit
 from trainer.training.handover import Handover
 from trainer.training.initial_weights import read_initial_weights
 from trainer.training.keras.adapters import keras_of
-from trainer.training.loop import train_in_epochs, train_with_loop
+from trainer.training.loop.callbacks import callbacks_of
+from trainer.training.loop.controller import Controller
+from trainer.training.loop.custom_loop import train_in_epochs, train_with_loop
+from trainer.training.loop.epochs import Epochs
+from trainer.training.loop.fit import train_with_fit
 from trainer.training.placement import report_placement
 from trainer.training.steps.local import LocalStepRunner
 from trainer.training.steps.remote import RemoteStepRunner

@@ -23,10 +23,10 @@ from trainer.run.records import to_json, write_record
 from trainer.telemetry.events import append, at_once
 from trainer.telemetry.progress import EventWriter
 from trainer.telemetry.status import numbers
-from trainer.training.callbacks import KERAS
 from trainer.training.export import lacks_evaluation
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
 from trainer.training.keras.adapters import keras_of
+from trainer.training.loop.callbacks import KERAS
 from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
 from trainer.training.steps.outputs import fetch_numbers
 

@@ -24,19 +24,19 @@ from trainer.run.checkpoints import SLOW_SECONDS
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.telemetry.progress import Progress
-from trainer.training.calls import Calls
-from trainer.training.epoch_ends import EpochEnds
-from trainer.training.evaluations import Evaluations
 from trainer.training.handover import Handover
-from trainer.training.member_changes import MemberChanges
-from trainer.training.progress_meter import ProgressMeter
-from trainer.training.resumption import Resumption
-from trainer.training.saves import Saves
-from trainer.training.scheduler import make_schedule
+from trainer.training.loop.calls import Calls
+from trainer.training.loop.epoch_ends import EpochEnds
+from trainer.training.loop.evaluations import Evaluations
+from trainer.training.loop.member_changes import MemberChanges
+from trainer.training.loop.progress_meter import ProgressMeter
+from trainer.training.loop.resumption import Resumption
+from trainer.training.loop.saves import Saves
+from trainer.training.loop.scheduler import make_schedule
+from trainer.training.loop.stop_patience import StopPatience
+from trainer.training.loop.worker_absence import WorkerAbsence
 from trainer.training.steps.outputs import fetch_numbers
 from trainer.training.steps.runner import POLL_SECONDS, Call, StepRunner
-from trainer.training.stop_patience import StopPatience
-from trainer.training.worker_absence import WorkerAbsence
 
 log = logging.getLogger(__name__)
 

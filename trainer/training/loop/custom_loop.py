@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainer.core.contracts import Model
-from trainer.training.controller import Controller
-from trainer.training.epochs import Epochs, finalise
+from trainer.training.loop.controller import Controller
+from trainer.training.loop.epochs import Epochs, finalise
 
 
 def train_with_loop(model: Model, controller: Controller) -> None:

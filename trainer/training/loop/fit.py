@@ -9,8 +9,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from trainer.core.contracts import Model
-from trainer.training.controller import Controller
-from trainer.training.epochs import Epochs
+from trainer.training.loop.controller import Controller
+from trainer.training.loop.epochs import Epochs
 
 # `fit` makes iterators of its own, and the calls have theirs already: they read what the custom loop reads.
 NO_DATA = tf.keras.utils.experimental.DatasetCreator(lambda context: tf.data.Dataset.range(1))

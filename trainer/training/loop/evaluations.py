@@ -13,7 +13,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.telemetry.progress import Progress
 from trainer.training.evaluation import Results
-from trainer.training.evaluation_log import EvaluationLog
+from trainer.training.loop.evaluation_log import EvaluationLog
 
 
 class Evaluations:

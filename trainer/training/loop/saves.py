@@ -13,7 +13,7 @@ from trainer.run.checkpoints import SLOW_SECONDS, Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.telemetry.progress import Progress
-from trainer.training.save_schedule import PATIENCE_SECONDS, SaveSchedule
+from trainer.training.loop.save_schedule import PATIENCE_SECONDS, SaveSchedule
 from trainer.training.steps.runner import StepRunner
 
 

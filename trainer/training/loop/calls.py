@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.telemetry.progress import Progress
-from trainer.training.progress_meter import ProgressMeter
-from trainer.training.scheduler import Schedule
+from trainer.training.loop.progress_meter import ProgressMeter
+from trainer.training.loop.scheduler import Schedule
 from trainer.training.steps.runner import Call, StepRunner
 
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 from trainer.core.config import Config
 from trainer.core.contracts import Callback, Model, Structure
 from trainer.run.memory import Memory
-from trainer.training.callbacks import attributes, keys_of, library_of
-from trainer.training.controller import Controller
 from trainer.training.keras.adapters import keras_of
+from trainer.training.loop.callbacks import attributes, keys_of, library_of
+from trainer.training.loop.controller import Controller
 from trainer.training.steps.outputs import fetch_numbers
 from trainer.training.steps.runner import StepRunner
 
