@@ -67,10 +67,7 @@ class Training:
         self._context = RunContext(
             config, program, directory, progress, phases, membership, lease, stopping or StopRequest()
         )
-        self._config = config
         self._cluster = cluster
-        self._membership = membership
-        self._stopping = self._context.stopping
         self._memory: Any = None
         self._began = time.monotonic()
         self._runner: Any = None
@@ -82,14 +79,14 @@ class Training:
 
     def run(self) -> None:
         """Train generations until the run is finished; raises what another process must mend, and Stopped."""
-        membership, in_vain = self._membership, 0
+        membership, in_vain = self._context.membership, 0
         if membership is None and self._cluster.servers:
-            wait_for_members(self._config, self._cluster, self._context.directory, self._context.progress)
+            wait_for_members(self._context.config, self._cluster, self._context.directory, self._context.progress)
         while True:
             if membership is not None:
                 # A request that came in the generation before would be forgotten: the signal has been handled.
                 on_sigterm(raise_stopped)
-                if self._stopping():
+                if self._context.stopping():
                     raise Stopped
             cluster = membership.form() if membership else self._cluster
             self._generations += 1
@@ -145,11 +142,11 @@ class Training:
         An optimizer of the program's own may name what it keeps by the shards of a table, or by numbers that TensorFlow
         counts in each process. Raises Infrastructure where this process has trained a generation: another may fit.
         """
-        if not isinstance(error, Misfit) or self._membership is None:
+        if not isinstance(error, Misfit) or self._context.membership is None:
             return ""
         if self._generations > 1:
             raise Infrastructure(f"{error}; it may fit in a new process, which numbers its variables from the start")
-        if not (lacking := self._membership.needs_every_ps()):
+        if not (lacking := self._context.membership.needs_every_ps()):
             return ""
         return f"{error}; it may fit on all ps, and {', '.join(lacking)} is left out: waiting for it"
 
@@ -159,7 +156,7 @@ class Training:
             # An empty part ends each generation at its worker's first call; a call that a fault broke off, hardly two.
             doubted, self._doubted = self._doubted and not self._controller.every_worker_has_trained, True
             time.sleep(HEAR_SECONDS)
-            if self._membership is not None and self._membership.hurt:
+            if self._context.membership is not None and self._context.membership.hurt:
                 self._doubted = doubted = False  # a fault of this generation's own has broken it off
             return not doubted
         self._doubted = False
@@ -224,5 +221,5 @@ class Training:
         if progress.leads:
             wiring.finish_run(generation, controller.step - first, seconds, ended, self._began)
         else:
-            wait_for_the_end(directory, context.config, controller.step, self._stopping)
+            wait_for_the_end(directory, context.config, controller.step, self._context.stopping)
             progress.enter(RunState.FINISHED)
