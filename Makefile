@@ -22,7 +22,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
 
 .PHONY: help demo venv venv-tf packages lab site test local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
   cloud test-driver test-security test-monitoring test-browser docs site-drills lock sbom advisories audit \
-  bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control clean distclean
+  bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
 
 help:  ## list these targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -203,6 +203,9 @@ bench-page: .cache/browser/.made  ## size and time of a run's page with 100,000 
 
 bench-control: venv  ## the control machine's own time for up to 1,000 simulated hosts
 	bench/control
+
+shape: venv  ## how long functions and modules are, and how plain the words: where the repository drifts
+	python -m bench.shape
 
 clean:  ## take the hosts away, and all that the lab made
 	@$(PYTHON) -m lab clean

@@ -31,7 +31,7 @@ from fleet.sweep import read_sweep_file
 from fleet.terminal import printable
 from fleet.validate import validate as check_inventory
 from fleet.ways import show_ways
-from trainer.parameters import parse_assignments
+from trainer.core.parameters import parse_assignments
 
 _WHERE = {
     "inventory": "path of the inventory (else PSFLEET_INVENTORY, else ansible.cfg's)",

@@ -66,9 +66,10 @@ def coordinate(jobs: dict[str, list[str]]) -> None:
     from tensorflow.python.data.experimental.ops.testing import sleep
 
     from trainer.cluster.spec import Cluster
-    from trainer.config import Config
-    from trainer.training.scheduler import Scheduler
-    from trainer.training.step_runner import POLL_SECONDS, RemoteStepRunner
+    from trainer.core.config import Config
+    from trainer.training.loop.scheduler import Scheduler
+    from trainer.training.steps.remote import RemoteStepRunner
+    from trainer.training.steps.runner import POLL_SECONDS
     from trainer.training.strategies import make_strategy
 
     class Nothing(tf.keras.Model):
@@ -96,6 +97,8 @@ def coordinate(jobs: dict[str, list[str]]) -> None:
         def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
             pause = tf.constant(self.microseconds, tf.int64)
             return tf.data.Dataset.range(1).map(lambda number: (pause + 0 * number, 0.0))
+
+        eval_dataset = train_dataset
 
     cluster = Cluster(jobs, "chief", 0)
     strategy = make_strategy(Config(program="bench:Nothing"), cluster)

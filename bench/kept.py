@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.networks import Networks
 from bench.tasks import Task
 from trainer.cluster.spec import Cluster
-from trainer.failures import FINISHED, USER_ERROR
+from trainer.core.failures import FINISHED, USER_ERROR
 from trainer.tasks.local import local_cluster
 
 RESTART_SECONDS = 1.0

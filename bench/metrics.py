@@ -22,8 +22,8 @@ from prometheus_client import REGISTRY, generate_latest
 
 from bench.tables import print_row
 from bench.tasks import Task
-from trainer.reporting.metrics import Told
-from trainer.reporting.tally import Saved, Seen, Tally
+from trainer.telemetry.metrics import Told
+from trainer.telemetry.tally import Saved, Seen, Tally
 
 TASKS = 4  # a coordinator, two workers, a ps
 SCRAPE_SECONDS = 15  # what the role `prometheus` has

@@ -16,8 +16,8 @@ from statistics import median
 
 from tests.browser.chromium import DRAWN, Browser
 from tests.browser.large import write_large_run
-from trainer.reporting.page import render
-from trainer.reporting.story import read_story
+from trainer.report.html import render
+from trainer.report.summary import read_story
 
 OPENINGS = 5
 SEEN = "return (performance.getEntriesByType('navigation')[0] || {}).loadEventEnd / 1000"

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from bench.points import print_point
-from trainer.program import load_program
+from trainer.core.program import load_program
 
 
 class Points(tf.keras.callbacks.Callback):

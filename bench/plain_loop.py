@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from bench.points import print_point
-from trainer.program import load_program
+from trainer.core.program import load_program
 
 
 def main(program_name: str, epoch_steps: int, directory: str = "") -> None:

@@ -41,7 +41,7 @@ from bench.networks import Networks, missing
 from bench.points import read_point
 from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER
-from trainer.reporting.events import parse
+from trainer.telemetry.events import parse
 
 PARTS = ("detection", "process start", "TensorFlow", "restore", "first step")
 GOES_ON = ("attached", "restored")

@@ -47,11 +47,11 @@ class Table:
 def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     """Train, save and measure, as the coordinator of the cluster in TF_CONFIG."""
     from trainer.cluster.spec import Cluster
-    from trainer.config import Config
-    from trainer.program import load_program
+    from trainer.core.config import Config
+    from trainer.core.program import load_program
     from trainer.run.checkpoints import Checkpoints
     from trainer.run.directory import RunDirectory
-    from trainer.training.step_runner import RemoteStepRunner
+    from trainer.training.steps.remote import RemoteStepRunner
     from trainer.training.strategies import make_strategy
 
     cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])

@@ -22,8 +22,8 @@ from bench.tables import print_row
 from bench.tasks import ROOT, Task, clean_environment
 from trainer.cluster.probe import incarnation
 from trainer.cluster.spec import Cluster
-from trainer.reporting.events import parse
 from trainer.tasks.local import local_cluster
+from trainer.telemetry.events import parse
 
 PROGRAM = "bench.programs:Tiny"
 DEADLINE = 300.0

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, Cluster
-from trainer.runtime import ENVIRONMENT, PS_ENVIRONMENT
+from trainer.core.runtime import ENVIRONMENT, PS_ENVIRONMENT
+from trainer.process.warm_start import die_with_parent
 from trainer.tasks.local import local_cluster
-from trainer.warm_start import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER, PLAIN_SERVER = ("-m", "trainer"), ("-m", "bench.plain_server")

@@ -35,10 +35,10 @@ def measure(program: str) -> dict[str, float]:
     """Make a coordinator's calls in this process and give each worker two of them; returns the seconds by part."""
     import tensorflow as tf
 
-    from trainer.config import Config
-    from trainer.program import load_program
+    from trainer.core.config import Config
+    from trainer.core.program import load_program
     from trainer.tasks.local import local_cluster
-    from trainer.training import step_runner
+    from trainer.training.steps import remote
 
     jobs = local_cluster(WORKERS, 2)
     servers = tf.train.ClusterSpec({job: jobs[job] for job in ("worker", "ps")})
@@ -54,14 +54,14 @@ def measure(program: str) -> dict[str, float]:
     seconds: dict[str, float] = {}
     with contextlib.ExitStack() as patched, counted("coordinator", seconds):
         for part in PARTS:
-            original = getattr(step_runner, part)
+            original = getattr(remote, part)
 
             def timed(*args: object, original: object = original, part: str = part, **more: object) -> object:
                 with counted(part, seconds):
                     return original(*args, **more)  # type: ignore[operator]
 
-            patched.enter_context(patch.object(step_runner, part, timed))
-        runner = step_runner.RemoteStepRunner(Config(program=program), load_program(program, {}), strategy, WORKERS)
+            patched.enter_context(patch.object(remote, part, timed))
+        runner = remote.RemoteStepRunner(Config(program=program), load_program(program, {}), strategy, WORKERS)
     trained: set[int] = set()
     while len(trained) < WORKERS:
         began = time.process_time()

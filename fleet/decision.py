@@ -15,7 +15,7 @@ from fleet.run import Run
 from fleet.schema.problems import show
 from fleet.sweep import is_same
 from fleet.units import Health, Unit, find_trouble
-from trainer.config import NO_PROGRAM_NAME, RUN_NAME, SOURCE, program_name_problem
+from trainer.core.config import NO_PROGRAM_NAME, RUN_NAME, SOURCE, program_name_problem
 
 # A server that systemd calls running has its port within this time.
 PORT_SECONDS = 30

@@ -28,7 +28,7 @@ from fleet.schema.sources import (
 )
 from fleet.schema.texts import text_problems
 from fleet.vault import open_vaults
-from trainer.config import Config
+from trainer.core.config import Config
 
 _YAML = (".yml", ".yaml", ".json")
 # What Ansible says of a file before its name.

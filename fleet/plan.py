@@ -10,7 +10,7 @@ from fleet.cluster import Observation
 from fleet.decision import Choice, pick_restarts
 from fleet.inventory import Inventory, Task
 from fleet.units import Health
-from trainer.parameters import describe_values
+from trainer.core.parameters import describe_values
 
 MOST_NAMES = 8
 MOST_REASONS = 3

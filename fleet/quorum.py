@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fleet.inventory import Inventory
-from trainer.config import STRATEGIES, Config
+from trainer.core.config import STRATEGIES, Config
 
 JOBS = ("chief", "ps", "worker", "evaluator", "data")
 

@@ -14,10 +14,10 @@ from fleet.run import Run
 from fleet.tables import render_duration, render_metrics, render_number, render_table
 from fleet.terminal import one_line, set_off
 from fleet.units import Health
-from trainer.parameters import describe_values
-from trainer.reporting.events import describe_event
-from trainer.reporting.goodput import describe_ledger
-from trainer.reporting.status import describe_absent, describe_ways, has_broken
+from trainer.core.parameters import describe_values
+from trainer.telemetry.events import describe_event
+from trainer.telemetry.goodput import describe_ledger
+from trainer.telemetry.status import describe_absent, describe_ways, has_broken
 
 NOTE_WIDTH = 60
 MOST_PACES = 8

@@ -37,7 +37,7 @@ class Run:
     workers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # their `steps` and `steps_per_second`
     faults: int = 0
     begun_from: str | None = None  # RUN@STEP of another run
-    ledger: Mapping[str, Any] | None = None  # where the time went (trainer/reporting/goodput.py)
+    ledger: Mapping[str, Any] | None = None  # where the time went (trainer/telemetry/goodput.py)
     events: Sequence[Mapping[str, Any]] = ()  # the last ones, oldest first
     updated: float | None = None  # seconds since 1970 by the clock of the chief's host
 

@@ -15,8 +15,8 @@ import yaml
 from fleet.errors import OperatorMistake, first_line
 from fleet.schema.problems import show
 from fleet.schema.reading import plain
-from trainer.config import NO_PROGRAM_NAME, RUN_NAME, program_name_problem
-from trainer.parameters import values_problem
+from trainer.core.config import NO_PROGRAM_NAME, RUN_NAME, program_name_problem
+from trainer.core.parameters import values_problem
 
 KEYS = ("name", "program", "program_args", "grid", "points")
 MOST_POINTS = 1000

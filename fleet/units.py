@@ -88,7 +88,7 @@ class Unit:
 
     @property
     def parked(self) -> bool:
-        """Whether its supervisor waits, without a child, until it is asked to go on (trainer/supervisor.py)."""
+        """Whether its supervisor waits, without a child, until it is asked to go on (trainer/process/supervisor.py)."""
         return self.health is Health.RUNNING and self.status_text.startswith("parked")
 
     @property

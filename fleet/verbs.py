@@ -30,7 +30,7 @@ from fleet.tables import ProgressLine, put, render_duration
 from fleet.terminal import printable
 from fleet.units import Health
 from fleet.view import console_of, draw, is_terminal
-from trainer.reporting.sweep import describe_sweep
+from trainer.telemetry.sweep import describe_sweep
 
 # How often the chief's host is asked for the run, and all hosts for their units.
 RUN_SECONDS = 1.0

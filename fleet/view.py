@@ -18,10 +18,10 @@ from fleet.inventory import Inventory
 from fleet.run import Run
 from fleet.tables import render_duration, render_metrics, render_number
 from fleet.terminal import one_line
-from trainer.parameters import describe_values
-from trainer.reporting.events import FAULTS, describe_event
-from trainer.reporting.goodput import describe_ledger
-from trainer.reporting.status import describe_absent, describe_ways, has_broken
+from trainer.core.parameters import describe_values
+from trainer.telemetry.events import FAULTS, describe_event
+from trainer.telemetry.goodput import describe_ledger
+from trainer.telemetry.status import describe_absent, describe_ways, has_broken
 
 COLOURS = {
     "training": "green",

@@ -18,28 +18,28 @@ from pathlib import Path
 
 from trainer.cluster.member import State
 from trainer.cluster.spec import ADDRESS, SERVICE_JOBS, Cluster
-from trainer.config import Config, ConfigError, absolute_path, read_assignments
-from trainer.failures import TRY_AGAIN, USER_ERROR, UserError, explain
-from trainer.gpus import find_missing
-from trainer.proxies import bypass_proxies
-from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
-from trainer.reporting.journal import about
-from trainer.reporting.logs import set_up_logging
-from trainer.reporting.metrics import Told
-from trainer.reporting.notify import Notifier
-from trainer.reporting.page import render
-from trainer.reporting.scrape import listen, serve
-from trainer.reporting.status import describe, describe_all, read_all, read_status
-from trainer.reporting.story import read_story
-from trainer.reporting.sweep import describe_sweep, read_sweep
+from trainer.core.config import Config, ConfigError, absolute_path, read_assignments
+from trainer.core.failures import TRY_AGAIN, USER_ERROR, UserError, explain
+from trainer.core.proxies import bypass_proxies
+from trainer.core.runtime import prepare_tensorflow
+from trainer.process.gpus import find_missing
+from trainer.process.warm_start import die_with_parent, end
+from trainer.report.html import render
+from trainer.report.summary import read_story
 from trainer.run.branch import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
 from trainer.run.release import MissedRelease, own_release, refuse_missed_release
 from trainer.run.selection import apply_selection, read_selection
-from trainer.runtime import prepare_tensorflow
 from trainer.tasks.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
-from trainer.warm_start import die_with_parent, end
+from trainer.telemetry.checkpoints import describe_checkpoints, read_checkpoints
+from trainer.telemetry.logs import set_up_logging
+from trainer.telemetry.metrics import Told
+from trainer.telemetry.outlets.journald import about
+from trainer.telemetry.outlets.prometheus import listen, serve
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.status import describe, describe_all, read_all, read_status
+from trainer.telemetry.sweep import describe_sweep, read_sweep
 
 log = logging.getLogger("trainer")
 RELEASE_SECONDS = 10.0
@@ -186,7 +186,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         return become_task(options, environment, cluster, listener, notifier)
     if not is_server(cluster):
         read_config(options, environment)  # what is wrong with it is said before TensorFlow's import
-    from trainer.supervisor import Supervisor
+    from trainer.process.supervisor import Supervisor
 
     release = environment.get("TRAINER_RELEASE")
     become = partial(become_task, options, environment, cluster, listener)
@@ -199,6 +199,18 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         partial(become, only_wait=True) if cluster.job == "evaluator" else None,
         listener,
     ).run()
+
+
+def serve_members(cluster: Cluster, notifier: Notifier, selected: Callable[[], Config]) -> int:
+    """Be a server of the cluster or of the data service; returns the exit code, when another process must follow."""
+    from trainer.tasks.data_service import run_service
+    from trainer.tasks.server import run_server
+
+    try:
+        (run_service if cluster.job in SERVICE_JOBS else run_server)(cluster, notifier, selected)
+    except Exception as error:
+        log.error("%s cannot serve: %s", cluster.task, explain(error))
+    return TRY_AGAIN
 
 
 def become_task(
@@ -241,14 +253,7 @@ def become_task(
         notifier.status(missed)
         return TRY_AGAIN
     if is_server(cluster):
-        from trainer.tasks.data_service import run_service
-        from trainer.tasks.server import run_server
-
-        try:
-            (run_service if cluster.job in SERVICE_JOBS else run_server)(cluster, notifier, selected)
-        except Exception as error:
-            log.error("%s cannot serve: %s", cluster.task, explain(error))
-        return TRY_AGAIN
+        return serve_members(cluster, notifier, selected)
     try:
         config = read_config(options, environment, evaluates)
     except ConfigError as error:
@@ -259,8 +264,8 @@ def become_task(
 
         again = partial(read_config, options, environment, True)
         return run_evaluator(config, notifier, again, only_wait=only_wait, told=told)
-    from trainer.reporting.notifications import Notifications
     from trainer.tasks.sweep import train_point
+    from trainer.telemetry.outlets.webhook import Notifications
 
     notifications = Notifications(config, environment.get("CREDENTIALS_DIRECTORY"))
     return train_point(config, cluster, notifier, told, notifications)

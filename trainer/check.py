@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.spec import Cluster
-from trainer.config import Config, ConfigError
-from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
-from trainer.program import load_program
+from trainer.core.config import Config, ConfigError
+from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
+from trainer.core.program import load_program
+from trainer.core.runtime import prepare_tensorflow
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection, read_selection, select_point
 from trainer.run.sweep import Sweep
-from trainer.runtime import prepare_tensorflow
 from trainer.tasks.build_proof import PROVEN, build, go_first, watch_build
 
 PARTS = ("release", "program", "run")
 # What a task imports before it does anything.
-MODULES = ("tensorflow", "trainer.supervisor", "trainer.tasks.server", "trainer.tasks.coordinator")
+MODULES = ("tensorflow", "trainer.process.supervisor", "trainer.tasks.server", "trainer.tasks.coordinator")
 
 
 def add_check_options(parser: argparse.ArgumentParser) -> None:

@@ -12,15 +12,15 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import Config
+from trainer.core.config import Config
+from trainer.core.contracts import Variable
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
-from trainer.training.tf_internals import sleep
+from trainer.training.tf_internals.datasets import sleep
 
 log = logging.getLogger(__name__)
 PACE = ".psfleet-drill"  # on the shared path: the seconds that a step lasts
@@ -108,7 +108,7 @@ class CompareWithCheckpoint(tf.keras.callbacks.Callback):
     A coordinator that goes on with newer variables, on the ps, has nothing to compare.
     """
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         prefix = newest_checkpoint()
         if prefix is None:
             return
@@ -147,7 +147,7 @@ def newest_checkpoint() -> str | None:
     return None if step is None else directory.catalogue.prefix(step)
 
 
-def whole(variables: list[Any]) -> dict[str, np.ndarray]:
+def whole(variables: list[Variable]) -> dict[str, np.ndarray]:
     """Each variable's value. Keras lists a sharded weight's shards one by one: they are put together."""
     parts: dict[str, list[np.ndarray]] = {}
     for number, variable in enumerate(variables):

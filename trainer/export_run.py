@@ -7,15 +7,15 @@ import json
 import sys
 from typing import Any
 
-from trainer.config import Config, ConfigError
-from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, Infrastructure, UserError, explain
-from trainer.program import load_program
-from trainer.reporting.status import read_status
+from trainer.core.config import Config, ConfigError
+from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, Infrastructure, UserError, explain
+from trainer.core.program import load_program
+from trainer.core.runtime import prepare_tensorflow
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import is_free, read_lease
 from trainer.run.records import read_record
-from trainer.runtime import prepare_tensorflow
-from trainer.states import RunState
+from trainer.telemetry.status import read_status
 
 
 def run_export(options: argparse.Namespace, config: Config) -> int:

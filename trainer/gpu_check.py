@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.core.contracts import Tensor
+
 EXPECTED = Path("/etc/trainer/gpu.json")
 FIELDS = ("index", "name", "uuid", "driver_version", "compute_cap", "mig.mode.current")
 # The first product on a GPU may have to wait for the driver to translate the wheel's kernels.
@@ -219,14 +221,14 @@ def run_on(device: str, compute_there: Callable[[], Any], expected: Any, toleran
         return f"{type(error).__name__}: {error.message.splitlines()[0]}"
 
 
-def multiply() -> Any:
+def multiply() -> Tensor:
     """Make the function, compiled by XLA: that is where a wheel without code for a GPU fails."""
     import tensorflow as tf
 
     return tf.function(tf.matmul, jit_compile=True)
 
 
-def convolve(images: Any, filters: Any) -> Any:
+def convolve(images: Tensor, filters: Tensor) -> Tensor:
     """Make the convolution."""
     import tensorflow as tf
 

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config
-from trainer.reporting.notify import Notifier
+from trainer.core.config import Config
+from trainer.core.contracts import Program
+from trainer.core.runtime import prepare_tensorflow
 from trainer.run.directory import RunDirectory
-from trainer.runtime import prepare_tensorflow
 from trainer.tasks.in_process import start_cluster
+from trainer.telemetry.outlets.systemd import Notifier
 
 prepare_tensorflow()
 _temporary: list[tempfile.TemporaryDirectory[str]] = []
@@ -53,7 +54,7 @@ def in_process_cluster(workers: int = 2, ps: int = 1, partitioner: Any = None) -
 
 
 def train(
-    program: Any,
+    program: Program,
     steps: int = 20,
     workers: int = 2,
     ps: int = 1,
@@ -70,13 +71,14 @@ def train(
     program are raised as they are; ConfigError and UserError say what is wrong with the settings or the program.
     """
     prepare_tensorflow()
-    from trainer.constructor import construct
-    from trainer.program import check_program, load_program
-    from trainer.reporting.progress import Progress
-    from trainer.reporting.status import read_status
+    from trainer.core.constructor import construct
+    from trainer.core.program import check_program, load_program
+    from trainer.report.html import PageWriter
     from trainer.run.selection import apply_selection
-    from trainer.tasks.coordinator import train as coordinate
     from trainer.tasks.evaluator import Evaluator
+    from trainer.tasks.training import train as coordinate
+    from trainer.telemetry.progress import Progress
+    from trainer.telemetry.status import read_status
 
     kind = program if inspect.isclass(program) else type(program)
     name = program if isinstance(program, str) else f"{kind.__module__}:{kind.__name__}"
@@ -94,7 +96,7 @@ def train(
         check_program(built, name)
         run.claim(config)
         cluster = start_cluster(config.strategy, workers, ps, data if config.input == "service" else 0)
-        progress = Progress(config, run, Notifier())
+        progress = Progress(config, run, Notifier(), page=PageWriter(run))
         try:
             with kept_signals():
                 coordinate(config, cluster, built, run, progress)

@@ -14,7 +14,7 @@ from gpu_devices import HIDDEN, GpuError, computes, host_devices, share_devices 
 from wireguard import WireguardError, endpoint, is_encrypted, tunnel_address, wireguard_hosts  # noqa: E402
 
 from trainer.cluster.spec import SERVICE_JOBS  # noqa: E402
-from trainer.config import CHECKS, STRATEGIES, Config  # noqa: E402
+from trainer.core.config import CHECKS, STRATEGIES, Config  # noqa: E402
 
 # Jobs in the order in which a host's tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
 JOBS = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)

@@ -48,7 +48,7 @@ from fleet.schema.relations import relation_problems  # noqa: E402
 from fleet.schema.shapes import shape_problems  # noqa: E402
 from fleet.schema.sources import beside_problems, file_problems, range_problems, special_file_problems  # noqa: E402
 from fleet.schema.texts import text_problems, unread_problems  # noqa: E402
-from trainer.config import STRATEGIES, Config  # noqa: E402
+from trainer.core.config import STRATEGIES, Config  # noqa: E402
 
 Groups = Mapping[str, Sequence[str]]
 HostVars = Mapping[str, Mapping[str, Any]]

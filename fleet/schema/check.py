@@ -11,7 +11,7 @@ from fleet.schema import formats
 from fleet.schema.definition import RUN_SETTINGS, Variable, definition, meant_group, meant_variable
 from fleet.schema.problems import Problem, name_hosts, name_some, show
 from fleet.schema.reading import Reading, read
-from trainer.config import Config, ConfigError, key_problem, unknown_key
+from trainer.core.config import Config, ConfigError, key_problem, unknown_key
 
 # TF_CONFIG, which every task gets, has room for some 5,000 members.
 MAX_HOSTS = 10_000

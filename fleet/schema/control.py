@@ -23,8 +23,8 @@ from fleet.schema.check import our_hosts, reference_host
 from fleet.schema.definition import definition
 from fleet.schema.problems import Problem, name_hosts, show
 from fleet.schema.reading import Reading
-from trainer.config import PROGRAM_NAME
-from trainer.program import REQUIRED
+from trainer.core.config import PROGRAM_NAME
+from trainer.core.program import REQUIRED
 
 _LOCKED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^]]*\])?\s*==", re.MULTILINE)
 _BRINGS_IN = re.compile(r"(-e|-r|-c|--editable|--requirement|--constraint)\b")

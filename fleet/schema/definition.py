@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fleet.schema.formats import FORMATS
-from trainer.config import Config
+from trainer.core.config import Config
 
 # Ansible imports this again in the process of each host's task, and jsonschema takes most of that time.
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Values of an inventory that are right alone and senseless together: each relation with the sentence that refuses it.
 
 What decides which tasks there are is `ansible/filter_plugins/preflight.py`'s, and what the run settings say among
-themselves `trainer/config.py`'s.
+themselves `trainer/core/config.py`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fleet.schema.check import HIDDEN, our_hosts, reference_host
 from fleet.schema.definition import definition
 from fleet.schema.problems import Problem, name_hosts, name_some, show
 from fleet.schema.reading import NOWHERE, Reading
-from trainer.config import SOURCE, Config
+from trainer.core.config import SOURCE, Config
 
 # Roles of psfleet call them; the list in the inventory takes the place of the default.
 NEEDED_PACKAGES = ("acl", "nftables", "rsync")

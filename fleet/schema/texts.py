@@ -15,7 +15,7 @@ import yaml
 from fleet.schema.definition import definition
 from fleet.schema.problems import Problem, show
 from fleet.schema.sources import VARIABLE_SUFFIXES, directories, is_for_hosts, list_directory, variable_files
-from trainer.parameters import plain_number
+from trainer.core.parameters import plain_number
 
 GROUP_KEYS = ("hosts", "children", "vars")
 _MOST_BYTES = 5_000_000

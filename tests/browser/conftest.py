@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.large import write_large_run
-from trainer.reporting.page import render
-from trainer.reporting.story import read_story
+from trainer.report.html import render
+from trainer.report.summary import read_story
 from trainer.run.directory import RunDirectory
 
 if TYPE_CHECKING:

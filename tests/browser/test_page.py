@@ -13,8 +13,8 @@ from axe_core_python.selenium import Axe
 from selenium.webdriver.common.by import By
 
 from tests.browser.chromium import Browser
-from trainer.reporting.page import render
-from trainer.reporting.story import read_story
+from trainer.report.html import render
+from trainer.report.summary import read_story
 from trainer.run.directory import RunDirectory
 
 # The series of a figure as it is drawn: [{name, data}], by the figure's kind and name.

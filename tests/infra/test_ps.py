@@ -3,7 +3,7 @@
 import pytest
 
 from tests.hosts import name_of
-from trainer.runtime import PS_ENVIRONMENT
+from trainer.core.runtime import PS_ENVIRONMENT
 
 from .conftest import check_task
 

@@ -10,9 +10,9 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from trainer.cluster.member import State
-from trainer.reporting.events import FAULTS
-from trainer.reporting.goodput import KINDS
-from trainer.reporting.metrics import METRICS, STATES
+from trainer.telemetry.events import FAULTS
+from trainer.telemetry.goodput import KINDS
+from trainer.telemetry.metrics import METRICS, STATES
 
 # Labels that the scrape configuration gives, and those of every metric of a run.
 TARGET_LABELS = {"job", "task", "host", "instance", "run"}

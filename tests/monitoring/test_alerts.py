@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.monitoring.tools import ROOT, defaults, rendered, run
-from trainer.config import Config
-from trainer.reporting.goodput import KINDS
+from trainer.core.config import Config
+from trainer.telemetry.goodput import KINDS
 
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
 OBSERVING = ROOT / "docs" / "observing.md"

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from tests.monitoring.tools import ROOT, tool
-from trainer.reporting.metrics import METRICS, Metric
+from trainer.telemetry.metrics import METRICS, Metric
 
 FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 GPU = "0, GPU-aa, NVIDIA H100, 98, 1000, 81559, 61, 412.25, 0x0000000000000048"

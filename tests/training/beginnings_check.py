@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from trainer.runtime import prepare_tensorflow
+from trainer.core.runtime import prepare_tensorflow
 
 prepare_tensorflow()
 
@@ -14,11 +14,11 @@ import beginnings  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from trainer.failures import UserError  # noqa: E402
-from trainer.reporting.checkpoints import read_checkpoints  # noqa: E402
-from trainer.reporting.events import read_events  # noqa: E402
+from trainer.core.failures import UserError  # noqa: E402
 from trainer.run.branch import begin_from  # noqa: E402
 from trainer.run.directory import RunDirectory  # noqa: E402
+from trainer.telemetry.checkpoints import read_checkpoints  # noqa: E402
+from trainer.telemetry.events import read_events  # noqa: E402
 from trainer.testing import train  # noqa: E402
 from trainer.training.export import bytes_of_checkpoint  # noqa: E402
 

@@ -18,7 +18,7 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
-from trainer.training.callbacks import keras  # isort: skip
+from trainer.training.loop.callbacks import keras  # isort: skip
 
 EPOCH = 20
 SCORES = [3.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]

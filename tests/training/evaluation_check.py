@@ -12,8 +12,8 @@ from pathlib import Path
 import tensorflow as tf
 import uneven
 
-from trainer.config import Config
-from trainer.failures import UserError
+from trainer.core.config import Config
+from trainer.core.failures import UserError
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
 from trainer.tasks.local import local_cluster

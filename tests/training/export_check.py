@@ -13,7 +13,7 @@ import keras as keras3  # isort: skip
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
-from trainer.failures import UserError  # isort: skip
+from trainer.core.failures import UserError  # isort: skip
 from trainer.run.directory import RunDirectory  # isort: skip
 from trainer.training.export_trial import trace_export  # isort: skip
 

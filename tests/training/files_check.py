@@ -11,8 +11,8 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 
 import tensorflow as tf  # isort: skip
 
-from trainer.config import Config  # isort: skip
-from trainer.failures import UserError  # isort: skip
+from trainer.core.config import Config  # isort: skip
+from trainer.core.failures import UserError  # isort: skip
 from trainer.training.data_service import DataService  # isort: skip
 from trainer.training.input import element_spec_of, eval_dataset, own_train_dataset, train_dataset_fn  # isort: skip
 from trainer.training.worker_files import WorkerFiles, number_of, refuse_unwritable  # isort: skip

@@ -14,17 +14,17 @@ import os
 import time
 from pathlib import Path
 
-from trainer.runtime import prepare_tensorflow
+from trainer.core.runtime import prepare_tensorflow
 
 prepare_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
 from trainer.cluster.spec import Cluster  # noqa: E402
-from trainer.config import Config  # noqa: E402
-from trainer.failures import is_infrastructure  # noqa: E402
+from trainer.core.config import Config  # noqa: E402
+from trainer.core.failures import is_infrastructure  # noqa: E402
 from trainer.training.handover import Handover, carry  # noqa: E402
-from trainer.training.step_runner import RemoteStepRunner  # noqa: E402
+from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402
 from trainer.training.strategies import make_strategy  # noqa: E402
 
 WORDS = [f"word{number}" for number in range(64)]

@@ -18,16 +18,20 @@ from tensorflow.python.distribute import input_ops
 from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
 
 from trainer.cluster.spec import free_addresses
-from trainer.config import Config
-from trainer.failures import UserError
+from trainer.core.config import Config
+from trainer.core.failures import UserError
+from trainer.core.variables import variables_of
 from trainer.training.input import batch_size, own_train_dataset, train_dataset_fn, worker_train_dataset
 from trainer.training.lookups import ONCE
 from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement
 from trainer.training.release_resources import Iterators
-from trainer.training.step_runner import UNROLLED_STEPS, RemoteStepRunner, fetch_numbers, trace_call, trace_step
-from trainer.training.tf_internals import iterator_type_spec, stop_cluster, worker_threads
-from trainer.variables import variables_of
+from trainer.training.steps.outputs import fetch_numbers
+from trainer.training.steps.remote import UNROLLED_STEPS, RemoteStepRunner
+from trainer.training.steps.traced_call import trace_call
+from trainer.training.steps.traced_step import trace_step
+from trainer.training.tf_internals.datasets import iterator_type_spec
+from trainer.training.tf_internals.workers import stop_cluster, worker_threads
 
 WORDS = ["a", "b", "c"]
 ROWS = 100

@@ -20,13 +20,17 @@ import keras  # isort: skip
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
-from trainer.failures import UserError  # isort: skip
-from trainer.config import Config  # isort: skip
+from trainer.core.failures import UserError  # isort: skip
+from trainer.core.config import Config  # isort: skip
 from trainer.run.directory import RunDirectory  # isort: skip
-from trainer.training import keras3 as of_keras3  # isort: skip
-from trainer.training.callbacks import callbacks_of  # isort: skip
+from trainer.training.keras.keras3.building import build  # isort: skip
+from trainer.training.keras.keras3.checkpoint import raw  # isort: skip
+from trainer.training.keras.keras3.checks import refuse_settings  # isort: skip
+from trainer.training.keras.keras3.shards import shards_of  # isort: skip
+from trainer.training.keras.keras3.steps import Step  # isort: skip
+from trainer.training.loop.callbacks import callbacks_of  # isort: skip
 from trainer.training.export import bytes_of_checkpoint  # isort: skip
-from trainer.training.step_runner import make_model  # isort: skip
+from trainer.training.steps.model import make_model  # isort: skip
 
 WORDS, WIDTH, BATCH, EPOCH = 64, 8, 8, 20
 MOMENTUM = 1 - 1e-4
@@ -153,10 +157,10 @@ def rows():
     model, _ = make_model(program, strategy)
     spec = program.train_dataset(None).element_spec
     with strategy.scope():
-        of_keras3.build(model, spec)
-        step = tf.function(lambda *batch: strategy.run(of_keras3.Step(model), args=(batch,)))
+        build(model, spec)
+        step = tf.function(lambda *batch: strategy.run(Step(model), args=(batch,)))
         operations = step.get_concrete_function(*spec).graph.get_operations()
-    table = of_keras3.raw(of_keras3.shards_of(model.get_layer("table").embeddings))
+    table = raw(shards_of(model.get_layer("table").embeddings))
     shapes = {tuple(shard.shape) for shard in table}
     read = [one for one in operations if one.type == "ReadVariableOp" and tuple(one.outputs[0].shape) in shapes]
     kinds = [one.type for one in operations]
@@ -541,9 +545,9 @@ def refused(program, cluster, **settings):
     config = Config(program="keras3_check:Program", **{**SPLIT, **settings})
     try:
         model, _ = make_model(program, cluster)
-        of_keras3.refuse_settings(config, model)
+        refuse_settings(config, model)
         with cluster.scope():
-            of_keras3.build(model, program.train_dataset(None).element_spec)
+            build(model, program.train_dataset(None).element_spec)
             callbacks_of(config, program, model)
     except UserError as error:
         return str(error)

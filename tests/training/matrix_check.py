@@ -15,22 +15,22 @@ import re
 import sys
 import tempfile
 
-from trainer.runtime import prepare_tensorflow
+from trainer.core.runtime import prepare_tensorflow
 
 prepare_tensorflow()
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from trainer.config import Config  # noqa: E402
-from trainer.failures import UserError  # noqa: E402
+from trainer.core.config import Config  # noqa: E402
+from trainer.core.failures import UserError  # noqa: E402
+from trainer.core.variables import flatten  # noqa: E402
 from trainer.run.checkpoints import Checkpoints  # noqa: E402
 from trainer.run.directory import RunDirectory  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
-from trainer.training import keras3  # noqa: E402
-from trainer.training.step_runner import RemoteStepRunner  # noqa: E402
+from trainer.training.keras.keras3.checkpoint import Trained, raw  # noqa: E402
+from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402
 from trainer.training.strategies import make_strategy  # noqa: E402
-from trainer.variables import flatten  # noqa: E402
 
 SAVED_ON = (2, "min_size")
 LAYOUTS = {"2 ps": SAVED_ON, "1 ps": (1, "min_size"), "3 ps": (3, "min_size"), "none": (2, "none")}
@@ -57,7 +57,7 @@ class Training:
     def values(self):
         """Return every weight and slot as a whole, by its name."""
         trained = self._runner.trained
-        if isinstance(trained, keras3.Trained):
+        if isinstance(trained, Trained):
             held = {**trained.weights, **{f"slot {name}": one for name, one in trained.optimizer["optimizer"].items()}}
             return {name: np.array(tf.convert_to_tensor(one)) for name, one in held.items()}
         model, shards = self._runner.model, {"step": {0: self._runner.step.numpy()}}
@@ -71,7 +71,7 @@ class Training:
         }
 
     def shards(self):
-        return len(list(flatten(keras3.raw([self._runner.model.get_layer("table").embeddings]))))
+        return len(list(flatten(raw([self._runner.model.get_layer("table").embeddings]))))
 
     def close(self):
         self._runner.close()

@@ -8,12 +8,13 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 
 import outside  # isort: skip - as a run imports its program, before there is a strategy
 
-from trainer.config import Config
-from trainer.failures import UserError, explain
-from trainer.program import program_file
+from trainer.core.config import Config
+from trainer.core.failures import UserError, explain
+from trainer.core.program import program_file
 from trainer.tasks.in_process import start_cluster
 from trainer.training import large_arrays
-from trainer.training.step_runner import RemoteStepRunner, fetch_numbers
+from trainer.training.steps.outputs import fetch_numbers
+from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 
 logging.disable(logging.WARNING)

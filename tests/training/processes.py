@@ -1,8 +1,8 @@
 """Real trainer processes on the loopback interface, watched through what an operator sees: output and status.
 
 `Runs.start` starts what a user types. Single tasks, the tasks of `local` and the scripts beside the tests are forked
-from one process of the whole session that has imported TensorFlow (trainer/fork_server.py), which saves most of their
-time.
+from one process of the whole session that has imported TensorFlow (trainer/process/fork_server.py), which saves most
+of their time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from trainer.fork_server import PARENT, ForkServer, start_process
+from trainer.process.fork_server import PARENT, ForkServer, start_process
 from trainer.run.directory import RunDirectory
 from trainer.tasks.local import FORK_SERVER
 

@@ -18,10 +18,10 @@ import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
 from trainer.__main__ import main as command  # isort: skip
-from trainer.config import Config  # isort: skip
-from trainer.failures import UserError  # isort: skip
-from trainer.reporting.notify import Notifier  # isort: skip
-from trainer.reporting.status import read_status  # isort: skip
+from trainer.core.config import Config  # isort: skip
+from trainer.core.failures import UserError  # isort: skip
+from trainer.telemetry.outlets.systemd import Notifier  # isort: skip
+from trainer.telemetry.status import read_status  # isort: skip
 from trainer.run.directory import RunDirectory  # isort: skip
 from trainer.run.lease import Lease  # isort: skip
 from trainer.run.records import read_record, write_record  # isort: skip
@@ -186,7 +186,7 @@ def led_by_another():
 
 
 def no_room():
-    from trainer import memory_limit
+    from trainer.core import memory_limit
 
     real, memory_limit.memory_limit = memory_limit.memory_limit, lambda: 1024
     try:
@@ -199,7 +199,7 @@ def no_room():
 
 
 def no_room_left():
-    from trainer import memory_limit
+    from trainer.core import memory_limit
 
     real, memory_limit.memory_available = memory_limit.memory_available, lambda: 1024
     try:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from observers import Log, read_log
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.training.input import eval_dataset, own_train_dataset
 
 EXAMPLES = 64

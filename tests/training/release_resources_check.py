@@ -12,18 +12,18 @@ import sys
 import time
 from typing import Any
 
-from trainer.runtime import prepare_tensorflow
+from trainer.core.runtime import prepare_tensorflow
 
 prepare_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
 from trainer.cluster.spec import Cluster  # noqa: E402
-from trainer.config import Config  # noqa: E402
-from trainer.tasks.coordinator import Training  # noqa: E402
+from trainer.core.config import Config  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
+from trainer.tasks.training import Training  # noqa: E402
 from trainer.training.release_resources import freed  # noqa: E402
-from trainer.training.step_runner import RemoteStepRunner  # noqa: E402
+from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402
 from trainer.training.strategies import make_strategy  # noqa: E402
 
 PIPES = sys.argv[1]

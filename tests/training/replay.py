@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from trainer.training.atomic_updates import Update
-from trainer.training.tf_internals import outermost
+from trainer.training.tf_internals.graphs import outermost
 
 
 class Recorded:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from observers import Log, read_log
 from tensorflow.python.data.experimental.ops.testing import sleep
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 
 EXAMPLES = 64
 BATCH = 4

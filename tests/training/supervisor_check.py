@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from trainer.warm_start import fork, warm_up, why_unsafe
+from trainer.process.warm_start import fork, warm_up, why_unsafe
 
 
 def pss(pid: int) -> float:

@@ -14,7 +14,7 @@ from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_ker
 from trainer.training.atomic_updates import GATE, AtomicUpdates, mutex_name
 from trainer.training.one_update import gather, gather_keras3
 from trainer.training.row_updates import leave_momentum_out
-from trainer.training.step_runner import StepCopy
+from trainer.training.steps.traced_call import StepCopy
 
 # isort: split
 import keras

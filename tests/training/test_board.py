@@ -19,7 +19,7 @@ from processes import MINUTE, PROGRAMS, Process, Runs, environment, until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.cluster.spec import free_addresses
-from trainer.reporting.progress import EventWriter, write_mark
+from trainer.telemetry.progress import EventWriter, write_mark
 
 pytestmark = pytest.mark.timeout(300)
 HTTP_SECONDS = 20.0
@@ -80,7 +80,7 @@ def board(digits: Process, runs: Runs) -> Iterator[str]:
     [address] = free_addresses(1)
     host, _, port = address.rpartition(":")
     words = ["--logdir", str(runs.shared / "runs"), "--host", host, "--port", port]
-    command = [sys.executable, "-m", "trainer.reporting.board", *words]
+    command = [sys.executable, "-m", "trainer.report.tensorboard_tab", *words]
     with subprocess.Popen(command, cwd=PROGRAMS, env=environment(), stderr=subprocess.DEVNULL) as process:
         try:
             until(lambda: answers(f"http://{address}/data/environment"), "TensorBoard's answer", 2 * MINUTE)

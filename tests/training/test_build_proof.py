@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import MINUTE, PROGRAMS, ROOT, Runs, run_check
 
-from trainer.failures import FINISHED, USER_ERROR
+from trainer.core.failures import FINISHED, USER_ERROR
 
 pytestmark = pytest.mark.timeout(300)
 

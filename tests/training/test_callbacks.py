@@ -11,9 +11,9 @@ import tensorflow as tf
 from processes import ROOT, run_check
 
 from trainer import testing  # noqa: F401  before TensorFlow's Keras is looked at: it chooses which
-from trainer.config import Config
-from trainer.failures import UserError
-from trainer.training.callbacks import callbacks_of, keras, keys_of
+from trainer.core.config import Config
+from trainer.core.failures import UserError
+from trainer.training.loop.callbacks import callbacks_of, keras, keys_of
 
 pytestmark = pytest.mark.timeout(800)
 APIS = ("custom_loop", "fit")

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 import tensorflow as tf
 
-from trainer.failures import UserError
-from trainer.training.step_runner import StepCopy, trace_call, trace_step
-from trainer.training.tf_internals import CALLS
+from trainer.core.failures import UserError
+from trainer.training.steps.traced_call import StepCopy, trace_call
+from trainer.training.steps.traced_step import trace_step
+from trainer.training.tf_internals.graphs import CALLS
 
 
 class Traced(NamedTuple):

@@ -11,7 +11,7 @@ from trainer import testing  # isort: skip  before TensorFlow: it chooses the Ke
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.one_update import gather

@@ -18,17 +18,17 @@ import tensorflow as tf
 
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
-from trainer.config import Config
-from trainer.failures import StalePath, Stopped, UserError
-from trainer.reporting.notify import Notifier
-from trainer.reporting.progress import Progress
+from trainer.core.config import Config
+from trainer.core.failures import StalePath, Stopped, UserError
 from trainer.run.catalogue import Catalogue
 from trainer.run.checkpoints import Checkpoints, in_thread
 from trainer.run.directory import RunDirectory
 from trainer.run.snapshot import copy_each
-from trainer.training.controller import Controller
-from trainer.training.loop import train_with_loop
-from trainer.training.step_runner import Call
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.progress import Progress
+from trainer.training.loop.controller import Controller
+from trainer.training.loop.custom_loop import train_with_loop
+from trainer.training.steps.runner import Call
 
 SETTINGS = {"program": "a:B", "steps": 100, "epoch_steps": 20}
 
@@ -171,7 +171,7 @@ def test_an_evaluation_is_kept_though_a_save_is_slow(
 
     monkeypatch.setattr(Catalogue, "write_manifest", write_slowly)
     monkeypatch.setattr("trainer.run.checkpoints.PATIENCE_SECONDS", 0.0)  # what takes longer is slow
-    monkeypatch.setattr("trainer.training.controller.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.training.loop.save_schedule.PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("trainer.run.checkpoints.ended", partial(in_thread, "save"))  # as under parameter servers
     run = Run(tmp_path, checkpoints_kept=9, checkpoints_kept_best=1, checkpoint_steps=15, steps_per_execution=5)
     run.train(tells_epochs=tells_epochs)
@@ -237,8 +237,8 @@ def test_an_epoch_at_whose_end_a_run_was_stopped_is_evaluated_when_it_goes_on(tm
 @pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller looks at what is due whenever a call has ended, and queues no more of the short calls than two."""
-    monkeypatch.setattr("trainer.training.scheduler.LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("trainer.training.scheduler.MOST_QUEUED_CALLS", 2)
+    monkeypatch.setattr("trainer.training.loop.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.training.loop.scheduler.MOST_QUEUED_CALLS", 2)
 
 
 class Emptied(Counting):
@@ -433,7 +433,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Event:
         write(self, *arguments, **options)
 
     monkeypatch.setattr(Catalogue, "write_manifest", write_or_fail)
-    monkeypatch.setattr("trainer.training.controller.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("trainer.training.loop.saves.PATIENCE_SECONDS", 0.1)
     full.set()
     return full
 
@@ -557,7 +557,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, errors: list[Exception | None]) -> 
         write(self, *arguments, **options)
 
     monkeypatch.setattr(Catalogue, "write_manifest", write_or_fail)
-    monkeypatch.setattr("trainer.training.controller.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("trainer.training.loop.saves.PATIENCE_SECONDS", 0.1)
 
 
 def test_a_last_save_that_a_server_broke_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

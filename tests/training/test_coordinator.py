@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer import failures
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import (
+from trainer.core import failures
+from trainer.core.config import Config
+from trainer.core.failures import (
     FINISHED,
     TRY_AGAIN,
     USER_ERROR,
@@ -33,15 +33,20 @@ from trainer.failures import (
     is_device,
     is_infrastructure,
 )
-from trainer.reporting.notify import Notifier
-from trainer.reporting.progress import Progress
-from trainer.reporting.status import read_status
+from trainer.core.signals import StopRequest
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import LostLease
 from trainer.run.records import read_record, write_record
-from trainer.states import RunState
 from trainer.tasks import coordinator
-from trainer.tasks.coordinator import Training, run_coordinator
+from trainer.tasks import training as training_module
+from trainer.tasks.coordinator import run_coordinator
+from trainer.tasks.generation import Generation, finish_run
+from trainer.tasks.run_context import RunContext
+from trainer.tasks.training import Training
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.progress import Progress
+from trainer.telemetry.status import read_status
 from trainer.training import release_resources as freeing
 
 pytestmark = pytest.mark.timeout(120)
@@ -132,11 +137,10 @@ def test_a_run_is_not_finished_by_whoever_has_lost_it(
     looks = iter(held)
     lease: Any = SimpleNamespace(held=lambda: next(looks))
     progress = Progress(config, directory, Notifier())
-    training = Training(config, CLUSTER, None, directory, progress, Phases({}), lease=lease)
-    training._controller = SimpleNamespace(step=10, values={})
-    training._runner = SimpleNamespace(element_spec=None)
+    context = RunContext(config, None, directory, progress, Phases({}), None, lease, StopRequest())
+    controller, runner, none = SimpleNamespace(step=10, values={}), SimpleNamespace(element_spec=None), None
     with pytest.raises(LostLease):
-        training._finish(10, 1.0, "")
+        finish_run(Generation(context, runner, controller, [], none), 10, 1.0, "", 0.0)  # type: ignore[arg-type]
     assert directory.finished(10) is None
     assert next(looks, "asked") == "asked"
 
@@ -166,7 +170,7 @@ def test_an_empty_part_is_the_users_only_if_two_generations_in_a_row_end_so(
     ends: Any,
     taken: int,
 ) -> None:
-    monkeypatch.setattr(coordinator, "HEAR_SECONDS", 0)
+    monkeypatch.setattr(training_module, "HEAR_SECONDS", 0)
     handler = signal.getsignal(signal.SIGTERM)
     lost: list[str] = []
     member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lost.append, began=0, hurt=False)
@@ -303,7 +307,7 @@ def test_a_process_trains_so_many_generations_alone(
 ) -> None:
     """It keeps what each has traced."""
     over: list[str] = []
-    monkeypatch.setattr(coordinator, "MOST_GENERATIONS", 3)
+    monkeypatch.setattr(training_module, "MOST_GENERATIONS", 3)
     with pytest.raises(Infrastructure, match="worker-1 answers again; and this process keeps what 3 generations"):
         run_generations(config, directory, monkeypatch, changed, generation_over=over.append)
     assert len(over) == 3
@@ -338,7 +342,7 @@ def test_the_next_generation_waits_for_the_threads_of_the_one_before(
         raise MembershipChanged("worker-1 answers again")
 
     monkeypatch.setattr(training, "_train_generation", train_generation)
-    monkeypatch.setattr(coordinator, "THREADS_SECONDS", 60.0 if ends else 0.1)
+    monkeypatch.setattr(training_module, "THREADS_SECONDS", 60.0 if ends else 0.1)
     monkeypatch.setattr(freeing, "freed", lambda seconds: True)
     monkeypatch.setattr(freeing, "release_iterators", lambda iterators: None)
     handler = signal.getsignal(signal.SIGTERM)

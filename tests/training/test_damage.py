@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from processes import Runs
 
-from trainer.config import Config
-from trainer.failures import Infrastructure, UserError
+from trainer.core.config import Config
+from trainer.core.failures import Infrastructure, UserError
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from processes import run_check
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.training.export_trial import is_new

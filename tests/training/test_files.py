@@ -12,7 +12,7 @@ from trainer import testing  # isort: skip  before TensorFlow: it chooses the Ke
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.training.worker_files import refuse_unwritable
 
 assert testing

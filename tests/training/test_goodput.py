@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from processes import MINUTE, Runs, kill, until
 
-from trainer.reporting.goodput import KINDS
-from trainer.reporting.progress import EventWriter
 from trainer.run.records import read_record
+from trainer.telemetry.goodput import KINDS
+from trainer.telemetry.progress import EventWriter
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 1500

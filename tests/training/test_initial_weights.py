@@ -11,7 +11,7 @@ from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Ker
 
 import tensorflow as tf  # isort: skip
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.training.initial_weights import reading, restart_averages
 
 

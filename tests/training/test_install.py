@@ -79,5 +79,5 @@ def test_commands_run_from_the_install_alone(installed: Path, tmp_path: Path) ->
 
 
 def test_installed_example_can_be_loaded(installed: Path, tmp_path: Path) -> None:
-    script = "from trainer.program import load_program; print(load_program('trainer.examples.digits:Digits', {}))"
+    script = "from trainer.core.program import load_program; print(load_program('trainer.examples.digits:Digits', {}))"
     assert "trainer.examples.digits.Digits" in run(installed, tmp_path, "-c", script)

@@ -9,19 +9,32 @@ import numpy as np
 import pytest
 
 from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
-from trainer.config import Config
-from trainer.failures import UserError
-from trainer.training import callbacks, keras3
+from trainer.core.config import Config
+from trainer.core.failures import UserError
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.evaluation import make_evaluation
 from trainer.training.export import lacks_evaluation, lacks_export
+from trainer.training.keras.keras3.building import build, prepare
+from trainer.training.keras.keras3.checkpoint import Trained, slots
+from trainer.training.keras.keras3.checks import (
+    TABLE_BYTES,
+    refuse_hidden_optimizers,
+    refuse_model,
+    warn_of_whole_tables,
+)
+from trainer.training.keras.keras3.names import named
+from trainer.training.keras.keras3.optimizers import begin_averages, optimizers_of
+from trainer.training.keras.keras3.seeds import drawing, forget_seeds
+from trainer.training.keras.keras3.shards import shards_of, train_shards
+from trainer.training.keras.keras3.steps import Step, added, changes_added
+from trainer.training.loop import callbacks
 
 # isort: split
 import keras
 import tensorflow as tf
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
-TABLE = keras3.TABLE_BYTES // 256  # rows of 64 floats
+TABLE = TABLE_BYTES // 256  # rows of 64 floats
 
 
 class Unnamed(keras.layers.Layer):
@@ -45,7 +58,7 @@ def model(**more: Any) -> Any:
 
 
 def test_the_next_model_has_the_same_names() -> None:
-    first, second = (sorted(keras3.Trained(model()).weights) for _ in range(2))
+    first, second = (sorted(Trained(model()).weights) for _ in range(2))
     own = ["unnamed/unnamed_state", "unnamed/variable", "unnamed/variable:1"]
     assert first == second == ["dense/bias", "dense/kernel", *own]
 
@@ -68,8 +81,8 @@ def test_weights_are_found_by_name_whatever_order_they_are_made_in() -> None:
     for order in ("ab", "ba"):
         made = Towers(order)
         made.compile(keras.optimizers.Adam())
-        keras3.build(made, tf.TensorSpec([None, 4]))
-        found = keras3.Trained(made)
+        build(made, tf.TensorSpec([None, 4]))
+        found = Trained(made)
         slots = found.optimizer["optimizer"]
         kernels = {"a": made.a.kernel, "b": made.b.kernel, "rest_a": made.rest["a"].kernel}
         for name, kernel in kernels.items():
@@ -83,7 +96,7 @@ def test_weights_are_found_by_name_whatever_order_they_are_made_in() -> None:
 def test_layers_of_one_class_are_found_in_the_order_in_which_they_were_made() -> None:
     keras.layers.Dense(1)  # which Keras counts
     inputs, (first, second) = keras.Input((4,)), [keras.layers.Dense(4) for _ in range(2)]
-    found = keras3.named(keras.Model(inputs, first(second(inputs))))
+    found = named(keras.Model(inputs, first(second(inputs))))
     assert found["dense/kernel"] is first.kernel
     assert found["dense:1/kernel"] is second.kernel
 
@@ -109,10 +122,10 @@ class Scaled(Generator):
 def test_a_model_whose_layers_are_built_may_be_called_with_other_than_the_data() -> None:
     made = Generator()
     made.compile("adam")
-    keras3.build(made, tf.TensorSpec([None, 2]))
+    build(made, tf.TensorSpec([None, 2]))
     assert [tuple(weight.shape) for weight in made.trainable_variables] == [(5, 2), (2,)]
     with pytest.raises(ValueError, match="expected axis -1"):
-        keras3.build(Scaled(), tf.TensorSpec([None, 2]))
+        build(Scaled(), tf.TensorSpec([None, 2]))
 
 
 def test_no_variable_is_left_out() -> None:
@@ -120,7 +133,7 @@ def test_no_variable_is_left_out() -> None:
     inner = keras.Sequential([layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.1)])
     rows = layers.Bidirectional(layers.LSTM(2, recurrent_dropout=0.1))
     made = keras.Sequential([keras.Input((3, 4)), inner, rows])
-    found = keras3.named(made)
+    found = named(made)
     assert {id(one) for one in found.values()} == {id(one) for one in made.variables}
     assert len(found) == len(made.variables) > 12
     assert "bidirectional/forward_lstm/cell/kernel" in found
@@ -142,7 +155,7 @@ def test_the_next_model_has_the_same_names_where_they_are_made_of_others() -> No
     for _ in range(2):
         rows = keras.layers.Bidirectional(keras.layers.LSTM(2))
         made = keras.Sequential([keras.Input((3, 4)), Derived(), keras.layers.GRU(2, name="gru_of_mine_1"), Derived()])
-        found.append((sorted(keras3.named(made)), sorted(keras3.named(keras.Sequential([keras.Input((3, 4)), rows])))))
+        found.append((sorted(named(made)), sorted(named(keras.Sequential([keras.Input((3, 4)), rows])))))
     assert found[0] == found[1]
     first, second = found[0]
     assert {"derived/derived_dense/kernel", "derived:1/derived_dense/kernel", "gru_of_mine_1/cell/bias"} < set(first)
@@ -151,14 +164,14 @@ def test_the_next_model_has_the_same_names_where_they_are_made_of_others() -> No
 
 def test_a_layers_own_name_is_kept_with_its_number() -> None:
     made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="block_2")])
-    assert sorted(keras3.named(made)) == ["block_2/bias", "block_2/kernel"]
+    assert sorted(named(made)) == ["block_2/bias", "block_2/kernel"]
 
 
 def test_optimizers_in_lists_and_dicts_are_found_once() -> None:
     made = model()
     made.others = [keras.optimizers.Adam(), made.optimizer]
     made.named = {"judge": keras.optimizers.Adam()}
-    found = dict(keras3.optimizers_of(made))
+    found = dict(optimizers_of(made))
     assert sorted(found) == ["named_judge", "optimizer", "others_0"]
     assert found["optimizer"] is made.optimizer
 
@@ -176,23 +189,23 @@ class Outer(keras.Model):
 
 def test_an_optimizer_that_no_checkpoint_would_have_is_refused() -> None:
     outer = Outer()
-    keras3.build(outer.inner, None)
+    build(outer.inner, None)
     specs = (tf.TensorSpec([2, 4]), tf.TensorSpec([2, 1]))
-    step = tf.function(keras3.Step(outer)).get_concrete_function(specs)
+    step = tf.function(Step(outer)).get_concrete_function(specs)
     with pytest.raises(UserError, match="Make it an attribute of Outer"):
-        keras3.refuse_hidden_optimizers(outer, step)
+        refuse_hidden_optimizers(outer, step)
     outer.inner_optimizer = outer.inner.optimizer
-    keras3.refuse_hidden_optimizers(outer, step)
+    refuse_hidden_optimizers(outer, step)
 
 
 def test_a_split_table_is_left_out_of_weight_decay() -> None:
-    keras3.train_shards()
+    train_shards()
     made = model(weight_decay=0.1)
     kernel = made.layers[1].kernel
     parts = [tf.Variable(tf.zeros([2, 1]), name=f"kernel/part_{number}") for number in range(2)]
     kernel._value = ShardedVariable(parts, name="kernel")
     made.optimizer.exclude_from_weight_decay(var_list=[kernel])
-    keras3.build(made, None)
+    build(made, None)
     assert [made.optimizer._use_weight_decay(part) for part in parts] == [False, False]
 
 
@@ -200,24 +213,24 @@ def test_a_split_variable_of_no_layer_has_its_slots_in_one() -> None:
     variable = keras.Variable(np.zeros([4, 1]), dtype="float32")
     variable._value = ShardedVariable([tf.Variable(tf.zeros([2, 1])) for _ in range(2)])
     optimizer = keras.optimizers.SGD(momentum=0.9)
-    optimizer.build(keras3.shards_of(variable))
-    found = keras3.slots(optimizer, {})
+    optimizer.build(shards_of(variable))
+    found = slots(optimizer, {})
     assert isinstance(found["momentums/0000"], ShardedVariable)
     assert "momentums/0001" not in found
 
 
 def test_averages_begin_with_the_weights() -> None:
     made = model(use_ema=True)
-    keras3.build(made, None)
-    keras3.begin_averages(made)
+    build(made, None)
+    begin_averages(made)
     for weight, average in zip(made.trainable_variables, made.optimizer._model_variables_moving_average, strict=True):
         assert np.array_equal(weight, average)
 
 
 def test_a_step_overwrites_a_flag() -> None:
     made = model()
-    keras3.build(made, None)
-    step = tf.function(keras3.Step(made))
+    build(made, None)
+    step = tf.function(Step(made))
     for _ in range(2):
         step((tf.ones([2, 4]), tf.ones([2, 1])))
     assert np.array(made.layers[0].known)
@@ -233,7 +246,7 @@ def test_a_change_is_added_to_what_another_has_written(split: bool) -> None:
 
     @tf.function
     def step() -> None:
-        with keras3.changes_added(variable):
+        with changes_added(variable):
             for part in getattr(own, "variables", [own]):
                 part.assign_add(tf.fill(part.shape, 10.0))  # by another worker
             variable.assign(variable * 2)
@@ -253,7 +266,7 @@ def test_what_is_set_is_no_change(split: bool) -> None:
 
     @tf.function
     def step(values: tf.Tensor) -> None:
-        with keras3.changes_added(variable):
+        with changes_added(variable):
             for part in getattr(own, "variables", [own]):
                 part.assign_add(tf.fill(part.shape, 10.0))  # by another worker
             variable.assign(values)
@@ -267,7 +280,7 @@ def test_a_layer_that_replaces_weights_is_refused() -> None:
     made = keras.Sequential([keras.Input((4,)), keras.layers.SpectralNormalization(keras.layers.Dense(1))])
     made.compile("sgd", "mse", jit_compile=False)
     with pytest.raises(UserError, match="is a SpectralNormalization, which replaces weights"):
-        keras3.refuse_model(made)
+        refuse_model(made)
 
 
 def test_a_mend_is_one_for_keras3() -> None:
@@ -280,12 +293,12 @@ def test_random_numbers_begin_anew_with_a_cluster() -> None:
     from keras.src.random.seed_generator import global_seed_generator
 
     before = global_seed_generator()
-    keras3.forget_seeds()
+    forget_seeds()
     assert global_seed_generator() is not before
 
 
 def test_a_step_draws_without_a_seed_and_without_a_variable() -> None:
-    step = tf.function(keras3.drawing(lambda: keras.random.normal([2]))).get_concrete_function()
+    step = tf.function(drawing(lambda: keras.random.normal([2]))).get_concrete_function()
     assert step().numpy().tolist() != step().numpy().tolist()
     assert not step.graph.variables
 
@@ -348,9 +361,9 @@ def test_what_follows_a_weight_is_changed_and_not_overwritten() -> None:
     made = Follows()
     made.compile(keras.optimizers.SGD(0.0), "mse")
     specs = (tf.TensorSpec([2, 1]), tf.TensorSpec([2, 1]))
-    keras3.build(made, specs)
+    build(made, specs)
     HIDDEN[:], made.by_another = [made.target.kernel._value], True
-    step = keras3.Step(made)
+    step = Step(made)
     tf.function(step).get_concrete_function(specs)
     assert step.found_more
     traced = tf.function(step).get_concrete_function(specs)
@@ -382,10 +395,10 @@ def test_a_target_that_takes_over_weights_is_overwritten(how: str) -> None:
     made = Copies(how)
     made.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
     specs = (tf.TensorSpec([2, 1]), tf.TensorSpec([2, 1]))
-    keras3.build(made, specs)
+    build(made, specs)
     made.line.kernel.assign([[3.0]])
     HIDDEN[:], made.by_another = [made.target.kernel._value], True
-    step = keras3.Step(made)
+    step = Step(made)
     tf.function(step).get_concrete_function(specs)
     assert step.found_more
     traced = tf.function(step).get_concrete_function(specs)
@@ -401,10 +414,10 @@ def test_what_was_read_before_a_weight_was_written_is_no_sum_with_it() -> None:
     @tf.function(autograph=False)
     def step() -> None:
         before = own.read_value()
-        assert keras3.added(before + 1.0, own) is not None
+        assert added(before + 1.0, own) is not None
         own.assign(before * 3.0)
-        assert keras3.added(before + (own.read_value() - before) * 0.5, own) is None
-        assert keras3.added(own.read_value() + 1.0, own) is not None
+        assert added(before + (own.read_value() - before) * 0.5, own) is None
+        assert added(own.read_value() + 1.0, own) is not None
 
     step.get_concrete_function()
 
@@ -412,12 +425,12 @@ def test_what_was_read_before_a_weight_was_written_is_no_sum_with_it() -> None:
 def test_one_number_is_added_to_all_of_a_weight() -> None:
     made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     made.compile(keras.optimizers.SGD(0.1), "mse")
-    keras3.build(made, None)
+    build(made, None)
     kernel = made.layers[0].kernel
 
     @tf.function(autograph=False)
     def step() -> None:
-        with keras3.Step(made)._watched(kernel):
+        with Step(made)._watched(kernel):
             kernel.assign_add(tf.constant(0.5))
 
     step()
@@ -427,8 +440,8 @@ def test_one_number_is_added_to_all_of_a_weight() -> None:
 def test_a_weight_that_is_frozen_is_not_read_as_a_whole() -> None:
     made = model()
     made.layers[1].trainable = False
-    keras3.build(made, None)
-    step = keras3.Step(made)
+    build(made, None)
+    step = Step(made)
     tf.function(step).get_concrete_function((tf.TensorSpec([2, 4]), tf.TensorSpec([2, 1])))
     assert not step.found_more
 
@@ -437,21 +450,21 @@ def test_a_step_that_assigns_what_is_trained_is_refused() -> None:
     made = Follows(trainable=True)
     made.compile(keras.optimizers.SGD(0.1), "mse")
     specs = (tf.TensorSpec([2, 1]), tf.TensorSpec([2, 1]))
-    keras3.build(made, specs)
+    build(made, specs)
     with pytest.raises(UserError, match=r"Follows.train_step assigns .*kernel, which optimizer trains"):
-        tf.function(keras3.Step(made)).get_concrete_function(specs)
+        tf.function(Step(made)).get_concrete_function(specs)
 
 
 def test_what_is_added_to_a_trained_weight_is_added_to_what_another_has_written() -> None:
     made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, use_bias=False, kernel_initializer="ones")])
     made.compile(keras.optimizers.Muon(0.5, weight_decay=0.5, adam_weight_decay=0.5), "mse", jit_compile=False)
-    keras3.build(made, None)
+    build(made, None)
     kernel = made.layers[0].kernel
     own = kernel._value
 
     @tf.function
     def step() -> None:
-        with keras3.Step(made)._watched(kernel):
+        with Step(made)._watched(kernel):
             decayed = kernel - kernel * 0.25
             with tf.control_dependencies([decayed]):  # another worker adds, of which this step knows nothing
                 other = tf.numpy_function(lambda: own.assign_add(tf.fill(own.shape, 10.0)).numpy(), [], tf.float32)
@@ -461,7 +474,7 @@ def test_what_is_added_to_a_trained_weight_is_added_to_what_another_has_written(
     step()
     assert kernel.numpy().tolist() == [[10.75, 10.75]] * 2
     # Whose weight decay is written so.
-    tf.function(keras3.Step(made))((tf.zeros([2, 2]), tf.zeros([2, 2])))
+    tf.function(Step(made))((tf.zeros([2, 2]), tf.zeros([2, 2])))
     assert kernel.numpy().max() < 10.75
 
 
@@ -471,13 +484,13 @@ def test_a_constraint_is_applied_in_the_update() -> None:
     )
     made = keras.Sequential([keras.Input((2,)), line])
     made.compile(keras.optimizers.SGD(0.0), "mse")
-    keras3.build(made, None)
+    build(made, None)
     constraint, updates = line.kernel.constraint, AtomicUpdates(tf.distribute.get_strategy())
 
     @tf.function
     def step() -> None:
         with updates.active():
-            keras3.Step(made)((tf.zeros([2, 2]), tf.zeros([2, 1])))
+            Step(made)((tf.zeros([2, 2]), tf.zeros([2, 1])))
 
     graph = step.get_concrete_function().graph
     step()
@@ -503,13 +516,11 @@ class Taking(keras.layers.Embedding):
 def operations_of(layer: Any) -> list[str]:
     made = keras.Sequential([keras.Input((1,), dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
     made.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
-    keras3.train_shards()
-    keras3.prepare(made)
-    keras3.build(made, None)
-    step = tf.function(keras3.Step(made)).get_concrete_function(
-        (tf.TensorSpec([2, 1], tf.int64), tf.TensorSpec([2, 1]))
-    )
-    keras3.warn_of_whole_tables(made, step)
+    train_shards()
+    prepare(made)
+    build(made, None)
+    step = tf.function(Step(made)).get_concrete_function((tf.TensorSpec([2, 1], tf.int64), tf.TensorSpec([2, 1])))
+    warn_of_whole_tables(made, step)
     return [one.type for one in step.graph.get_operations()]
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, until
 
-from trainer.reporting.events import read_events
+from trainer.core.states import RunState
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
-from trainer.states import RunState
 from trainer.tasks.local import local_cluster
+from trainer.telemetry.events import read_events
 
 pytestmark = pytest.mark.timeout(300)
 RUN = "alone"

@@ -11,7 +11,7 @@ from trainer import testing  # isort: skip  before TensorFlow: it chooses the Ke
 
 import tensorflow as tf
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.training.input import Beginning, own_train_dataset, train_dataset_fn, warn_of_one_order
 
 assert testing

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from processes import run_check
 
-from trainer import memory_limit
-from trainer.failures import UserError
+from trainer.core import memory_limit
+from trainer.core.failures import UserError
 
 pytestmark = pytest.mark.timeout(1250)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from trainer import testing
-from trainer.config import Config, ConfigError
-from trainer.failures import UserError
+from trainer.core.config import Config, ConfigError
+from trainer.core.failures import UserError
 from trainer.run.checkpoints import check_fit
 from trainer.training.optimizers import share_among_workers
 from trainer.training.row_updates import update_by_rows

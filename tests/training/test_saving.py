@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from trainer import testing  # before TensorFlow: it chooses the Keras
-from trainer.config import Config
-from trainer.failures import Infrastructure, UserError
+from trainer.core.config import Config
+from trainer.core.failures import Infrastructure, UserError
 from trainer.run import checkpoints as module
 from trainer.run.checkpoints import Checkpoints, SaveFailed
 from trainer.run.directory import RunDirectory

@@ -12,7 +12,7 @@ import pytest
 from processes import DIGITS, MINUTE, Process, Runs, until
 from prometheus_client.parser import text_string_to_metric_families
 
-from trainer.reporting.metrics import METRICS
+from trainer.telemetry.metrics import METRICS
 
 TASKS = ("chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0")  # in the order of their ports
 

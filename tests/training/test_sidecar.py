@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
-from trainer.config import Config
-from trainer.failures import UserError
-from trainer.reporting.status import read_status
+from trainer.core.config import Config
+from trainer.core.failures import UserError
 from trainer.run.checkpoints import Checkpoints, read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.retention import Retention
 from trainer.tasks import evaluator as module
 from trainer.tasks.evaluator import Evaluator
+from trainer.telemetry.status import read_status
 from trainer.training.evaluation import refuse_best_metric
 
 pytestmark = pytest.mark.timeout(120)

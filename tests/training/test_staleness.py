@@ -12,7 +12,7 @@ from trainer import testing  # isort: skip  # noqa: F401  before TensorFlow: it 
 import tensorflow as tf
 
 from trainer.training.staleness import SCOPE, Staleness
-from trainer.training.step_runner import StepCopy
+from trainer.training.steps.traced_call import StepCopy
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 
 import tensorflow as tf  # isort: skip
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.tasks.in_process import start_cluster
-from trainer.training import step_runner
-from trainer.training.step_runner import RemoteStepRunner
+from trainer.training.steps import traced_step
+from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 from trainer.training.transfers import crossing, pack, places_of, sending_together, unpack
 
@@ -82,7 +82,7 @@ def trained(program: Any, monkeypatch: pytest.MonkeyPatch, together: Any, **sett
         found = crossing(operations, places_of(operations)).values()
         sent.append(sum(tensor.dtype != tf.resource for tensors in found for tensor in tensors))
 
-    monkeypatch.setattr(step_runner, "sending_together", counting)
+    monkeypatch.setattr(traced_step, "sending_together", counting)
     known = {"program": "any:One", "run": "test", "shared_dir": "/tmp", "steps": STEPS, "seed": 3}
     config = Config.from_dict({**known, "evaluation": "none", **settings})
     strategy = make_strategy(config, start_cluster("parameter_server", 1, 2))

@@ -22,15 +22,15 @@ import tensorflow as tf
 from observers import Counter
 from tensorflow.python.data.experimental.ops.testing import sleep
 
-from trainer.config import Config
-from trainer.failures import EmptyPart, UserError
+from trainer.core.config import Config
+from trainer.core.failures import EmptyPart, UserError
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.position import Position
-from trainer.tasks.coordinator import Training
 from trainer.tasks.in_process import start_cluster
+from trainer.tasks.training import Training
 from trainer.training.input import own_train_dataset, pass_after_pass
-from trainer.training.step_runner import RemoteStepRunner
+from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 
 assert testing

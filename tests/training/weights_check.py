@@ -11,7 +11,7 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
-from trainer.training.step_runner import make_model  # isort: skip
+from trainer.training.steps.model import make_model  # isort: skip
 
 keras = tf.keras
 PLACE = tempfile.mkdtemp(prefix="psfleet-weights-") + "/"

@@ -33,7 +33,7 @@ from tests.unit.test_fleet_ways import Pretence as WaysHosts
 from tests.unit.test_fleet_ways import inventory as of_ways
 from tests.unit.test_gpu_fab import RIGHT
 from tests.unit.test_gpu_fab import Pretence as GpuHosts
-from trainer.reporting.status import Status
+from trainer.telemetry.status import Status
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "fleet/schema/answers.json").read_text(encoding="utf-8"))

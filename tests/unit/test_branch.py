@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from trainer.__main__ import main
-from trainer.config import Config, ConfigError
-from trainer.reporting.checkpoints import describe_checkpoints, read_checkpoints
+from trainer.core.config import Config, ConfigError
 from trainer.run.branch import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
 from trainer.run.selection import apply_selection
+from trainer.telemetry.checkpoints import describe_checkpoints, read_checkpoints
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR
+from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR
 from trainer.tasks import build_proof
 from trainer.tasks.build_proof import UNPROVEN, free_memory, watch_build
 

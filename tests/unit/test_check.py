@@ -11,8 +11,8 @@ import pytest
 import trainer.check
 from tests.unit.programs import PROGRAMS
 from trainer.__main__ import main
-from trainer.config import Config
-from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR
+from trainer.core.config import Config
+from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR
 from trainer.run.directory import RunDirectory
 
 RATED = """
@@ -25,7 +25,7 @@ class Rated(Good):
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A shared path, with a program that can be imported; TensorFlow is left out, the other modules need none."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(trainer.check, "MODULES", ("trainer.supervisor",))
+    monkeypatch.setattr(trainer.check, "MODULES", ("trainer.process.supervisor",))
     (tmp_path / "checked_program.py").write_text(f"{PROGRAMS}{RATED}")
     return tmp_path
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from trainer.cluster.spec import Cluster
-from trainer.config import STRATEGIES, ConfigError
+from trainer.core.config import STRATEGIES, ConfigError
 
 JOBS = {"chief": ["h:1"], "worker": ["w0:1", "w1:1"], "ps": ["p:1"]}
 

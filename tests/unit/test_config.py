@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Config, ConfigError, absolute_path
+from trainer.core.config import Config, ConfigError, absolute_path
 
 PROGRAM = "trainer.examples.digits:Digits"
 
@@ -210,9 +210,15 @@ def test_bad_file_is_named(tmp_path: Path, text: str | None, expected: str) -> N
 def test_module_needs_nothing_but_python() -> None:
     """The control machine's preflight imports it."""
     script = (
-        "import sys; before = set(sys.modules); import trainer.config; "
+        "import sys; before = set(sys.modules); import trainer.core.config; "
         "print([name for name in set(sys.modules) - before if name.split('.')[0] not in sys.stdlib_module_names])"
     )
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-S", "-c", script], cwd=root, capture_output=True, text=True, check=True)
-    assert set(eval(done.stdout)) == {"trainer", "trainer.config", "trainer.parameters", "trainer.relations"}
+    assert set(eval(done.stdout)) == {
+        "trainer",
+        "trainer.core",
+        "trainer.core.config",
+        "trainer.core.parameters",
+        "trainer.core.relations",
+    }

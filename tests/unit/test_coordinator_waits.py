@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import STOPPED, TRY_AGAIN, Stopped
-from trainer.reporting.notify import Notifier
+from trainer.core.config import Config
+from trainer.core.failures import STOPPED, TRY_AGAIN, Stopped
+from trainer.core.signals import StopRequest
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.signals import StopRequest
-from trainer.states import RunState
-from trainer.tasks import coordinator
+from trainer.tasks import coordinator, waits
+from trainer.telemetry.outlets.systemd import Notifier
 
 
 @pytest.fixture
@@ -54,6 +54,6 @@ def test_a_member_in_step_waits_for_the_chiefs_export(config: Config, monkeypatc
         if now[0] > config.saving_timeout_seconds - 600:
             directory.set_state(RunState.FINISHED, 10, asked=10)
 
-    monkeypatch.setattr(coordinator, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    coordinator.wait_for_the_end(directory, config, 10, StopRequest())
-    assert coordinator.END_SECONDS < now[0] < config.saving_timeout_seconds
+    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    waits.wait_for_the_end(directory, config, 10, StopRequest())
+    assert waits.END_SECONDS < now[0] < config.saving_timeout_seconds

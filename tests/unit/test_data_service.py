@@ -10,15 +10,15 @@ import pytest
 from trainer.cluster import probe
 from trainer.cluster.probe import SERVICE_METHODS
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import Stopped, UserError
+from trainer.core.config import Config
+from trainer.core.failures import Stopped, UserError
+from trainer.core.signals import StopRequest
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import LeaseHeld
 from trainer.run.records import write_record
 from trainer.run.selection import selection_path
-from trainer.signals import StopRequest
-from trainer.states import RunState
-from trainer.tasks import coordinator, data_service
+from trainer.tasks import data_service, waits
 from trainer.tasks.data_service import Journal, serves
 from trainer.tasks.server import ending
 
@@ -162,8 +162,8 @@ def test_a_coordinator_waits_for_the_dispatcher_and_one_data_worker(
         return address in there
 
     monkeypatch.setattr(probe, "answers", answers)
-    monkeypatch.setattr(coordinator.time, "sleep", lambda _: there.add(coming.pop(0)))
-    coordinator.wait_for_data_service(config, SERVED, StopRequest(), said)  # type: ignore[arg-type]
+    monkeypatch.setattr(waits.time, "sleep", lambda _: there.add(coming.pop(0)))
+    waits.wait_for_data_service(config, SERVED, StopRequest(), said)  # type: ignore[arg-type]
     assert said.messages == [
         "no answer from dispatcher-0 (h:2), data-0 (a:3), data-1 (b:3)",
         f"no answer from {missing}",
@@ -172,7 +172,7 @@ def test_a_coordinator_waits_for_the_dispatcher_and_one_data_worker(
     stopped = StopRequest()
     stopped.received = True
     with pytest.raises(Stopped):
-        coordinator.wait_for_data_service(config, SERVED, stopped, said)  # type: ignore[arg-type]
+        waits.wait_for_data_service(config, SERVED, stopped, said)  # type: ignore[arg-type]
 
 
 def test_a_user_may_limit_the_wait_for_the_data_service(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,4 +180,4 @@ def test_a_user_may_limit_the_wait_for_the_data_service(config: Config, monkeypa
     limited = config.replace(member_wait_timeout_seconds=0.01, ps_wait_seconds=0)
     expected = r"\(member_wait_timeout_seconds\) for the data service, and no answer from data-0 \(a:3\), data-1"
     with pytest.raises(UserError, match=expected):
-        coordinator.wait_for_data_service(limited, SERVED, StopRequest(), Told())  # type: ignore[arg-type]
+        waits.wait_for_data_service(limited, SERVED, StopRequest(), Told())  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.cluster.deadlines import Phases
-from trainer.states import Phase
+from trainer.core.states import Phase
 
 
 class Clock:

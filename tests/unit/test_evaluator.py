@@ -10,15 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.config import Config, ConfigError
-from trainer.reporting.notify import Notifier
+from trainer.core.config import Config, ConfigError
+from trainer.core.states import RunState
+from trainer.process.supervisor import NEEDED
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.run.retention import Retention
-from trainer.states import RunState
-from trainer.supervisor import NEEDED
 from trainer.tasks import evaluator
 from trainer.tasks.evaluator import run_evaluator
+from trainer.telemetry.outlets.systemd import Notifier
 
 pytestmark = pytest.mark.timeout(30)
 

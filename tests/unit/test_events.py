@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.reporting.events import EventLog, describe_event, read_events
+from trainer.telemetry.events import EventLog, describe_event, read_events
 
 
 def test_event_is_a_line_with_what_is_known(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from tests.unit.test_evaluator import write_checkpoint
 from trainer import export_run
-from trainer.config import Config
-from trainer.failures import FINISHED, USER_ERROR
-from trainer.reporting.status import read_status
+from trainer.core.config import Config
+from trainer.core.failures import FINISHED, USER_ERROR
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import this_process
 from trainer.run.records import write_record
-from trainer.states import RunState
+from trainer.telemetry.status import read_status
 
 OPTIONS = argparse.Namespace(json=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainer.failures import Infrastructure, UserError, explain, is_infrastructure
+from trainer.core.failures import Infrastructure, UserError, explain, is_infrastructure
 
 
 def raised(path: Path, source: str) -> BaseException:
@@ -32,7 +32,7 @@ def test_line_is_the_users_and_not_the_librarys(tmp_path: Path) -> None:
 
 def test_trainers_own_line_is_not_shown_as_the_users() -> None:
     with pytest.raises(ValueError, match="steps") as caught:
-        __import__("trainer.config").config.Config(program="a:b", steps=0)
+        __import__("trainer.core.config").core.config.Config(program="a:b", steps=0)
     assert "config.py" not in explain(caught.value)
 
 

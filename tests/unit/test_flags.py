@@ -12,7 +12,7 @@ import pytest
 
 from trainer.__main__ import parse
 from trainer.cluster.spec import Cluster
-from trainer.config import ConfigError
+from trainer.core.config import ConfigError
 from trainer.tasks.flags import read_cluster
 
 ROOT = Path(__file__).resolve().parents[2]

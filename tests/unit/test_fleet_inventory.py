@@ -7,7 +7,7 @@ import pytest
 from fleet import inventory as module
 from fleet.errors import OperatorMistake
 from fleet.inventory import Inventory, load_inventory, refuse_problems
-from trainer.config import Config
+from trainer.core.config import Config
 
 SMALL = """
 chief:

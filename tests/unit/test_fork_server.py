@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.fork_server import PARENT, Forked, ForkServer, start_process
+from trainer.process.fork_server import PARENT, Forked, ForkServer, start_process
 
 pytestmark = pytest.mark.timeout(60)
 SERVER = (
-    "import sys\nfrom trainer import fork_server\n"
+    "import sys\nfrom trainer.process import fork_server\n"
     "fork_server.warm_up = lambda: None\nfork_server.why_unsafe = lambda: ''\n"
     "fork_server.Server(sys.argv[1]).run()\n"
 )
@@ -105,7 +105,7 @@ def test_processes_beside_one_another_are_told_apart(forks: ForkServer, tmp_path
 def test_a_process_dies_with_its_client(forks: ForkServer, tmp_path: Path) -> None:
     (tmp_path / "forever.py").write_text(FOREVER)
     client = (
-        "import os, time\nfrom trainer.fork_server import ForkServer, start_process\n"
+        "import os, time\nfrom trainer.process.fork_server import ForkServer, start_process\n"
         f"p = start_process(ForkServer({str(forks.path)!r}), ['forever.py'], os.environ, {str(tmp_path)!r})\n"
         "print(p.pid, type(p).__name__, flush=True)\ntime.sleep(60)\n"
     )

@@ -15,8 +15,8 @@ from trainer.cluster import member as rules
 from trainer.cluster.formation import can_do_without, describe_missing, form
 from trainer.cluster.member import Event, Member, State
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import UserError
+from trainer.core.config import Config
+from trainer.core.failures import UserError
 from trainer.run.release import MEND
 
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1", "c:1"], "ps": ["d:1", "e:1"]}, "chief", 0)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainer.reporting.goodput import KINDS, Ledger, describe_ledger
-from trainer.states import Phase
+from trainer.core.states import Phase
+from trainer.telemetry.goodput import KINDS, Ledger, describe_ledger
 
 
 class Clock:

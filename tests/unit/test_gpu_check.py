@@ -10,7 +10,7 @@ import yaml
 
 from tests.gpu import machines
 from trainer.gpu_check import EXPECTED, check, describe, main, run_command
-from trainer.gpus import find_missing
+from trainer.process.gpus import find_missing
 
 ROOT = Path(__file__).parents[2]
 SMI = yaml.safe_load((machines.RECORDS / "smi.yml").read_text())

@@ -9,7 +9,7 @@ from cluster_spec import ClusterSpecError, cluster_spec, host_tasks
 from config_texts import FILTERS
 from preflight import preflight_problems
 
-from trainer.runtime import PS_ENVIRONMENT
+from trainer.core.runtime import PS_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "roles" / "trainer" / "templates" / "task.env.j2"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.reporting.captions import describe_tasks
-from trainer.reporting.gpu_use import GpuUse, parse, read_gpu_use
+from trainer.report.text import describe_tasks
+from trainer.telemetry.gpu_use import GpuUse, parse, read_gpu_use
 
 SAID = [
     "0, GPU-1f2a0000-0000-0000-0000-000000000000, 90, 1024",

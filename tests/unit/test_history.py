@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trainer.reporting import history
-from trainer.reporting.history import History, read_lines, thin, thin_file
+from trainer.telemetry import history
+from trainer.telemetry.history import History, read_lines, thin, thin_file
 
 
 def written(path: Path) -> list[dict[str, Any]]:

@@ -12,33 +12,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# From the bottom up. A room is a package of `trainer`; a module of the top is named where it stands.
+# From the bottom up: the folders of `trainer`, and at the top what users start and name.
 LEVELS = (
-    (
-        "config",
-        "constructor",
-        "failures",
-        "memory_limit",
-        "parameters",
-        "program",
-        "proxies",
-        "relations",
-        "repeated_failures",
-        "runtime",
-        "signals",
-        "states",
-        "task_id",
-        "transport_errors",
-        "variables",
-    ),
+    ("core",),
     ("run",),
-    ("reporting",),
-    ("fork_server", "gpus", "supervisor", "warm_start"),  # what a process begins with
+    ("telemetry",),
+    ("report", "process"),
     ("cluster",),
     ("training",),
     ("tasks",),
-    ("__main__", "check", "drill", "examples", "export_run", "gpu_check", "testing"),  # what users start and name
+    ("__main__", "check", "drill", "examples", "export_run", "gpu_check", "testing"),
 )
+HEAVY = ("tensorflow", "keras", "tf_keras", "numpy")
 LEVEL_OF = {name: number for number, names in enumerate(LEVELS) for name in names}
 
 
@@ -106,6 +91,27 @@ GRAPH = imports(ROOT / "trainer")
 
 def test_no_import_points_up() -> None:
     assert arrows_up(GRAPH) == []
+
+
+def test_core_imports_no_tensorflow() -> None:
+    """Nor a part of it: the control machine has none, and a process forks before it loads it."""
+    sources = (ROOT / "trainer" / "core").glob("*.py")
+    heavy = {name for path in sources for name in at_import(path) if name.partition(".")[0] in HEAVY}
+    assert heavy == set()
+
+
+def at_import(path: Path) -> Iterator[str]:
+    """Yield what a source imports when it is imported itself: not in a function, nor for types alone."""
+    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not isinstance(node, ast.FunctionDef) and not is_for_types:
+            todo += ast.iter_child_nodes(node)
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.reporting import journal
-from trainer.reporting.journal import JournalHandler, about, unread
+from trainer.telemetry.outlets import journald as journal
+from trainer.telemetry.outlets.journald import JournalHandler, about, unread
 
 
 @pytest.fixture
@@ -147,8 +147,8 @@ def test_under_systemd_logs_go_to_the_journal_and_what_others_print_to_standard_
 ) -> None:
     program = (
         "import logging, sys\n"
-        "from trainer.reporting.journal import about\n"
-        "from trainer.reporting.logs import set_up_logging\n"
+        "from trainer.telemetry.outlets.journald import about\n"
+        "from trainer.telemetry.logs import set_up_logging\n"
         f"set_up_logging(journal=True, native={str(path)!r})\n"
         "about(run='digits')\n"
         "logging.getLogger('trainer').warning('slow')\n"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import STRATEGIES, Config, ConfigError
-from trainer.fork_server import ForkServer
+from trainer.core.config import STRATEGIES, Config, ConfigError
+from trainer.process.fork_server import ForkServer
 from trainer.tasks import local
 from trainer.tasks.local import (
     Supervisor,
@@ -215,7 +215,7 @@ def test_stop_lets_every_member_that_trains_save(tmp_path: Path, ended: list[sub
 
 def test_tasks_die_with_a_killed_supervisor(ended: list[subprocess.Popen[str]]) -> None:
     child = (
-        "import os, sys\nfrom trainer.warm_start import die_with_parent\n"
+        "import os, sys\nfrom trainer.process.warm_start import die_with_parent\n"
         "die_with_parent(os.getppid())\nprint('ready')\n" + FOREVER
     )
     script = (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import leaving
+from trainer.cluster import leaving, missing_ways
 from trainer.cluster import membership as module
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.heartbeat import Heartbeat
@@ -19,12 +19,12 @@ from trainer.cluster.member import Event, Member, State
 from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
 from trainer.cluster.way_reader import WayReader
-from trainer.config import Config
-from trainer.reporting.notify import Notifier
-from trainer.reporting.progress import Progress
+from trainer.core.config import Config
+from trainer.core.states import Phase
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.states import Phase
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.progress import Progress
 
 # Nothing listens there, and nobody asks.
 CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}, "chief", 0)
@@ -388,7 +388,7 @@ def test_a_worker_whose_call_waits_for_an_answer_that_was_lost_is_left_out(
     watched.membership._ways.parted = {"worker-1": WAY}
     watched.looks()
     assert state(watched, "worker-1") is State.TRAINING  # a way may be lost for a moment
-    monkeypatch.setattr(module, "STUCK_SECONDS", -1.0)
+    monkeypatch.setattr(missing_ways, "STUCK_SECONDS", -1.0)
     watched.looks()
     assert (state(watched, "worker-1"), state(watched, "worker-0")) == (State.HALF, State.TRAINING)
 
@@ -396,7 +396,7 @@ def test_a_worker_whose_call_waits_for_an_answer_that_was_lost_is_left_out(
 def test_a_worker_whose_calls_end_is_not_left_out_for_a_way_that_takes_no_new_connection(watched: Watched) -> None:
     handled(watched)
     watched.membership._ways.parted = {"worker-1": WAY}
-    watched.membership._parted_since = {"worker-1": time.monotonic() - 100}
+    watched.membership._missing_ways._parted_since = {"worker-1": time.monotonic() - 100}
     watched.looks()
     assert state(watched, "worker-1") is State.TRAINING
 
@@ -405,7 +405,7 @@ def test_a_ps_is_lost_when_no_worker_trains_and_none_reaches_it(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handled(watched)
-    monkeypatch.setattr(module, "LOST_SECONDS", -1.0)
+    monkeypatch.setattr(missing_ways, "LOST_SECONDS", -1.0)
     watched.membership._ways.lost = {"ps-0": "no worker has a way to it"}
     watched.looks()
     assert watched.membership.unreachable_ps() == {}  # somebody trains

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from trainer.config import Config, ConfigError
-from trainer.reporting import notifications
-from trainer.reporting.notifications import Notifications, Undelivered, Webhook
-from trainer.reporting.status import Status
+from trainer.core.config import Config, ConfigError
+from trainer.core.states import RunState
 from trainer.run.selection import apply_selection
-from trainer.states import RunState
+from trainer.telemetry.outlets import webhook as notifications
+from trainer.telemetry.outlets.webhook import Notifications, Undelivered, Webhook
+from trainer.telemetry.status import Status
 
 SECRET = "s3cr3t-token"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.reporting.notify import Notifier
+from trainer.telemetry.outlets.systemd import Notifier
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from trainer.constructor import construct
-from trainer.failures import UserError
-from trainer.parameters import describe_values, parse_assignments
+from trainer.core.constructor import construct
+from trainer.core.failures import UserError
+from trainer.core.parameters import describe_values, parse_assignments
 
 
 class Typed:

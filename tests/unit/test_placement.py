@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from trainer.config import Config
+from trainer.core.config import Config
+from trainer.core.variables import bytes_of
 from trainer.training.placement import report_placement, size
-from trainer.variables import bytes_of
 
 MIB = 1024 * 1024
 

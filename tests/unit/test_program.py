@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.programs import PROGRAMS
-from trainer.failures import UserError
-from trainer.program import load_program, program_file, refuse_mixture, refuse_modes
+from trainer.core.failures import UserError
+from trainer.core.program import load_program, program_file, refuse_mixture, refuse_modes
 
 GOOD = f"""{PROGRAMS}class Arguments(Good):
     def __init__(self, needed): ...

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from trainer.config import Config
-from trainer.reporting import progress as metrics
-from trainer.reporting.history import read_lines
-from trainer.reporting.notify import Notifier
-from trainer.reporting.progress import Progress, Writer
-from trainer.reporting.status import Status, read_status
+from trainer.core.config import Config
+from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.states import Phase, RunState
+from trainer.telemetry import progress as metrics
+from trainer.telemetry.history import read_lines
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.progress import Progress, Writer
+from trainer.telemetry.status import Status, read_status
 
 
 class Board:

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from trainer.cluster.spec import Cluster
-from trainer.proxies import bypass_proxies, without_proxies
+from trainer.core.proxies import bypass_proxies, without_proxies
 
 MEMBERS = ["10.0.3.21", "fd00::1", "ps-0.train.svc"]
 OURS = "localhost,127.0.0.1,::1,10.0.3.21,fd00::1,ps-0.train.svc"

@@ -8,7 +8,7 @@ import pytest
 
 import trainer.__main__
 from trainer.__main__ import find_missed_release
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.run.release import MissedRelease, own_release, refuse_missed_release
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from trainer.cluster.rendezvous import gather
 from trainer.cluster.spec import Cluster
-from trainer.failures import Infrastructure
+from trainer.core.failures import Infrastructure
 
 SETTINGS = {"run": "a", "steps": 10}
 

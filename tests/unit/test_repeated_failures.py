@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.repeated_failures import FAILURES, RepeatedFailures
+from trainer.core.repeated_failures import FAILURES, RepeatedFailures
 
 CLASSES = ("InvalidArgumentError", "OpError", "Exception")
 BOTH = [("worker-0", "a"), ("worker-1", "b")]

@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 
 from trainer.__main__ import main
-from trainer.reporting import page as pages
-from trainer.reporting.captions import describe_curve, describe_shares, duration, size
-from trainer.reporting.page import ASSETS, LIBRARY, PageWriter, render, to_data
-from trainer.reporting.story import Records, read_story, tell, thin_rows
+from trainer.report import html as pages
+from trainer.report.curves import thin_rows
+from trainer.report.html import ASSETS, LIBRARY, PageWriter, render, to_data
+from trainer.report.records import Records
+from trainer.report.summary import read_story, tell
+from trainer.report.text import describe_curve, describe_shares, duration, size
 from trainer.run.directory import RunDirectory
 
 # What the page carries of Apache ECharts. To renew it: `npm pack echarts`, take dist/echarts.min.js, LICENSE and NOTICE
-# out of the archive, name the new file with its version here and in trainer/reporting/page.py, run
-# `sha256sum trainer/reporting/assets/echarts*`, then `make test-browser`, and look at the page.
+# out of the archive, name the new file with its version here and in trainer/report/html.py, run
+# `sha256sum trainer/report/assets/echarts*`, then `make test-browser`, and look at the page.
 HASHES = {
     "echarts-6.1.0.min.js": "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0",
     "echarts-LICENSE": "634293835b43a6dd2094fa39182a3d9a6b9ca43b7fdb9ac354e8037af2a3093a",

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
-from trainer.reporting import resources
-from trainer.reporting.resources import Workers, record_resources
 from trainer.run.directory import RunDirectory
+from trainer.telemetry import resources
+from trainer.telemetry.resources import Workers, record_resources
 
 
 @pytest.fixture

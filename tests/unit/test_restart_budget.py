@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.run.directory import RunDirectory
 from trainer.run.restart_budget import back_off, begin_attempt, end_attempt
 

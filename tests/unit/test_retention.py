@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trainer.config import Config
+from trainer.core.config import Config
 from trainer.run.retention import HOUR, Retention, Saved, is_sound
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from trainer.config import Config
-from trainer.failures import UserError
+from trainer.core.config import Config
+from trainer.core.failures import UserError
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import read_record, write_record
-from trainer.states import RunState
 
 
 @pytest.fixture

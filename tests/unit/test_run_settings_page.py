@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from trainer.config import TYPES, Config
+from trainer.core.config import TYPES, Config
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "run-settings.md"
 ROW = re.compile(r"^\| `(?P<key>\w+)` \| (?P<type>[^|]+) \| (?P<default>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)

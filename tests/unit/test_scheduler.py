@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trainer.training.scheduler import CALL_SECONDS, QUEUED_CALLS, Blocks, Schedule, Scheduler
+from trainer.training.loop.scheduler import CALL_SECONDS, QUEUED_CALLS, Blocks, Schedule, Scheduler
 
 POLL_SECONDS = 0.005
 DISPATCH_SECONDS = 0.003  # of each call, whatever it does

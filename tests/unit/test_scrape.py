@@ -18,19 +18,20 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from trainer.cluster.member import State
-from trainer.config import Config
-from trainer.reporting import metrics, scrape
-from trainer.reporting import progress as reporting
-from trainer.reporting.events import FAULTS
-from trainer.reporting.goodput import KINDS
-from trainer.reporting.gpu_use import GpuUse
-from trainer.reporting.metrics import METRICS, MOST_METRICS, STATES, Told
-from trainer.reporting.notify import Notifier
-from trainer.reporting.progress import Progress
-from trainer.reporting.scrape import ADDRESS, LISTENER, answer, given, listen
-from trainer.reporting.tally import Histogram, Saved, Seen, Tally
+from trainer.core.config import Config
+from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
-from trainer.states import Phase, RunState
+from trainer.telemetry import metrics
+from trainer.telemetry import progress as reporting
+from trainer.telemetry.events import FAULTS
+from trainer.telemetry.goodput import KINDS
+from trainer.telemetry.gpu_use import GpuUse
+from trainer.telemetry.metrics import METRICS, MOST_METRICS, STATES, Told
+from trainer.telemetry.outlets import prometheus as scrape
+from trainer.telemetry.outlets.prometheus import ADDRESS, LISTENER, answer, given, listen
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.progress import Progress
+from trainer.telemetry.tally import Histogram, Saved, Seen, Tally
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/observing.md"
@@ -219,7 +220,8 @@ def get(address: str, timeout: float = 5) -> str:
 
 def serving(listener: socket.socket, **labels: Any) -> subprocess.Popen[bytes]:
     """Have a process of its own answer, as a supervisor's child does."""
-    code = "from trainer.reporting.metrics import Told; from trainer.reporting.scrape import *; import os, threading\n"
+    code = "import os, threading; from trainer.telemetry.metrics import Told\n"
+    code += "from trainer.telemetry.outlets.prometheus import *\n"
     code += "serve(listen(os.environ), Told(restarts=3)); threading.Event().wait()"
     environment = {"PYTHONPATH": str(ROOT), **given(listener)}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, pass_fds=[listener.fileno()])

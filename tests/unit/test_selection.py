@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Config, ConfigError
+from trainer.core.config import Config, ConfigError
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
 

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.cluster.commands import ASKED
-from trainer.config import Config
+from trainer.core.config import Config
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.run.release import MissedRelease
-from trainer.states import RunState
 from trainer.tasks import server
 from trainer.tasks.server import (
     EXPORT_LOOKS,

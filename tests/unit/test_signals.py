@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer import signals
-from trainer.failures import Stopped
-from trainer.signals import StopRequest
+from trainer.core import signals
+from trainer.core.failures import Stopped
+from trainer.core.signals import StopRequest
 
 
 @pytest.fixture(autouse=True)

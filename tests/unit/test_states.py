@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from trainer.config import Config
-from trainer.reporting.goodput import COUNTED
-from trainer.states import Phase, RunState
+from trainer.core.config import Config
+from trainer.core.states import Phase, RunState
+from trainer.telemetry.goodput import COUNTED
 
 
 def test_a_state_is_its_word_in_records_and_messages() -> None:

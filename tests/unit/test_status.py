@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from trainer.config import Config
-from trainer.reporting.notify import Notifier
-from trainer.reporting.progress import Progress
-from trainer.reporting.status import Status, describe, describe_all, read_all, read_status
+from trainer.core.config import Config
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
-from trainer.states import RunState
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.progress import Progress
+from trainer.telemetry.status import Status, describe, describe_all, read_all, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]

@@ -23,9 +23,9 @@ MINUTE = 60.0
 HEAD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from trainer import supervisor
-from trainer.reporting.logs import set_up_logging
-from trainer.reporting.notify import Notifier
+from trainer.process import supervisor
+from trainer.telemetry.logs import set_up_logging
+from trainer.telemetry.outlets.systemd import Notifier
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` has it ignored
 set_up_logging(journal=True)
@@ -571,7 +571,7 @@ def test_a_task_without_a_unit_is_never_parked(start: Start) -> None:
 
 def test_a_fresh_process_is_started_where_a_fork_would_be_unsafe(start: Start, tmp_path: Path) -> None:
     fresh = (
-        "import os, sys\nfrom trainer.reporting.notify import Notifier\n"
+        "import os, sys\nfrom trainer.telemetry.outlets.systemd import Notifier\n"
         "Notifier.from_environment(os.environ).ready(' '.join(sys.argv[1:]))\nsys.exit(78)"
     )
     supervised = start(

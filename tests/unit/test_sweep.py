@@ -16,18 +16,18 @@ from fleet.run import Run
 from fleet.sweep import read_sweep_file
 from tests.unit.test_evaluator import write_checkpoint
 from trainer.cluster.spec import Cluster
-from trainer.config import Config, ConfigError
-from trainer.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped, UserError
-from trainer.reporting.notify import Notifier
-from trainer.reporting.sweep import describe_sweep, read_sweep
+from trainer.core.config import Config, ConfigError
+from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped, UserError
+from trainer.core.signals import StopRequest
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.run.selection import apply_selection, selected_sweep
 from trainer.run.sweep import Point, Sweep
-from trainer.signals import StopRequest
-from trainer.states import RunState
 from trainer.tasks import evaluator, server, sweep
 from trainer.tasks.sweep import train_point
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.sweep import describe_sweep, read_sweep
 
 POINTS = [{"rate": 0.1}, {"rate": 0.2}, {"rate": 0.3}]
 CHIEF = Cluster({"chief": ["localhost:1"], "worker": ["localhost:2"]}, "chief", 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.task_id import TaskId
+from trainer.core.task_id import TaskId
 
 
 def test_a_name_is_read_as_it_is_written() -> None:

@@ -22,7 +22,7 @@ from fleet.tables import ProgressLine, put, render_table
 from fleet.terminal import printable
 from tests.unit.test_fab import fab
 from tests.unit.test_fleet_verbs import UP, Clock, Pretence, make_inventory, nothing, printed, status
-from trainer.reporting.sweep import describe_sweep
+from trainer.telemetry.sweep import describe_sweep
 
 # Another title of the window, a screen that is wiped, a line that is written over, text that is turned round.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[1A\x9b2K\r\x7f\u202eevil"

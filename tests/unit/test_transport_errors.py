@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.transport_errors import TABLE, transport_error
+from trainer.core.transport_errors import TABLE, transport_error
 
 # Class, message, and a part of the reason. Where one was found: an issue on GitHub.
 MET = [

@@ -29,8 +29,8 @@ from trainer.cluster.ways import (
     status_of,
     targets,
 )
-from trainer.reporting.status import describe_ways, has_broken
-from trainer.task_id import TaskId
+from trainer.core.task_id import TaskId
+from trainer.telemetry.status import describe_ways, has_broken
 
 WORKS = Way("a:1", source="10.0.0.1", seconds=0.002, process="p")
 SILENT = Way("10.0.3.21:2300", why="no answer in 4 s", source="10.0.3.31")

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.probe import incarnation
-from trainer.failures import FINISHED, TRY_AGAIN, first_line
+from trainer.core.failures import FINISHED, TRY_AGAIN, first_line
+from trainer.core.task_id import TaskId
 from trainer.run.records import read_record
-from trainer.task_id import TaskId
 
 log = logging.getLogger(__name__)
 COMMANDS = Path("/tmp")

@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from trainer.config import Config
-from trainer.states import Phase
+from trainer.core.config import Config
+from trainer.core.states import Phase
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from trainer.cluster.leaving import leaving_ps
 from trainer.cluster.leaving import names as leaving_names
 from trainer.cluster.member import HERE, Event, Member, State
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import UserError
+from trainer.core.config import Config
+from trainer.core.failures import UserError
 from trainer.run.release import MEND
 
 if TYPE_CHECKING:

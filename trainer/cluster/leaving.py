@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainer.core.task_id import TaskId
 from trainer.run.records import names_in
-from trainer.task_id import TaskId
 
 LEAVING = Path("/run/psfleet-leaving")
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from trainer.task_id import TaskId
+from trainer.core.task_id import TaskId
 
 AWAY_SECONDS = 5.0  # nobody waits longer for one that is closed or starting
 RETURN_SECONDS = 60.0  # but for a ps that was asked to start anew, which must do so

@@ -10,37 +10,39 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
+from trainer.cluster import call_errors
 from trainer.cluster.commands import Messenger, shut_down_servers
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.fence import Fence, shut
 from trainer.cluster.formation import describe_missing, form, names
 from trainer.cluster.heartbeat import Heartbeat
+from trainer.cluster.last_words import LEAVE_SECONDS, say_last
 from trainer.cluster.leaving import is_leaving, leaving_ps
 from trainer.cluster.member import HERE, Event, Member, State
+from trainer.cluster.missing_ways import MissingWays
 from trainer.cluster.releases import Releases
+from trainer.cluster.restart_requests import RestartRequests
 from trainer.cluster.spec import Cluster
 from trainer.cluster.way_reader import WayReader
 from trainer.cluster.ways import CHIEF, named_in, status_of
-from trainer.config import Config
-from trainer.failures import TRY_AGAIN, UserError, explain
-from trainer.reporting.progress import Progress
-from trainer.reporting.tally import Seen
+from trainer.core.config import Config
+from trainer.core.failures import TRY_AGAIN, UserError
+from trainer.core.signals import on_sigterm, raise_stopped
+from trainer.core.states import Phase, RunState
+from trainer.core.task_id import TaskId
 from trainer.run.directory import RunDirectory
 from trainer.run.release import MEND
 from trainer.run.restart_budget import end_attempt
-from trainer.signals import on_sigterm, raise_stopped
-from trainer.states import Phase, RunState
-from trainer.task_id import TaskId
+from trainer.telemetry.progress import Progress
+from trainer.telemetry.tally import Seen
 
 log = logging.getLogger(__name__)
 REMIND_SECONDS = 30.0
-LEAVE_SECONDS = 3.0
 # TensorFlow reports a ps whose socket closes at once, except in the middle of a long step, or when no step needs it.
 REPORT_SECONDS = 10.0
 # A worker that was quiet for longer, more than a question's time, and then ends has perhaps lost its host.
@@ -48,27 +50,14 @@ QUIET_SECONDS = 4.0
 # TensorFlow lets go of a worker within moments of losing its connections, and takes one in as fast.
 DROP_SECONDS = 5.0
 TAKE_SECONDS = 20.0
-# A call that has no way to a ps ends with an error by then, unless it waits for an answer that was lost.
-STUCK_SECONDS = 10.0
-# For which a ps must have been without any way to a worker.
-LOST_SECONDS = 5.0
 PROVE_SECONDS = 0.02  # between two looks at whether a ps still lives
 LIVE_SECONDS = 2.0
 NEWS_SECONDS = 3.0
 CALL_FAILED = "(its call failed)"
 
 
-def say_last(words: Callable[[], None]) -> None:
-    """Leave the last words of a process on the shared path, in a few seconds even if that hangs."""
-    thread = threading.Thread(target=words, name="last words", daemon=True)
-    thread.start()
-    thread.join(LEAVE_SECONDS)
-    if thread.is_alive():
-        log.warning("the shared path does not take the last words of this process: they are lost")
-
-
 class Handler(Protocol):
-    """What TensorFlow does with this generation's workers (trainer/training/tf_internals.py)."""
+    """What TensorFlow does with this generation's workers (trainer/training/tf_internals/workers.py)."""
 
     busy: dict[str, float]
     updating_since: float | None
@@ -102,7 +91,6 @@ class Membership:
         self._first = not record["members"]
         self._every_ps = False
         self._without = set(record["without"])
-        self._asked: dict[str, str] = dict(record["restart"])
         self._named = ""
         self._told = 0.0
         self._members: dict[str, str] = {}  # of this generation, as it began
@@ -113,11 +101,11 @@ class Membership:
         self._other_release: dict[str, str | None] = {}  # the processes that were told to run another one
         self._watching = False
         self._half: dict[str, str] = {}  # why each member that is half connected is so
-        self._parted_since: dict[str, float] = {}  # since when a worker that trains lacks a way
-        self._no_way_since: dict[str, float] = {}  # likewise a ps, to all workers
+        self._missing_ways = MissingWays()
         self.handler: Handler | None = None
         """What takes workers in and out while this generation trains."""
-        self._messenger = Messenger(cluster.servers) if config.local_run_dir else None
+        messenger = Messenger(cluster.servers) if config.local_run_dir else None
+        self._restarts = RestartRequests(directory, record["restart"], progress.post, messenger)
         self.heartbeat = Heartbeat(
             {
                 task: Member(task, address, since=self.began, incarnation=known.get(task), must_restart=stale.get(task))
@@ -183,7 +171,7 @@ class Membership:
 
     def shut_down_servers(self) -> None:
         """End the servers that don't see the state record: the run is finished."""
-        if self._messenger is not None:
+        if self._config.local_run_dir:
             self.release()
             shut_down_servers(self._cluster.servers)
 
@@ -313,20 +301,11 @@ class Membership:
 
     def killed_by_call(self, tasks: list[str], steps: int) -> UserError:
         """Return the error that a call is which killed worker after worker."""
-        return UserError(
-            f"the same call of {steps} steps, after step {self._progress.status.step}, ended the processes of "
-            f"{', '.join(tasks)} one after the other. Their journals say why (fab logs --task {tasks[-1]}): too little "
-            "memory for a batch, or an operation that fails a check"
-        )
+        return call_errors.killed_by_call(tasks, steps, self._progress.status.step)
 
     def failed_alike(self, error: Exception) -> UserError:
         """Return the error that the program has, where every worker reports it and none has ended."""
-        return UserError(
-            f"every worker fails in the same way, again and again, and none of them has ended: {explain(error)}. "
-            "So the program is at fault, not a machine. Make in build_model what a step or a dataset uses: a variable, "
-            "table, optimizer or generator that is made elsewhere lies in the coordinator, where workers can't reach "
-            "it (docs/programs.md)"
-        )
+        return call_errors.failed_alike(error)
 
     def seen(self) -> dict[str, Seen]:
         """Return each member as it was seen last."""
@@ -370,18 +349,12 @@ class Membership:
             self._tell_half(member)
         training = [m.task for m in members.values() if not m.is_ps and m.state is State.TRAINING]
         if not self._watching or self.handler is None:
-            self._parted_since, self._no_way_since = {}, {}
+            self._missing_ways.forget()
             return
-        parted, lost = self._ways.parted, self._ways.lost if not training else {}
-        self._parted_since = {task: self._parted_since.get(task, now) for task in training if task in parted}
-        self._no_way_since = {task: self._no_way_since.get(task, now) for task in lost}
-        for task, since in self._parted_since.items():
-            # A way that takes no new connection may still have those that there are.
-            if now - max(since, self.handler.busy.get(task, now)) > STUCK_SECONDS:
-                self._cut_off(task, parted[task])
-        for task, since in self._no_way_since.items():
-            if now - since > LOST_SECONDS and members[task].state is State.TRAINING:
-                self._cut_off(task, lost[task])
+        ways, busy = self._ways, self.handler.busy
+        for task, why in self._missing_ways.look(training, ways.parted, ways.lost, busy, now):
+            if members[task].state is State.TRAINING:
+                self._cut_off(task, why)
 
     def _tell_half(self, member: Member) -> None:
         """Tell of one that is half connected, and once more when it has tried its ways: where its packets leave."""
@@ -464,18 +437,7 @@ class Membership:
     def _ask_to_restart(self) -> None:
         """Have those processes start anew that shall not be used as they are, also those that answer only later."""
         wanted = {task: m.must_restart for task, m in self.heartbeat.members().items() if m.must_restart}
-        if wanted == self._asked:
-            return
-        if asked := sorted(task for task in wanted if wanted[task] != self._asked.get(task)):
-            log.info("%s: asked to start anew, without what an earlier generation left there", ", ".join(asked))
-        self._asked = wanted
-        self._progress.post(partial(self._write_restart, wanted))
-        if self._messenger is not None:
-            self._messenger.send(wanted)
-
-    def _write_restart(self, wanted: dict[str, str]) -> None:
-        if wanted == self._asked:
-            self._directory.set_members(restart=wanted)
+        self._restarts.ask(wanted)
 
     def _silent_addresses(self) -> list[str]:
         """Return the workers that TensorFlow shall not wait for."""
@@ -511,16 +473,9 @@ class Membership:
         self.heartbeat.stop()
         self._ways.stop()
         self._fence.stop()
-        if self._messenger is not None:
-            self._messenger.send({})
         restart = {task: m.taken_in for task, m in members.items() if m.taken_in and past_using(m)}
         restart |= {task: m.must_restart for task, m in members.items() if m.must_restart}
-        self._asked = restart
-        try:
-            if restart and not self._directory.finished(self._config.steps):
-                self._directory.set_members(restart=restart)
-        except (OSError, ValueError) as error:
-            log.warning("cannot ask the ps to start anew: %s", error)
+        self._restarts.end(restart, self._config.steps)
 
     def _give_up(self, event: str, message: str, tasks: list[str]) -> None:
         """End this process, whatever its main thread waits for: the next one forms the cluster of who answers."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from trainer.cluster.commands import session_on
-from trainer.failures import first_line
+from trainer.core.failures import first_line
 from trainer.run.release import RECORD
 
 log = logging.getLogger(__name__)

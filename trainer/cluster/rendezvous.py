@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.cluster.spec import Cluster
-from trainer.failures import Infrastructure
+from trainer.core.failures import Infrastructure
 
 POLL_SECONDS = 0.2
 BEAT_SECONDS = 1.0  # a worker that waits says so this often

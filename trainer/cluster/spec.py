@@ -10,8 +10,8 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from trainer.config import STRATEGIES, ConfigError
-from trainer.task_id import TaskId
+from trainer.core.config import STRATEGIES, ConfigError
+from trainer.core.task_id import TaskId
 
 JOBS = ("chief", "worker", "ps", "evaluator", "dispatcher", "data")
 # Of the data service, of which TensorFlow's strategies know nothing.
@@ -162,7 +162,7 @@ def naming(source: str) -> Iterator[None]:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def addresses(job: str, value: Any) -> list[str]:
+def addresses(job: str, value: object) -> list[str]:
     """Return a job's members, or raise ConfigError unless each is host:port."""
     if job not in JOBS:
         raise ConfigError(f"the cluster's job {job!r} is none of {', '.join(JOBS)}{renamed_job(job)}")

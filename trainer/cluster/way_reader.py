@@ -19,8 +19,8 @@ from trainer.cluster.member import HERE, Member, State
 from trainer.cluster.way_probe import PERIOD_SECONDS as TRIED_SECONDS
 from trainer.cluster.way_probe import record_path
 from trainer.cluster.ways import CHIEF, Matrix, Way, checked, is_doubtful, lost, parted
-from trainer.failures import first_line
-from trainer.task_id import TaskId
+from trainer.core.failures import first_line
+from trainer.core.task_id import TaskId
 
 log = logging.getLogger(__name__)
 THREADS = 8  # of which a server that is frozen holds one, for the deadline of its session

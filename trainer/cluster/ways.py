@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from trainer.task_id import TaskId
+from trainer.core.task_id import TaskId
 
 # TensorFlow names who did not answer: the last one is the worker that the coordinator asked itself.
 REMOTE = re.compile(r"remote target /job:(\w+)/replica:0/task:(\d+)")

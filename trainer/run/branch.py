@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import SOURCE, ConfigError
+from trainer.core.config import SOURCE, ConfigError
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import read_record, write_record
 

@@ -22,15 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config
-from trainer.failures import Infrastructure, Misfit, StalePath, UserError, first_line, is_infrastructure, is_stale
+from trainer.core.config import Config
+from trainer.core.contracts import Model, Variable
+from trainer.core.failures import Infrastructure, Misfit, StalePath, UserError, first_line, is_infrastructure, is_stale
+from trainer.core.variables import bytes_of, variables_of
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, LostLease, check_lease
 from trainer.run.position import Position
 from trainer.run.records import make_directory
 from trainer.run.retention import Retention, is_sound
-from trainer.variables import bytes_of, variables_of
 
 log = logging.getLogger(__name__)
 MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
@@ -75,8 +76,8 @@ class Checkpoints:
     def __init__(
         self,
         directory: RunDirectory,
-        model: Any,
-        step: Any,
+        model: Model,
+        step: Variable,
         config: Config,
         *,
         leads: bool = True,
@@ -449,7 +450,7 @@ def conclude(end: Future[int], function: Callable[[], int]) -> None:
         end.set_exception(error)
 
 
-def read_model(directory: RunDirectory, model: Any, step: int) -> None:
+def read_model(directory: RunDirectory, model: Model, step: int) -> None:
     """Restore the weights of a model that has no strategy, without its optimizer.
 
     Raises tf.errors.OpError or IndexError when the checkpoint can't be read, perhaps because it was just removed.

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config
-from trainer.failures import UserError
-from trainer.parameters import describe_values
+from trainer.core.config import Config
+from trainer.core.failures import UserError
+from trainer.core.parameters import describe_values
+from trainer.core.states import RunState
 from trainer.run.catalogue import SET_ASIDE, Catalogue
 from trainer.run.records import names_in, read_record, write_record
-from trainer.states import RunState
 
 log = logging.getLogger(__name__)
 LEASE = re.compile(r"lease-(\d+)\.json")

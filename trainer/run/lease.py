@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.failures import TRY_AGAIN, Infrastructure
+from trainer.core.failures import TRY_AGAIN, Infrastructure
 from trainer.run.directory import LeasedDirectory
 from trainer.run.records import make_directory, read_record, write_record
 

@@ -112,7 +112,7 @@ class Memory:
     def _record(self, step: int) -> Path:
         return self._path / f"{step}.json"
 
-    def _decode(self, value: Any) -> Any:
+    def _decode(self, value: object) -> Any:
         if isinstance(value, list):
             return [self._decode(one) for one in value]
         if not isinstance(value, dict):

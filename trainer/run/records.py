@@ -18,7 +18,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     write_text(path, to_json(record, indent=1) + "\n")
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
+def to_json(value: object, indent: int | None = None) -> str:
     """Return JSON. What it has no word for is a text, as in Protocol Buffers' JSON: NaN, Infinity and -Infinity.
 
     `float` reads these as well.
@@ -26,7 +26,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(in_words(value), indent=indent, allow_nan=False)
 
 
-def in_words(value: Any) -> Any:
+def in_words(value: object) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from trainer.failures import UserError
+from trainer.core.failures import UserError
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config, ConfigError, unknown_key
+from trainer.core.config import Config, ConfigError, unknown_key
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.sweep import Point, Sweep

@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Variable
+
 Copies = Sequence[tuple[Any, Any, Any]]
 """Variables, each with the handle that is read and the one that gets the value; both lie where the variable does."""
 
@@ -29,7 +31,7 @@ class Snapshot:
     Everything is traced once: what is traced anew stays on every ps, some 200 KiB a save.
     """
 
-    def __init__(self, write: Callable[[Any], Any], step: Any, copy: Callable[[Copies], None] = copy_each) -> None:
+    def __init__(self, write: Callable[[Any], Any], step: Variable, copy: Callable[[Copies], None] = copy_each) -> None:
         """Take what writes a checkpoint of the name that it is given, and the variable of it that counts the steps.
 
         `copy` copies variables between two updates, in what is traced.

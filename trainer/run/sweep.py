@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config import RUN_NAME, ConfigError
+from trainer.core.config import RUN_NAME, ConfigError
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
-from trainer.states import RunState
 
 # The ends after which nothing was left to evaluate, and so nothing ever will be: their records need no other look.
 SETTLED: set[tuple[Path, str, Any]] = set()

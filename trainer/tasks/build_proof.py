@@ -17,12 +17,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs, is_user_file
-from trainer.program import is_keras3, program_file
+from trainer.core.config import Config
+from trainer.core.contracts import Program
+from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs, is_user_file
+from trainer.core.program import program_file
 
 # A mistake shows at once, or when the model compiles; a start must not wait for what a large model takes.
 BUILD_SECONDS = 300.0
@@ -101,15 +101,15 @@ def go_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def build(config: Config, program: Any, cluster: Cluster | None, point: str = "") -> int:
+def build(config: Config, program: Program, cluster: Cluster | None, point: str = "") -> int:
     """Build the model as a coordinator would, and say what is wrong, naming a sweep's point; returns the exit code."""
-    from trainer.reporting.logs import load_tensorflow
     from trainer.tasks.in_process import start_cluster
+    from trainer.telemetry.logs import load_tensorflow
 
     tf = load_tensorflow()
-    from trainer.training import keras3
     from trainer.training.input import element_spec_of
-    from trainer.training.step_runner import make_model
+    from trainer.training.keras.adapters import keras_of
+    from trainer.training.steps.model import make_model
     from trainer.training.strategies import make_strategy
 
     of = f" of {point}" if point else ""
@@ -129,13 +129,13 @@ def build(config: Config, program: Any, cluster: Cluster | None, point: str = ""
     method = "build_model"
     try:
         model, _ = make_model(program, strategy)
-        if is_keras3(model):
-            keras3.refuse_settings(config, model)
-            method = "train_dataset"
-            spec = None if keras3.is_built(model) else element_spec_of(program, strategy)
-            method = "the model's call"
-            with strategy.scope():
-                keras3.build(model, spec)
+        keras = keras_of(model)
+        keras.check_settings(config)
+        method = "train_dataset"
+        spec = None if keras.is_built else element_spec_of(program, strategy)
+        method = "the model's call"
+        with strategy.scope():
+            keras.build(spec)
     except (MemoryError, tf.errors.ResourceExhaustedError) as error:
         print(f"{UNPROVEN}{method}{of}: it needs more memory than there is: {explain(error)}")
     except UserError as error:

@@ -7,27 +7,29 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.cluster.deadlines import Phases
-from trainer.config import Config, ConfigError
-from trainer.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
-from trainer.memory_limit import check_room
-from trainer.program import build_model, load_program, program_file
-from trainer.reporting.journal import about
-from trainer.reporting.logs import load_tensorflow
-from trainer.reporting.metrics import Told
-from trainer.reporting.notify import Notifier
-from trainer.reporting.page import PageWriter
-from trainer.reporting.resources import record_resources
-from trainer.reporting.tally import Tally
+from trainer.core.config import Config, ConfigError
+from trainer.core.contracts import Program
+from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
+from trainer.core.memory_limit import check_room
+from trainer.core.program import build_model, load_program, program_file
+from trainer.core.states import Phase
+from trainer.process.supervisor import NEEDED
+from trainer.report.html import PageWriter
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import numbers_of, read_record, write_record
 from trainer.run.selection import selected_sweep
 from trainer.run.sweep import Sweep
-from trainer.states import Phase
-from trainer.supervisor import NEEDED
+from trainer.telemetry.logs import load_tensorflow
+from trainer.telemetry.metrics import Told
+from trainer.telemetry.outlets.journald import about
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.resources import record_resources
+from trainer.telemetry.tally import Tally
 
 log = logging.getLogger(__name__)
 TRIES = 3
@@ -53,83 +55,133 @@ def run_evaluator(
         log.info("nothing to do: %s, evaluation is %s", who, config.evaluation)
         notifier.ready(f"{who}: evaluation is {config.evaluation}")
         return FINISHED
-    directory = RunDirectory(config.shared_dir, config.run)
-    notifier.ready(f"waiting for a checkpoint of {config.run}")
-    phases = Phases({Phase.EVALUATING: config.evaluating_timeout_seconds})
-    notifier.watch(phases.in_time)
-    evaluator: Evaluator | None = None
-    program: Any = None
-    last, last_saved = last_evaluated(directory)
-    tally = Tally(evaluation=read_evaluation(directory))
+    watched = WatchedRun.of(config, notifier)
     if told is not None:
-        told.of(config.run, tally)
-    tries: Counter[tuple[int, int | None]] = Counter()
-    skipped = False
+        told.of(config.run, watched.tally)
     try:
         while True:
-            finished = directory.finished(config.steps)
-            newest = directory.catalogue.newest()
-            # A checkpoint that was damaged may be saved again under the same step.
-            saved = directory.catalogue.saved_at(newest) if newest is not None else None
-            phases.enter(Phase.WAITING)
-            if newest is not None and (newest != last or (last_saved is not None and saved != last_saved)):
+            finished = watched.directory.finished(config.steps)  # before the newest: that of a finished run is its last
+            newest, saved = watched.newest()
+            if newest is not None and watched.is_new(newest, saved):
                 if only_wait:
                     return NEEDED
-                phases.enter(Phase.EVALUATING)
-                if sweep_or_none(config) is not None and not begin_try(directory, newest, saved):
-                    give_up(directory, newest, f"{TRIES} processes have ended while they evaluated step {newest}")
-                    last, last_saved = newest, saved
-                    continue
-                if evaluator is None:
-                    load_tensorflow()
-                    program = load_program(config.program, config.program_args)
-                    evaluator = Evaluator(program, directory, config.best_metric, tally)
-                    record_resources("evaluator-0", lambda: directory)
-                about(step=newest)
-                notifier.status(f"evaluating {config.run}: step {newest}")
-                done = evaluator.evaluate(newest, saved)
-                end_try(directory)
-                notifier.status(f"{'evaluated' if done else 'skipped'} {config.run}: step {newest}")
-                # One that can't be read is mostly gone, for a newer one; or it is bad, or the storage is slow.
-                tries[newest, saved] += 1
-                if done or tries[newest, saved] == TRIES:
-                    last, last_saved, skipped = newest, saved, not done
-                    tries.clear()
-                else:
-                    time.sleep(config.evaluate_poll_seconds)
-                continue
-            sweep = sweep_or_none(config)
-            if newest is None and sweep is None:  # a sweep's next point may be smaller
-                check_room(directory.read_state().get("model_bytes", 0), "evaluation: sidecar", ROOM)
-            if skipped and sweep is not None and config.run in sweep.ends():
-                give_up(directory, last, f"the last checkpoint, of step {last}, can't be read")
-                skipped = False
-            if sweep is not None and sweep.unevaluated() is None:
-                log.info("sweep %s is over, and all of it is evaluated", sweep.name)
-                return FINISHED
-            if finished is not None and sweep is None:
-                if page_lacks_evaluation(directory):
-                    PageWriter(directory).write()
-                log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, last)
-                return FINISHED
-            chosen = config_or_none(selected)
-            if chosen and what_is_trained(chosen) != what_is_trained(config):
-                log.info("run %s is chosen instead of %s: starting anew", chosen.run, config.run)
-                return TRY_AGAIN
-            time.sleep(config.evaluate_poll_seconds)
-    except (Exception, SystemExit) as error:  # a program may say sys.exit
-        file = program_file(program) if program is not None else None
+                watched.evaluate(newest, saved)
+            elif (code := watched.end(finished, newest, selected)) is not None:
+                return code
+            else:
+                time.sleep(config.evaluate_poll_seconds)
+    except (Exception, SystemExit) as error:  # a program may call sys.exit
+        return watched.failed(error)
+
+
+@dataclass
+class WatchedRun:
+    """A run whose checkpoints this process evaluates, and how far it is with that."""
+
+    config: Config
+    directory: RunDirectory
+    notifier: Notifier
+    phases: Phases
+    tally: Tally
+    last: int
+    """The step that was evaluated last, or given up; -1 for none."""
+    last_saved: int | None
+    """When its checkpoint was saved."""
+    program: Program | None = None
+    evaluator: Evaluator | None = None
+    tries: Counter[tuple[int, int | None]] = field(default_factory=Counter)
+    skipped: bool = False
+    """Whether the last checkpoint could not be read."""
+
+    @classmethod
+    def of(cls, config: Config, notifier: Notifier) -> WatchedRun:
+        """Begin to watch the settings' run, and tell systemd so."""
+        directory = RunDirectory(config.shared_dir, config.run)
+        notifier.ready(f"waiting for a checkpoint of {config.run}")
+        phases = Phases({Phase.EVALUATING: config.evaluating_timeout_seconds})
+        notifier.watch(phases.in_time)
+        tally = Tally(evaluation=read_evaluation(directory))
+        return cls(config, directory, notifier, phases, tally, *last_evaluated(directory))
+
+    def newest(self) -> tuple[int | None, int | None]:
+        """Return the step of the newest checkpoint, and when it was saved: waiting for one begins here."""
+        newest = self.directory.catalogue.newest()
+        # A checkpoint that was damaged may be saved again under the same step.
+        saved = self.directory.catalogue.saved_at(newest) if newest is not None else None
+        self.phases.enter(Phase.WAITING)
+        return newest, saved
+
+    def is_new(self, step: int, saved: int | None) -> bool:
+        """Return whether this checkpoint is another one than that of the last evaluation."""
+        return step != self.last or (self.last_saved is not None and saved != self.last_saved)
+
+    def evaluate(self, step: int, saved: int | None) -> None:
+        """Evaluate a checkpoint, or give it up after some tries."""
+        config, directory = self.config, self.directory
+        self.phases.enter(Phase.EVALUATING)
+        if sweep_or_none(config) is not None and not begin_try(directory, step, saved):
+            give_up(directory, step, f"{TRIES} processes have ended while they evaluated step {step}")
+            self.last, self.last_saved = step, saved
+            return
+        evaluator = self._load()
+        about(step=step)
+        self.notifier.status(f"evaluating {config.run}: step {step}")
+        done = evaluator.evaluate(step, saved)
         end_try(directory)
+        self.notifier.status(f"{'evaluated' if done else 'skipped'} {config.run}: step {step}")
+        # One that can't be read is mostly gone, for a newer one; or it is bad, or the storage is slow.
+        self.tries[step, saved] += 1
+        if done or self.tries[step, saved] == TRIES:
+            self.last, self.last_saved, self.skipped = step, saved, not done
+            self.tries.clear()
+        else:
+            time.sleep(config.evaluate_poll_seconds)
+
+    def _load(self) -> Evaluator:
+        if self.evaluator is None:
+            load_tensorflow()
+            self.program = load_program(self.config.program, self.config.program_args)
+            self.evaluator = Evaluator(self.program, self.directory, self.config.best_metric, self.tally)
+            record_resources("evaluator-0", lambda: self.directory)
+        return self.evaluator
+
+    def end(self, finished: int | None, newest: int | None, selected: Callable[[], Config]) -> int | None:
+        """Return this process's exit code where nothing is left to evaluate, or another run is chosen; else None."""
+        config, directory = self.config, self.directory
+        sweep = sweep_or_none(config)
+        if newest is None and sweep is None:  # a sweep's next point may be smaller
+            check_room(directory.read_state().get("model_bytes", 0), "evaluation: sidecar", ROOM)
+        if self.skipped and sweep is not None and config.run in sweep.ends():
+            give_up(directory, self.last, f"the last checkpoint, of step {self.last}, can't be read")
+            self.skipped = False
+        if sweep is not None and sweep.unevaluated() is None:
+            log.info("sweep %s is over, and all of it is evaluated", sweep.name)
+            return FINISHED
+        if finished is not None and sweep is None:
+            if page_lacks_evaluation(directory):
+                PageWriter(directory).write()
+            log.info("run %s finished at step %d; step %d is evaluated", config.run, finished, self.last)
+            return FINISHED
+        chosen = config_or_none(selected)
+        if chosen and what_is_trained(chosen) != what_is_trained(config):
+            log.info("run %s is chosen instead of %s: starting anew", chosen.run, config.run)
+            return TRY_AGAIN
+        return None
+
+    def failed(self, error: BaseException) -> int:
+        """Report an error, and give the checkpoint up where a sweep goes on without it; returns the exit code."""
+        file = program_file(self.program) if self.program is not None else None
+        end_try(self.directory)
         if is_infrastructure(error, file):
             log.error("trouble, trying again: %s", explain(error, file))
             if is_stale(error):
-                notifier.restart_unit()
+                self.notifier.restart_unit()
             return TRY_AGAIN
         message = str(error) if isinstance(error, UserError) else explain(error, file)
-        log.error("evaluating %s failed: %s", config.run, message, exc_info=not isinstance(error, UserError))
-        if sweep_or_none(config) is None or (newest := directory.catalogue.newest()) is None:
+        log.error("evaluating %s failed: %s", self.config.run, message, exc_info=not isinstance(error, UserError))
+        if sweep_or_none(self.config) is None or (newest := self.directory.catalogue.newest()) is None:
             return USER_ERROR
-        give_up(directory, newest, message)
+        give_up(self.directory, newest, message)
         return TRY_AGAIN
 
 
@@ -215,12 +267,12 @@ class Evaluator:
     """A whole model in this process, and the data to evaluate it on."""
 
     def __init__(
-        self, program: Any, directory: RunDirectory, best_metric: str = "", tally: Tally | None = None
+        self, program: Program, directory: RunDirectory, best_metric: str = "", tally: Tally | None = None
     ) -> None:
         from trainer.training.evaluation import Results
-        from trainer.training.export import bytes_of_checkpoint, ensure_built, lacks_evaluation
+        from trainer.training.export import bytes_of_checkpoint, lacks_evaluation
         from trainer.training.input import eval_dataset
-        from trainer.training.keras3 import trained_by
+        from trainer.training.keras.adapters import keras_of
 
         self._directory = directory
         if (newest := directory.catalogue.newest()) is not None:
@@ -229,8 +281,9 @@ class Evaluator:
         if why := lacks_evaluation(self._model):
             raise UserError(why)
         self._dataset = eval_dataset(program)
-        ensure_built(self._model, self._dataset.element_spec)
-        self._trained = trained_by(self._model, with_optimizers=False)
+        keras = keras_of(self._model)
+        keras.ensure_built(self._dataset.element_spec)
+        self._trained = keras.trained(with_optimizers=False)
         self._results = Results(directory, best_metric=best_metric)
         self._tally = tally or Tally()
 
@@ -241,7 +294,7 @@ class Evaluator:
         """
         import tensorflow as tf
 
-        from trainer.training.step_runner import fetch_numbers
+        from trainer.training.steps.outputs import fetch_numbers
 
         started = time.monotonic()
         # Looked at before and after: it may be removed, or saved again, while it is read.

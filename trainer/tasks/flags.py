@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.spec import JOBS, Cluster, naming
-from trainer.config import ConfigError
+from trainer.core.config import ConfigError
 
 HOSTS = {job: f"{job}_hosts" for job in JOBS}
 

@@ -10,15 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, Cluster, free_addresses
-from trainer.config import STRATEGIES, Config, ConfigError
-from trainer.failures import FINISHED
-from trainer.reporting.logs import load_tensorflow, set_up_logging
-from trainer.reporting.metrics import Told
-from trainer.reporting.notify import Notifier
-from trainer.reporting.scrape import listen, serve
-from trainer.runtime import prepare_tensorflow
+from trainer.core.config import STRATEGIES, Config, ConfigError
+from trainer.core.failures import FINISHED
+from trainer.core.runtime import prepare_tensorflow
 from trainer.tasks.coordinator import run_coordinator
 from trainer.tasks.evaluator import run_evaluator
+from trainer.telemetry.logs import load_tensorflow, set_up_logging
+from trainer.telemetry.metrics import Told
+from trainer.telemetry.outlets.prometheus import listen, serve
+from trainer.telemetry.outlets.systemd import Notifier
 
 # The first server's number counts for the whole process. A worker's call keeps one busy while it waits for a ps of the
 # same pool: with TensorFlow's default, one a core, two workers on two cores would wait for ever.

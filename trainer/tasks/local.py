@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, Cluster, free_addresses
-from trainer.config import (
+from trainer.core.config import (
     APIS,
     EVALUATIONS,
     INPUTS,
@@ -32,14 +32,14 @@ from trainer.config import (
     absolute_path,
     read_assignments,
 )
-from trainer.failures import FINISHED, STOPPED, USER_ERROR
-from trainer.fork_server import PARENT, Forked, ForkServer, start_process
-from trainer.reporting.notify import RESTARTS
-from trainer.reporting.scrape import ADDRESS
-from trainer.reporting.status import describe, read_status
+from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
+from trainer.core.runtime import PS_ENVIRONMENT
+from trainer.process.fork_server import PARENT, Forked, ForkServer, start_process
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
-from trainer.runtime import PS_ENVIRONMENT
+from trainer.telemetry.outlets.prometheus import ADDRESS
+from trainer.telemetry.outlets.systemd import RESTARTS
+from trainer.telemetry.status import describe, read_status
 
 RESTART_SECONDS, STEADY_SECONDS = 1.0, 5.0
 FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that somebody else has started

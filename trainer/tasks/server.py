@@ -20,15 +20,15 @@ from trainer.cluster.probe import answers, incarnation
 from trainer.cluster.spec import Cluster
 from trainer.cluster.way_probe import Ways
 from trainer.cluster.ways import CHIEF, targets
-from trainer.config import Config, ConfigError
-from trainer.failures import FINISHED, TRY_AGAIN, is_stale
-from trainer.reporting.logs import load_tensorflow
-from trainer.reporting.notify import Notifier
-from trainer.reporting.resources import record_resources
+from trainer.core.config import Config, ConfigError
+from trainer.core.failures import FINISHED, TRY_AGAIN, is_stale
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.release import MissedRelease
 from trainer.run.selection import selected_sweep
+from trainer.telemetry.logs import load_tensorflow
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.resources import record_resources
 
 log = logging.getLogger(__name__)
 # Longer than for the others' question: a machine that is busy beyond measure must not have its server killed as well.

@@ -7,18 +7,18 @@ import time
 
 from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped
-from trainer.reporting.metrics import Told
-from trainer.reporting.notifications import Notifications
-from trainer.reporting.notify import Notifier
-from trainer.reporting.status import read_status
+from trainer.core.config import Config
+from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped
+from trainer.core.signals import StopRequest
+from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import selected_sweep
 from trainer.run.sweep import Sweep
-from trainer.signals import StopRequest
-from trainer.states import RunState
 from trainer.tasks.coordinator import run_coordinator
+from trainer.telemetry.metrics import Told
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.outlets.webhook import Notifications
+from trainer.telemetry.status import read_status
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0

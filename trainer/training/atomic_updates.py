@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from trainer.run.snapshot import Copies
 from trainer.training.metrics import READING
-from trainer.training.tf_internals import APART, arrival, handle_shape, mutex, outermost, read_only_inputs
+from trainer.training.tf_internals.graphs import APART, arrival, handle_shape, mutex, outermost, read_only_inputs
 
 log = logging.getLogger(__name__)
 WAITED = "psfleet/seconds_waited_for_updates"  # a variable on each ps

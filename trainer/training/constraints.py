@@ -6,14 +6,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.contracts import Model, Variable
+from trainer.core.failures import UserError
 from trainer.training.placement import name_of
-from trainer.training.tf_internals import beneath, whole_of
+from trainer.training.tf_internals.variables import beneath, whole_of
 
 KEPT = "_constraint_of_workers"
 
 
-def constrain(variable: Any) -> None:
+def constrain(variable: Variable) -> None:
     """Apply a constraint that was taken; call it in the variable's update."""
     own = beneath(variable)
     constraint = getattr(own, KEPT, None)
@@ -21,7 +22,7 @@ def constrain(variable: Any) -> None:
         own.assign(tf.cast(constraint(own.read_value()), own.dtype))
 
 
-def take_constraint(variable: Any) -> Any:
+def take_constraint(variable: Variable) -> Any:
     """Return a variable's constraint, and have it kept where the optimizer doesn't look."""
     if variable.constraint is not None:
         setattr(variable, KEPT, variable.constraint)
@@ -29,7 +30,7 @@ def take_constraint(variable: Any) -> Any:
     return getattr(variable, KEPT, None)
 
 
-def refuse_split_constraints(model: Any) -> None:
+def refuse_split_constraints(model: Model) -> None:
     """Raise UserError where a constraint would be computed of a split variable's parts; call it after the trace."""
     try:
         variables = model.trainable_variables

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
-from trainer.training.tf_internals import forget_uncompressing
+from trainer.core.config import Config
+from trainer.training.tf_internals.datasets import forget_uncompressing
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import Config
-from trainer.failures import UserError, explain
-from trainer.program import is_keras3
-from trainer.reporting.events import append, at_once
-from trainer.reporting.progress import EventWriter
-from trainer.reporting.status import numbers
+from trainer.core.config import Config
+from trainer.core.contracts import DataIterator, Dataset, ElementSpec, Model, Program, Strategy, Structure
+from trainer.core.failures import UserError, explain
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
-from trainer.training import keras3
-from trainer.training.callbacks import KERAS
+from trainer.telemetry.events import append, at_once
+from trainer.telemetry.progress import EventWriter
+from trainer.telemetry.status import numbers
 from trainer.training.export import lacks_evaluation
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
+from trainer.training.keras.adapters import keras_of
+from trainer.training.loop.callbacks import KERAS
 from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
-from trainer.training.step_runner import fetch_numbers
+from trainer.training.steps.outputs import fetch_numbers
 
 log = logging.getLogger(__name__)
 OTHER_WAYS = "set evaluation to distributed, inline or sidecar, which call test_step"
@@ -91,7 +91,7 @@ def no_such_metric(name: str, there: Iterable[str]) -> str:
     )
 
 
-def refuse_best_metric(config: Config, evaluate: Any, model: Any, told: Collection[str]) -> None:
+def refuse_best_metric(config: Config, evaluate: Any, model: Model, told: Collection[str]) -> None:
     """Raise UserError where checkpoints are kept by a metric that the evaluation will not have.
 
     `told` is what a training step tells. An evaluation tells the same where both steps are Keras's own. Of others the
@@ -104,7 +104,7 @@ def refuse_best_metric(config: Config, evaluate: Any, model: Any, told: Collecti
 
 
 def make_evaluation(
-    config: Config, program: Any, model: Any, strategy: Any, workers: int
+    config: Config, program: Program, model: Model, strategy: Strategy, workers: int
 ) -> Callable[[], dict[str, float]] | None:
     """Return what evaluates the model as it is now, or None when that is not the coordinator's work.
 
@@ -130,7 +130,7 @@ def make_evaluation(
 class Inline:
     """This process evaluates all the data, reading the variables from the ps."""
 
-    def __init__(self, program: Any, model: Any, strategy: Any, workers: int) -> None:
+    def __init__(self, program: Program, model: Model, strategy: Strategy, workers: int) -> None:
         self._dataset = eval_dataset(program)
         self._step = TestStep(program, model, strategy, self._dataset.element_spec)
         self.names = self._step.names
@@ -146,7 +146,7 @@ class Distributed:
     worker is run again, perhaps on another one, and counts once.
     """
 
-    def __init__(self, program: Any, model: Any, strategy: Any, workers: int) -> None:
+    def __init__(self, program: Program, model: Model, strategy: Strategy, workers: int) -> None:
         self._parts = workers
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._step = step = TestStep(program, model, strategy, eval_dataset(program).element_spec)
@@ -154,7 +154,7 @@ class Distributed:
         self.names = step.names
 
         @tf.function(autograph=False)
-        def evaluate_part(part: tf.Tensor) -> Any:
+        def evaluate_part(part: tf.Tensor) -> Structure:
             return step.run(part_of_data(program, workers, part))
 
         self._evaluate_part = evaluate_part.get_concrete_function(tf.TensorSpec([], tf.int64))
@@ -176,7 +176,7 @@ class Exact:
     what `test_step` says of them.
     """
 
-    def __init__(self, program: Any, model: Any, strategy: Any, workers: int) -> None:
+    def __init__(self, program: Program, model: Model, strategy: Strategy, workers: int) -> None:
         self._model = model
         self._strategy = strategy
         name = f"{type(program).__name__}'s model"
@@ -215,7 +215,7 @@ class Exact:
                     f"{OTHER_WAYS}"
                 )
 
-    def _distribute(self, dataset: tf.data.Dataset, shards: int) -> Any:
+    def _distribute(self, dataset: tf.data.Dataset, shards: int) -> Dataset:
         """Give the workers a dataset, once: `evaluate` would do so each time, and they would keep them all."""
         self._model._cluster_coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         with self._strategy.scope():
@@ -223,7 +223,7 @@ class Exact:
                 x=dataset, model=self._model, pss_evaluation_shards=shards
             )
 
-    def _evaluate(self, data: Any) -> dict[str, float]:
+    def _evaluate(self, data: Structure) -> dict[str, float]:
         model = self._model
         # What `fit` keeps of its validation data and what `compile` is told, though the program need not know.
         model._eval_data_handler, model._pss_evaluation_shards = data, data._total_shards
@@ -241,7 +241,7 @@ class Replicated:
     TensorFlow gives replicas that have run out of data empty batches, so that every example counts once.
     """
 
-    def __init__(self, program: Any, model: Any, strategy: Any) -> None:
+    def __init__(self, program: Program, model: Model, strategy: Strategy) -> None:
         self._name = f"{type(program).__name__}'s model"
         self._model = model
         self._strategy = strategy
@@ -255,11 +255,11 @@ class Replicated:
             self._examples = tf.keras.metrics.Sum(name="examples", dtype=tf.float64)
         self._evaluate = tf.function(self._run)
 
-    def _run(self, iterator: Any) -> None:
+    def _run(self, iterator: DataIterator) -> None:
         for batch in iterator:
             self._strategy.run(self._test_step, args=(batch,))
 
-    def _test_step(self, batch: Any) -> None:
+    def _test_step(self, batch: Structure) -> None:
         self._told = self._model.test_step(batch)
         self._examples.update_state(batch_size(batch))
 
@@ -279,13 +279,12 @@ class Replicated:
 class TestStep:
     """The model's test_step, with metrics whose state is returned by each call instead of kept on the ps."""
 
-    def __init__(self, program: Any, model: Any, strategy: Any, element_spec: Any) -> None:
+    def __init__(self, program: Program, model: Model, strategy: Strategy, element_spec: ElementSpec) -> None:
         self._model = model
         name = f"{type(program).__name__}'s model"
         with strategy.scope():
             # This makes the variables that metrics still lack, too.
-            step = keras3.drawing(model.test_step) if is_keras3(model) else model.test_step
-            self._step = tf.function(step).get_concrete_function(element_spec)
+            self._step = tf.function(keras_of(model).test_step()).get_concrete_function(element_spec)
             model.reset_metrics()
             self.names = sorted(model.get_metrics_result())
         self._states = MetricStates(metrics_of(model), self._step)
@@ -312,7 +311,7 @@ class TestStep:
         self._states.exchange(self._step, state)
         iterator = iter(dataset)
 
-        def take_step(following: tf.experimental.Optional, examples: tf.Tensor) -> Any:
+        def take_step(following: tf.experimental.Optional, examples: tf.Tensor) -> Structure:
             batch = following.get_value()
             self._step(batch)
             return iterator.get_next_as_optional(), examples + batch_size(batch)
@@ -350,7 +349,7 @@ def check_told(name: str, told: Any, known: list[str]) -> None:
         )
 
 
-def refuse_python(program: Any) -> None:
+def refuse_python(program: Program) -> None:
     """Raise UserError if workers can't run the evaluation's pipeline."""
 
     @tf.function(autograph=False)
@@ -360,13 +359,13 @@ def refuse_python(program: Any) -> None:
     make.get_concrete_function()
 
 
-def part_of_data(program: Any, parts: int, part: tf.Tensor) -> tf.data.Dataset:
+def part_of_data(program: Program, parts: int, part: tf.Tensor) -> tf.data.Dataset:
     """Return a part of the program's evaluation data, whose number is a tensor."""
     context = InputContext(parts, part)
     return call_watched(context, program, lambda watched: trace_eval_dataset(program, watched))
 
 
-def call_watched(context: tf.distribute.InputContext, program: Any, make_dataset: Callable[[Any], Any]) -> Any:
+def call_watched(context: tf.distribute.InputContext, program: Program, make_dataset: Callable[[Any], Any]) -> Dataset:
     """Make a part of the data; raises UserError when the program did not ask which part it should be."""
     watched = WatchedContext(context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync)
     dataset = make_dataset(watched)
@@ -390,7 +389,7 @@ class WatchedContext(InputContext):
         return super().input_pipeline_id
 
 
-def batch_size(batch: Any) -> tf.Tensor:
+def batch_size(batch: Structure) -> tf.Tensor:
     first = tf.nest.flatten(batch)[0]
     if isinstance(first, tf.RaggedTensor):
         return first.nrows(tf.int64)

@@ -11,25 +11,25 @@ import io
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import Infrastructure, UserError, explain, is_infrastructure
-from trainer.memory_limit import check_room
-from trainer.program import build_model, is_keras3, program_file
+from trainer.core.contracts import ElementSpec, Model, Program
+from trainer.core.failures import Infrastructure, UserError, explain, is_infrastructure
+from trainer.core.memory_limit import check_room
+from trainer.core.program import build_model, program_file
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
-from trainer.training import keras3
+from trainer.training.export_tables import UNTRACKED, track_tables
 from trainer.training.input import WHOLE
-from trainer.training.optimizers import of_optimizers, optimizers_of
-from trainer.training.tf_internals import owner_of, track
+from trainer.training.keras.adapters import keras_of
+from trainer.training.keras.base import has_call, has_test_step
+from trainer.training.optimizers import of_optimizers
 
 log = logging.getLogger(__name__)
-UNTRACKED = "references an 'untracked' resource"  # how TensorFlow says that a root does not have what a function uses
 OWNER = re.compile(r"Trackable referencing this tensor = <(tf\.Variable|(?P<kind>[\w.]+))")
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
 
@@ -46,7 +46,9 @@ def make_export_due(directory: RunDirectory, step: int) -> None:
         write_record(directory.export_record, {"step": step, "tries": 0, "ended": False, "error": ""})
 
 
-def export_what_is_due(program: Callable[[], Any], directory: RunDirectory, step: int, element_spec: Any = None) -> str:
+def export_what_is_due(
+    program: Callable[[], Program], directory: RunDirectory, step: int, element_spec: ElementSpec | None = None
+) -> str:
     """Export the model of this step and note how that ended; returns why it is not exported, nothing where it is.
 
     `program` loads it. Raises Infrastructure while another process may do better.
@@ -71,7 +73,7 @@ def export_what_is_due(program: Callable[[], Any], directory: RunDirectory, step
     return error
 
 
-def export_now(program: Callable[[], Any], directory: RunDirectory, step: int) -> str:
+def export_now(program: Callable[[], Program], directory: RunDirectory, step: int) -> str:
     """Export the model of this step, whatever became of it before; returns why it is not exported."""
     write_record(directory.export_record, {"step": step, "tries": 0, "ended": False, "error": ""})
     return export_what_is_due(program, directory, step)
@@ -82,7 +84,7 @@ def not_exported(run: str, error: str) -> str:
     return f"its model is not exported: {error}. Correct that, then: fab export --run {run}" if error else ""
 
 
-def export_model(program: Any, directory: RunDirectory, step: int, element_spec: Any = None) -> str:
+def export_model(program: Program, directory: RunDirectory, step: int, element_spec: ElementSpec | None = None) -> str:
     """Write the checkpoint's model to the run's export directory; returns that directory, which is on disk then.
 
     The model is built again outside any strategy, so that its variables are whole. It keeps the layers that prepare
@@ -98,7 +100,7 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
     shutil.rmtree(temporary, ignore_errors=True)
 
     def restore() -> None:
-        read_model(directory, keras3.trained_by(model, with_optimizers=False), step)
+        read_model(directory, keras_of(model).trained(with_optimizers=False), step)
 
     save_model(program, model, str(temporary), element_spec, restore)
     sync_tree(temporary)
@@ -108,7 +110,7 @@ def export_model(program: Any, directory: RunDirectory, step: int, element_spec:
 
 
 def save_model(
-    program: Any, model: Any, path: str, element_spec: Any, restore: Callable[[], None] = lambda: None
+    program: Program, model: Model, path: str, element_spec: ElementSpec, restore: Callable[[], None] = lambda: None
 ) -> None:
     """Save a model that is built outside any strategy; `restore` gives it its weights when it has all variables.
 
@@ -116,74 +118,26 @@ def save_model(
     """
     if why := lacks_export(program, model):
         raise UserError(why)
-    takes_data = ensure_built(model, element_spec)
+    keras = keras_of(model)
+    takes_data = keras.ensure_built(element_spec)
     restore()
     signature = getattr(program, "serving_signature", None)
     with tracked(program, model):
         if signature is None:
-            save_call(model, path, element_spec)
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints a page of tensor numbers
+                keras.export(path, element_spec)
         else:
             root = model
-            if not keras3.has_call(model) or not takes_data:  # Keras would trace its call
+            if not has_call(keras) or not takes_data:  # Keras would trace its call
                 root = tf.Module()
-                root.kept = keras3.raw(model.variables)
+                root.kept = keras.variables
             signatures = signature(model)
             track_tables(root, signatures)
             tf.saved_model.save(root, path, signatures=signatures)
 
 
-def save_call(model: Any, path: str, element_spec: Any) -> None:
-    """Save a model whose call is all that it offers."""
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints a page of tensor numbers
-        if is_keras3(model):
-            keras3.export(model, path, element_spec)
-            return
-        save = export_as_called if isinstance(model, tf.keras.Sequential) and not model.inputs else export_by_keras
-        try:
-            save(model, path)
-        except AssertionError as error:
-            if UNTRACKED not in str(error):
-                raise
-            track_tables(model, tf.function(model.__call__).get_concrete_function(*model.save_spec()[0]))
-            save(model, path)
-
-
-def export_by_keras(model: Any, path: str) -> None:
-    model.export(path)
-
-
-def export_as_called(model: Any, path: str) -> None:
-    """Export a Sequential that was built by several inputs: Keras looks for one, and fails."""
-    archive = tf.keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint("serve", model.__call__, list(model.save_spec()[0]))
-    archive.write_out(path)
-
-
-def track_tables(root: Any, signatures: Any) -> None:
-    """Have the export take the tables that signatures use and the program keeps, as those that its datasets use, too.
-
-    A table that is filled when it is made is the same in each process. What changes must be the model's.
-    """
-    known = {id(one) for one in tf.train.TrackableView(root).descendants()}
-    for number, owner in enumerate(owners(signatures)):
-        if isinstance(owner, tf.lookup.StaticHashTable) and id(owner) not in known:
-            track(root, f"table_of_program_{number}", owner)
-
-
-def owners(signatures: Any) -> list[Any]:
-    """Return the tables and variables that signatures use, each once."""
-    found: dict[int, Any] = {}
-    for one in signatures.values() if isinstance(signatures, Mapping) else [signatures]:
-        traced = one.get_concrete_function() if hasattr(one, "get_concrete_function") else one
-        for outer, _ in traced.graph.captures if hasattr(traced, "graph") else ():
-            if (owner := owner_of(outer)) is not None:
-                found[id(owner)] = owner
-    return list(found.values())
-
-
 @contextlib.contextmanager
-def tracked(program: Any, model: Any) -> Iterator[None]:
+def tracked(program: Program, model: Model) -> Iterator[None]:
     """Raise UserError where what is exported uses something that is no part of the model."""
     try:
         yield
@@ -200,9 +154,9 @@ def tracked(program: Any, model: Any) -> Iterator[None]:
         ) from error
 
 
-def lacks_export(program: Any, model: Any) -> str:
+def lacks_export(program: Program, model: Model) -> str:
     """Say why a model can't be exported, and what to do; nothing where it can."""
-    if keras3.has_call(model) or getattr(program, "serving_signature", None) is not None:
+    if has_call(keras_of(model)) or getattr(program, "serving_signature", None) is not None:
         return ""
     return (
         f"{type(model).__name__} has no call, so that there is nothing to export: give the program a "
@@ -210,58 +164,15 @@ def lacks_export(program: Any, model: Any) -> str:
     )
 
 
-def lacks_evaluation(model: Any) -> str:
+def lacks_evaluation(model: Model) -> str:
     """Say why a model can't be evaluated, and what to do; nothing where it can."""
-    if keras3.has_call(model) or type(model).test_step is not keras3.model_class(model).test_step:
+    keras = keras_of(model)
+    if has_call(keras) or has_test_step(keras):
         return ""
     return (
         f"{type(model).__name__} has no call, so that Keras can't evaluate it: give it a test_step, or set "
         "evaluation: none"
     )
-
-
-def ensure_built(model: Any, element_spec: Any) -> bool:
-    """Build a model that only its first input builds, with symbols of the data; returns whether its call takes them.
-
-    What a train_step of its own calls is built by that, as in training: a generator is given noise, not the data.
-    """
-    is_functional = bool(getattr(model, "inputs", None))
-    if is_keras3(model):
-        return is_functional or not keras3.has_call(model) or keras3.call_with_symbols(model, element_spec)
-    steps = type(model).train_step is not tf.keras.Model.train_step and bool(unbuilt(model))
-    stepped = steps and is_built_by_its_step(model, element_spec)
-    if is_functional or not keras3.has_call(model) or (stepped and model.save_spec()):
-        return True
-    features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
-    try:
-        model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
-    except Exception:
-        if not stepped:
-            raise
-        return False
-    return True
-
-
-def unbuilt(model: Any) -> list[Any]:
-    """Return the layers of a model, itself among them, that have no variables yet."""
-    layers = (one for one in (model, *model.submodules) if isinstance(one, tf.keras.layers.Layer))
-    return [layer for layer in layers if not layer.built and not isinstance(layer, tf.keras.metrics.Metric)]
-
-
-def is_built_by_its_step(model: Any, element_spec: Any) -> bool:
-    """Trace the model's train_step, in which no optimizer makes slots or trains; returns whether these data fit it."""
-    optimizers = [one for one in optimizers_of(model) if one is not None]
-    for optimizer in optimizers:
-        object.__setattr__(optimizer, "apply_gradients", lambda *_, kept=optimizer, **__: kept.iterations)
-    try:
-        tf.function(model.train_step).get_concrete_function(element_spec)
-    except Exception as error:  # of an evaluation, whose data may be others
-        log.debug("%s.train_step does not take %s: %s", type(model).__name__, element_spec, error)
-        return False
-    finally:
-        for optimizer in optimizers:
-            object.__delattr__(optimizer, "apply_gradients")
-    return True
 
 
 def bytes_of_checkpoint(directory: RunDirectory, step: int) -> int:

@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import SOURCE
-from trainer.failures import UserError, explain
-from trainer.program import build_model, program_file
+from trainer.core.config import SOURCE
+from trainer.core.contracts import ElementSpec, Program
+from trainer.core.failures import UserError, explain
+from trainer.core.program import build_model, program_file
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.training.export import save_model
-from trainer.training.tf_internals import kept_seeds, tracing_saves
+from trainer.training.tf_internals.saving import tracing_saves
+from trainer.training.tf_internals.seeds import kept_seeds
 
 log = logging.getLogger(__name__)
 RESERVED_BYTES = 1 << 20  # a variable as large as this is not filled
@@ -33,7 +35,7 @@ RESERVED_BYTES = 1 << 20  # a variable as large as this is not filled
 UNSURE = (tf.errors.OpError, OSError, MemoryError)
 
 
-def try_export(program: Any, directory: RunDirectory, element_spec: Any) -> None:
+def try_export(program: Program, directory: RunDirectory, element_spec: ElementSpec) -> None:
     """Trace the export of a run that has not trained yet; raises UserError that says why it would fail."""
     if not is_new(directory):
         return
@@ -62,7 +64,7 @@ def is_new(directory: RunDirectory) -> bool:
     return begun_from is not None and int(begun_from["step"]) == newest
 
 
-def trace_export(program: Any, directory: RunDirectory, element_spec: Any) -> None:
+def trace_export(program: Program, directory: RunDirectory, element_spec: ElementSpec) -> None:
     """Do what the export does but for the values; raises what goes wrong."""
     own = copy.copy(program)  # what build_model keeps in it is not the training's
     with kept_randomness(), tf.variable_creator_scope(reserve), tracing_saves():

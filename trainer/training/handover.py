@@ -20,12 +20,14 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.cluster.contexts import close_contexts
-from trainer.failures import first_line
+from trainer.core.contracts import Model, Tensor, Trackable, Variable
+from trainer.core.failures import first_line
+from trainer.core.variables import bytes_of, flatten
 from trainer.run.position import Position
 from trainer.run.snapshot import Copies, copy_each
 from trainer.training.placement import server_of
-from trainer.training.tf_internals import context_id, resource_names
-from trainer.variables import bytes_of, flatten
+from trainer.training.tf_internals.graphs import resource_names
+from trainer.training.tf_internals.workers import context_id
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -86,7 +88,7 @@ class Handover:
         for server in range(servers):
             self._write(server, {*kept, self._context}, self._found[server])
 
-    def take(self, model: Any, step: Any, at_least: int, copy: Callable[[Copies], None] = copy_each) -> bool:
+    def take(self, model: Model, step: Variable, at_least: int, copy: Callable[[Copies], None] = copy_each) -> bool:
         """Give the variables the values that the earlier coordinator left; returns whether it has.
 
         If not, they may have any value. Values of an earlier step than `at_least`, the newest checkpoint's, are not
@@ -106,7 +108,7 @@ class Handover:
             return False
         return True
 
-    def offer(self, model: Any, step: Any, position: Position | None = None) -> None:
+    def offer(self, model: Model, step: Variable, position: Position | None = None) -> None:
         """Leave these variables to the next coordinator, and free what the one before has left.
 
         Call it when they have the values to go on with; `position` is how far the data are read that they have seen.
@@ -251,7 +253,7 @@ class Handover:
             tf.raw_ops.AssignVariableOp(resource=record_handle(), value=tf.constant(json.dumps(record)))
 
 
-def carry(model: Any, step: Any) -> dict[str, Any]:
+def carry(model: Model, step: Variable) -> dict[str, Any]:
     """Return all that a checkpoint of model and step holds, by a name that depends on no counter.
 
     The step is first, a sharded variable is its shards. Raises NotCarried when something is in no variable of a ps or
@@ -280,7 +282,7 @@ def carry(model: Any, step: Any) -> dict[str, Any]:
     return carried
 
 
-def walk(root: Any) -> Iterator[tuple[str, Any]]:
+def walk(root: Trackable) -> Iterator[tuple[str, Trackable]]:
     """Yield all that a checkpoint finds below an object, each once, with the way to it."""
     todo, seen = [("", root)], {id(root)}
     while todo:
@@ -292,16 +294,16 @@ def walk(root: Any) -> Iterator[tuple[str, Any]]:
                 todo.append((f"{path}/{name}", child))
 
 
-def on(server: int | None, variables: Mapping[str, Any]) -> dict[str, Any]:
+def on(server: int | None, variables: Mapping[str, Variable]) -> dict[str, Any]:
     """Return the variables that lie on a ps, or None for those of the coordinator itself."""
     return {key: variable for key, variable in variables.items() if server_of(variable) == server}
 
 
-def looks(variables: Mapping[str, Any]) -> dict[str, str]:
+def looks(variables: Mapping[str, Variable]) -> dict[str, str]:
     return {key: f"{variable.dtype.name} {variable.shape}" for key, variable in variables.items()}
 
 
-def local_values(own: Mapping[str, Any]) -> dict[str, list[Any]]:
+def local_values(own: Mapping[str, Variable]) -> dict[str, list[Any]]:
     """Return how the coordinator's own variables look and what they hold, as JSON can say it."""
     return {
         key: [look, base64.b64encode(tf.io.serialize_tensor(own[key]).numpy()).decode()]
@@ -323,13 +325,13 @@ def assign(target: Any, source: Any, dtype: Any) -> None:
     tf.raw_ops.AssignVariableOp(resource=target, value=tf.raw_ops.ReadVariableOp(resource=source, dtype=dtype))
 
 
-def found(variable: Any, place: Any) -> Any:
+def found(variable: Variable, place: Any) -> Tensor:
     """Return the handle of what looks like the variable and has this container and name, on the present device."""
     container, name = place
     return tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, container=container, shared_name=name)
 
 
-def record_handle() -> Any:
+def record_handle() -> Tensor:
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], container=OWN, shared_name=OWN)
 
 

@@ -16,17 +16,18 @@ from typing import Any, TypeGuard
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import SOURCE, Config
-from trainer.failures import UserError, first_line, is_the_programs
-from trainer.program import build_model
+from trainer.core.config import SOURCE, Config
+from trainer.core.contracts import ElementSpec, Model, Program, Variable
+from trainer.core.failures import UserError, first_line, is_the_programs
+from trainer.core.program import build_model
+from trainer.core.variables import flatten
 from trainer.run.directory import RunDirectory
-from trainer.training.export import ensure_built
 from trainer.training.handover import walk
+from trainer.training.keras.adapters import keras_of
 from trainer.training.optimizers import averaged, of_optimizers
 from trainer.training.placement import name_of
-from trainer.training.step_runner import StepRunner
-from trainer.training.tf_internals import full_names, moving_average
-from trainer.variables import flatten
+from trainer.training.steps.runner import StepRunner
+from trainer.training.tf_internals.variables import full_names, moving_average
 
 log = logging.getLogger(__name__)
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -50,7 +51,7 @@ class Stored:
     read: Callable[[], Any]
 
 
-def read_initial_weights(config: Config, program: Any, runner: StepRunner) -> str:
+def read_initial_weights(config: Config, program: Program, runner: StepRunner) -> str:
     """Give the runner's model the weights that `initial_weights` names; returns what was read and what was not.
 
     A variable gets the stored one of its name and shape, else of its place in the model and its shape. What has
@@ -92,7 +93,7 @@ def read_initial_weights(config: Config, program: Any, runner: StepRunner) -> st
     return told
 
 
-def fits(stored: Stored | None, weight: Any) -> TypeGuard[Stored]:
+def fits(stored: Stored | None, weight: Variable) -> TypeGuard[Stored]:
     return stored is not None and stored.shape == tuple(weight.shape)
 
 
@@ -101,7 +102,7 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def weights_of(model: Any) -> list[tuple[str, Any]]:
+def weights_of(model: Model) -> list[tuple[str, Variable]]:
     """Return the model's weights with the way to each, a split one as a whole; none of its optimizer or metrics."""
     wanted = {id(weight) for weight in model.weights}
     found = []
@@ -113,14 +114,14 @@ def weights_of(model: Any) -> list[tuple[str, Any]]:
     return [(place, value) for place, value in found if id(value) not in whole]
 
 
-def restart_averages(model: Any) -> None:
+def restart_averages(model: Model) -> None:
     """Have the averages of the weights begin with the weights that were read."""
     for optimizer, weights in averaged(model):
         for weight in weights:
             moving_average(optimizer, weight).assign(weight)
 
 
-def open_source(config: Config, program: Any, element_spec: Any) -> list[Stored]:
+def open_source(config: Config, program: Program, element_spec: ElementSpec) -> list[Stored]:
     """Return the variables that the source has; raises UserError where it is none."""
     source = config.initial_weights
     path = Path(source)
@@ -177,7 +178,7 @@ def of_checkpoint(prefix: str) -> list[Stored]:
     ]
 
 
-def of_export(stored: list[Stored], model: Any) -> list[Stored]:
+def of_export(stored: list[Stored], model: Model) -> list[Stored]:
     """Give the variables that an exported model only numbers the places of those of the whole model."""
     places, weights = {id(weight): place for place, weight in weights_of(model)}, list(flatten(model.weights))
     found = []
@@ -189,7 +190,7 @@ def of_export(stored: list[Stored], model: Any) -> list[Stored]:
     return found
 
 
-def of_keras(path: Path, model: Any) -> list[Stored]:
+def of_keras(path: Path, model: Model) -> list[Stored]:
     """Return the variables of a Keras file, as the whole model has them that reads it."""
     weights = list(flatten(model.weights))
     before = [weight.numpy() for weight in weights]
@@ -211,8 +212,8 @@ def of_keras(path: Path, model: Any) -> list[Stored]:
     ]
 
 
-def build_whole(program: Any, element_spec: Any) -> Any:
+def build_whole(program: Program, element_spec: ElementSpec) -> Model:
     """Build the program's model outside any strategy."""
     model = build_model(program)
-    ensure_built(model, element_spec)
+    keras_of(model).ensure_built(element_spec)
     return model

@@ -18,12 +18,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config import Config
-from trainer.failures import UserError, explain
-from trainer.program import program_file
+from trainer.core.config import Config
+from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy, Structure, Tensor
+from trainer.core.failures import UserError, explain
+from trainer.core.program import program_file
 from trainer.training.data_service import DataService
 from trainer.training.large_arrays import refuse_large_arrays
-from trainer.training.tf_internals import converting_as_ever, drawing_from, for_each_worker, noting_endless
+from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker, noting_endless
 from trainer.training.worker_files import (
     THIS,
     WorkerFiles,
@@ -111,7 +112,7 @@ class Reading:
     seeded: bool = True
     goes_on: bool = False
 
-    def ask(self, program: Any, call: Callable[[InputContext], tf.data.Dataset]) -> tf.data.Dataset:
+    def ask(self, program: Program, call: Callable[[InputContext], tf.data.Dataset]) -> tf.data.Dataset:
         """Return what the program's `train_dataset`, which `call` calls, gives of it."""
         both = tf.stack([tf.cast(self.seed, tf.int64), tf.cast(self.part, tf.int64)])
         number = tf.cast(self.number, tf.int64)
@@ -148,9 +149,9 @@ class Beginning:
 
 
 def train_dataset_fn(
-    program: Any,
+    program: Program,
     workers: int,
-    strategy: Any,
+    strategy: Strategy,
     begins: Callable[[int], Beginning] = lambda worker: Beginning(0),
     service: DataService | None = None,
     *,
@@ -158,7 +159,7 @@ def train_dataset_fn(
     exact: bool = False,
     batches: Callable[[int | None], object] = lambda size: None,
     files: WorkerFiles | None = None,
-) -> Callable[[], Any]:
+) -> Callable[[], Dataset]:
     """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data.
 
     `begins` is asked each time that a worker's reading begins. `seeded` says that its order follows from that alone.
@@ -168,7 +169,7 @@ def train_dataset_fn(
     size of the program's batches, as far as it is known. `files` are those that the workers write.
     """
 
-    def part(_: Any = None) -> tf.data.Dataset:
+    def part(_: object = None) -> tf.data.Dataset:
         if service is not None:
             dataset = service_train_dataset(program, strategy, begins, service, seeded=seeded)
         else:
@@ -176,14 +177,19 @@ def train_dataset_fn(
         batches(batch_size(tf.compat.v1.get_default_graph()))
         return dataset
 
-    def dataset_fn() -> Any:
+    def dataset_fn() -> Dataset:
         return part() if strategy.num_replicas_in_sync == 1 else strategy.distribute_datasets_from_function(part)
 
     return tf.function(dataset_fn, autograph=False)
 
 
 def service_train_dataset(
-    program: Any, strategy: Any, begins: Callable[[int], Beginning], service: DataService, *, seeded: bool = True
+    program: Program,
+    strategy: Strategy,
+    begins: Callable[[int], Beginning],
+    service: DataService,
+    *,
+    seeded: bool = True,
 ) -> tf.data.Dataset:
     """Return what one worker is given of the data that the data service reads, without end; call it while tracing.
 
@@ -198,9 +204,9 @@ def service_train_dataset(
 
 
 def worker_train_dataset(
-    program: Any,
+    program: Program,
     workers: int,
-    strategy: Any,
+    strategy: Strategy,
     begins: Callable[[int], Beginning] = lambda worker: Beginning(0),
     *,
     seeded: bool = True,
@@ -246,7 +252,7 @@ def pass_after_pass(
             dataset = read(number)
         left_out = tf.where(number == first, taken, 0)
 
-        def placed(before: tf.Tensor, batch: Any) -> Any:
+        def placed(before: tf.Tensor, batch: Structure) -> Structure:
             until = before + examples_in(batch)
             return until, (tf.stack([number, until]), tf.experimental.Optional.from_value(batch))
 
@@ -282,10 +288,10 @@ def batch_size(graph: Any) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def examples_in(batch: Any) -> tf.Tensor:
+def examples_in(batch: Structure) -> tf.Tensor:
     """Return how many examples a batch has: the greatest first dimension of its tensors, at least 1."""
 
-    def length(tensor: Any) -> tf.Tensor:
+    def length(tensor: Tensor) -> tf.Tensor:
         if isinstance(tensor, tf.RaggedTensor):
             return tensor.nrows(tf.int64)
         return tf.reduce_prod(tf.shape(tensor, tf.int64)[:1])  # 1 of a scalar
@@ -293,7 +299,7 @@ def examples_in(batch: Any) -> tf.Tensor:
     return tf.maximum(tf.reduce_max([length(tensor) for tensor in tf.nest.flatten(batch)]), 1)
 
 
-def trace_eval_dataset(program: Any, context: tf.distribute.InputContext) -> tf.data.Dataset:
+def trace_eval_dataset(program: Program, context: tf.distribute.InputContext) -> tf.data.Dataset:
     """Call the program's `eval_dataset` while tracing a function that workers will run.
 
     Raises UserError where the program uses a worker's number in Python, or Python in the pipeline.
@@ -308,7 +314,7 @@ def evaluating() -> contextlib.AbstractContextManager[Any]:
     return drawing_from(tf.constant(0, tf.int64), tf.constant(0, tf.int64))
 
 
-def call_program(program: Any, method: str, context: tf.distribute.InputContext) -> tf.data.Dataset:
+def call_program(program: Program, method: str, context: tf.distribute.InputContext) -> tf.data.Dataset:
     """Call the method; raises UserError where it uses a worker's number in Python."""
     # AutoGraph would convert the program's whole train_dataset, or, switched off, not even `map` functions.
     with converting_as_ever():
@@ -321,7 +327,7 @@ def call_program(program: Any, method: str, context: tf.distribute.InputContext)
     return check_dataset(program, method, dataset)
 
 
-def check_pipeline(program: Any, method: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
+def check_pipeline(program: Program, method: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset that is traced by now; raises UserError where workers can't run it."""
     refuse_large_arrays(tf.compat.v1.get_default_graph(), f"{type(program).__name__}.{method}")
     problem = find_problem(tf.compat.v1.get_default_graph(), dataset)
@@ -360,8 +366,13 @@ def uses_python(dataset: tf.data.Dataset) -> bool:
 
 
 def own_train_dataset(
-    config: Config, program: Any, strategy: Any, service: DataService | None = None, seed: int = 0, step: int = 0
-) -> Any:
+    config: Config,
+    program: Program,
+    strategy: Strategy,
+    service: DataService | None = None,
+    seed: int = 0,
+    step: int = 0,
+) -> Dataset:
     """Return the program's training data, without end, distributed over the replicas of a strategy that trains here.
 
     `step` is where the training begins to read them.
@@ -424,40 +435,40 @@ def why_not_by_file(error: Exception) -> str:
     return f"train_dataset reads fewer files ({found[1]}) than there are workers"
 
 
-def element_spec_of(program: Any, strategy: Any) -> Any:
+def element_spec_of(program: Program, strategy: Strategy) -> ElementSpec:
     """Return what one replica gets of a program's training data; nothing is read. Raises UserError."""
     traced: Any = train_dataset_fn(program, 1, strategy)
     return replica_element_spec(traced.get_concrete_function().structured_outputs)
 
 
-def replica_element_spec(dataset: Any) -> Any:
+def replica_element_spec(dataset: Dataset) -> ElementSpec:
     """Return what one replica gets from a (distributed) dataset, of several replicas the first."""
 
-    def of_one(spec: Any) -> Any:
+    def of_one(spec: ElementSpec) -> ElementSpec:
         return spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
 
     return tf.nest.map_structure(of_one, dataset.element_spec)
 
 
-def eval_dataset(program: Any) -> tf.data.Dataset:
+def eval_dataset(program: Program) -> tf.data.Dataset:
     """Return the program's whole evaluation data, read by this process alone."""
     return own_eval_dataset(program, WHOLE)
 
 
-def own_eval_dataset(program: Any, context: tf.distribute.InputContext) -> tf.data.Dataset:
+def own_eval_dataset(program: Program, context: tf.distribute.InputContext) -> tf.data.Dataset:
     """Return a part of the program's evaluation data, read by this process."""
     files = own_files(f"evaluation-{THIS}", context.input_pipeline_id)
     with evaluating(), kept_apart(files, f"{type(program).__name__}.eval_dataset"):
         return check_finite(program, check_dataset(program, "eval_dataset", program.eval_dataset(context)))
 
 
-def check_finite(program: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
+def check_finite(program: Program, dataset: tf.data.Dataset) -> tf.data.Dataset:
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise UserError(f"{type(program).__name__}.eval_dataset never ends: return it without repeat()")
     return dataset
 
 
-def check_dataset(program: Any, method: str, dataset: Any) -> tf.data.Dataset:
+def check_dataset(program: Program, method: str, dataset: Dataset) -> tf.data.Dataset:
     if not isinstance(dataset, tf.data.Dataset):
         raise UserError(
             f"{type(program).__name__}.{method} returned {type(dataset).__name__}, not a tf.data.Dataset of batches"

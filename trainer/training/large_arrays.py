@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
-from trainer.training.tf_internals import inner_graphs
+from trainer.core.contracts import Graph
+from trainer.core.failures import UserError
+from trainer.training.tf_internals.graphs import inner_graphs
 
 # The largest message of Protocol Buffers is 2 GiB, of which the graph itself takes some.
 LIMIT_BYTES = (1 << 31) - (1 << 24)
@@ -18,7 +19,7 @@ MEND = (
 )
 
 
-def refuse_large_arrays(graph: Any, what: str) -> None:
+def refuse_large_arrays(graph: Graph, what: str) -> None:
     """Raise UserError where the arrays of a traced graph, those that it is given included, are too large together."""
     found = list(arrays(graph))
     total = sum(size for size, _ in found)
@@ -30,7 +31,7 @@ def refuse_large_arrays(graph: Any, what: str) -> None:
         )
 
 
-def arrays(graph: Any) -> Iterator[tuple[int, Any]]:
+def arrays(graph: Graph) -> Iterator[tuple[int, Any]]:
     """Yield the bytes of each array of known size in a graph or in a function of it, and the array."""
     for inner in inner_graphs(graph):
         given = [tensor for tensor, _ in inner.captures if not tf.is_symbolic_tensor(tensor)]

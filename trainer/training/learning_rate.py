@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError, explain
+from trainer.core.contracts import ElementSpec, Optimizer, Traced
+from trainer.core.failures import UserError, explain
 
 SET_BY_WORKERS = (
     "train_step sets the optimizer's learning rate, which under parameter_server every worker would do to all others "
@@ -28,7 +29,7 @@ class LearningRate:
     Keras calls legacy, which keep their rate in another way.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         # A LossScaleOptimizer (mixed precision) has the rate of the optimizer inside it.
         self._optimizer = optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
@@ -52,7 +53,7 @@ class LearningRate:
     def spec(self) -> tf.TensorSpec:
         return tf.TensorSpec([], tf.float32 if self._variable is None else self._variable.dtype)
 
-    def trace(self, call: Any, *specs: Any) -> Any:
+    def trace(self, call: Any, *specs: ElementSpec) -> Traced:
         """Return the concrete function of a call whose last argument, after those specified, is the rate."""
         try:
             return call.get_concrete_function(*specs, self.spec)
@@ -90,7 +91,7 @@ class LearningRate:
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
     """Put another value in place of an attribute, past TensorFlow's tracking of attributes."""
     before = vars(owner).get(name)
     object.__setattr__(owner, name, value)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Tensor, Variable
 from trainer.training.precision import CastShards
 
 ONCE = "rows_asked_for_once"  # in the names of operations that give rows' numbers, each of them once
@@ -31,7 +31,7 @@ def asking_once(wanted: bool) -> Iterator[None]:
 
 
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": tf.__internal__.distribute.ShardedVariable})
-def look_up(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
+def look_up(params: Variable, ids: Tensor, max_norm: float | None = None, name: str | None = None) -> Tensor:
     """Look up rows where they lie; those of `CastShards` are cast, as tf_keras does with a whole variable."""
     if not _asking_once[-1] or isinstance(ids, tf.RaggedTensor):
         rows = tf.nn.embedding_lookup(params.variables, ids, max_norm=max_norm, name=name)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.program import is_keras3
-from trainer.training.tf_internals import CALLS, LOOPS, called_graphs
-from trainer.variables import flatten
+from trainer.core.contracts import Metric, Model, Operation, Structure, Tensor, Traced, Variable
+from trainer.core.variables import flatten
+from trainer.training.tf_internals.graphs import CALLS, LOOPS, called_graphs
 
 log = logging.getLogger(__name__)
 SUM, MAXIMUM, MINIMUM, LAST = "sum", "maximum", "minimum", "last"
@@ -42,7 +42,7 @@ ADDING = ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd", "R
 class MetricStates:
     """The states of metrics, for traced functions that keep them in other variables."""
 
-    def __init__(self, metrics: Iterable[Any], step: Any, beside: Sequence[tuple[Any, str]] = ()) -> None:
+    def __init__(self, metrics: Iterable[Metric], step: Traced, beside: Sequence[tuple[Any, str]] = ()) -> None:
         """Take metrics that have their variables, and the traced step that changes them.
 
         `beside` has other variables that it changes, each with the way in which its states are merged.
@@ -52,12 +52,12 @@ class MetricStates:
         self.initial = [piece.numpy() for piece in self.pieces]
         self._ways = [way for metric in metrics for way in merges(metric, step)] + [way for _, way in beside]
 
-    def merge(self, states: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    def merge(self, states: Sequence[Tensor], more: Sequence[Tensor]) -> list[Tensor]:
         """Return the states over two parts of the data, of which `more` is the later one."""
         return [MERGED[str(way)](one, other) for way, one, other in zip(self._ways, states, more, strict=True)]
 
     @tf.autograph.experimental.do_not_convert
-    def in_call(self) -> list[Any]:
+    def in_call(self) -> list[Variable]:
         """Make variables that live as long as the call does in whose trace they are made, and where it runs.
 
         Call it outside the strategy's scope.
@@ -68,7 +68,7 @@ class MetricStates:
         ]
 
     @tf.autograph.experimental.do_not_convert
-    def exchange(self, function: Any, variables: Sequence[Any]) -> None:
+    def exchange(self, function: Any, variables: Sequence[Variable]) -> None:
         """Let a concrete function, which was traced with the metrics' own variables, work on these."""
         handles = {id(piece.handle): one.handle for piece, one in zip(self.pieces, variables, strict=True)}
         graph = function.graph
@@ -82,7 +82,7 @@ class CallMetrics:
     Metrics whose states can't be merged stay on the ps, with what that means.
     """
 
-    def __init__(self, model: Any, step: Any, beside: Sequence[tuple[Any, str]] = ()) -> None:
+    def __init__(self, model: Model, step: Traced, beside: Sequence[tuple[Any, str]] = ()) -> None:
         """Take a model, and its traced step: it has all its metrics. `beside` is as for MetricStates."""
         self._model = model
         metrics = metrics_of(model)
@@ -100,12 +100,12 @@ class CallMetrics:
         self.states.exchange(self._results, self._variables)
         self._total = self._last = self.states.initial
 
-    def add(self, states: Sequence[Any]) -> None:
+    def add(self, states: Sequence[Tensor]) -> None:
         """Add what a call has told of its own states."""
         self._last = [state.numpy() for state in states]
         self._total = self.states.merge(self._total, self._last)
 
-    def over_all_calls(self, outputs: Any) -> Any:
+    def over_all_calls(self, outputs: Structure) -> Structure:
         """Return what train_step returned in the call that was added last, with the metrics' results over all calls.
 
         What is no metric's result stays as it is.
@@ -126,30 +126,31 @@ class CallMetrics:
         if self._others:
             self._model.reset_metrics()
 
-    def _compute(self, states: Sequence[Any]) -> dict[str, Any]:
+    def _compute(self, states: Sequence[Tensor]) -> dict[str, Any]:
         for variable, state in zip(self._variables, states, strict=True):
             variable.assign(state)
         results: dict[str, Any] = self._results()
         return results
 
 
-def metrics_of(model: Any) -> list[Any]:
+def metrics_of(model: Model) -> list[Metric]:
     """Return the model's metrics, each once; Keras 3 puts those that it was compiled with into one more."""
     found: dict[int, Any] = {}
     for metric in model.metrics:
-        inner = metric.metrics if is_keras3(model) and hasattr(metric, "metrics") else [metric]
+        is_one = isinstance(metric, tf.keras.metrics.Metric) or not hasattr(metric, "metrics")
+        inner = [metric] if is_one else metric.metrics
         found.update({id(each): each for each in inner})
     return list(found.values())
 
 
-def pieces(metric: Any) -> list[Any]:
+def pieces(metric: Metric) -> list[Variable]:
     """Return the variables of a metric's state; the partitioner may have split one over several ps."""
     if isinstance(metric, tf.keras.metrics.Metric):
         return list(flatten(metric.weights))
     return list(flatten(one._value for one in metric.variables))
 
 
-def merges(metric: Any, step: Any) -> list[str | None]:
+def merges(metric: Metric, step: Traced) -> list[str | None]:
     """Say how the states for parts of the data make that of all, one for each piece, as the traced step changes them.
 
     None says that they don't: a total that begins at another value, a state that is changed in another way or by
@@ -166,7 +167,7 @@ def merges(metric: Any, step: Any) -> list[str | None]:
     return [way_of(piece, handle, handles) for piece, handle in zip(kept, handles, strict=True)]
 
 
-def way_of(piece: Any, handle: Any, handles: Iterable[Any]) -> str | None:
+def way_of(piece: Any, handle: Tensor, handles: Iterable[Tensor]) -> str | None:
     """Return how a traced step changes a variable: by adding, to a maximum or minimum, to the last value; or None.
 
     The handles are those of the metric's variables in the step: None is of one that it leaves as it is.
@@ -177,7 +178,7 @@ def way_of(piece: Any, handle: Any, handles: Iterable[Any]) -> str | None:
     return None if way == SUM and np.any(piece.numpy()) else way
 
 
-def changes(handle: Any, tainted: Sequence[Any], others: Sequence[Any]) -> Iterator[str | None]:
+def changes(handle: Tensor, tainted: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[str | None]:
     """Yield what each operation of a graph makes of the variable with this handle, but for those that only read.
 
     `tainted` are inputs of a function's graph that depend on the variable. `others` are the handles of the metric's
@@ -226,7 +227,7 @@ def changes(handle: Any, tainted: Sequence[Any], others: Sequence[Any]) -> Itera
             yield None
 
 
-def reached(tensors: Iterable[Any]) -> set[str]:
+def reached(tensors: Iterable[Tensor]) -> set[str]:
     """Return the names of these tensors, and of all in their graph that are computed from them."""
     found: set[str] = set()
     todo = list(tensors)
@@ -238,7 +239,7 @@ def reached(tensors: Iterable[Any]) -> set[str]:
     return found
 
 
-def in_rounds(loop: Any, handles: Sequence[Any], tainted: Sequence[Any]) -> list[Any]:
+def in_rounds(loop: Operation, handles: Sequence[Tensor], tainted: Sequence[Tensor]) -> list[Tensor]:
     """Return the inputs of a loop's body that depend on these, after any number of rounds."""
     found = list(tainted)
     while True:

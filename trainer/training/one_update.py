@@ -12,12 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Optimizer, Tensor, Variable
 from trainer.training.constraints import constrain, take_constraint
 from trainer.training.learning_rate import replaced
-from trainer.training.tf_internals import beneath, moving_average
+from trainer.training.tf_internals.variables import beneath, moving_average
 
 
-def gather(optimizer: Any) -> None:
+def gather(optimizer: Optimizer) -> None:
     """Have an optimizer of tf_keras do so; call it when its `update_step` is final, before the trace."""
     if hasattr(optimizer, "get_slot"):
         gather_legacy(optimizer)
@@ -25,7 +26,7 @@ def gather(optimizer: Any) -> None:
     plain, apply = optimizer.update_step, optimizer.apply_gradients
     number, decay = ReadOnce(optimizer), decay_of(optimizer, tf.keras.optimizers.Optimizer)
 
-    def update_step(gradient: Any, variable: Any) -> None:
+    def update_step(gradient: Tensor, variable: Variable) -> None:
         with number.replaced():
             decay(variable, optimizer.learning_rate)
             plain(gradient, variable)
@@ -34,7 +35,7 @@ def gather(optimizer: Any) -> None:
                 average.assign(momentum * average + (1 - momentum) * variable)
         constrain(variable)
 
-    def apply_gradients(grads_and_vars: Any, *more: Any, **named: Any) -> Any:
+    def apply_gradients(grads_and_vars: list[tuple[Tensor, Variable]], *more: object, **named: object) -> Any:
         number.forget()
         return apply(keep_constraints(grads_and_vars), *more, **named)
 
@@ -48,15 +49,15 @@ def gather(optimizer: Any) -> None:
         object.__setattr__(optimizer, name, method)
 
 
-def gather_legacy(optimizer: Any) -> None:
+def gather_legacy(optimizer: Optimizer) -> None:
     """Have an optimizer that Keras calls legacy apply constraints where it updates: the rest it does there anyway."""
     apply = optimizer.apply_gradients
 
-    def apply_gradients(grads_and_vars: Any, *more: Any, **named: Any) -> Any:
+    def apply_gradients(grads_and_vars: list[tuple[Tensor, Variable]], *more: object, **named: object) -> Any:
         return apply(keep_constraints(grads_and_vars), *more, **named)
 
     def constrained(update: Any) -> Any:
-        def updated(gradient: Any, variable: Any, *more: Any, **named: Any) -> Any:
+        def updated(gradient: Tensor, variable: Variable, *more: object, **named: object) -> Any:
             done = update(gradient, variable, *more, **named)
             constrain(variable)
             return done
@@ -70,13 +71,13 @@ def gather_legacy(optimizer: Any) -> None:
         object.__setattr__(optimizer, name, constrained(getattr(optimizer, name)))
 
 
-def gather_keras3(optimizer: Any) -> None:
-    """Do so with an optimizer of Keras 3, whose averages begin with the weights (keras3.begin_averages)."""
+def gather_keras3(optimizer: Optimizer) -> None:
+    """Do so with an optimizer of Keras 3, whose averages begin with the weights (keras/keras3/optimizers.py)."""
     import keras
 
     plain, decay = optimizer.update_step, decay_of(optimizer, keras.optimizers.Optimizer)
 
-    def update_step(gradient: Any, variable: Any, rate: Any) -> None:
+    def update_step(gradient: Tensor, variable: Variable, rate: Tensor) -> None:
         decay(variable, rate)
         plain(gradient, variable, rate)
         if optimizer.use_ema:
@@ -93,19 +94,19 @@ def gather_keras3(optimizer: Any) -> None:
         object.__setattr__(optimizer, name, method)
 
 
-def decay_of(optimizer: Any, keras_own: Any) -> Callable[[Any, Any], None]:
+def decay_of(optimizer: Optimizer, keras_own: Any) -> Callable[[Variable, Tensor], None]:
     """Return what decays one variable, given the learning rate, before its update.
 
     An optimizer may have a way of its own, as Muon of Keras 3, which decays some weights otherwise.
     """
     own = optimizer._apply_weight_decay
 
-    def decay(variable: Any, rate: Any) -> None:
+    def decay(variable: Variable, rate: Tensor) -> None:
         if optimizer.weight_decay is not None and optimizer._use_weight_decay(variable):
             rate = tf.cast(rate, variable.dtype)
             variable.assign_sub(variable * tf.cast(optimizer.weight_decay, variable.dtype) * rate)
 
-    def own_decay(variable: Any, rate: Any) -> None:
+    def own_decay(variable: Variable, rate: Tensor) -> None:
         known = getattr(optimizer, "_get_variable_index", None)  # Keras 3 gives its own variables
         own([optimizer._trainable_variables[known(variable)] if known else variable])
 
@@ -113,7 +114,7 @@ def decay_of(optimizer: Any, keras_own: Any) -> Callable[[Any, Any], None]:
 
 
 @tf.autograph.experimental.do_not_convert
-def keep_constraints(grads_and_vars: Any) -> list[tuple[Any, Any]]:
+def keep_constraints(grads_and_vars: list[tuple[Tensor, Variable]]) -> list[tuple[Tensor, Variable]]:
     """Return the same, with the variables' constraints kept where Keras doesn't look after all updates."""
     pairs = list(grads_and_vars)
     for _, variable in pairs:
@@ -124,7 +125,7 @@ def keep_constraints(grads_and_vars: Any) -> list[tuple[Any, Any]]:
 class ReadOnce:
     """The number of an optimizer's steps, which it would read for each variable from the ps where it lies."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._read: Any = None
 

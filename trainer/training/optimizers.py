@@ -8,14 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
-from trainer.training.tf_internals import moving_average, whole_of
+from trainer.core.contracts import Model, Optimizer, Tensor, Variable
+from trainer.core.failures import UserError
+from trainer.training.tf_internals.variables import moving_average, whole_of
 
 CHILDREN = "_coalesced_children"
 PART = re.compile(r"/part_\d+:0$")
 
 
-def treat_as_whole(model: Any) -> None:
+def treat_as_whole(model: Model) -> None:
     """Have the model's optimizers clip and restore a split table as if it were whole; call it before the first trace.
 
     They are the one that it is compiled with, and those that are attributes of the model, as a GAN has them.
@@ -32,7 +33,7 @@ def treat_as_whole(model: Any) -> None:
     forget_children(model)
 
 
-def share_among_workers(model: Any) -> None:
+def share_among_workers(model: Model) -> None:
     """Have a step of one worker overwrite no weight that another one trains; call it before the first trace.
 
     Raises UserError where it must.
@@ -47,7 +48,7 @@ def share_among_workers(model: Any) -> None:
             begin_where_weights_lie(optimizer)
 
 
-def begin_where_weights_lie(optimizer: Any) -> None:
+def begin_where_weights_lie(optimizer: Optimizer) -> None:
     """Have the first values of an optimizer's variables computed on the ps.
 
     Adagrad and Ftrl compute those of each shard before they make a variable: on the coordinator, whose memory may be
@@ -55,7 +56,7 @@ def begin_where_weights_lie(optimizer: Any) -> None:
     """
     plain = optimizer.build
 
-    def build(variables: Collection[Any]) -> None:
+    def build(variables: Collection[Variable]) -> None:
         plain(OnTheirDevices(variables))
 
     object.__setattr__(optimizer, "build", build)
@@ -70,12 +71,12 @@ class OnTheirDevices(list[Any]):
                 yield variable
 
 
-def overwrites_weights(optimizer: Any) -> bool:
+def overwrites_weights(optimizer: Optimizer) -> bool:
     """Return whether it takes averages for the weights while it trains; RMSprop names a frequency without averages."""
     return bool(getattr(optimizer, "use_ema", False) and getattr(optimizer, "ema_overwrite_frequency", None))
 
 
-def optimizers_of(model: Any) -> list[Any]:
+def optimizers_of(model: Model) -> list[Optimizer]:
     """Return the optimizers that the model holds, each once; of one in a LossScaleOptimizer both."""
     found = {id(model.optimizer): model.optimizer}
     for value in tf.train.TrackableView(model).descendants():
@@ -85,7 +86,7 @@ def optimizers_of(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def averaged(model: Any) -> list[tuple[Any, list[Any]]]:
+def averaged(model: Model) -> list[tuple[Optimizer, list[Variable]]]:
     """Return the optimizers that average weights, each with those that it trains: of others it has no average."""
     averaging = [one for one in optimizers_of(model) if getattr(one, "use_ema", False) and not is_wrapper(one)]
     return [
@@ -94,12 +95,12 @@ def averaged(model: Any) -> list[tuple[Any, list[Any]]]:
     ]
 
 
-def is_wrapper(optimizer: Any) -> bool:
+def is_wrapper(optimizer: Optimizer) -> bool:
     """Return whether another optimizer does the work, as in a LossScaleOptimizer."""
     return hasattr(optimizer, "inner_optimizer")
 
 
-def keep_slots(optimizer: Any) -> None:
+def keep_slots(optimizer: Optimizer) -> None:
     """Keep what a legacy optimizer returns as the slot of a split table: all its shards' slots as one.
 
     It makes that anew at each call, and nothing else holds it. So a restore would forget what it has restored.
@@ -107,18 +108,18 @@ def keep_slots(optimizer: Any) -> None:
     get_slot: Callable[[Any, str], Any] = optimizer.get_slot
     kept: dict[tuple[int, str], Any] = {}
 
-    def get_kept_slot(variable: Any, name: str) -> Any:
+    def get_kept_slot(variable: Variable, name: str) -> Variable:
         slot = get_slot(variable, name)
         return kept.setdefault((id(variable), name), slot) if hasattr(slot, "variables") else slot
 
     optimizer.get_slot = get_kept_slot
 
 
-def exclude_shards(optimizer: Any) -> None:
+def exclude_shards(optimizer: Optimizer) -> None:
     """Leave a split table's shards out of weight decay where it is left out: the optimizer looks for them alone."""
     use: Callable[[Any], bool] = optimizer._use_weight_decay
 
-    def use_weight_decay(variable: Any) -> bool:
+    def use_weight_decay(variable: Variable) -> bool:
         whole = whole_of(variable)
         excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
         return use(variable) and (whole is None or optimizer._var_key(whole) not in excluded)
@@ -126,20 +127,20 @@ def exclude_shards(optimizer: Any) -> None:
     object.__setattr__(optimizer, "_use_weight_decay", use_weight_decay)
 
 
-def clip_whole(optimizer: Any, aggregate: str) -> None:
+def clip_whole(optimizer: Optimizer, aggregate: str) -> None:
     """Have `clipnorm` mean a table's gradient: the optimizer would clip each shard's by the norm of that shard's.
 
     `aggregate` is the method that adds up the replicas' gradients, after which they are clipped.
     """
     add_up: Callable[..., Any] = getattr(optimizer, aggregate)
 
-    def clipped(grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    def clipped(grads_and_vars: list[tuple[Tensor, Variable]]) -> list[tuple[Tensor, Variable]]:
         return clip_by_whole_norms(list(add_up(grads_and_vars)), optimizer.clipnorm)
 
     setattr(optimizer, aggregate, clipped)
 
 
-def clip_by_whole_norms(grads_and_vars: list[tuple[Any, Any]], most: float) -> list[tuple[Any, Any]]:
+def clip_by_whole_norms(grads_and_vars: list[tuple[Tensor, Variable]], most: float) -> list[tuple[Tensor, Variable]]:
     """Clip the gradients of each split table's shards to one norm together; the others stay as they are."""
     squares: dict[int, list[Any]] = {}
     for gradient, variable in grads_and_vars:
@@ -150,7 +151,7 @@ def clip_by_whole_norms(grads_and_vars: list[tuple[Any, Any]], most: float) -> l
     return [(scaled(gradient, scales.get(id(whole_of(variable)))), variable) for gradient, variable in grads_and_vars]
 
 
-def scaled(gradient: Any, scale: Any) -> Any:
+def scaled(gradient: Tensor, scale: Tensor) -> Tensor:
     if gradient is None or scale is None:
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
@@ -158,7 +159,7 @@ def scaled(gradient: Any, scale: Any) -> Any:
     return gradient * scale
 
 
-def forget_children(model: Any) -> None:
+def forget_children(model: Model) -> None:
     """Have a checkpoint ask the optimizers anew what they hold; call it when they hold all of it.
 
     One that was asked before its first step has kept the answer, in which what that step makes is missing.

@@ -13,8 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError, is_user_file
-from trainer.program import program_file
+from trainer.core.contracts import Model, Program, Tensor, Traced, Variable
+from trainer.core.failures import UserError, is_user_file
+from trainer.core.program import program_file
 
 # The name that TensorFlow gives to this process's devices until it joins a cluster.
 BEFORE_STRATEGY = "/job:localhost/"
@@ -26,7 +27,7 @@ MEND = (
 KIND = "a variable, lookup table, random generator, optimizer, metric or queue"
 
 
-def refuse_outside_model(program: Any, model: Any) -> None:
+def refuse_outside_model(program: Program, model: Model) -> None:
     """Raise UserError where a model or its optimizer has variables that were made before the strategy."""
     for what, owner in (("a model", model), ("an optimizer", getattr(model, "optimizer", None))):
         for handle in handles_of(owner):
@@ -34,7 +35,7 @@ def refuse_outside_model(program: Any, model: Any) -> None:
                 raise UserError(f"{type(program).__name__}.build_model returned {what} that is not its own. {MEND}")
 
 
-def refuse_outside(program: Any, traced: Any, what: str, model: Any = None) -> None:
+def refuse_outside(program: Program, traced: Traced, what: str, model: Model | None = None) -> None:
     """Raise UserError where a traced function uses something that was made before the strategy; `what` names it."""
     found = [outer for outer, _ in traced.graph.captures if outer.dtype == tf.resource and is_outside(outer)]
     if found:
@@ -42,12 +43,12 @@ def refuse_outside(program: Any, traced: Any, what: str, model: Any = None) -> N
         raise UserError(f"{what} uses {name or KIND}, which is not the strategy's. {MEND} (docs/programs.md)")
 
 
-def is_outside(handle: Any) -> bool:
+def is_outside(handle: Tensor) -> bool:
     """Return whether a resource's handle was made before this process joined a cluster."""
     return not tf.is_symbolic_tensor(handle) and str(getattr(handle, "device", "")).startswith(BEFORE_STRATEGY)
 
 
-def name_of(handle: Any, program: Any, model: Any) -> str:
+def name_of(handle: Tensor, program: Program, model: Model) -> str:
     """Return the name by which the program's code has what has this handle; nothing where it is found nowhere."""
     for owner, place in places(program, model):
         for name, value in list(place.items()):
@@ -59,7 +60,7 @@ def name_of(handle: Any, program: Any, model: Any) -> str:
     return ""
 
 
-def places(program: Any, model: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def places(program: Program, model: Model) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield where a program may keep things, by name: its object, its class, its model, the user's modules."""
     for instance in (program, model):
         kind = type(instance)
@@ -70,12 +71,12 @@ def places(program: Any, model: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, vars(sys.modules[name])
 
 
-def is_users(module: str, program: Any) -> bool:
+def is_users(module: str, program: Program) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and is_user_file(Path(file).absolute(), program_file(program))
 
 
-def handles_of(value: Any) -> Iterable[Any]:
+def handles_of(value: object) -> Iterable[Tensor]:
     """Return the handles of a variable, of a table, or of what keeps variables, as a layer or an optimizer."""
     if value is None or isinstance(value, type):
         return []
@@ -88,7 +89,7 @@ def handles_of(value: Any) -> Iterable[Any]:
     return found
 
 
-def variables_of(value: Any) -> list[Any]:
+def variables_of(value: object) -> list[Variable]:
     """Return the variables of a layer, model, metric or optimizer, those beneath a split one and beneath Keras 3's."""
     of_keras = any(kind.__module__.startswith(("keras.", "tf_keras.")) for kind in type(value).__mro__)
     if not of_keras and not isinstance(value, tf.Module):

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config import Config
+from trainer.core.config import Config
 
 
 def make_partitioner(config: Config, servers: int) -> Any:
@@ -25,7 +25,7 @@ def make_partitioner(config: Config, servers: int) -> Any:
 def of_known_size(partitioner: Any) -> Any:
     """Return a partitioner that leaves a variable whole whose size changes, as of a Discretization that is adapted."""
 
-    def partition(shape: Any, dtype: Any, **more: Any) -> Any:
+    def partition(shape: Any, dtype: Any, **more: object) -> Any:
         return partitioner(shape, dtype, **more) if shape.is_fully_defined() else [1] * shape.rank
 
     return partition

@@ -9,8 +9,9 @@ import logging
 import re
 from typing import Any
 
-from trainer.config import Config
-from trainer.variables import bytes_of, variables_of
+from trainer.core.config import Config
+from trainer.core.contracts import Model, Variable
+from trainer.core.variables import bytes_of, variables_of
 
 log = logging.getLogger(__name__)
 SERVER = re.compile(r"/job:ps/(?:.*/)?task:(\d+)/")
@@ -19,7 +20,7 @@ LARGEST = 5  # variables of each ps that the run's page names
 SMALL = 1024 * 1024  # bytes; nobody waits for a ps that holds less
 
 
-def report_placement(config: Config, model: Any, servers: int) -> list[dict[str, Any]]:
+def report_placement(config: Config, model: Model, servers: int) -> list[dict[str, Any]]:
     """Log the bytes on each of so many ps; warn, with the setting that mends it, when one holds over twice the mean.
 
     Returns what each of them holds, for the run's page.
@@ -39,19 +40,19 @@ def report_placement(config: Config, model: Any, servers: int) -> list[dict[str,
     return [summary(variables) for variables in placed]
 
 
-def summary(variables: list[Any]) -> dict[str, Any]:
+def summary(variables: list[Variable]) -> dict[str, Any]:
     """Return what a ps holds: bytes, the number of variables, and the largest of them."""
     largest = sorted(variables, key=bytes_of, reverse=True)[:LARGEST]
     told = [[name_of(each), [int(one) for one in each.shape], bytes_of(each)] for each in largest]
     return {"bytes": sum(map(bytes_of, variables)), "variables": len(variables), "largest": told}
 
 
-def name_of(variable: Any) -> str:
+def name_of(variable: Variable) -> str:
     """Return "table/embeddings" for "table/embeddings/part_0:0"."""
     return re.sub(r"(/part_\d+)?(:\d+)?$", "", variable.name)
 
 
-def server_of(variable: Any) -> int | None:
+def server_of(variable: Variable) -> int | None:
     """Return the ps's task index, or None for a variable that lies elsewhere."""
     found = SERVER.search(f"{variable.device}/")
     return int(found[1]) if found else None
@@ -68,7 +69,7 @@ def describe_placement(held: list[int]) -> str:
     return f"variables: {size(sum(held))} on {len(held)} ps ({each})"
 
 
-def describe_uneven(held: list[int], largest: Any) -> str:
+def describe_uneven(held: list[int], largest: Variable) -> str:
     """Say which ps holds too much, and the largest variable (or shard) on it."""
     fullest = held.index(max(held))
     return (
@@ -78,7 +79,7 @@ def describe_uneven(held: list[int], largest: Any) -> str:
     )
 
 
-def splitting_setting(config: Config, servers: int, largest: Any) -> str:
+def splitting_setting(config: Config, servers: int, largest: Variable) -> str:
     """Say which partitioner setting would split the largest variable of the fullest ps."""
     if not len(largest.shape) or int(largest.shape[0]) < 2:
         return "partitioners split the first axis only; turn it round, or use fewer ps"

@@ -12,8 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
-from trainer.training.tf_internals import autocast_dtype, wrap_autocast_variables
+from trainer.core.contracts import Variable
+from trainer.core.failures import UserError
+from trainer.training.tf_internals.variables import autocast_dtype, wrap_autocast_variables
 
 NO_LOSS_SCALING = "is not supported with the tf.distribute.Strategy"
 
@@ -45,7 +46,7 @@ class CastShards(tf.__internal__.distribute.ShardedVariable):
 CastShards._overload_all_operators()
 
 
-def wrap(plain: Callable[[Any], Any], variable: Any) -> Any:
+def wrap(plain: Callable[[Any], Any], variable: Variable) -> Any:
     """Return what tf_keras makes of a layer's weight under a mixed policy, also of a split one."""
     if isinstance(variable, tf.__internal__.distribute.ShardedVariable):
         return CastShards(variable.variables, name=variable.name)

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.training.tf_internals import default_executor, make_executor, on_executor
+from trainer.training.tf_internals.executors import default_executor, make_executor, on_executor
 
 RELEASE_SECONDS = 0.5
 AT_ONCE_SECONDS = 0.05  # what a worker needs that is not busy

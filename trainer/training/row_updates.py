@@ -14,11 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError
+from trainer.core.contracts import Model, Optimizer, Tensor, Variable
+from trainer.core.failures import UserError
+from trainer.core.variables import bytes_of
 from trainer.training.lookups import asked_for_once
 from trainer.training.optimizers import optimizers_of
 from trainer.training.placement import name_of, size
-from trainer.variables import bytes_of
 
 log = logging.getLogger(__name__)
 LARGE_BYTES = 64 * 1024 * 1024  # of a shard; to compute on less takes no time that anybody feels
@@ -26,7 +27,7 @@ BY_ROWS = "_psfleet_by_rows"  # an attribute of optimizers with an update of row
 Update = Callable[[Any, Any, Any], None]
 
 
-def update_by_rows(model: Any, *, lazy_adam: bool = False) -> None:
+def update_by_rows(model: Model, *, lazy_adam: bool = False) -> None:
     """Have the model's optimizers change only the rows that a gradient names, where that comes to the same.
 
     With `lazy_adam` Adam does so as well, which is another algorithm: moments of other rows don't decay, and other rows
@@ -49,7 +50,7 @@ def update_by_rows(model: Any, *, lazy_adam: bool = False) -> None:
             warn_of_large_tables(optimizer)
 
 
-def may_ask_once(model: Any) -> bool:
+def may_ask_once(model: Model) -> bool:
     """Return whether a step may ask for each row once.
 
     Nobody may look at the gradients of single lookups: no clipping, no step and no loss but tf_keras's own.
@@ -60,14 +61,14 @@ def may_ask_once(model: Any) -> bool:
     )
 
 
-def has_keras_step(model: Any) -> bool:
+def has_keras_step(model: Model) -> bool:
     """Return whether a step is tf_keras's own, so that nothing but the optimizers changes weights."""
     own = tf.keras.Model
     step = getattr(getattr(model, "train_step", None), "__func__", None)
     return step is own.train_step and type(model).compute_loss is own.compute_loss
 
 
-def touches_all_rows(optimizer: Any) -> str:
+def touches_all_rows(optimizer: Optimizer) -> str:
     """Say which argument makes an optimizer change rows that a gradient doesn't name; nothing if none does."""
     momentum = getattr(optimizer, "momentum", 0)
     arguments = {
@@ -80,7 +81,7 @@ def touches_all_rows(optimizer: Any) -> str:
     return next((name for name, given in arguments.items() if given), "")
 
 
-def check_lazy_adam(model: Any, optimizers: list[Any]) -> None:
+def check_lazy_adam(model: Model, optimizers: list[Optimizer]) -> None:
     """Raise UserError unless there is an Adam, and each could be a lazy one."""
     adams = [optimizer for optimizer in optimizers if type(optimizer) is tf.keras.optimizers.Adam]
     if not adams:
@@ -97,11 +98,11 @@ def check_lazy_adam(model: Any, optimizers: list[Any]) -> None:
             )
 
 
-def replace_update(optimizer: Any, update: Update) -> None:
+def replace_update(optimizer: Optimizer, update: Update) -> None:
     """Put another update in place of the optimizer's own, past TensorFlow's tracking of attributes."""
     plain = optimizer.update_step
 
-    def update_step(gradient: Any, variable: Any) -> None:
+    def update_step(gradient: Tensor, variable: Variable) -> None:
         if isinstance(gradient, tf.IndexedSlices):
             update(optimizer, gradient, variable)
         else:
@@ -113,42 +114,42 @@ def replace_update(optimizer: Any, update: Update) -> None:
     leave_xla_out(optimizer)
 
 
-def add_up_rows_once(optimizer: Any) -> None:
+def add_up_rows_once(optimizer: Optimizer) -> None:
     """Keep an optimizer from adding up the gradients of a row that has only one, and from sending its number again."""
     plain = optimizer._deduplicate_sparse_grad
 
-    def deduplicate(gradients: list[Any]) -> list[Any]:
+    def deduplicate(gradients: list[Tensor]) -> list[Tensor]:
         return [once(gradient) or plain([gradient])[0] for gradient in gradients]
 
     object.__setattr__(optimizer, "_deduplicate_sparse_grad", deduplicate)
 
 
-def once(gradient: Any) -> tf.IndexedSlices | None:
+def once(gradient: Tensor) -> tf.IndexedSlices | None:
     """Return the gradient of rows that were asked for once, with the numbers that were sent then."""
     rows = asked_for_once(gradient.indices) if isinstance(gradient, tf.IndexedSlices) else None
     return None if rows is None else tf.IndexedSlices(gradient.values, rows, gradient.dense_shape)
 
 
-def leave_xla_out(optimizer: Any) -> None:
+def leave_xla_out(optimizer: Optimizer) -> None:
     """Keep XLA from an update of rows, which it would compile anew at each step: their number is another one."""
     object.__setattr__(optimizer, "jit_compile", False)
 
 
-def leave_momentum_out(optimizer: Any) -> None:
+def leave_momentum_out(optimizer: Optimizer) -> None:
     """Have an SGD without momentum make no variables for it, which take as much as the tables and are never written."""
     make = optimizer.add_variable_from_reference
 
-    def make_other(model_variable: Any, variable_name: str, *more: Any, **named: Any) -> Any:
+    def make_other(model_variable: Variable, variable_name: str, *more: object, **named: object) -> Variable:
         return None if variable_name == "m" else make(model_variable, variable_name, *more, **named)
 
     object.__setattr__(optimizer, "add_variable_from_reference", make_other)
 
 
-def warn_of_large_tables(optimizer: Any) -> None:
+def warn_of_large_tables(optimizer: Optimizer) -> None:
     """Have an optimizer that computes on whole tables say so of large ones, once each, when its step is traced."""
     plain, warned = optimizer.update_step, set()
 
-    def update_step(gradient: Any, variable: Any) -> None:
+    def update_step(gradient: Tensor, variable: Variable) -> None:
         name = name_of(variable)
         if isinstance(gradient, tf.IndexedSlices) and bytes_of(variable) >= LARGE_BYTES and name not in warned:
             warned.add(name)
@@ -164,13 +165,13 @@ def warn_of_large_tables(optimizer: Any) -> None:
     object.__setattr__(optimizer, "update_step", update_step)
 
 
-def sgd(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
+def sgd(optimizer: Optimizer, gradient: tf.IndexedSlices, variable: Variable) -> None:
     """Do what SGD without momentum does; it would write one that nobody reads."""
     rate, rows = tf.cast(optimizer.learning_rate, variable.dtype), gradient.indices
     set_rows(variable, rows, rows_of(variable, rows) - gradient.values * rate)
 
 
-def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
+def adagrad(optimizer: Optimizer, gradient: tf.IndexedSlices, variable: Variable) -> None:
     """Do what Adagrad does to the rows of the gradient: to the others it does nothing."""
     accumulator = optimizer._accumulators[optimizer._index_dict[optimizer._var_key(variable)]]
     rate, rows, values = tf.cast(optimizer.learning_rate, variable.dtype), gradient.indices, gradient.values
@@ -180,7 +181,7 @@ def adagrad(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
     set_rows(variable, rows, rows_of(variable, rows) + change)
 
 
-def adam(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
+def adam(optimizer: Optimizer, gradient: tf.IndexedSlices, variable: Variable) -> None:
     """Do what Adam does to the rows of the gradient, and nothing to the others."""
     dtype, rows, values = variable.dtype, gradient.indices, gradient.values
     number = optimizer._index_dict[optimizer._var_key(variable)]
@@ -197,11 +198,11 @@ def adam(optimizer: Any, gradient: tf.IndexedSlices, variable: Any) -> None:
     set_rows(variable, rows, rows_of(variable, rows) - m * rate / (tf.sqrt(v) + epsilon))
 
 
-def rows_of(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+def rows_of(variable: Variable, rows: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
 
 
-def set_rows(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> None:
+def set_rows(variable: Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
     """Write rows, each of which stands there once: in an update that is one act, which is faster than to add to them.
 
     `apply_gradients` sees to it that a gradient names each row once.

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Optimizer, Structure, Tensor
 from trainer.training.metrics import MAXIMUM, SUM
 
 SCOPE = "psfleet_staleness"  # of all operations that count: a step does its work without them too
@@ -16,7 +17,7 @@ SCOPE = "psfleet_staleness"  # of all operations that count: a step does its wor
 class Staleness:
     """Counts it in what is traced, by the steps that an optimizer has counted meanwhile; make it in no scope."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         """Take the model's optimizer; without one nothing is counted."""
         count = getattr(optimizer, "iterations", None)
         self._iterations: Any = getattr(count, "_value", count)  # Keras 3 has a variable of its own around it
@@ -24,7 +25,7 @@ class Staleness:
         self.states = [] if count is None else [(self._steps, SUM), (self._sum, SUM), (self._highest, MAXIMUM)]
         """What is kept where a call runs, with how the states of two calls are merged."""
 
-    def found(self, states: Sequence[Any], steps: int) -> tuple[int, int] | None:
+    def found(self, states: Sequence[Tensor], steps: int) -> tuple[int, int] | None:
         """Return of a call of so many steps how many updates of others its own were stale by: in all, and at most.
 
         `states` are those of `states` at its end. The steps that were not counted are taken for like the others.
@@ -35,7 +36,7 @@ class Staleness:
         return round(found * steps / max(counted, 1)), highest
 
     @contextlib.contextmanager
-    def measured(self, batch: Any) -> Iterator[None]:
+    def measured(self, batch: Structure) -> Iterator[None]:
         """Count that of the step that is traced meanwhile, which begins when its batch is there."""
         if not self.states:
             yield

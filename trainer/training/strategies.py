@@ -13,9 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.cluster.spec import Cluster
-from trainer.config import Config
+from trainer.core.config import Config
+from trainer.core.contracts import Strategy
 from trainer.training.partitioners import make_partitioner
-from trainer.training.tf_internals import connected_workers, forget_traces
+from trainer.training.tf_internals.workers import connected_workers, forget_traces
 
 # Kept to the end of the process: to destroy one waits for its thread, which sleeps 30 s between looks at the members.
 IN_STEP: list[Any] = []
@@ -25,7 +26,7 @@ FORMED: list[dict[str, list[str]]] = []
 WRITTEN: dict[str, tuple[str, str]] = {}
 
 
-def make_strategy(config: Config, cluster: Cluster, processes: Mapping[str, str] | None = None) -> Any:
+def make_strategy(config: Config, cluster: Cluster, processes: Mapping[str, str] | None = None) -> Strategy:
     """Make the strategy; of several members it waits for all, without a word and for ever.
 
     `processes` are the members' incarnations, by address. It takes a SIGTERM handler away that was set before.

@@ -13,14 +13,14 @@ import dataclasses
 import graphlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Graph, Operation, Tensor
 from trainer.training.atomic_updates import sources
 from trainer.training.metrics import READING
 from trainer.training.staleness import SCOPE
-from trainer.training.tf_internals import outermost, read_only_inputs, set_input
+from trainer.training.tf_internals.graphs import CALLS, CHOICES, LOOPS, outermost, read_only_inputs, set_input
 
 # Of a tensor whose shape is known. A larger one would be copied twice for one message less.
 MOST_BYTES = 64 * 1024
@@ -28,7 +28,7 @@ WORKER = ""
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 TYPES = frozenset((*FLOATS, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16))
 # They may run on several members, and are the worker's as a whole.
-CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile", "Case")
+ACROSS = (*CALLS, *CHOICES, *LOOPS, "Case")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -53,10 +53,10 @@ def sending_together() -> Iterator[None]:
             send_together(graph, stage, chosen, places)
 
 
-def crossing(operations: Sequence[Any], places: dict[str, str]) -> dict[Stage, list[Any]]:
+def crossing(operations: Sequence[Operation], places: dict[str, str]) -> dict[Stage, list[Tensor]]:
     """Return the tensors that go from one member to another, by their ways and stages."""
     crossings = count_crossings(operations, places)
-    found: dict[Stage, list[Any]] = {}
+    found: dict[Stage, list[Tensor]] = {}
     for operation in operations:
         place = places[operation.name]
         for tensor in operation.outputs:
@@ -65,19 +65,19 @@ def crossing(operations: Sequence[Any], places: dict[str, str]) -> dict[Stage, l
     return found
 
 
-def places_of(operations: Sequence[Any]) -> dict[str, str]:
+def places_of(operations: Sequence[Operation]) -> dict[str, str]:
     """Return the devices of the ps on which operations run; WORKER for those of the worker, by their names."""
     places: dict[str, str] = {}
     named = {operation.name: operation for operation in operations}
 
-    def place_of(operation: Any) -> str:
+    def place_of(operation: Operation) -> str:
         if operation.name not in places:
             places[operation.name] = WORKER  # where a colocation leads back to itself
             places[operation.name] = find(operation)
         return places[operation.name]
 
-    def find(operation: Any) -> str:
-        if operation.type in CALLS:
+    def find(operation: Operation) -> str:
+        if operation.type in ACROSS:
             return WORKER
         if tf.DeviceSpec.from_string(operation.device).job:
             return of_ps(operation.device)
@@ -101,7 +101,7 @@ def of_ps(device: str) -> str:
     return device if tf.DeviceSpec.from_string(device or "").job == "ps" else WORKER
 
 
-def count_crossings(operations: Sequence[Any], places: dict[str, str]) -> dict[str, int]:
+def count_crossings(operations: Sequence[Operation], places: dict[str, str]) -> dict[str, int]:
     """Return how often something has crossed between members at most, before each operation can run."""
     waits = {one.name: {given.name: given for given in sources(one)} for one in operations}
     for before, after in order_of_uses(operations):
@@ -113,10 +113,10 @@ def count_crossings(operations: Sequence[Any], places: dict[str, str]) -> dict[s
     return counts
 
 
-def order_of_uses(operations: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def order_of_uses(operations: Sequence[Operation]) -> Iterator[tuple[Operation, Operation]]:
     """Give the pairs that tf.function will order at the end of the trace: what reads a variable, and what writes it."""
-    written: dict[int, Any] = {}
-    read: dict[int, list[Any]] = {}
+    written: dict[int, Operation] = {}
+    read: dict[int, list[Operation]] = {}
     for operation in operations:
         only_read = read_only_inputs(operation)
         for number, tensor in enumerate(operation.inputs):
@@ -132,7 +132,7 @@ def order_of_uses(operations: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
             written[used] = operation
 
 
-def can_be_packed(tensor: Any) -> bool:
+def can_be_packed(tensor: Tensor) -> bool:
     """Return whether a tensor is small or of a size that only the step knows, and of a type that has bytes."""
     if tensor.dtype not in TYPES or tensor.shape.rank is None or tensor.op.type == "Const" or SCOPE in tensor.op.name:
         return False
@@ -142,10 +142,10 @@ def can_be_packed(tensor: Any) -> bool:
     return 0 < math.prod(known) * tensor.dtype.size <= MOST_BYTES
 
 
-def send_together(graph: Any, stage: Stage, tensors: Sequence[Any], places: dict[str, str]) -> None:
+def send_together(graph: Graph, stage: Stage, tensors: Sequence[Tensor], places: dict[str, str]) -> None:
     """Pack tensors on one member, and give what uses them on the other one what is unpacked there."""
 
-    def is_at(user: Any) -> bool:
+    def is_at(user: Operation) -> bool:
         return places.get(user.name) == stage.target and SCOPE not in user.name
 
     users = [{one.name: one for one in tensor.consumers() if is_at(one)} for tensor in tensors]
@@ -161,7 +161,7 @@ def send_together(graph: Any, stage: Stage, tensors: Sequence[Any], places: dict
                     set_input(user, number, other)
 
 
-def pack(tensors: Sequence[Any]) -> Any:
+def pack(tensors: Sequence[Tensor]) -> Tensor:
     """Return the bytes of tensors, one after the other; their numbers of bytes come first where they are not known."""
     parts = [tf.reshape(one if one.dtype == tf.uint8 else tf.bitcast(one, tf.uint8), [-1]) for one in tensors]
     if all(tensor.shape.is_fully_defined() for tensor in tensors):
@@ -170,10 +170,10 @@ def pack(tensors: Sequence[Any]) -> Any:
     return tf.concat([tf.reshape(tf.bitcast(lengths, tf.uint8), [-1]), *parts], axis=0)
 
 
-def unpack(packed: Any, tensors: Sequence[Any]) -> list[Any]:
+def unpack(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors like these from their bytes."""
     if all(tensor.shape.is_fully_defined() for tensor in tensors):
-        lengths: Any = [math.prod(tensor.shape) * tensor.dtype.size for tensor in tensors]
+        lengths: Tensor | list[int] = [math.prod(tensor.shape) * tensor.dtype.size for tensor in tensors]
         parts = tf.split(packed, lengths)
     else:
         begin = len(tensors) * tf.int32.size
@@ -182,7 +182,7 @@ def unpack(packed: Any, tensors: Sequence[Any]) -> list[Any]:
     return [from_bytes(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def from_bytes(part: Any, like: Any) -> Any:
+def from_bytes(part: Tensor, like: Tensor) -> Tensor:
     shape = [-1 if length is None else length for length in like.shape]
     if like.dtype.size > 1:
         part = tf.reshape(part, [-1, like.dtype.size])

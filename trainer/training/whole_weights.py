@@ -15,14 +15,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.failures import UserError, first_line
+from trainer.core.contracts import Layer, Optimizer, Variable
+from trainer.core.failures import UserError, first_line
 from trainer.training.placement import name_of
-from trainer.training.tf_internals import (
-    load_saved_model_within,
-    patch_hdf5_format,
-    read_split_kernels,
-    whole_of,
-)
+from trainer.training.tf_internals.saving import load_saved_model_within, patch_hdf5_format, read_split_kernels
+from trainer.training.tf_internals.variables import whole_of
 
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 ARRAYS = ("get_weights", "set_weights")
@@ -36,7 +33,7 @@ _building = [False]
 class Whole(ShardedVariable):
     """A split variable with the name of a whole one, which takes an array by parts: it is never copied as a whole."""
 
-    def __init__(self, split: Any) -> None:
+    def __init__(self, split: Variable) -> None:
         # Its constructor would have the shards take this one for what they are shards of.
         self.__dict__.update(vars(split))
         self._name = f"{name_of(split.variables[0])}:0"
@@ -63,7 +60,7 @@ class Whole(ShardedVariable):
         return found
 
 
-def refuse_other_shape(variable: Any, value: Any) -> None:
+def refuse_other_shape(variable: Variable, value: Any) -> None:
     """Raise ValueError unless the value has the variable's shape: TensorFlow takes the first rows of a larger one."""
     shape = getattr(value, "shape", None)
     shape = np.shape(value) if shape is None else shape
@@ -74,14 +71,14 @@ def refuse_other_shape(variable: Any, value: Any) -> None:
         )
 
 
-def whole_view(split: Any) -> Any:
+def whole_view(split: Variable) -> Variable:
     """Return the one `Whole` of a split variable."""
     if "_psfleet_whole" not in vars(split):
         object.__setattr__(split, "_psfleet_whole", Whole(split))
     return vars(split)["_psfleet_whole"]
 
 
-def joined(weights: Iterable[Any]) -> list[Any]:
+def joined(weights: Iterable[Variable]) -> list[Variable]:
     """Return the weights with one `Whole` in the place of the shards of each split variable."""
     found: list[Any] = []
     known: set[int] = set()
@@ -143,7 +140,7 @@ def joining(plain: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Return tf_keras's function through which each list of a layer's weights goes."""
 
     @functools.wraps(plain)
-    def deduplicated(layer: Any, weights: Sequence[Any]) -> list[Any]:
+    def deduplicated(layer: Layer, weights: Sequence[Variable]) -> list[Variable]:
         found = plain(layer, weights)
         return joined(found) if _seeing_whole[-1] else found
 
@@ -154,7 +151,7 @@ def while_building(plain: Callable[[Any], list[Any]]) -> Callable[[Any], list[An
     """Return a property `weights` that lists whole ones while build_model runs."""
 
     @functools.wraps(plain)
-    def weights(layer: Any) -> list[Any]:
+    def weights(layer: Layer) -> list[Variable]:
         found = plain(layer)
         return joined(found) if _building[-1] else found
 
@@ -163,7 +160,7 @@ def while_building(plain: Callable[[Any], list[Any]]) -> Callable[[Any], list[An
 
 def seeing_whole(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def method(*given: Any, **named: Any) -> Any:
+    def method(*given: object, **named: object) -> Any:
         with flagged(_seeing_whole):
             return plain(*given, **named)
 
@@ -174,7 +171,7 @@ def with_whole_lists(plain: Callable[..., Any], model: int = 0) -> Callable[...,
     """Return a function that sees whole weights in the lists that a layer keeps; `model` is that argument's place."""
 
     @functools.wraps(plain)
-    def function(*given: Any, **named: Any) -> Any:
+    def function(*given: object, **named: object) -> Any:
         kept = vars(given[model])
         before = {name: kept[name] for name in OWN_LISTS if name in kept}
         kept.update({name: joined(listed) for name, listed in before.items()})
@@ -187,7 +184,7 @@ def with_whole_lists(plain: Callable[..., Any], model: int = 0) -> Callable[...,
     return function
 
 
-def whole_and_listed(layer: Any) -> list[Any]:
+def whole_and_listed(layer: Layer) -> list[Variable]:
     """Return a layer's weights in the order of a file .h5; tf_keras's own function refuses what is split."""
     with flagged(_seeing_whole):
         return [*layer.trainable_weights, *layer.non_trainable_weights]
@@ -197,7 +194,7 @@ def with_whole_slots(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of a legacy optimizer that sees the slots of a split variable's shards as one."""
 
     @functools.wraps(plain)
-    def method(optimizer: Any, *given: Any) -> Any:
+    def method(optimizer: Optimizer, *given: object) -> Any:
         kept = vars(optimizer)["_weights"]
         vars(optimizer)["_weights"] = joined_slots(optimizer)
         try:
@@ -208,7 +205,7 @@ def with_whole_slots(plain: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def joined_slots(optimizer: Any) -> list[Any]:
+def joined_slots(optimizer: Optimizer) -> list[Variable]:
     """Return a legacy optimizer's variables, with the slots of a split variable's shards as one."""
     split = [
         optimizer.get_slot(weight, name)
@@ -223,7 +220,7 @@ def joined_slots(optimizer: Any) -> list[Any]:
 
 def checking_shape(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def assign(variable: Any, value: Any, *given: Any, **named: Any) -> Any:
+    def assign(variable: Variable, value: object, *given: object, **named: object) -> Any:
         refuse_other_shape(variable, value)
         return plain(variable, value, *given, **named)
 

@@ -19,8 +19,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.failures import UserError, first_line
-from trainer.training.tf_internals import for_each_worker
+from trainer.core.contracts import Dataset, Program
+from trainer.core.failures import UserError, first_line
+from trainer.training.tf_internals.datasets import for_each_worker
 
 log = logging.getLogger(__name__)
 OWN = ".psfleet-"
@@ -154,7 +155,7 @@ def methods_of_datasets(**ways: Callable[..., Any]) -> Iterator[None]:
 
 def bound(way: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
     @tf.autograph.experimental.do_not_convert
-    def method(dataset: Any, *given: Any, **named: Any) -> Any:
+    def method(dataset: Dataset, *given: object, **named: object) -> Any:
         return way(plain, dataset, *given, **named)
 
     return method
@@ -168,10 +169,10 @@ def is_named(filename: Any) -> bool:
 def kept_apart(files: Files, what: str) -> contextlib.AbstractContextManager[None]:
     """Have pipelines that `what` makes meanwhile write files of the reader's own; raises UserError for `save`."""
 
-    def cache(plain: Any, dataset: Any, filename: Any = "", name: str | None = None) -> Any:
+    def cache(plain: Any, dataset: Dataset, filename: Any = "", name: str | None = None) -> Any:
         return plain(dataset, files.own(filename) if is_named(filename) else filename, name)
 
-    def snapshot(plain: Any, dataset: Any, path: Any, *given: Any, **named: Any) -> Any:
+    def snapshot(plain: Any, dataset: Dataset, path: Any, *given: object, **named: object) -> Any:
         return plain(dataset, files.own_directory(path), *given, **named)
 
     return methods_of_datasets(cache=cache, snapshot=snapshot, save=refusing(f"{what} {SAVES}"))
@@ -180,13 +181,13 @@ def kept_apart(files: Files, what: str) -> contextlib.AbstractContextManager[Non
 def left_out(what: str, why: str) -> contextlib.AbstractContextManager[None]:
     """Have pipelines that are made meanwhile read without their files, which would be of no use; says so once each."""
 
-    def cache(plain: Any, dataset: Any, filename: Any = "", name: str | None = None) -> Any:
+    def cache(plain: Any, dataset: Dataset, filename: Any = "", name: str | None = None) -> Any:
         if not is_named(filename):
             return plain(dataset, filename, name)
         log.warning(LEFT_OUT, what, "cache", why)
         return dataset
 
-    def snapshot(plain: Any, dataset: Any, *given: Any, **named: Any) -> Any:
+    def snapshot(plain: Any, dataset: Dataset, *given: object, **named: object) -> Any:
         log.warning(LEFT_OUT, what, "snapshot", why)
         return dataset
 
@@ -196,7 +197,7 @@ def left_out(what: str, why: str) -> contextlib.AbstractContextManager[None]:
 def refused_in_service(what: str) -> contextlib.AbstractContextManager[None]:
     """Raise UserError for files in pipelines that are made meanwhile, which a data service will run."""
 
-    def cache(plain: Any, dataset: Any, filename: Any = "", name: str | None = None) -> Any:
+    def cache(plain: Any, dataset: Dataset, filename: Any = "", name: str | None = None) -> Any:
         if is_named(filename):
             raise UserError(f"{what} {IN_SERVICE.format(method='cache')}")
         return plain(dataset, filename, name)
@@ -206,13 +207,13 @@ def refused_in_service(what: str) -> contextlib.AbstractContextManager[None]:
 
 
 def refusing(message: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
+    def refuse(*_: object, **__: object) -> Any:
         raise UserError(message)
 
     return refuse
 
 
-def refuse_unwritable(program: Any, error: Exception) -> None:
+def refuse_unwritable(program: Program, error: Exception) -> None:
     """Raise UserError where a file of a reader's own has no place, or is locked: two caches of its pipeline do that."""
     name = type(program).__name__
     if LOCKED in str(error):

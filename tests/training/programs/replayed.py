@@ -14,12 +14,12 @@ from matrix import Matrix
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from replay import Recorded, differing
 
-from trainer.training import step_runner
+from trainer.training.steps import remote
 
 RECORDED = Recorded()
 # No optimization of graphs may round otherwise in a replay than before.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-step_runner.AtomicUpdates = partial(step_runner.AtomicUpdates, record=RECORDED)
+remote.AtomicUpdates = partial(remote.AtomicUpdates, record=RECORDED)
 
 
 class Replay(tf.keras.callbacks.Callback):

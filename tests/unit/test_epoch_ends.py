@@ -1,0 +1,49 @@
+"""The steps that a run must meet exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.core.config import Config
+from trainer.training.loop.epoch_ends import EpochEnds
+
+
+@pytest.mark.parametrize(
+    ("ends", "step", "end"),
+    [
+        (EpochEnds(100, 20, meets_epochs=True), 0, 20),
+        (EpochEnds(100, 20, meets_epochs=True), 20, 40),
+        (EpochEnds(100, 20, meets_epochs=True), 45, 60),
+        (EpochEnds(90, 20, meets_epochs=True), 80, 90),
+        (EpochEnds(100, 20, meets_epochs=False), 0, 100),
+        (EpochEnds(100, 20, meets_epochs=True, checkpoint_steps=15), 20, 30),
+        (EpochEnds(100, 20, meets_epochs=False, checkpoint_steps=15), 0, 15),
+    ],
+)
+def test_calls_end_at_the_next_step_that_must_be_met(ends: EpochEnds, step: int, end: int) -> None:
+    assert ends.begin(step) == end
+
+
+def test_an_epoch_has_ended_when_its_last_call_has() -> None:
+    ends = EpochEnds(100, 20, meets_epochs=True)
+    ends.begin(0)
+    ends.look(20, is_quiet=False)
+    assert not ends.ended
+    ends.look(25, is_quiet=True)  # a call ran twice
+    assert ends.ended
+    ends.begin(25)
+    assert not ends.ended
+
+
+@pytest.mark.parametrize(("step", "ended"), [(0, False), (20, True), (21, False)])
+def test_a_run_that_goes_on_at_an_epochs_end_knows_it(step: int, ended: bool) -> None:
+    ends = EpochEnds(100, 20, meets_epochs=True)
+    ends.restored(step)
+    assert ends.ended is ended
+
+
+def test_calls_that_go_on_beside_saves_meet_no_save() -> None:
+    config = Config(program="a:B", steps=100, epoch_steps=20, checkpoint_steps=15)
+    assert EpochEnds.of(config, is_heard=False).begin(0) == 100
+    assert EpochEnds.of(config, is_heard=True).begin(0) == 20
+    assert EpochEnds.of(config.replace(strategy="mirrored", evaluation="inline"), is_heard=False).begin(0) == 15

@@ -1,0 +1,55 @@
+"""Which members' processes are asked to restart, also those that answer only later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from trainer.cluster.commands import Messenger
+from trainer.run.directory import RunDirectory
+
+log = logging.getLogger(__name__)
+
+
+class RestartRequests:
+    """What the members are asked, on the shared path and, where servers share none, by messages."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        asked: Mapping[str, str],
+        post: Callable[[Callable[[], None]], object],
+        messenger: Messenger | None,
+    ) -> None:
+        """Take the processes that an earlier coordinator has asked, by task, and the thread of the reports."""
+        self._directory = directory
+        self._asked = dict(asked)
+        self._post = post
+        self._messenger = messenger
+
+    def ask(self, wanted: dict[str, str]) -> None:
+        """Ask these processes, by task, and no others."""
+        if wanted == self._asked:
+            return
+        if asked := sorted(task for task in wanted if wanted[task] != self._asked.get(task)):
+            log.info("%s: asked to start anew, without what an earlier generation left there", ", ".join(asked))
+        self._asked = wanted
+        self._post(partial(self._write, wanted))
+        if self._messenger is not None:
+            self._messenger.send(wanted)
+
+    def _write(self, wanted: dict[str, str]) -> None:
+        if wanted == self._asked:
+            self._directory.set_members(restart=wanted)
+
+    def end(self, wanted: dict[str, str], steps: int) -> None:
+        """Leave these for the next process of a run of so many steps, unless the run is finished; message nobody."""
+        if self._messenger is not None:
+            self._messenger.send({})
+        self._asked = wanted
+        try:
+            if wanted and not self._directory.finished(steps):
+                self._directory.set_members(restart=wanted)
+        except (OSError, ValueError) as error:
+            log.warning("cannot ask the ps to start anew: %s", error)

@@ -1,0 +1,1 @@
+"""What everything else uses: settings, names, errors and states. Nothing here imports TensorFlow."""

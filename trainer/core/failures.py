@@ -1,0 +1,219 @@
+"""Tell the user's errors from the cluster's, and what `python -m trainer` exits with for each.
+
+systemd restarts a task whatever it exits with, except FINISHED and USER_ERROR.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import site
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+from trainer.core.transport_errors import AMBIGUOUS, transport_error
+
+FINISHED = 0
+TRY_AGAIN = 75  # EX_TEMPFAIL: the infrastructure's trouble
+USER_ERROR = 78  # EX_CONFIG: the same would happen again
+STOPPED = 143  # 128 + SIGTERM
+
+TRAINER = Path(__file__).resolve().parents[1]
+LIBRARIES = tuple(
+    Path(path).resolve()
+    for path in {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    if Path(path).resolve() != Path(sys.prefix).resolve()
+)
+LINE_IN_MESSAGE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+LAYER_IN_MESSAGE = re.compile(r"(?:\w+: )?Exception encountered when calling (?P<called>.+?)\.?$")  # Keras's
+COLOUR_IN_MESSAGE = re.compile(r"\x1b\[\d*m")
+# What TensorFlow calls a thing of the program's that was made before this process joined the cluster.
+MADE_EARLY = re.compile(r"/job:localhost/\S+ (unknown device|not found)", re.IGNORECASE)
+# What Keras and TensorFlow refuse in a train_step without a word of what to do here.
+MENDS = {
+    "`merge_call` called while defining a new graph": "an optimizer can't be applied within tf.cond, an `if` over "
+    "tensors or a tf.function: to accumulate gradients, add them up within a step (docs/programs.md)",
+    "/job:localhost/": "the program uses a variable, table, optimizer, metric or model that was made before "
+    "build_model was called: make it in build_model, which is called in the strategy's scope (docs/programs.md)",
+    "tensor proto whose content is larger than 2GB": "a graph goes to each worker in one message, of 2 GiB at most: "
+    "write the data to files, and read those in train_dataset (docs/input.md)",
+    "Mixing different tf.distribute.Strategy objects": "build_model is called in the run's strategy: leave "
+    "the program's own out, and choose with the run setting `strategy` (docs/training.md)",
+    "was not created in the distribution strategy scope": "make the whole model in build_model, with its layers and "
+    "its optimizer (docs/programs.md)",
+    "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
+    "tf.reduce_mean(loss(y, told)) (docs/programs.md)",
+}
+USED_WHILE_BUILT = (
+    "build_model may not train, evaluate or predict: the trainer does that once the model is built. Call fit, evaluate "
+    "or predict of another model in the program's constructor (docs/programs.md)"
+)
+MENDS |= dict.fromkeys(
+    ("`tf.keras.utils.experimental.DatasetCreator`", "ClusterCoordinator.create_per_worker_dataset"), USED_WHILE_BUILT
+)
+NODE_IN_MESSAGE = re.compile(r"\{\{node ([^}]+)\}\}")
+
+# What CUDA says of a device that is broken, or gone: nothing runs on it until the process that uses it has ended.
+DEVICE = re.compile(
+    r"CUDA_ERROR_(ECC_UNCORRECTABLE|LAUNCH_FAILED|LAUNCH_TIMEOUT|HARDWARE_STACK_ERROR|NVLINK_UNCORRECTABLE"
+    r"|DEVICE_UNAVAILABLE)|uncorrectable (ECC|NVLink) error|unspecified launch failure"
+    r"|launch timed out and was terminated|hardware stack error|devices? is/are busy or unavailable",
+    re.IGNORECASE,
+)
+
+
+# What a file system says that is full or gone, whoever asked it.
+STORAGE = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ETIMEDOUT, errno.ENOTCONN)
+
+# How a value's conversion on a server fails in TensorFlow, as a TypeError and with what the call said after it.
+CONVERSION = re.compile(r"^Error while casting from dtype \w+ to \w+\. ")
+
+
+class UserError(Exception):
+    """An error that only the user can mend: the message says where it is and, if known, what to do."""
+
+
+class EmptyPart(UserError):
+    """A worker's data has ended, which it never does by itself unless there is none.
+
+    Or a fault has broken off a call that TensorFlow runs again: its iterator was cancelled, and gives no more.
+    """
+
+
+class Misfit(UserError):
+    """A checkpoint does not fit the model that is built now."""
+
+
+class Infrastructure(Exception):
+    """Trouble of machines, network or storage: trying again later may work."""
+
+
+class StalePath(Infrastructure):
+    """The shared path's file handle is stale: nothing mends it but the next start of the process, which mounts it."""
+
+
+class Stopped(BaseException):
+    """Someone asked the process to stop (SIGTERM), wherever it was: nobody's `except Exception` is meant for it."""
+
+
+def is_infrastructure(error: BaseException, program_file: Path | None = None) -> bool:
+    """Return whether trying again could help. TensorFlow is consulted only if it is loaded already."""
+    error = getattr(error, "original_exception", None) or error
+    if isinstance(error, Infrastructure | UserError):
+        return isinstance(error, Infrastructure)
+    if isinstance(error, OSError):
+        return error.errno in STORAGE or not user_line(error, program_file)
+    if isinstance(error, TypeError) and (conversion := CONVERSION.match(str(error))):
+        return transport_error(AMBIGUOUS, str(error)[conversion.end() :]) is not None
+    if "tensorflow" not in sys.modules:
+        return False
+    from tensorflow import errors
+
+    if not isinstance(error, errors.OpError):
+        return False
+    # TensorFlow's file system says "<path>; <what the system says>", as an error of some kind or other.
+    message = str(error)
+    if MADE_EARLY.search(message):
+        return False  # no server's name: the same words of another device are those of a server that is new
+    storage = any(f"; {os.strerror(number)}" in message for number in STORAGE)
+    classes = tuple(kind.__name__ for kind in type(error).__mro__)
+    return storage or transport_error(classes, message) is not None or is_device(error)
+
+
+def is_the_programs(error: BaseException) -> bool:
+    """Return whether an error of the program's import or construction is its own, and not the storage's it reads."""
+    return error.errno not in STORAGE if isinstance(error, OSError) else not is_infrastructure(error)
+
+
+def is_stale(error: BaseException) -> bool:
+    """Return whether a path's file handle is stale: a network file system must be mounted anew.
+
+    That happens before a task's start, where the path is psfleet's to mount.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ESTALE
+    return f"; {os.strerror(errno.ESTALE)}" in str(error)
+
+
+def is_device(error: BaseException) -> bool:
+    """Return whether it is a broken device's: trying again may help, on another one or after a reset."""
+    error = getattr(error, "original_exception", None) or error
+    if "tensorflow" not in sys.modules:
+        return False
+    from tensorflow import errors
+
+    return isinstance(error, errors.InternalError) and DEVICE.search(str(error)) is not None
+
+
+def explain(error: BaseException, program_file: Path | None = None) -> str:
+    """Describe an error in one line, with the last line of the user's own code that took part in it."""
+    error = getattr(error, "original_exception", None) or error
+    said = first_line(error)
+    mends = [mend for words, mend in MENDS.items() if words in said]
+    summary = ": ".join([type(error).__name__, said.rstrip("."), *mends] if mends else [type(error).__name__, said])
+    where = user_line(error, program_file)
+    if where:
+        return f"{where}: {summary}"
+    # What fails on a worker knows the name of its operation, but no line.
+    node = NODE_IN_MESSAGE.search(str(error))
+    return f"{summary} (in the operation {node[1]})" if node and node[1] not in summary else summary
+
+
+def first_line(error: BaseException) -> str:
+    """Return the part of a message that a person wants; AutoGraph puts a traceback before it, TensorFlow one after."""
+    text = COLOUR_IN_MESSAGE.sub("", str(error)).strip()
+    if of_layer := line_of_layer(text):
+        return of_layer
+    if text.startswith("in user code:"):
+        parts = [part.strip() for part in text.splitlines() if part.strip()]
+        stated = [part for part in parts if re.match(r"\w*(Error|Exception|Warning)\b.*:", part)]
+        return stated[-1].split(":", 1)[1].strip() if stated else parts[-1]
+    lines = [part.strip() for part in text.splitlines() if part.strip()]
+    if any(part.endswith("root error(s) found.") for part in lines):
+        # "(0) INVALID_ARGUMENT:  what it is"
+        roots = [part.partition(":")[2].strip() for part in lines if part.startswith("(0) ")]
+        if roots:
+            return roots[0]
+    if "Graph execution error" in text and len(lines) > 1:
+        told = [part for part in lines if not part.startswith(("Graph execution error", "Detected at", "File ", "<"))]
+        lines = [part for part in told if ":" in part or " " in part] or lines
+        return lines[0] if not LINE_IN_MESSAGE.search(lines[0]) else lines[-1]
+    return lines[0] if lines else "no message"
+
+
+def line_of_layer(text: str) -> str:
+    """Return what Keras says that went wrong in a layer's call, and in whose; nothing where it says no such thing."""
+    lines = [part.strip() for part in text.splitlines() if part.strip()]
+    found = [(number, match["called"]) for number, line in enumerate(lines) if (match := LAYER_IN_MESSAGE.match(line))]
+    if not found:
+        return ""
+    number, called = found[-1]
+    said = list(itertools.takewhile(lambda line: "rguments received by" not in line, lines[number + 1 :]))
+    if not said:
+        return ""
+    what = first_line(Exception("\n".join(said))) if said[0].startswith("in user code:") else said[0]
+    return f"{what} (in the call of {called})"
+
+
+def user_line(error: BaseException, program_file: Path | None = None) -> str:
+    """Return "file:line" of the user's code deepest in the error, or nothing."""
+    found = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    found += [(match["file"], int(match["line"])) for match in LINE_IN_MESSAGE.finditer(str(error))]
+    for name, line in reversed(found):
+        if is_user_file(Path(name), program_file):
+            return f"{name}:{line}"
+    return ""
+
+
+def is_user_file(path: Path, program_file: Path | None) -> bool:
+    """Return whether a source file is the user's: not Python's, not a library's, not the trainer's."""
+    if path.name.startswith(("__autograph_generated", "<")) or not path.is_absolute():
+        return False
+    path = path.resolve()
+    if program_file is not None and (path == program_file or program_file.parent == path.parent):
+        return True
+    return not any(path.is_relative_to(library) for library in (*LIBRARIES, TRAINER))

@@ -1,0 +1,143 @@
+"""Load a user's program: an object with build_model, train_dataset and eval_dataset, named package.module:Name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.core.constructor import construct
+from trainer.core.contracts import Model, Program
+from trainer.core.failures import UserError, explain, is_the_programs
+from trainer.core.parameters import describe_values
+
+REQUIRED = ("build_model", "train_dataset", "eval_dataset")
+
+
+def load_program(name: str, arguments: Mapping[str, Any]) -> Program:
+    """Import the module and build the object with these arguments; raises UserError that says what is wrong."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            places = ", ".join(str(Path(place or ".").resolve()) for place in sys.path[:3])
+            raise UserError(
+                f"program {name}: there is no module {error.name!r}; looked first in {places}. "
+                "The program's package must lie beside the trainer or be installed"
+            ) from error
+        raise UserError(f"program {name}: {explain(error)}") from error
+    except (Exception, SystemExit) as error:
+        if not is_the_programs(error):
+            raise
+        raise UserError(f"program {name}: importing it failed: {explain(error)}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, [item for item in dir(found) if item[0] != "_"], n=1)
+            hint = f": did you mean {close[0]!r}?" if close else ""
+            raise UserError(f"program {name}: {module_name} has no {part!r}{hint}")
+        found = getattr(found, part)
+    try:
+        program = construct(found, name, arguments)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, UserError) or not is_the_programs(error):
+            raise
+        said = describe_values(arguments) or "no arguments"
+        raise UserError(f"program {name}: building it with {said} failed: {explain(error)}") from error
+    refuse_modes(f"program {name}")
+    return check_program(program, name)
+
+
+def refuse_modes(what: str) -> None:
+    """Raise UserError where a program has TensorFlow run otherwise than workers can."""
+    if "tensorflow" not in sys.modules:
+        return
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        raise UserError(
+            f"{what} has switched eager execution off (tf.compat.v1.disable_eager_execution or disable_v2_behavior). "
+            "The trainer and tf.keras need it, and steps are traced to graphs all the same: leave the call out"
+        )
+    if tf.config.functions_run_eagerly():
+        raise UserError(
+            f"{what} has called tf.config.run_functions_eagerly(True). Workers run traced functions alone: leave the "
+            "call out. To look at numbers within a step, use tf.print"
+        )
+    if not tf.config.get_soft_device_placement():
+        raise UserError(
+            f"{what} has called tf.config.set_soft_device_placement(False). TensorFlow then places no part of a step, "
+            "a save or a dataset on workers and ps by itself: leave the call out"
+        )
+
+
+def check_program(program: Program, name: str) -> Program:
+    """Return the program, or raise UserError that says which method it has not."""
+    missing = [method for method in REQUIRED if not callable(getattr(program, method, None))]
+    if missing:
+        raise UserError(f"program {name} has no method {' and no method '.join(missing)}")
+    return program
+
+
+def program_file(program: Program) -> Path | None:
+    """Return the source file of the program's class, to tell the user's lines from a library's."""
+    module = sys.modules.get(type(program).__module__)
+    name = getattr(module, "__file__", None)
+    return Path(name).resolve() if name else None
+
+
+def build_model(program: Program) -> Model:
+    """Call the program's build_model and check what it returns; raises UserError."""
+    model = program.build_model()
+    name = type(program).__name__
+    refuse_modes(f"{name}.build_model")
+    if not is_keras3(model) and not (hasattr(model, "train_step") and hasattr(model, "compiled_metrics")):
+        raise UserError(
+            f"{name}.build_model returned {type(model).__module__}.{type(model).__name__}, not a tf_keras model: "
+            "build it with tf.keras (which is tf_keras here), or with keras (which is Keras 3), and compile it"
+        )
+    if not (model.compiled if is_keras3(model) else getattr(model, "_is_compiled", False)):
+        raise UserError(f"{name}.build_model returned a model that is not compiled: call model.compile(...) in it")
+    if model.run_eagerly:
+        raise UserError(f"{name}.build_model compiled with run_eagerly=True, which workers cannot do: leave it out")
+    refuse_mixture(model, f"{name}.build_model")
+    return model
+
+
+def is_keras3(model: Model) -> bool:
+    """Return whether a model is of Keras 3, which a program chooses with `import keras`; tf.keras is tf_keras."""
+    return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
+
+
+def refuse_mixture(model: Model, what: str) -> None:
+    """Raise UserError where a model was compiled with losses or metrics of the other Keras: it may take them."""
+    if is_keras3(model):
+        kept, other, mend = getattr(model, "_compile_metrics", None), "tf_keras.", "keras.{} instead of tf.keras.{}"
+    else:
+        kept, other, mend = model.compiled_metrics, "keras.", "tf.keras.{} instead of keras.{}"
+    told = [model.loss, *(getattr(kept, name, None) for name in ("_user_metrics", "_user_weighted_metrics"))]
+    for value in leaves(told):
+        kind = type(value)
+        # One of the program's own is of the Keras that it derives from.
+        theirs = next((each for each in kind.__mro__ if each.__module__.startswith(other)), None)
+        if theirs is not None:
+            where = "losses" if "loss" in theirs.__module__ else "metrics"
+            name = f"{where}.{theirs.__name__}"
+            raise UserError(
+                f"{what} compiled a model of {'Keras 3' if is_keras3(model) else 'tf_keras'} with "
+                f"{kind.__module__}.{kind.__name__}, which is of the other Keras: write {mend.format(name, name)}"
+            )
+
+
+def leaves(value: object) -> Iterator[Any]:
+    """Yield what nested lists and dicts hold."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        yield value
+        return
+    for one in value:
+        yield from leaves(one)

@@ -1,0 +1,34 @@
+"""What TensorFlow must find in the environment before it is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from trainer.core.proxies import bypass_proxies
+
+ENVIRONMENT = {
+    # tf.keras is tf_keras. Programs that `import keras` have Keras 3 beside it (docs/keras3.md).
+    "TF_USE_LEGACY_KERAS": "1",
+    "KERAS_BACKEND": "tensorflow",
+    # "false" makes a call to a dead member hang.
+    "GRPC_FAIL_FAST": "use_caller",
+    "TF_CPP_MIN_LOG_LEVEL": "1",
+}
+# Of a ps: large pages for its tables, so that a row is found with fewer reads of memory (docs/large-tables.md). The C
+# library reads it when a process begins, so that whoever starts a ps has to set it.
+PS_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+def prepare_tensorflow() -> None:
+    """Set what is not set; raises ImportError when TensorFlow is there already with Keras 3."""
+    bypass_proxies()
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and not tensorflow.keras.Model.__module__.startswith("tf_keras."):
+        raise ImportError(
+            "TensorFlow was imported with Keras 3 as tf.keras, which is tf_keras here; a program of Keras 3 says "
+            "`import keras`. In a notebook: import trainer.testing before TensorFlow and Keras. In a unit test: do so "
+            "in conftest.py. Or set TF_USE_LEGACY_KERAS=1 before Python starts"
+        )

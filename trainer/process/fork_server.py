@@ -1,0 +1,292 @@
+"""Fork many processes that have TensorFlow imported, for others on this machine: `local`, and the tests.
+
+python -m trainer.process.fork_server SOCKET PARENT
+
+The server is a process of its own, since its clients have threads and a process with threads can't fork. A client has
+one connection for each process: it sends the command with the descriptor for its output, is told the pid, and later the
+exit code. When the connection closes, however its client ended, the process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.core.runtime import ENVIRONMENT
+from trainer.process.warm_start import die_with_parent, fork, warm_up, why_unsafe
+
+LONGEST_MESSAGE = 1 << 20
+# What counts when Python and TensorFlow are loaded: a process that wants another value needs an import of its own.
+IMPORTED_WITH = ("TF_", "GRPC_", "PYTHON", "LD_", "OPENBLAS_", "OMP_", "XLA_", "CUDA_")
+NOT_IMPORTED_WITH = ("TF_CONFIG", "PYTHONPATH")
+PARENT = "@parent"  # in a command: the pid of the process that will be its parent
+
+
+def imported_with(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what must be the same in two processes for one to be forked in place of the other."""
+    kept = {key: value for key, value in {**ENVIRONMENT, **environment}.items() if key.startswith(IMPORTED_WITH)}
+    for key in NOT_IMPORTED_WITH:
+        kept.pop(key, None)
+    return {**kept, "": f"{sys.prefix} {Path(__file__).resolve()}"}
+
+
+def with_parent(arguments: Sequence[str], parent: int) -> list[str]:
+    return [str(parent) if argument == PARENT else argument for argument in arguments]
+
+
+class ForkServer:
+    """A client's view of a server; `start` may be called as soon as `ready`."""
+
+    def __init__(self, path: Path | str, environment: Mapping[str, str] | None = None) -> None:
+        """Start a server that listens at this path and ends with this process; without `environment`, use one."""
+        self.path = Path(path)
+        self._process: subprocess.Popen[bytes] | None = None
+        if environment is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "trainer.process.fork_server", str(path), str(os.getpid())],
+                env=dict(environment),
+                process_group=0,  # Ctrl-C is for its client
+            )
+
+    def ready(self) -> bool:
+        """Return whether it listens."""
+        return self.path.exists()
+
+    def gone(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is ready; returns whether it is."""
+        deadline = time.monotonic() + seconds
+        while not self.ready() and not self.gone() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.ready()
+
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], directory: Path | str, output: int
+    ) -> Forked | None:
+        """Start Python with such arguments (-m MODULE ... or SCRIPT ...); returns None when that needs a process anew.
+
+        `output` is the descriptor that becomes its standard output and error.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST_MESSAGE)
+        request = {
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "directory": str(directory),
+            "imported_with": imported_with(environment),
+        }
+        try:
+            connection.connect(str(self.path))
+            socket.send_fds(connection, [json.dumps(request).encode()], [output])
+            answer = json.loads(connection.recv(LONGEST_MESSAGE) or b"{}")
+        except OSError:
+            answer = {}
+        if "pid" not in answer:
+            connection.close()
+            return None
+        return Forked(int(answer["pid"]), connection)
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self.path.unlink(missing_ok=True)
+
+
+class Forked:
+    """A process that a server has forked, with the part of subprocess.Popen that its clients use."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout: IO[str] | None = None
+        self._connection = connection
+        connection.setblocking(False)
+
+    def poll(self) -> int | None:
+        """Return the exit code, or the negative number of the signal, once it has ended."""
+        if self.returncode is None:
+            try:
+                said = self._connection.recv(LONGEST_MESSAGE)
+            except BlockingIOError:
+                return None
+            except OSError:
+                said = b""
+            # A server that is gone has taken its processes with it.
+            self.returncode = int(json.loads(said)["code"]) if said else -signal.SIGKILL
+            self._connection.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} has not ended within {timeout:.0f} s")
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        # Until its end was heard of, the server keeps its pid.
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def start_process(
+    forks: ForkServer | None, arguments: Sequence[str], environment: Mapping[str, str], directory: Path | str = "."
+) -> Forked | subprocess.Popen[str]:
+    """Start Python with such arguments, forked where that can be; `stdout` has the lines of its output and errors.
+
+    It has a session of its own: Ctrl-C is for this process.
+    """
+    if forks is not None and forks.ready():
+        reading, writing = os.pipe()
+        forked = forks.start(arguments, environment, Path(directory).resolve(), writing)
+        os.close(writing)
+        if forked is not None:
+            forked.stdout = open(reading, errors="replace")  # noqa: SIM115, PTH123 - a descriptor, closed by its reader
+            return forked
+        os.close(reading)
+    return subprocess.Popen(
+        [sys.executable, "-u", *with_parent(arguments, os.getpid())],
+        cwd=directory,
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+    )
+
+
+class Server:
+    """The process that forks."""
+
+    def __init__(self, path: str) -> None:
+        self._imported_with = imported_with(os.environ)
+        self._python_path = os.environ.get("PYTHONPATH", "")
+        self._selector = selectors.DefaultSelector()
+        self._path = path
+        self._forked: dict[socket.socket, int] = {}
+        self._told: set[socket.socket] = set()
+
+    def run(self) -> None:
+        """Serve until this process is killed."""
+        own = {*filter(None, self._python_path.split(os.pathsep)), "", os.getcwd()}  # noqa: PTH109
+        self._libraries = [place for place in sys.path if place not in own]
+        warm_up()
+        woken, waker = socket.socketpair()
+        for end in (woken, waker):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Seen under its name once somebody listens there.
+        listener.bind(f"{self._path}.new")
+        listener.listen(128)
+        Path(f"{self._path}.new").rename(self._path)
+        self._inherited = [woken, waker, listener]
+        for end in (woken, listener):
+            self._selector.register(end, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                ready: Any = key.fileobj
+                if ready is woken:
+                    with contextlib.suppress(BlockingIOError):
+                        woken.recv(4096)
+                elif ready is listener:
+                    self._selector.register(listener.accept()[0], selectors.EVENT_READ)
+                elif ready in self._forked:
+                    self._close(ready)  # a client says nothing more
+                else:
+                    self._answer(ready)
+            self._tell_ends()
+
+    def _answer(self, client: socket.socket) -> None:
+        """Fork what a client asks for."""
+        try:
+            said, descriptors, _, _ = socket.recv_fds(client, LONGEST_MESSAGE, 1)
+            request = json.loads(said or b"null")
+        except (OSError, ValueError):
+            request, descriptors = None, []
+        if request is None:
+            self._close(client)
+            return
+        try:
+            if request["imported_with"] != self._imported_with or why_unsafe():
+                self._close(client)
+                return
+            pid = fork(lambda: self._become(request, descriptors[0], client))
+            self._forked[client] = pid
+            with contextlib.suppress(OSError):
+                client.send(json.dumps({"pid": pid}).encode())
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _become(self, request: dict[str, Any], output: int, client: socket.socket) -> int:
+        """Be the process that was asked for."""
+        self._selector.close()
+        for inherited in (client, *self._forked, *self._inherited):
+            inherited.close()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        os.chdir(request["directory"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        importlib.invalidate_caches()
+        first, *rest = with_parent(request["arguments"], os.getppid())
+        python_path = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+        if first == "-m":
+            module, *rest = rest
+            sys.path[:] = [request["directory"], *python_path, *self._libraries]
+            sys.argv[:] = [module, *rest]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[:] = [str(Path(first).resolve().parent), *python_path, *self._libraries]
+            sys.argv[:] = [first, *rest]
+            runpy.run_path(first, run_name="__main__")
+        return 0
+
+    def _tell_ends(self) -> None:
+        """Tell each client whose process has ended; it stays a zombie, with its pid, until the client has heard."""
+        for client, pid in self._forked.items():
+            if client in self._told:
+                continue
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                self._told.add(client)
+                code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                with contextlib.suppress(OSError):
+                    client.send(json.dumps({"code": code}).encode())
+
+    def _close(self, client: socket.socket) -> None:
+        self._selector.unregister(client)
+        client.close()
+        self._told.discard(client)
+        if (pid := self._forked.pop(client, None)) is not None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[2]))
+    Server(sys.argv[1]).run()

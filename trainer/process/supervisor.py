@@ -1,0 +1,402 @@
+"""Keep one task alive: a small parent that has imported TensorFlow forks it, and the next one when that dies.
+
+A task that may wait for long does so first, without TensorFlow's memory, in a child of its own.
+
+That of a host's unit can be parked (SIGHUP): it ends its child as a stop would, and waits. SIGUSR1 has it go on, with
+a child that works in the release that is current then.
+
+To systemd it is the unit's main process: it passes on what its child says, and answers for the child's life. A child
+that ends with 0, 78 or 143 takes the parent with it; after any other end the next one is forked at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
+from trainer.process.warm_start import adopt_orphans, fork, warm_up, why_unsafe
+from trainer.run.release import same_kit
+from trainer.telemetry.outlets.prometheus import given
+from trainer.telemetry.outlets.systemd import ALIVE, CHANNEL, READY, RESTART_UNIT, RESTARTS, Notifier
+
+log = logging.getLogger(__name__)
+PASSED_ON = (FINISHED, USER_ERROR, STOPPED)
+NEEDED = 70  # what a waiting child ends with, once there is something to do that needs TensorFlow
+PAUSE_SECONDS = 1.0  # before the next child, where one ended before it was ready
+LOOK_SECONDS = 0.5
+PARKED = "parked"  # its line for systemd begins so; `fab` waits for that
+PARKED_SECONDS = 900.0  # then it goes on by itself: a `fab` that died leaves no cluster parked for ever
+LOOKS_STOPPED = 8  # a child that SIGSTOP holds is killed after so many looks in a row
+LONGEST_START_SECONDS = 600.0
+# So much of processor time in a start asks systemd for so much more time; a start that hangs takes none.
+WORK_SECONDS, START_PATIENCE_SECONDS = 0.25, 45.0
+
+
+@dataclass
+class Child:
+    """A process that was forked, and what is known of it."""
+
+    pid: int
+    channel: socket.socket
+    began: float = field(default_factory=time.monotonic)
+    ready: bool = False
+    restart_unit: bool = False
+    sign: float = field(default_factory=time.monotonic)  # when it last gave a sign of life
+    worked: int = 0  # processor time that it has taken, in ticks
+    stopped: int = 0  # looks in a row at which it was stopped by a signal
+    code: int | None = None  # as subprocess gives it: below 0, the signal that ended it
+
+
+class Supervisor:
+    """The parent of one task's processes, one at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[Notifier], int],
+        fresh: list[str],
+        notifier: Notifier,
+        release: Path | None = None,
+        wait: Callable[[Notifier], int] | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """Take the task's name and what its child runs.
+
+        `fresh` is the command of a new process instead, where a fork would be unsafe. `release` is the link to the
+        current release; this process works in a release too. Once the link leads to one with another kit or
+        environment, the next child is systemd's to start. `wait` is what children run before TensorFlow is imported,
+        until one of them ends with NEEDED. `listener` is where the task is scraped: its children answer there.
+        """
+        self._name = name
+        self._run = run
+        self._wait_first = wait
+        self._fresh = fresh
+        self._notifier = notifier
+        self._release = release
+        self._listener = listener
+        self._home = self._place = Path.cwd()  # where this process's own modules come from, and where children work
+        self._child: Child | None = None
+        self._restarts = 0
+        self._was_ready = False
+        self._stopping = self._parking = False
+        self._goes_on = False  # asked to while the child was still about to end
+        self._parked_until = 0.0
+        self._pinged = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = socket.socketpair()
+
+    def run(self) -> int:
+        """Keep the task alive until it is done or asked to stop; returns its exit code."""
+        adopt_orphans()
+        if self._release is not None:  # elsewhere SIGHUP says that the terminal is gone
+            signal.signal(signal.SIGHUP, self._heed_park)
+            signal.signal(signal.SIGUSR1, self._heed_go_on)
+        if self._wait_first is not None and (code := self._keep(self._wait_first, *PASSED_ON, NEEDED)) != NEEDED:
+            return code
+        with more_time(self._notifier):
+            warm_up()  # meanwhile a signal ends this process as it would any
+        return self._keep(self._run, *PASSED_ON)
+
+    def _keep(self, run: Callable[[Notifier], int], *passed_on: int) -> int:
+        """Fork children that run this until one ends with a code that is passed on, or a stop is asked for."""
+        with self._signals():
+            afresh = False
+            while not self._stopping:
+                if self._parking:
+                    self._park()
+                    if afresh and not self._stopping:
+                        return TRY_AGAIN
+                    continue
+                if not self._moves():
+                    return TRY_AGAIN
+                child = self._start(run)
+                if child is None:
+                    self._wait(PAUSE_SECONDS)
+                    continue
+                code = self._follow(child)
+                if self._parking and not self._stopping:
+                    afresh = child.restart_unit
+                    continue
+                if self._stopping or code in passed_on or child.restart_unit:
+                    return self._pass_on(code)
+                self._restarts += 1
+                log.info("%s ended with %s: starting the next", self._name, told(code))
+                if not child.ready:
+                    self._wait(PAUSE_SECONDS)
+            return STOPPED
+
+    def _start(self, run: Callable[[Notifier], int]) -> Child | None:
+        """Fork the next child, or start it afresh where a fork would be unsafe; None when there is no room for it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        unsafe = why_unsafe()
+        try:
+            if unsafe:
+                log.warning("%s is started as a fresh process, since this one can't fork: %s", self._name, unsafe)
+                pid = self._spawn(theirs)
+            else:
+                pid = fork(lambda: self._become(run, ours, theirs))
+        except OSError as error:
+            log.error("cannot start %s: %s", self._name, error.strerror)
+            ours.close()
+            return None
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._selector.register(ours, selectors.EVENT_READ)
+        self._child = child = Child(pid, ours)
+        if self._stopping or self._parking:  # it was asked for while there was no child to pass it on to
+            self._send(child, signal.SIGTERM)
+        return child
+
+    def _become(self, run: Callable[[Notifier], int], ours: socket.socket, theirs: socket.socket) -> int:
+        """Be the child."""
+        if self._release is not None:
+            for number in (signal.SIGHUP, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+            os.chdir(self._place)
+            sys.path[:] = [str(self._place) if each == str(self._home) else each for each in sys.path]
+            importlib.invalidate_caches()
+        self._selector.close()
+        self._woken.close()
+        ours.close()
+        theirs.settimeout(1.0)
+        return run(self._notifier.through(theirs, self._restarts))
+
+    def _spawn(self, channel: socket.socket) -> int:
+        channel.set_inheritable(True)
+        environment = {**os.environ, CHANNEL: str(channel.fileno()), RESTARTS: str(self._restarts)}
+        environment |= given(self._listener)
+        command = [*self._fresh, "--parent", str(os.getpid())]
+        os.chdir(self._place)
+        try:
+            return os.posix_spawn(command[0], command, environment, setpgroup=0, setsigmask=())
+        finally:
+            os.chdir(self._home)
+
+    def _park(self) -> None:
+        """Have no child until it is asked to go on or to stop, or until who asked for it must have died."""
+        log.info("%s is parked", self._name)
+        self._notifier.status(f"{PARKED}: goes on when it is asked to, or after {PARKED_SECONDS:.0f} s")
+        while self._parking and not self._goes_on and not self._stopping:
+            self._wait(LOOK_SECONDS, once=True)
+            self._ping()
+            if time.monotonic() > self._parked_until:
+                log.warning("%s was asked for nothing in %.0f s: going on by itself", self._name, PARKED_SECONDS)
+                self._goes_on = True
+        self._parking = self._goes_on = False
+        self._restarts = 0
+        if not self._stopping:
+            self._notifier.status("goes on")
+
+    def _moves(self) -> bool:
+        """Have the next child work in the release that is current; returns whether this process can have one there."""
+        if self._release is None:
+            return True
+        current = self._release.resolve()
+        if current != self._home and not same_kit(self._home, current):
+            log.info("%s needs another kit or environment: leaving it to systemd", self._name)
+            return False
+        if current != self._place:
+            log.info("%s goes on with release %s", self._name, current.name)
+        self._place = current
+        return True
+
+    def _follow(self, child: Child) -> int:
+        """Pass on what the child says until it has ended; kill it when it gives no sign of life."""
+        while child.code is None:
+            self._wait(LOOK_SECONDS if self._notifier.watchdog_seconds else None, once=True)
+            if child.code is None and self._notifier.watchdog_seconds:
+                self._look(child, self._notifier.watchdog_seconds)
+        self._hear(child)
+        self._ignore(child)
+        child.channel.close()
+        self._child = None
+        end_orphans()
+        return child.code
+
+    def _wait(self, seconds: float | None, once: bool = False) -> None:
+        """Handle what comes in for so long, until the first of it with `once`, or until a stop is asked for."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            for key, _ in self._selector.select(left):
+                if key.fileobj is self._woken:
+                    with contextlib.suppress(BlockingIOError):
+                        self._woken.recv(4096)
+                elif self._child is not None:
+                    self._hear(self._child)
+            self._reap()
+            if once or self._stopping or (deadline is not None and time.monotonic() >= deadline):
+                return
+            self._ping()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if self._child is not None and pid == self._child.pid:
+                    self._child.code = os.waitstatus_to_exitcode(status)
+
+    def _hear(self, child: Child) -> None:
+        """Read what the child said, and pass it on to systemd."""
+        while True:
+            try:
+                said = child.channel.recv(65536).decode(errors="replace")
+            except OSError:
+                return
+            if not said:  # it has closed its end: this one would be readable for ever
+                self._ignore(child)
+                return
+            child.sign = time.monotonic()
+            if said == ALIVE:
+                self._ping()
+            elif said == RESTART_UNIT:
+                child.restart_unit = True
+            else:
+                child.ready |= said.startswith(READY)
+                _, _, status = said.partition("STATUS=")
+                if self._restarts:
+                    status += f" (restart {self._restarts})"
+                if child.ready and not self._was_ready:
+                    self._was_ready = True
+                    self._notifier.ready(status)
+                else:
+                    self._notifier.status(status)
+
+    def _ignore(self, child: Child) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(child.channel)
+
+    def _look(self, child: Child, patience: float) -> None:
+        """Kill the child when it is stopped, or gives no sign of life; else tell systemd that all is well.
+
+        Until it is ready, its sign of life is that it takes processor time.
+        """
+        now = time.monotonic()
+        try:
+            state, worked = read_process(child.pid)
+        except FileNotFoundError:
+            return
+        child.stopped = child.stopped + 1 if state == "T" else 0
+        if not child.ready and worked > child.worked and now - child.began < LONGEST_START_SECONDS:
+            child.sign, child.worked = now, worked
+            if not self._was_ready:
+                self._notifier.extend(START_PATIENCE_SECONDS)
+        silent = now - child.sign
+        if child.stopped >= LOOKS_STOPPED:
+            why = "is stopped by a signal"
+        elif silent > patience and not (self._stopping or (self._parking and now < self._parked_until)):
+            why = f"has given no sign of life for {silent:.0f} s{'' if child.ready else ', and is not ready'}"
+        else:
+            self._ping()
+            return
+        log.error("%s %s: killing it", self._name, why)
+        self._send(child, signal.SIGKILL)
+        child.stopped = 0
+
+    def _ping(self) -> None:
+        """Answer to systemd for the child, which `_look` judges; no more often than systemd asks for."""
+        if self._notifier.watchdog_seconds and time.monotonic() - self._pinged >= self._notifier.watchdog_seconds / 4:
+            self._pinged = time.monotonic()
+            self._notifier.alive()
+
+    def _heed_park(self, number: int, frame: FrameType | None) -> None:
+        if self._child is not None and not self._parking:
+            self._send(self._child, signal.SIGTERM)
+        self._parking, self._goes_on = True, False
+        self._parked_until = time.monotonic() + PARKED_SECONDS
+
+    def _heed_go_on(self, number: int, frame: FrameType | None) -> None:
+        self._goes_on = self._parking
+
+    def _send(self, child: Child, number: int) -> None:
+        # Its pid is its own until it is reaped.
+        if child.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, number)
+
+    def _pass_on(self, code: int) -> int:
+        """Return the child's exit code; what SIGTERM ended, ends this process likewise."""
+        if code == -signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return code if code >= 0 else 128 - code
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Pass SIGTERM on to the child, and wake the selector at each signal."""
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self._stopping = True
+            if self._child is not None:
+                self._send(self._child, signal.SIGTERM)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(-1)
+            self._selector.unregister(self._woken)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def more_time(notifier: Notifier) -> Iterator[None]:
+    """Ask systemd for more time as long as this process takes processor time: what hangs takes none."""
+    if notifier.watchdog_seconds is None:
+        yield
+        return
+    until = time.monotonic() + LONGEST_START_SECONDS
+
+    def extend(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() < until:
+            notifier.extend(START_PATIENCE_SECONDS)
+            notifier.alive()  # a unit that is up already has its watchdog
+
+    before = signal.signal(signal.SIGPROF, extend)
+    signal.setitimer(signal.ITIMER_PROF, WORK_SECONDS, WORK_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def read_process(pid: int) -> tuple[str, int]:
+    """Return a process's state as proc(5) names it, and the processor time that it has taken, in ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
+def end_orphans() -> None:
+    """Kill what the child has left behind, such as processes of the user's program."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := [int(pid) for pid in children.read_text(encoding="ascii").split()]:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def told(code: int) -> str:
+    """Return an exit code as a shell gives it, and which signal that was."""
+    return str(code) if code >= 0 else f"{128 - code} ({signal.Signals(-code).name})"

@@ -1,0 +1,91 @@
+"""The curves of a run's page, thinned out, and the steps by their time."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer.report.records import Records
+from trainer.report.values import finite, mapping, whole
+from trainer.telemetry.history import number_of
+
+MOST_POINTS = 100_000  # numbers of all curves of a page
+SPEED = "steps per second"
+EXAMPLES = "examples per second"
+
+
+def tell_series(records: Records, rows: Sequence[Mapping[str, Any]], most_points: int) -> dict[str, Any]:
+    """Return the training's curves: times and steps, and for each name its values."""
+    names = sorted(
+        {str(name) for row in rows for name in mapping(row.get("values"))}, key=lambda name: (name != "loss", name)
+    )
+    batch = next((size for line in reversed(records.history) if (size := number_of(line.get("batch")))), None)
+    kept = thin_rows(rows, max(100, most_points // (len(names) + 2)))  # and the two speeds
+    values = {name: [finite(mapping(row.get("values")).get(name)) for row in kept] for name in names}
+    if kept:
+        values[SPEED] = [finite(row.get("speed")) for row in kept]
+    if kept and batch:
+        values[EXAMPLES] = [None if speed is None else finite(speed * batch) for speed in values[SPEED]]
+    unsound = sum(
+        1
+        for row in rows
+        if any(
+            (one := number_of(value)) is not None and not math.isfinite(one)
+            for value in mapping(row.get("values")).values()
+        )
+    )
+    return {
+        "t": [round(row["t"], 1) for row in kept],
+        "step": [int(row["step"]) for row in kept],
+        "values": values,
+        "rows": len(rows),
+        "unsound": unsound,
+    }
+
+
+def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
+    """Return so many rows at most: of each stretch the ones with the lowest and the highest loss, and the last one."""
+    if len(rows) <= most:
+        return list(rows)
+    stretches = max(1, most // 2)
+    kept: list[Mapping[str, Any]] = []
+    for number in range(stretches):
+        stretch = rows[number * len(rows) // stretches : (number + 1) * len(rows) // stretches]
+        ordered = sorted(
+            range(len(stretch)), key=lambda place: finite(mapping(stretch[place].get("values")).get("loss")) or 0.0
+        )
+        kept += [stretch[place] for place in sorted({ordered[0], ordered[-1]})]
+    kept[-1] = rows[-1]
+    return kept
+
+
+def tell_evaluations(records: Records) -> dict[str, Any]:
+    """Return the evaluation's curves; of a run that has no list of them the last one alone."""
+    rows: list[Mapping[str, Any]] = [row for row in records.evaluations if whole(row.get("step")) is not None]
+    if not rows and records.evaluation.get("metrics"):
+        at = number_of(records.evaluation.get("updated"))
+        rows = (
+            [{"t": at, "step": records.evaluation.get("step"), "values": records.evaluation["metrics"]}] if at else []
+        )
+    rows = list(thin_rows(rows, 5000))
+    names = sorted(
+        {str(name) for row in rows for name in mapping(row.get("values"))}, key=lambda name: (name != "loss", name)
+    )
+    return {
+        "t": [round(row["t"], 1) for row in rows],
+        "step": [whole(row["step"]) for row in rows],
+        "values": {name: [finite(mapping(row.get("values")).get(name)) for row in rows] for name in names},
+    }
+
+
+def steps_by_time(rows: Sequence[Mapping[str, Any]]) -> Callable[[float], int | None]:
+    """Return what says at which step the training stood at a time."""
+    times = [row["t"] for row in rows]
+
+    def at(time: float) -> int | None:
+        place = bisect_right(times, time) - 1
+        return int(rows[place]["step"]) if place >= 0 else 0 if rows else None
+
+    return at

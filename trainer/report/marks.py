@@ -1,0 +1,114 @@
+"""The marks of a run's page: faults, their ends, and what else befell it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer.report.values import finite, text, whole
+
+MOST_MARKS = 2000
+# What befell a run, how it is said, and whether it is a fault or its end.
+FAULTS = {
+    "member-lost": "worker lost",
+    "ps-lost": "parameter server lost",
+    "member-silent": "member silent",
+    "member-given-up": "member given up",
+    "member-half-connected": "member half connected",
+    "member-other-release": "member on another release",
+    "lease-taken": "coordinator replaced",
+    "phase-overdue": "phase took too long",
+    "save-failed": "checkpoint not saved",
+    "checkpoint-set-aside": "damaged checkpoint set aside",
+    "recovering": "cluster formed anew",
+    "failed": "run failed",
+}
+RECOVERIES = {
+    "member-back": "member back",
+    "attached": "went on with the variables on the servers",
+    "restored": "went back to a checkpoint",
+    "training": "trains again",
+}
+OTHERS = {"member-left": "member left in order", "stopped": "stopped on request", "finished": "finished"}
+ENDS_A_FAULT = ("training", "member-back")
+FOLLOWS = ("recovering", "lease-taken")  # from the loss of a member; of themselves they are faults
+FOLLOWS_SECONDS = 60.0
+MEMBER_FAULTS = (
+    "member-lost",
+    "ps-lost",
+    "member-silent",
+    "member-given-up",
+    "member-half-connected",
+    "member-other-release",
+)
+
+
+def tell_marks(events: Sequence[Mapping[str, Any]], at_step: Callable[[float], int | None]) -> list[dict[str, Any]]:
+    """Return the faults and recoveries: what, where, when, at which step, how long it took, how many steps it cost.
+
+    A fault lasts until the training goes on, or its member is back; the steps that a restore loses are its cost.
+    """
+    marks: list[dict[str, Any]] = []
+    open_faults: list[dict[str, Any]] = []
+    trained = False
+    for event in events:
+        name = str(event.get("event"))
+        kind = "fault" if name in FAULTS else "recovery" if name in RECOVERIES else "other" if name in OTHERS else ""
+        if not kind or (name in RECOVERIES and not trained and not open_faults and name != "training"):
+            continue
+        if name == "training" and not trained:
+            trained = True
+            if not open_faults:
+                continue
+        if name in FOLLOWS and any(follows(event, fault) for fault in open_faults):
+            kind = "recovery"
+        mark = {
+            "t": round(event["t"], 1),
+            "step": step_in(text(event.get("message")))
+            if name in ("restored", "attached", "training")
+            else at_step(event["t"]),
+            "kind": kind,
+            "event": name,
+            "what": {**FAULTS, **RECOVERIES, **OTHERS}[name],
+            "task": text(event.get("task")),
+            "host": text(event.get("host")),
+            "seconds": finite(event.get("seconds")),
+            "lost": whole(event.get("steps_lost")) or 0,
+            "message": text(event.get("message"))[:500],
+        }
+        if mark["step"] is None:
+            mark["step"] = at_step(event["t"])
+        marks.append(mark)
+        if name in MEMBER_FAULTS:
+            # Who was lost may be known only when the cluster is being formed anew, which then is no fault of its own.
+            for fault in [one for one in open_faults if one["event"] == "recovering"]:
+                fault["kind"], mark["lost"] = "recovery", mark["lost"] + fault["lost"]
+                fault["lost"] = 0
+                open_faults.remove(fault)
+        if kind == "fault":
+            open_faults.append(mark)
+        elif mark["lost"] and open_faults:
+            open_faults[0]["lost"] += mark["lost"]
+        if name in ENDS_A_FAULT:
+            for fault in [one for one in open_faults if name == "training" or one["task"] == mark["task"]]:
+                fault["seconds"] = round(event["t"] - fault["t"], 1)
+                # A worker that is lost is no end of the training, which goes on without it.
+                if name == "training" and fault["event"] in ("member-lost", "save-failed"):
+                    fault["seconds"] = None
+                    continue
+                open_faults.remove(fault)
+    return marks[-MOST_MARKS:]
+
+
+def follows(event: Mapping[str, Any], fault: Mapping[str, Any]) -> bool:
+    """Whether an event is what a lost member led to: a coordinator that can't let go of a frozen ps begins anew."""
+    if fault["event"] not in MEMBER_FAULTS or event["t"] - fault["t"] > FOLLOWS_SECONDS:
+        return False
+    is_frozen_server = fault["event"] == "member-silent" and str(fault["task"]).startswith("ps-")
+    return event["event"] == "recovering" or is_frozen_server
+
+
+def step_in(message: str) -> int | None:
+    found = re.search(r"\bstep (\d{1,15})\b", message)
+    return int(found[1]) if found else None

@@ -1,0 +1,284 @@
+"""The sections of one run's page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.report.curves import EXAMPLES, SPEED
+from trainer.report.elements import MOST_ROWS, bars, clock, details, escape, figure, section, thousands, with_code
+from trainer.report.lanes import order_of
+from trainer.report.text import (
+    describe_curve,
+    describe_lanes,
+    describe_saves,
+    describe_shares,
+    describe_staleness,
+    describe_tasks,
+    describe_time,
+    duration,
+    number,
+    size,
+    state_in_words,
+)
+from trainer.run.records import in_words
+from trainer.telemetry.status import describe_ways, has_broken
+
+COLUMNS = ("time", "step", "what", "where", "took", "steps lost", "message")
+
+
+def header(story: Mapping[str, Any]) -> str:
+    parameters = "".join(
+        f"<li><code>{escape(name)}={escape(json.dumps(in_words(value)))}</code></li>"
+        for name, value in story["parameters"].items()
+    )
+    made = [
+        f"psfleet {story['psfleet']}" if story["psfleet"] else "",
+        f"TensorFlow {story['tensorflow']}" if story["tensorflow"] else "",
+    ]
+    facts = [
+        story["program"] or "program not known",
+        strategy_of(story),
+        f"began from {story['begun_from']}" if story["begun_from"] else "",
+        ", ".join(filter(None, made)),
+    ]
+    state = story["state"]
+    return (
+        f'<header><p class="kicker">psfleet run</p><h1>{escape(story["run"])} '
+        f'<span class="state state-{escape(state)}">{escape(state)}</span></h1>'
+        f'<p class="facts">{" · ".join(f"<span>{escape(fact)}</span>" for fact in facts if fact)}</p>'
+        + (f'<ul class="parameters" aria-label="Parameters of the program">{parameters}</ul>' if parameters else "")
+        + f'<p class="verdict">{escape(state_in_words(story))}</p></header>'
+    )
+
+
+def strategy_of(story: Mapping[str, Any]) -> str:
+    """Say on what it was trained."""
+    strategy = str(story["settings"].get("strategy") or "")
+    jobs: dict[str, int] = {}
+    for task in {lane["task"] for lane in story["lanes"]} | set(story["tasks"]):
+        job = task.rpartition("-")[0]
+        jobs[job] = jobs.get(job, 0) + 1
+    names = {"worker": "worker", "ps": "parameter server", "data": "data worker", "evaluator": "evaluator"}
+    parts = [f"{count} {names[job]}{'s' * (count > 1)}" for job, count in sorted(jobs.items()) if job in names]
+    return ": ".join(filter(None, [strategy, ", ".join(parts)]))
+
+
+def advice(story: Mapping[str, Any]) -> str:
+    found = [*story["advice"], *(f"A record is damaged or missing. {text}." for text in story["damage"])]
+    if not found:
+        return ""
+    return (
+        '<section class="advice" aria-labelledby="next"><h2 id="next">What to do next</h2><ul>'
+        + "".join(f"<li>{with_code(text)}</li>" for text in found)
+        + "</ul></section>"
+    )
+
+
+def tiles(story: Mapping[str, Any]) -> str:
+    result = story["result"]
+    found = []
+    for name, value in result["evaluation"].items():
+        found.append(
+            (
+                f"evaluation {name}",
+                number(value),
+                f"at step {result['evaluated']:,}" if result["evaluated"] is not None else "",
+            )
+        )
+    for name, value in result["training"].items():
+        found.append((f"training {name}", number(value), "as last shown"))
+    if story["step"] is not None:
+        of = f"of {story['steps']:,}" if story["steps"] else ""
+        found.append(("steps", f"{story['step']:,}", of))
+    if story["began"] and story["until"]:
+        found.append(("time", duration(story["until"] - story["began"]), f"since {clock(story['began'])}"))
+    if story["goodput"] is not None:
+        found.append(
+            ("goodput", f"{100 * story['goodput']:.1f} %", f"of {duration(story['elapsed'] or 0)} that it was to train")
+        )
+    faults = [mark for mark in story["marks"] if mark["kind"] == "fault"]
+    lost = sum(mark["lost"] for mark in story["marks"] if mark["kind"] == "recovery")
+    found.append(("faults", f"{len(faults)}", f"{lost:,} steps lost" if lost else "no step lost"))
+    return (
+        '<dl class="tiles">'
+        + "".join(
+            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{more}</small></dd></div>"
+            for name, value, more in found  # `more` is of numbers and markup alone
+        )
+        + "</dl>"
+    )
+
+
+def controls(story: Mapping[str, Any] | None) -> str:
+    kinds = ""
+    if story is not None and story["time"]["kinds"]:
+        shown = "".join(
+            f'<li><i class="swatch kind-{kind}"></i>{kind}</li>'
+            for kind in story["time"]["kinds"]
+            if kind != "productive"
+        )
+        kinds = f'<ul class="legend" aria-label="Bands">{shown}</ul>' if shown else ""
+    marks = (
+        '<li><i class="mark fault" aria-hidden="true"></i>fault</li>'
+        '<li><i class="mark recovery" aria-hidden="true"></i>recovery</li>'
+    )
+    return (
+        '<div class="controls"><fieldset><legend>Curves over</legend>'
+        '<label><input type="radio" name="over" value="time" checked>time</label>'
+        '<label><input type="radio" name="over" value="step">steps</label>'
+        '<label><input type="checkbox" id="log">loss on a log scale</label></fieldset>'
+        '<button type="button" id="whole">whole run</button>'
+        f'<ul class="legend" aria-label="Marks">{marks if story is not None else ""}</ul>{kinds}'
+        '<div class="chart" aria-hidden="true" data-figure="overview"></div>'
+        '<p class="hint">The strip, Ctrl and wheel, or two fingers zoom all curves.</p></div>'
+        '<noscript><p class="noscript">Figures need JavaScript; their messages and the tables do not.</p></noscript>'
+    )
+
+
+def quantities(stories: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the curves: the loss, the metrics, the speeds."""
+    names = {name for story in stories for part in ("series", "evaluations") for name in story[part]["values"]}
+    speeds = [name for name in (SPEED, EXAMPLES) if name in names]
+    return [*sorted(names - set(speeds), key=lambda name: (name != "loss", name)), *speeds]
+
+
+def curves(stories: Sequence[Mapping[str, Any]]) -> str:
+    names = quantities(stories)
+    if not names:
+        return section("Curves", '<p class="none">No number was told yet.</p>', "curves")
+    figures = "".join(figure("curve", name, describe_curve(name, stories), name) for name in names)
+    return section("Curves", f'<div class="figures">{figures}</div>', "curves")
+
+
+def time_section(story: Mapping[str, Any]) -> str:
+    if not story["ledger"]:
+        return ""
+    total = sum(story["ledger"].values())
+    rows = [
+        (kind, duration(seconds), seconds / total, f"{100 * seconds / total:.1f} %")
+        for kind, seconds in sorted(story["ledger"].items(), key=lambda one: -one[1])
+    ]
+    table = bars(("kind", "time", "share"), rows, "kind")
+    drawing = figure("time", "Where the time went", describe_time(story)) if story["time"]["edges"] else ""
+    return section("Time", f'<div class="figures two">{drawing}{table}</div>', "time")
+
+
+def members_section(story: Mapping[str, Any]) -> str:
+    drawing = figure("lanes", "Each member over time", describe_lanes(story)) if story["lanes"] else ""
+    gave, table = story["gave"], ""
+    if gave:
+        most, total = max(gave.values()) or 1, sum(gave.values()) or 1
+        rows = [(task, f"{steps:,}", steps / most, f"{100 * steps / total:.1f} %") for task, steps in gave.items()]
+        about = f"{describe_shares(gave)} {describe_staleness(story['stale'])}".strip()
+        table = (
+            f'<div><h3>Steps that each worker gave</h3><p class="message">{escape(about)}</p>'
+            f"{bars(('worker', 'steps', 'share'), rows[:MOST_ROWS])}</div>"
+        )
+    return section("Members", f"{drawing}{table}", "members") if drawing or table else ""
+
+
+def saves_section(story: Mapping[str, Any]) -> str:
+    saves = story["saves"]
+    if not saves:
+        return ""
+    rows = "".join(
+        f'<tr><td>{clock(at)}</td><td class="number">{thousands(step)}</td>'
+        f'<td class="number">{"" if seconds is None else escape(duration(seconds))}</td>'
+        f'<td class="number">{"" if count is None else escape(size(count))}</td></tr>'
+        for at, step, seconds, count in reversed(saves[-MOST_ROWS:])
+    )
+    table = details(
+        f"All {len(saves)} checkpoints" if len(saves) <= MOST_ROWS else f"The last {MOST_ROWS} checkpoints",
+        ("time", "step", "took", "size"),
+        rows,
+    )
+    return section(
+        "Checkpoints", figure("saves", "How long each save took, and its size", describe_saves(saves)) + table, "saves"
+    )
+
+
+def ways_section(story: Mapping[str, Any]) -> str:
+    """Show how each member reached each other one when the page was written."""
+    ways = story["ways"]
+    if not ways:
+        return ""
+    others = sorted({other for row in ways.values() for other in row}, key=order_of)
+    cells = [[task, *(ways[task].get(other, "-") for other in others)] for task in sorted(ways, key=order_of)]
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
+    said = f'<p class="message">{escape(describe_ways(ways))}.</p>'
+    opened = has_broken(ways)
+    return section("Ways", said + details("From each member to each other", ("from", *others), rows, opened), "ways")
+
+
+def placement_section(story: Mapping[str, Any]) -> str:
+    placed = story["placed"]
+    if not placed:
+        return ""
+    most = max(held["bytes"] for held in placed.values()) or 1
+    total = sum(held["bytes"] for held in placed.values())
+    rows = [
+        (task, size(held["bytes"]), held["bytes"] / most, f"{held['variables']:,} variables")
+        for task, held in placed.items()
+    ]
+    largest = "".join(
+        f"<tr><td>{escape(task)}</td><td>{escape(name)}</td><td>{escape(shape)}</td>"
+        f'<td class="number">{escape(size(count))}</td></tr>'
+        for task, held in placed.items()
+        for name, shape, count in held["largest"]
+    )
+    message = f"{size(total)} of variables, with the optimizer's, on {len(placed)} parameter servers."
+    return section(
+        "Placement",
+        f'<p class="message">{escape(message)}</p>{bars(("parameter server", "bytes", "variables"), rows)}'
+        + details("The largest variables of each", ("parameter server", "variable", "shape", "size"), largest),
+        "placement",
+    )
+
+
+def tasks_section(story: Mapping[str, Any]) -> str:
+    if not any(task["t"] for task in story["tasks"].values()):
+        return ""
+    gpus = ""
+    if any("gpu" in task for task in story["tasks"].values()):
+        gpus = figure("gpu", "GPUs of each task", describe_tasks(story["tasks"], "gpu")) + figure(
+            "gpu_memory", "Memory on the GPUs of each task", describe_tasks(story["tasks"], "gpu_memory")
+        )
+    return section(
+        "Memory, processor and GPUs" if gpus else "Memory and processor",
+        '<div class="figures">'
+        + figure("memory", "Memory of each task", describe_tasks(story["tasks"], "memory"))
+        + figure("processor", "Processor of each task", describe_tasks(story["tasks"], "processor"))
+        + gpus
+        + "</div>",
+        "tasks",
+    )
+
+
+def marks_table(story: Mapping[str, Any]) -> str:
+    marks = story["marks"]
+    if not marks:
+        return section("Faults and recoveries", '<p class="none">None.</p>', "faults")
+    rows = "".join(
+        f'<tr class="{mark["kind"]}"><td>{clock(mark["t"])}</td>'
+        f'<td class="number">{thousands(mark["step"])}</td><td>{escape(mark["what"])}</td>'
+        f"<td>{escape(where(mark))}</td>"
+        f'<td class="number">{"" if mark["seconds"] is None else escape(duration(mark["seconds"]))}</td>'
+        f'<td class="number">{thousands(mark["lost"] or None)}</td><td>{escape(mark["message"])}</td></tr>'
+        for mark in marks[-MOST_ROWS:]
+    )
+    title = f"All {len(marks)}" if len(marks) <= MOST_ROWS else f"The last {MOST_ROWS} of {len(marks)}"
+    return section("Faults and recoveries", details(title, COLUMNS, rows, len(marks) <= 30, "marks"), "faults")
+
+
+def where(mark: Mapping[str, Any]) -> str:
+    return " at ".join(filter(None, [mark["task"], mark["host"]]))
+
+
+def settings_section(story: Mapping[str, Any]) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(json.dumps(in_words(value)))}</td></tr>'
+        for name, value in sorted(story["settings"].items())
+    )
+    return details("Settings of the run", ("setting", "value"), rows) if rows else ""

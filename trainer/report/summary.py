@@ -1,0 +1,170 @@
+"""What a run's page tells, from the run's records: `read_story` reads the files, the rest are pure functions.
+
+A record that is damaged or missing costs what it would have told, and the page says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.core.states import RunState
+from trainer.report.advice import advise
+from trainer.report.curves import MOST_POINTS, steps_by_time, tell_evaluations, tell_series
+from trainer.report.lanes import order_of, tell_lanes, tell_time
+from trainer.report.marks import step_in, tell_marks
+from trainer.report.records import Records, read_records
+from trainer.report.values import finite, mapping, read_ledger, said, text, whole
+from trainer.run.directory import RunDirectory
+from trainer.telemetry.history import number_of
+
+MOST_SAVES = 2000
+
+
+def read_story(directory: RunDirectory) -> dict[str, Any]:
+    """Return what a run's page tells."""
+    return tell(read_records(directory))
+
+
+def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
+    """Return what the page tells of a run, as JSON has it."""
+    status = records.status
+    # A page is sent to others, whom it must not tell the address of a webhook.
+    known = mapping(records.settings.get("settings"))
+    settings = {name: value for name, value in known.items() if not name.startswith("notify_")}
+    rows = [line for line in records.history if number_of(line.get("step")) is not None]
+    ledger = read_ledger(status.get("ledger"))
+    series = tell_series(records, rows, most_points)
+    evaluations = tell_evaluations(records)
+    began, until = span_of(records)
+    at_step = steps_by_time(rows)
+    story = {
+        "run": records.run,
+        "program": text(status.get("program") or records.settings.get("program")),
+        "parameters": mapping(records.settings.get("program_args") or status.get("program_args")),
+        "settings": settings,
+        "begun_from": text(records.settings.get("from")),
+        "psfleet": text(records.manifest.get("psfleet")),
+        "tensorflow": text(records.manifest.get("tensorflow")),
+        "state": text(status.get("state")) or str(RunState.UNKNOWN),
+        "phase": text(status.get("phase")),
+        "message": text(status.get("message")),
+        "step": whole(status.get("step")),
+        "steps": whole(status.get("steps")),
+        "speed": number_of(status.get("steps_per_second")),
+        "eta": number_of(status.get("eta_seconds")),
+        "updated": number_of(status.get("updated")),
+        "checkpoint": text(status.get("checkpoint")),
+        "exported": text(status.get("export")),
+        "stale": {
+            str(task): [number_of(mapping(each).get("staleness")), whole(mapping(each).get("staleness_max"))]
+            for task, each in mapping(status.get("workers")).items()
+        },
+        "without": {str(task): text(state) for task, state in mapping(status.get("without")).items()},
+        "ways": {
+            str(task): {str(other): text(how) for other, how in mapping(row).items()}
+            for task, row in mapping(status.get("ways")).items()
+        },
+        "result": tell_result(records),
+        "began": began,
+        "until": until,
+        "goodput": number_of(mapping(status.get("ledger")).get("goodput")),
+        "elapsed": number_of(mapping(status.get("ledger")).get("elapsed")),
+        "ledger": ledger,
+        "series": series,
+        "evaluations": evaluations,
+        "marks": tell_marks(records.events, at_step),
+        "time": tell_time(records.history, ledger, began, until),
+        "lanes": tell_lanes(records, until),
+        "gave": tell_gave(records.history),
+        "saves": tell_saves(records.events),
+        "placed": tell_placed(records.history),
+        "tasks": tell_tasks(records.tasks),
+        "damage": records.damage,
+    }
+    story["advice"] = advise(story)
+    return story
+
+
+def span_of(records: Records) -> tuple[float | None, float | None]:
+    """Return when the run began, and until when anything is known of it."""
+    times = [line["t"] for lines in (records.events, records.history, records.evaluations) for line in lines[:1]]
+    created = number_of(records.settings.get("created"))
+    times += [created] if created else []
+    ends = [line["t"] for lines in (records.events, records.history, records.evaluations) for line in lines[-1:]]
+    updated = number_of(records.status.get("updated"))
+    ends += [updated] if updated else []
+    return (min(times) if times else None), (max(ends) if ends else None)
+
+
+def tell_result(records: Records) -> dict[str, Any]:
+    """Return the last numbers: of the training, and of the evaluation with its step."""
+    status = records.status
+    training = {"loss": status.get("loss"), **mapping(status.get("metrics"))}
+    evaluation = mapping(records.evaluation.get("metrics"))
+    return {
+        "training": {name: said(value) for name, value in training.items() if said(value) is not None},
+        "evaluation": {name: said(value) for name, value in evaluation.items() if said(value) is not None},
+        "evaluated": whole(records.evaluation.get("step")),
+        "trouble": text(records.evaluation.get("trouble") or records.evaluation.get("failed")),
+    }
+
+
+def tell_gave(history: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many steps each worker gave."""
+    gave: dict[str, int] = {}
+    for line in history:
+        for task, steps in mapping(line.get("gave")).items():
+            gave[str(task)] = gave.get(str(task), 0) + (whole(steps) or 0)
+    return dict(sorted(gave.items(), key=lambda each: order_of(each[0])))
+
+
+def tell_saves(events: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return each checkpoint that was saved: when, its step, seconds, bytes."""
+    saved = [event for event in events if event.get("event") == "checkpoint-saved"]
+    return [
+        [
+            round(event["t"], 1),
+            step_in(text(event.get("message"))),
+            finite(event.get("seconds")),
+            whole(event.get("size")),
+        ]
+        for event in saved[-MOST_SAVES:]
+    ]
+
+
+def tell_placed(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what lies on each ps, as it was last told."""
+    placed: dict[str, Any] = next((mapping(line["placed"]) for line in reversed(history) if "placed" in line), {})
+    found = {}
+    for task, held in placed.items():
+        held = mapping(held)
+        largest = [each for each in held.get("largest") or [] if isinstance(each, list) and len(each) == 3]
+        found[str(task)] = {
+            "bytes": whole(held.get("bytes")) or 0,
+            "variables": whole(held.get("variables")) or 0,
+            "largest": [[text(name), text(shape), whole(size) or 0] for name, shape, size in largest],
+        }
+    return found
+
+
+def tell_tasks(tasks: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the memory and processor of each task over time."""
+    most = max(20, 20_000 // max(1, len(tasks)))
+    told = {}
+    for task, lines in sorted(tasks.items(), key=lambda each: order_of(each[0])):
+        every = math.ceil(len(lines) / most) if lines else 1
+        kept = [*lines[:-1:every], lines[-1]] if lines else []
+        told[task] = {
+            "t": [round(line["t"], 1) for line in kept],
+            "memory": [whole(line.get("memory")) for line in kept],
+            "processor": [finite(line.get("processor")) for line in kept],
+            "cores": whole(lines[-1].get("cores")) if lines else None,
+        }
+        if any("gpu" in line for line in kept):
+            told[task] |= {
+                "gpu": [finite(line.get("gpu")) for line in kept],
+                "gpu_memory": [whole(line.get("gpu_memory")) for line in kept],
+            }
+    return told

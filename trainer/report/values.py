@@ -1,0 +1,47 @@
+"""Values of records, which may be damaged: as a page can show them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.telemetry.goodput import FORMER, KINDS
+from trainer.telemetry.history import number_of
+
+
+def mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def whole(value: object) -> int | None:
+    number = number_of(value)
+    return int(number) if number is not None and math.isfinite(number) else None
+
+
+def finite(value: object) -> float | None:
+    """Return a number that a curve can show, in the digits that it shows; None where it is none."""
+    number = number_of(value)
+    return float(f"{number:.5g}") if number is not None and math.isfinite(number) else None
+
+
+def said(value: object) -> float | str | None:
+    """Return a number as JSON has it: NaN and infinite ones are texts."""
+    number = number_of(value)
+    if number is None:
+        return None
+    return finite(number) if math.isfinite(number) else "NaN" if math.isnan(number) else str(number)
+
+
+def read_ledger(record: Any) -> dict[str, float]:
+    """Return the seconds of each kind that there are."""
+    found = {}
+    for kind in KINDS:
+        seconds = number_of(mapping(record).get(kind, mapping(record).get(FORMER.get(kind, ""))))
+        if seconds is not None and math.isfinite(seconds) and seconds > 0:
+            found[kind] = seconds
+    return found

@@ -1,0 +1,1 @@
+"""What a process reports while it runs: status, events, history, counters."""

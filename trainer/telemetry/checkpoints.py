@@ -1,0 +1,48 @@
+"""A run's checkpoints as `checkpoints` lists them: what is known of each, and why it is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from trainer.core.config import Config, ConfigError
+from trainer.run.directory import RunDirectory
+from trainer.run.records import read_record
+from trainer.run.retention import Retention
+from trainer.telemetry.status import lay_out, numbers
+
+
+def read_checkpoints(directory: RunDirectory) -> list[dict[str, Any]]:
+    """Return what is known of each checkpoint that counts, oldest first; `kept` says why, by the run's own settings."""
+    saved = directory.catalogue.saved()
+    rules = rules_of(directory)
+    reasons = rules.reasons(saved) if rules else {}
+    return [dataclasses.asdict(each) | {"kept": reasons.get(each.step, [])} for each in saved]
+
+
+def rules_of(directory: RunDirectory) -> Retention | None:
+    """Return the rules of the settings that the run was last trained with; None where they can't be read."""
+    try:
+        settings = (read_record(directory.settings) or {}).get("settings") or {}
+        known = {field.name for field in dataclasses.fields(Config)}
+        return Retention.of(Config.from_dict({key: value for key, value in settings.items() if key in known}))
+    except (ConfigError, ValueError):
+        return None
+
+
+def describe_checkpoints(found: list[dict[str, Any]]) -> str:
+    """Lay the checkpoints out as a table."""
+    rows = [("STEP", "SAVED", "MIB", "TRAINING LOSS", "EVALUATION", "KEPT AS")]
+    for each in found:
+        rows.append(
+            (
+                str(each["step"]),
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["created"])),
+                f"{each['size'] / 2**20:.1f}",
+                "-" if each["loss"] is None else f"{each['loss']:.4g}",
+                numbers(each["evaluation"]) if each["evaluation"] else "-",
+                ", ".join(each["kept"]) or "-",
+            )
+        )
+    return lay_out(rows)

@@ -1,0 +1,89 @@
+"""Log lines for humans, on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.telemetry.outlets.journald import SOCKET, JournalHandler
+
+# What TensorFlow prints in every process, whatever TF_CPP_MIN_LOG_LEVEL says.
+CHATTER = ("absl::InitializeLog()", "oneDNN custom operations are on", "Could not find cuda drivers on your machine")
+# What it prints as an error where the machine has no GPU's driver, and so nothing to find.
+NO_DRIVER = "failed call to cuInit"
+DRIVER = Path("/dev/nvidiactl")
+
+
+def set_up_logging(journal: bool, native: str = SOCKET) -> None:
+    """Log to standard error, with times; to the journal without them, and with fields where it has its `native` socket.
+
+    What others write to standard error comes to the journal all the same.
+    """
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(levelshort)s%(message)s" if journal else "%(asctime)s %(levelshort)s%(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    root = logging.getLogger()
+    (lines,) = root.handlers
+    lines.addFilter(shorten_level)
+    if journal:
+        with contextlib.suppress(OSError):
+            handler = JournalHandler(lines, native)
+            handler.addFilter(shorten_level)
+            handler.setFormatter(lines.formatter)
+            root.handlers = [handler]
+    logging.getLogger("tensorflow").addFilter(expected_retracing)
+    for noisy in ("absl", "tensorflow", "h5py"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def shorten_level(record: logging.LogRecord) -> bool:
+    """Show the level only where it is news."""
+    record.levelshort = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+    return True
+
+
+def expected_retracing(record: logging.LogRecord) -> bool:
+    """Drop TensorFlow's warning that it traces its own function anew for every checkpoint, as it always does."""
+    return "MultiDeviceSaver.save" not in record.getMessage()
+
+
+@contextlib.contextmanager
+def without_chatter() -> Iterator[None]:
+    """Hold back what native code writes to standard error, and pass it on without TensorFlow's chatter."""
+    chatter = CHATTER if DRIVER.exists() else (*CHATTER, NO_DRIVER)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile(mode="w+", errors="replace") as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            for line in held:
+                if not any(known in line for known in chatter):
+                    sys.stderr.write(line)
+
+
+def load_tensorflow() -> Any:
+    """Return TensorFlow, which has looked for this machine's devices: what it says of them is held back, as above.
+
+    Not for a process that forks: looking for devices initialises CUDA.
+    """
+    with without_chatter():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+    return tf

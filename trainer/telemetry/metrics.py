@@ -1,0 +1,192 @@
+"""What a task tells Prometheus: names, types, labels and meanings, in one place (docs/observing.md#metrics).
+
+Nothing is measured here. It is read from what the process keeps, when somebody asks: neither the shared path nor a
+thread that trains is waited for. The client library is needed only where somebody does ask.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer import __version__
+from trainer.core.states import RunState
+from trainer.telemetry.events import FAULTS
+from trainer.telemetry.goodput import KINDS
+from trainer.telemetry.progress import Progress
+from trainer.telemetry.resources import gpu_use
+from trainer.telemetry.tally import Histogram, Tally
+
+STATES = (RunState.WAITING, RunState.TRAINING, RunState.STOPPED, RunState.FINISHED, RunState.FAILED)
+# A program may have a metric for each of its classes: Prometheus keeps a series for each.
+MOST_METRICS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A metric's name, type and meaning, and its labels besides `run`."""
+
+    name: str
+    type: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+    of_run: bool = True
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("psfleet_build_info", "gauge", "Always 1", ("version", "release", "tensorflow"), of_run=False),
+        Metric("psfleet_task_restarts_total", "counter", "Processes that the task's supervisor has started after its "
+               "first", of_run=False),
+        Metric("psfleet_task_gpu_busy_ratio", "gauge", "Share of time in which the task's GPUs computed, their mean",
+               of_run=False),
+        Metric("psfleet_task_gpu_memory_used_bytes", "gauge", "Memory in use on the task's GPUs", of_run=False),
+        Metric("psfleet_run_state", "gauge", "1 for the run's state, else 0", ("state",)),
+        Metric("psfleet_run_steps", "gauge", "Step at which the run is finished"),
+        Metric("psfleet_step", "gauge", "Step of the run"),
+        Metric("psfleet_steps_total", "counter", "Steps that have ended while this process watched"),
+        Metric("psfleet_examples_total", "counter", "Examples in these steps: steps times the size of a batch"),
+        Metric("psfleet_worker_steps_total", "counter", "The same steps, by the worker that trained them", ("worker",)),
+        Metric("psfleet_worker_stale_updates_total", "counter", "Updates of other workers between a step's read of the "
+               "weights and its own update, added up over these steps", ("worker",)),
+        Metric("psfleet_worker_stale_updates_max", "gauge", "The most of them in one step", ("worker",)),
+        Metric("psfleet_update_wait_seconds_total", "counter", "Time that updates have waited on the parameter servers "
+               "for other updates of the same variable"),
+        Metric("psfleet_step_seconds", "histogram", "Time of a step on its worker: a call's time divided by its steps, "
+               "without its time in the queue"),
+        Metric("psfleet_time_seconds_total", "counter", "Time of the run by what became of it, over all processes",
+               ("kind",)),
+        Metric("psfleet_training_metric", "gauge", "Loss and metrics of the training as logged last", ("metric",)),
+        Metric("psfleet_faults_total", "counter", "Faults of the run by their event, over all processes", ("kind",)),
+        Metric("psfleet_member_state", "gauge", "1 for the member's state, else 0", ("member", "state")),
+        Metric("psfleet_member_silence_seconds", "gauge", "Time since the member's last answer", ("member",)),
+        Metric("psfleet_way_works", "gauge", "1 where a member reaches another one, else 0", ("source", "target")),
+        Metric("psfleet_checkpoint_step", "gauge", "Step of the newest checkpoint"),
+        Metric("psfleet_checkpoint_timestamp_seconds", "gauge", "When it was saved, since 1970"),
+        Metric("psfleet_checkpoint_size_bytes", "gauge", "Size of its files"),
+        Metric("psfleet_checkpoint_save_seconds", "histogram", "Time of a save, until the checkpoint counts"),
+        Metric("psfleet_checkpoint_failures_total", "counter", "Saves of the run that failed, over all processes"),
+        Metric("psfleet_restore_seconds", "gauge", "Time that the last restore took"),
+        Metric("psfleet_evaluation_step", "gauge", "Step of the last evaluation"),
+        Metric("psfleet_evaluation_metric", "gauge", "Metrics of the last evaluation", ("metric",)),
+        Metric("psfleet_shared_path_size_bytes", "gauge", "Room on the shared path in all"),
+        Metric("psfleet_shared_path_free_bytes", "gauge", "Room on the shared path that is free"),
+    )
+}  # fmt: skip
+Sample = tuple[str, tuple[str, ...], "float | Histogram | None"]
+
+
+class Told:
+    """What one process tells of itself and of its run, as a collector of prometheus_client."""
+
+    def __init__(self, member_states: tuple[str, ...] = (), restarts: int = 0, release: str | None = None) -> None:
+        self._member_states = member_states
+        self._restarts = restarts
+        self._release = release or ""
+        self._run = ""
+        self._tally: Tally | None = None
+        self._progress: Progress | None = None
+
+    def of(self, run: str, tally: Tally, progress: Progress | None = None) -> None:
+        """Tell of this run from now on; who only evaluates has no progress of its own."""
+        self._run, self._tally, self._progress = run, tally, progress
+
+    def collect(self) -> Iterator[Any]:
+        """Yield each metric that there are numbers of, in the order of the table."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+        found: dict[str, Any] = {}
+        for name, labels, value in self._samples():
+            if value is None:
+                continue
+            metric = METRICS[name]
+            if name not in found:
+                names = ("run", *metric.labels) if metric.of_run else metric.labels
+                found[name] = families[metric.type](name, metric.meaning, labels=names)
+            values = (self._run, *labels) if metric.of_run else labels
+            if isinstance(value, Histogram):
+                found[name].add_metric(values, value.buckets(), value.sum)
+            else:
+                found[name].add_metric(values, value)
+        yield from (found[name] for name in METRICS if name in found)
+
+    def _samples(self) -> Iterator[Sample]:
+        yield "psfleet_build_info", (__version__, self._release, tensorflow_version()), 1
+        yield "psfleet_task_restarts_total", (), self._restarts
+        if (use := gpu_use()) is not None:
+            yield "psfleet_task_gpu_busy_ratio", (), use.busy
+            yield "psfleet_task_gpu_memory_used_bytes", (), use.memory
+        if self._progress is not None:
+            yield from of_progress(self._progress)
+        if self._tally is not None:
+            yield from of_tally(self._tally, self._member_states)
+
+
+def of_progress(progress: Progress) -> Iterator[Sample]:
+    """Yield what the coordinator says of the run everywhere else, too."""
+    status, ledger = progress.status, progress.ledger.as_dict()
+    for state in STATES:
+        yield "psfleet_run_state", (state.value,), float(status.state is state)
+    yield "psfleet_run_steps", (), status.steps
+    yield "psfleet_step", (), ledger["step"]
+    for kind in KINDS:
+        yield "psfleet_time_seconds_total", (kind,), ledger[kind]
+    values = {**({} if status.loss is None else {"loss": status.loss}), **status.metrics}
+    yield from by_metric("psfleet_training_metric", values)
+    tally = progress.tally
+    yield "psfleet_steps_total", (), tally.steps
+    yield "psfleet_examples_total", (), tally.examples
+    for worker, steps in tally.worker_steps.copy().items():
+        yield "psfleet_worker_steps_total", (worker,), steps
+    for worker, stale in tally.worker_stale.copy().items():
+        yield "psfleet_worker_stale_updates_total", (worker,), stale
+        yield "psfleet_worker_stale_updates_max", (worker,), tally.worker_stale_max[worker]
+    yield "psfleet_update_wait_seconds_total", (), tally.update_wait_seconds
+    yield "psfleet_step_seconds", (), tally.step_seconds
+    yield "psfleet_checkpoint_save_seconds", (), tally.save_seconds
+    if progress.events.counts is not None:
+        faults = dict(progress.events.counts)
+        for kind in FAULTS:
+            yield "psfleet_faults_total", (kind,), faults.get(kind, 0)
+        yield "psfleet_checkpoint_failures_total", (), faults.get("save-failed", 0)
+
+
+def of_tally(tally: Tally, member_states: tuple[str, ...]) -> Iterator[Sample]:
+    """Yield what there is only once it is known."""
+    for member, seen in (tally.members() if tally.members else {}).items():
+        for state in member_states:
+            yield "psfleet_member_state", (member, state), float(seen.state == state)
+        yield "psfleet_member_silence_seconds", (member,), seen.silence
+    for source, row in tally.ways.items():
+        for target, how in row.items():
+            yield "psfleet_way_works", (source, target), float(not how.startswith("broken"))
+    if tally.checkpoint is not None:
+        yield "psfleet_checkpoint_step", (), tally.checkpoint.step
+        yield "psfleet_checkpoint_timestamp_seconds", (), tally.checkpoint.at
+        yield "psfleet_checkpoint_size_bytes", (), tally.checkpoint.size
+    yield "psfleet_restore_seconds", (), tally.restore_seconds
+    if tally.evaluation is not None:
+        step, metrics = tally.evaluation
+        yield "psfleet_evaluation_step", (), step
+        yield from by_metric("psfleet_evaluation_metric", metrics)
+    if tally.room is not None:
+        size, free = tally.room
+        yield "psfleet_shared_path_size_bytes", (), size
+        yield "psfleet_shared_path_free_bytes", (), free
+
+
+def by_metric(name: str, values: Mapping[str, float]) -> Iterator[Sample]:
+    for metric, value in list(values.items())[:MOST_METRICS]:
+        yield name, (metric,), value
+
+
+def tensorflow_version() -> str:
+    """Return TensorFlow's version without its import, which a process that waits has not made."""
+    try:
+        return importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

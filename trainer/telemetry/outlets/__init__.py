@@ -1,0 +1,1 @@
+"""Where reports go: systemd, the journal, Prometheus, a webhook."""

@@ -1,0 +1,422 @@
+"""One writer for what is measured: the log, TensorBoard, status.json and systemd show the same numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import math
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.core.config import Config
+from trainer.core.failures import first_line
+from trainer.core.parameters import describe_value
+from trainer.core.states import Phase, RunState
+from trainer.run.catalogue import Manifest
+from trainer.run.directory import RunDirectory
+from trainer.telemetry.events import FAULTS, EventLog, describe_event
+from trainer.telemetry.goodput import Ledger, describe_ledger
+from trainer.telemetry.history import History
+from trainer.telemetry.outlets.journald import about
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.outlets.webhook import Notifications
+from trainer.telemetry.status import Status, numbers, read_status
+from trainer.telemetry.tally import Saved, Tally
+
+log = logging.getLogger(__name__)
+REOPEN_SECONDS = 60.0
+QUEUED = 1000
+CLOSE_SECONDS = 10.0
+ROOM_SECONDS = 10.0  # how often the shared path's room is looked at
+_files = itertools.count()
+
+
+class EventWriter:
+    """Scalars for TensorBoard, written without TensorFlow's runtime, which a lost ps takes its resources from."""
+
+    def __init__(self, directory: Path) -> None:
+        import tensorflow as tf
+
+        self._tf = tf
+        self._directory = directory
+        self._file: Any = None
+        self._open_at = 0.0
+
+    def write(self, step: int, values: dict[str, float], at: float | None = None) -> None:
+        """Write the values of a time (default: now); what can't be written is lost, with a warning."""
+        summary = self._tf.compat.v1.Summary()
+        for name, value in values.items():
+            summary.value.add(tag=name, simple_value=value)
+        self._write(step, summary, time.time() if at is None else at)
+
+    def write_text(self, step: int, name: str, markdown: str, at: float | None = None) -> None:
+        """Write a page for TensorBoard's text."""
+        from tensorboard.plugins.text.summary import pb
+
+        self._write(step, pb(name, markdown), time.time() if at is None else at)
+
+    def write_parameters(self, values: Mapping[str, Any]) -> None:
+        """Write the program's parameters for TensorBoard's HParams; the directories below this one have the metrics."""
+        from tensorboard.plugins.hparams.summary import session_start_pb
+
+        if any(self._directory.glob("events.out.tfevents.*")):
+            return  # an earlier process of the run has
+        told = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        texts = {name: describe_value(value) for name, value in values.items() if name not in told}
+        self._write(0, session_start_pb(told | texts), time.time())
+
+    def _write(self, step: int, summary: Any, at: float) -> None:
+        try:
+            if self._file is None and time.monotonic() >= self._open_at:
+                self._file = self._open(at)
+            if self._file is not None:
+                self._append(wall_time=at, step=step, summary=summary)
+        except (self._tf.errors.OpError, OSError) as error:
+            # What follows half a record in a file can't be read.
+            self._file, self._open_at = None, time.monotonic() + REOPEN_SECONDS
+            log.warning("cannot write TensorBoard's events of step %d: %s", step, first_line(error))
+
+    def _open(self, at: float) -> Any:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads a directory's files in the order of their names.
+        name = f"events.out.tfevents.{at:017.6f}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
+        self._file = self._tf.io.TFRecordWriter(str(self._directory / name))
+        self._append(wall_time=at, file_version="brain.Event:2")
+        return self._file
+
+    def _append(self, **fields: Any) -> None:
+        self._file.write(self._tf.compat.v1.Event(**fields).SerializeToString())
+        self._file.flush()
+
+
+def write_mark(board: EventWriter, number: int, record: Mapping[str, Any]) -> None:
+    """Let a curve rise by one, and add to a page: TensorBoard has no marks."""
+    step, at = record["step"], record["time"]
+    board.write(step, {"faults": number - 1}, at)
+    board.write(step, {"faults": number}, at)
+    board.write_text(step, "faults", "    " + describe_event(record).replace("\n", " "), at)  # as it stands: code
+
+
+def describe_settings(config: Config) -> str:
+    """Return the run settings as a table of Markdown, without those that say whom to notify."""
+    rows = [(key, value) for key, value in config.as_dict().items() if not key.startswith("notify_")]
+    cells = [(f"`{key}`", f"`{describe_value(value)}`".replace("|", "\\|")) for key, value in rows]
+    return "\n".join(["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in cells)])
+
+
+def add_up(known: Mapping[str, Mapping[str, Any]], given: Mapping[str, int], seconds: float) -> dict[str, Any]:
+    """Return each worker's steps, and its steps per second of late: 0 of one that gave none, None where none trains."""
+    names = sorted({*known, *given}, key=lambda task: (len(task), task))
+    return {
+        task: {
+            "steps": known.get(task, {}).get("steps", 0) + given.get(task, 0),
+            "steps_per_second": round(given.get(task, 0) / seconds, 3) if seconds > 0 and given else None,
+        }
+        for task in names
+    }
+
+
+class Writer:
+    """One thread for all that is written to the shared path, so that one that hangs stops nobody who reports."""
+
+    def __init__(self, limit: int = QUEUED) -> None:
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(limit)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._full = False
+
+    def post(self, write: Callable[[], None]) -> bool:
+        """Have it written, in the order of posting; returns False when too much waits for that already."""
+        with self._lock:
+            try:
+                self._queue.put_nowait(write)
+            except queue.Full:
+                if not self._full:
+                    log.warning("the shared path does not take what is reported: it is lost until it does")
+                self._full = True
+                return False
+            self._full = False
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._write, name="reports", daemon=True)
+                self._thread.start()
+        return True
+
+    def close(self, seconds: float) -> None:
+        """Wait until all is written, for so many seconds at most."""
+        deadline = time.monotonic() + seconds
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return
+        try:
+            self._queue.put(None, timeout=seconds)
+        except queue.Full:
+            pass
+        else:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            log.warning("the shared path does not take the last reports: they are lost")
+
+    def _write(self) -> None:
+        while (write := self._queue.get()) is not None:
+            try:
+                write()
+            except Exception:
+                log.exception("a report is lost")
+
+
+class Page(Protocol):
+    """A run's page, written on the thread of the reports."""
+
+    def write(self) -> None:
+        """Write it now."""
+
+    def write_if_due(self) -> None:
+        """Write it if it is time to."""
+
+
+class Progress:
+    """Says how training is doing, everywhere at once; a member that does not lead tells only systemd.
+
+    Its methods may be called from any thread, and none waits for the shared path: `close` it before the process ends.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        notifier: Notifier,
+        leads: bool = True,
+        waits: bool = False,
+        notifications: Notifications | None = None,
+        page: Page | None = None,
+    ) -> None:
+        """Take the run; one that `waits` (for the lease) writes nothing until it may `begin`.
+
+        `page` is the run's page, which is written at its end and now and then before; None for a run without one.
+        """
+        self.leads = leads
+        self._notifications = notifications
+        self._directory = directory
+        self._notifier = notifier
+        self._writer = Writer()
+        self._writes = False
+        self._lock = threading.RLock()
+        self._unwritten: Status | None = None
+        self._board: EventWriter | None = None
+        self._marks: list[tuple[int, dict[str, Any]]] = []  # faults that TensorBoard does not show yet
+        self.events = EventLog(directory.event_log, self.post, self._mark)
+        self.history = History(directory.history, self.post)
+        self._page = page
+        self.tally = Tally()
+        self._step_examples: int | None = None  # as the history has it
+        self._looked_at = -math.inf
+        self._config = config
+        self._read()
+        if not waits:
+            self.begin()
+
+    def begin(self) -> None:
+        """Write to the run directory from now on, and take up what lies there by now."""
+        with self._lock:
+            state, message = self.status.state, self.status.message
+            self._read()
+            self.status.state, self.status.message = state, message
+            self._writes = self.leads
+        if self.leads:
+            self.events.count()
+            self.post(self._look)
+        self.events.write("started", host=socket.gethostname(), message=f"process {os.getpid()}")
+
+    def _read(self) -> None:
+        self.status = read_status(self._directory)
+        config = self._config
+        self.status.program, self.status.steps = config.program, config.steps
+        self.status.program_args = dict(config.program_args)
+        self.status.steps_per_second = self.status.eta_seconds = None
+        self.status.without, self.status.ways = {}, {}
+        self.status.workers = add_up(self.status.workers, {}, 0.0)
+        self.ledger = Ledger(self.status.ledger)
+
+    def enter(self, state: RunState, message: str = "") -> None:
+        """Enter a state, with what the operator should know about it."""
+        with self._lock:
+            self.status.state, self.status.message = state, message
+            if state is not RunState.TRAINING:
+                self.status.steps_per_second = self.status.eta_seconds = None
+                self.status.workers = add_up(self.status.workers, {}, 0.0)
+            if state.ended:
+                self.status.phase = None
+                self.ledger.end()
+                self.events.write(state, message=message or f"step {self.status.step}")
+                if self._writes and self._notifications is not None:
+                    self._notifications.state(self.status)
+                self.history.tell_gave()
+                self.history.ledger(self.ledger.as_dict(), at_once=True)
+            self._show()
+            if state.ended and self._page is not None:
+                self.post(self._page.write)
+            if state.ended and self.leads and self.status.ledger:
+                log.info("%s", describe_ledger(self.status.ledger))
+
+    def phase(self, phase: Phase) -> None:
+        """Enter a phase, as the ledger counts the time."""
+        with self._lock:
+            self.ledger.enter(phase)
+            self.status.phase = phase
+            self._show()
+            self.history.ledger(self.status.ledger or {})
+
+    def without(self, members: dict[str, str]) -> None:
+        """Say which members take no part, and what they are instead."""
+        with self._lock:
+            if members != self.status.without:
+                self.status.without = members
+                self._show()
+            if self._writes and self._notifications is not None:
+                self._notifications.without(self.status)
+
+    def ways(self, ways: dict[str, dict[str, str]]) -> None:
+        """Say how the members reach each other."""
+        self.tally.ways = ways
+        with self._lock:
+            if ways != self.status.ways:
+                self.status.ways = ways
+                self._show()
+
+    def checkpointed(self, checkpoint: str, step: int) -> None:
+        with self._lock:
+            self.status.checkpoint, self.status.step = checkpoint, step
+            self._show()
+
+    def saved(self, step: int, seconds: float) -> None:
+        """Count a save; called by the thread that made it."""
+        self.tally.save_seconds.add(seconds)
+        self.tally.checkpoint = newest_checkpoint(self._directory, step) or self.tally.checkpoint
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.tally.evaluation = step, dict(metrics)
+
+    def exported(self, export: str) -> None:
+        self.status.export = export
+
+    def trained(
+        self,
+        step: int,
+        steps_per_second: float,
+        values: dict[str, float],
+        given: Mapping[str, int] | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        """Show the step, the speed since the last time, and the loss and metrics since then.
+
+        `given` has how many steps each worker gave in these `seconds`; those that are lost later are among them.
+        """
+        with self._lock:
+            self.ledger.trained(step)
+            status = self.status
+            status.step, status.steps_per_second = step, round(steps_per_second, 3)
+            about(step=step)
+            status.workers = add_up(status.workers, given or {}, seconds)
+            for task, each in status.workers.items():
+                each |= self.tally.staleness(task)
+            status.eta_seconds = round(max(0, (status.steps or 0) - step) / steps_per_second, 1)
+            status.loss = values.get("loss")
+            status.metrics = {name: value for name, value in values.items() if name != "loss"}
+            if self.leads:
+                if self._board is None:
+                    self._board = EventWriter(self._directory.train_events)
+                    self._write_settings(step)
+                    self._write_marks()
+                shown = {**values, "steps_per_second": steps_per_second}
+                self.post(partial(self._board.write, step, shown, time.time()))
+                log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers(values))
+            self._show()
+            if self.tally.step_examples and self.tally.step_examples != self._step_examples:
+                self._step_examples = self.tally.step_examples
+                self.history.batch(self._step_examples)
+            self.history.numbers(step, steps_per_second, values, status.ledger)
+            if self._page is not None:
+                self.post(self._page.write_if_due)
+
+    def _write_settings(self, step: int) -> None:
+        """Have TensorBoard show what is trained: the parameters for its HParams, all settings as a page."""
+        board, program_args = self._board, self.status.program_args
+        if board is None:
+            return
+        if program_args:
+            self.post(partial(EventWriter(self._directory.events).write_parameters, program_args))
+        self.post(partial(board.write_text, step, "settings", describe_settings(self._config)))
+
+    def _mark(self, record: Mapping[str, Any]) -> None:
+        """Have TensorBoard show a fault beside the curves, at the step and the time at which it was noticed."""
+        if record["event"] in FAULTS:
+            with self._lock:
+                self.status.faults += 1
+                self._marks.append((self.status.faults, {"step": self.status.step or 0, **record}))
+                self._write_marks()
+
+    def _write_marks(self) -> None:
+        if self._board is not None:
+            for number, record in self._marks:
+                self.post(partial(write_mark, self._board, number, record))
+            self._marks = []
+
+    def post(self, write: Callable[[], None]) -> None:
+        """Have something else written to the shared path, in its turn."""
+        if self._writes:
+            self._writer.post(write)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Write what is not written yet, for so many seconds at most."""
+        self._writer.close(seconds)
+
+    def _show(self) -> None:
+        about(run=self.status.run, step=self.status.step)
+        self.status.ledger = self.ledger.as_dict()
+        self._notifier.status(self.status.line())
+        if not self._writes:
+            return
+        # One that waits to be written is replaced by a newer one.
+        waits, self._unwritten = self._unwritten is not None, dataclasses.replace(self.status)
+        if not waits and not self._writer.post(self._write_status):
+            self._unwritten = None
+
+    def _look(self) -> None:
+        """Learn what only the shared path says; on the thread that may wait for it."""
+        self._looked_at = time.monotonic()
+        try:
+            space = os.statvfs(self._config.shared_dir)
+            self.tally.room = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+            if self.tally.checkpoint is None:
+                self.tally.checkpoint = newest_checkpoint(self._directory)
+        except OSError as error:
+            log.debug("cannot look at %s: %s", self._config.shared_dir, error)
+
+    def _write_status(self) -> None:
+        with self._lock:
+            status, self._unwritten = self._unwritten, None
+        try:
+            if status is not None:
+                status.write(self._directory)
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._directory.status, error)
+        if time.monotonic() - self._looked_at >= ROOM_SECONDS:
+            self._look()
+
+
+def newest_checkpoint(directory: RunDirectory, step: int | None = None) -> Saved | None:
+    """Return the newest checkpoint, or that of a step; None where it can't be read."""
+    try:
+        step = directory.catalogue.newest() if step is None else step
+        manifest = None if step is None else Manifest.read(directory.catalogue.manifest(step))
+    except (OSError, ValueError):
+        return None
+    return None if manifest is None else Saved(manifest.step, manifest.created, sum(manifest.files.values()))

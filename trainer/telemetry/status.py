@@ -1,0 +1,187 @@
+"""What a run is doing, as others see it: status.json, and the tables of `status` and `runs`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.core.config import Config
+from trainer.core.parameters import describe_values
+from trainer.core.states import RunState
+from trainer.run.directory import RunDirectory, run_directories
+from trainer.run.records import numbers_of, read_record, write_record
+from trainer.telemetry.events import describe_event, read_events
+from trainer.telemetry.goodput import describe_ledger
+
+
+@dataclasses.dataclass
+class Status:
+    """The record in status.json; unknown values are None."""
+
+    run: str
+    run_dir: str
+    program: str | None = None
+    program_args: dict[str, Any] = dataclasses.field(default_factory=dict)
+    state: RunState = RunState.NEW
+    phase: str | None = None
+    message: str = ""
+    step: int | None = None
+    steps: int | None = None
+    steps_per_second: float | None = None
+    eta_seconds: float | None = None
+    loss: float | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    evaluation: dict[str, Any] | None = None
+    checkpoint: str | None = None
+    export: str | None = None
+    begun_from: str | None = None
+    without: dict[str, str] = dataclasses.field(default_factory=dict)
+    ways: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    """How each member reaches each other one, as it found last: `ok`, or `broken` and why."""
+    workers: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Under parameter_server: the `steps` that each worker gave, lost ones among them, its `steps_per_second`, and how
+    many updates of others lie between a step's read of the weights and its own update: the mean (`staleness`) and the
+    most (`staleness_max`), of what this process has seen."""
+    faults: int = 0
+    """How many were told, over all of the run's processes."""
+    ledger: dict[str, Any] | None = None
+    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    updated: float | None = None
+    host: str | None = None
+    pid: int | None = None
+
+    def write(self, directory: RunDirectory) -> None:
+        self.updated, self.host, self.pid = time.time(), socket.gethostname(), os.getpid()
+        record = dataclasses.asdict(self)
+        del record["events"]  # which have a file of their own
+        write_record(directory.status, record)
+
+    def line(self) -> str:
+        """Say it in one line, as systemd and the log show it."""
+        line = f"{self.state} {self.run}"
+        if self.step is not None:
+            line += f": step {self.step} of {self.steps}"
+        if self.state is RunState.TRAINING and self.steps_per_second is not None:
+            line += f", {self.steps_per_second:.4g} steps/s"
+        return f"{line}: {self.message}" if self.message else line
+
+
+def read_status(directory: RunDirectory, config: Config | None = None) -> Status:
+    """Return a run's status with its newest evaluation and last events.
+
+    Of a run that was never started it is a new one, which will train what `config` says.
+    """
+    status = Status(run=directory.run, run_dir=str(directory.path))
+    if config is not None:
+        status.program, status.program_args, status.steps = config.program, dict(config.program_args), config.steps
+    # The next coordinator mends what is damaged; one record's damage must not hide the others, nor other runs.
+    try:
+        record = read_record(directory.status) or {}
+    except ValueError as error:
+        record = {"run": directory.run, "run_dir": "", "state": RunState.UNKNOWN, "message": str(error)}
+    if record:
+        known = {field.name for field in dataclasses.fields(Status)}
+        status = Status(**{key: value for key, value in record.items() if key in known})
+        status.state = RunState.read(status.state)
+        status.loss = None if status.loss is None else float(status.loss)
+        status.metrics = numbers_of(status.metrics)
+    status.run_dir = str(directory.path)
+    with contextlib.suppress(ValueError):  # a coordinator says that it is damaged
+        status.begun_from = (read_record(directory.settings) or {}).get("from")
+    evaluation = None
+    try:
+        evaluation = read_record(directory.evaluation)
+    except ValueError as error:
+        status.message = status.message or str(error)
+    if evaluation is not None:
+        status.evaluation = {"step": evaluation.get("step"), "metrics": numbers_of(evaluation.get("metrics") or {})}
+        # A sweep's evaluator goes on with the next point.
+        why = f"not evaluated: {evaluation['failed']}" if "failed" in evaluation else evaluation.get("trouble", "")
+        if why not in status.message:
+            status.message = ". ".join(filter(None, (status.message, why)))
+    status.events = read_events(directory.event_log)
+    return status
+
+
+def read_all(shared_dir: Path) -> list[Status]:
+    """Return the status of every run on the shared path, oldest update first."""
+    found = [read_status(directory) for directory in run_directories(shared_dir)]
+    return sorted(found, key=lambda status: (status.updated or 0.0, status.run))
+
+
+def describe(status: Status) -> str:
+    """Lay a status out for a terminal."""
+    rows = [
+        ("run", status.run),
+        ("state", status.state),
+        ("program", status.program),
+        ("parameters", describe_values(status.program_args)),
+        ("begun from", status.begun_from),
+    ]
+    if status.message:
+        rows.append(("message", status.message))
+    if status.without and not status.state.ended:
+        rows.append(("without", describe_absent(status.without)))
+    if status.ways and not status.state.ended:
+        rows.append(("ways", describe_ways(status.ways)))
+    if status.step is not None:
+        rows.append(("step", f"{status.step} of {status.steps}"))
+    if status.steps_per_second is not None:
+        rows.append(("speed", f"{status.steps_per_second:.4g} steps/s"))
+    if status.state is RunState.TRAINING and status.eta_seconds is not None:
+        rows.append(("time left", f"{status.eta_seconds:.0f} s"))
+    if status.loss is not None:
+        rows.append(("training", numbers({"loss": status.loss, **status.metrics})))
+    if status.evaluation:
+        rows.append(("evaluation", f"{numbers(status.evaluation['metrics'])} (step {status.evaluation['step']})"))
+    if status.ledger:
+        rows.append(("time", describe_ledger(status.ledger)))
+    rows += [("checkpoint", status.checkpoint), ("export", status.export), ("directory", status.run_dir)]
+    rows += [("" if number else "events", describe_event(event)) for number, event in enumerate(status.events)]
+    return "\n".join(f"{name:<11} {value}" for name, value in rows if value)
+
+
+def describe_all(statuses: list[Status]) -> str:
+    """Lay all runs out as a table."""
+    rows = [("RUN", "STATE", "STEP", "EVALUATION", "PROGRAM", "PARAMETERS")]
+    for status in statuses:
+        evaluation = numbers(status.evaluation["metrics"]) if status.evaluation else "-"
+        step = "-" if status.step is None else f"{status.step}/{status.steps}"
+        told = describe_values(status.program_args) or "-"
+        rows.append((status.run, status.state, step, evaluation, status.program or "-", told))
+    return lay_out(rows)
+
+
+def lay_out(rows: Sequence[tuple[str, ...]]) -> str:
+    """Lay rows out as a table, the first as its head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def describe_absent(without: Mapping[str, str]) -> str:
+    """Name the members that take no part, each with what the coordinator knows of it."""
+    return ", ".join(f"{task} ({state})" for task, state in sorted(without.items()))
+
+
+def describe_ways(ways: Mapping[str, Mapping[str, str]]) -> str:
+    """Say how many ways between the members work, and name those that are broken or slow."""
+    cells = [(task, other, how) for task, row in ways.items() for other, how in row.items()]
+    odd = [f"{task} to {other}: {how}" for task, other, how in cells if not how.startswith(("ok", "closed"))]
+    broken = sum(how.startswith("broken") for _, _, how in cells)
+    return ". ".join([f"{len(cells) - broken} of {len(cells)} work", *odd])
+
+
+def has_broken(ways: Mapping[str, Mapping[str, str]]) -> bool:
+    return any(not how.startswith(("ok", "closed")) for row in ways.values() for how in row.values())
+
+
+def numbers(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())

@@ -1,0 +1,156 @@
+"""A model of tf_keras (Keras 2), as a training asks for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.config import Config
+from trainer.core.contracts import (
+    Callback,
+    ElementSpec,
+    Layer,
+    Model,
+    Optimizer,
+    Structure,
+    Traced,
+    Trackable,
+    Variable,
+)
+from trainer.training.constraints import refuse_split_constraints
+from trainer.training.export_tables import UNTRACKED, track_tables
+from trainer.training.keras.base import has_call
+from trainer.training.one_update import gather
+from trainer.training.optimizers import (
+    averaged,
+    forget_children,
+    is_wrapper,
+    optimizers_of,
+    refuse_state_of_shards,
+    share_among_workers,
+    treat_as_whole,
+)
+from trainer.training.row_updates import update_by_rows
+
+log = logging.getLogger(__name__)
+
+
+class Keras2Model:
+    """As KerasModel says."""
+
+    library = "tf.keras"
+    evaluations = "exact, distributed or inline"
+    base = tf.keras.Model
+    callbacks = tf.keras.callbacks
+    is_built = True  # what it lacks, the first trace makes
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @property
+    def variables(self) -> list[Variable]:
+        return list(self.model.variables)
+
+    @property
+    def counts(self) -> list[Variable]:
+        return []
+
+    def check_settings(self, config: Config) -> None:
+        """Each setting is for tf_keras."""
+
+    def prepare(self, *, remote: bool) -> None:
+        treat_as_whole(self.model)
+        if remote:
+            share_among_workers(self.model)
+            refuse_split_constraints(self.model)
+
+    def gather_updates(self, config: Config) -> None:
+        update_by_rows(self.model, lazy_adam=config.lazy_adam)
+        for optimizer in optimizers_of(self.model):
+            if optimizer is not None and not is_wrapper(optimizer):
+                gather(optimizer)
+
+    def build(self, element_spec: ElementSpec) -> None:
+        """The first trace does so."""
+
+    def step(self) -> Callable[[Structure], Structure]:
+        own: Callable[[Any], Any] = self.model.train_step
+        return own
+
+    def test_step(self) -> Callable[..., Structure]:
+        own: Callable[..., Any] = self.model.test_step
+        return own
+
+    def check_step(self, step: Traced) -> None:
+        forget_children(self.model)
+        refuse_state_of_shards(self.model, type(self.model.optimizer).__name__)
+        refuse_split_constraints(self.model)
+
+    def trained(self, *, with_optimizers: bool = True) -> Trackable:
+        return self.model
+
+    def averaged(self) -> list[tuple[Optimizer, list[Variable]]]:
+        return averaged(self.model)
+
+    def callback_list(self, found: list[Any], **arguments: object) -> Callback:
+        return tf.keras.callbacks.CallbackList(found, **arguments)
+
+    def ensure_built(self, element_spec: ElementSpec) -> bool:
+        model, is_functional = self.model, bool(getattr(self.model, "inputs", None))
+        steps = type(model).train_step is not tf.keras.Model.train_step and bool(unbuilt(model))
+        stepped = steps and is_built_by_its_step(model, element_spec)
+        if is_functional or not has_call(self) or (stepped and model.save_spec()):
+            return True
+        features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+        try:
+            model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
+        except Exception:
+            if not stepped:
+                raise
+            return False
+        return True
+
+    def export(self, path: str, element_spec: ElementSpec) -> None:
+        model = self.model
+        by_calls = isinstance(model, tf.keras.Sequential) and not model.inputs
+        save = export_as_called if by_calls else lambda model, path: model.export(path)
+        try:
+            save(model, path)
+        except AssertionError as error:
+            if UNTRACKED not in str(error):
+                raise
+            track_tables(model, tf.function(model.__call__).get_concrete_function(*model.save_spec()[0]))
+            save(model, path)
+
+
+def export_as_called(model: Model, path: str) -> None:
+    """Export a Sequential that was built by several inputs: Keras looks for one, and fails."""
+    archive = tf.keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", model.__call__, list(model.save_spec()[0]))
+    archive.write_out(path)
+
+
+def unbuilt(model: Model) -> list[Layer]:
+    """Return the layers of a model, itself among them, that have no variables yet."""
+    layers = (one for one in (model, *model.submodules) if isinstance(one, tf.keras.layers.Layer))
+    return [layer for layer in layers if not layer.built and not isinstance(layer, tf.keras.metrics.Metric)]
+
+
+def is_built_by_its_step(model: Model, element_spec: ElementSpec) -> bool:
+    """Trace the model's train_step, in which no optimizer makes slots or trains; returns whether these data fit it."""
+    optimizers = [one for one in optimizers_of(model) if one is not None]
+    for optimizer in optimizers:
+        object.__setattr__(optimizer, "apply_gradients", lambda *_, kept=optimizer, **__: kept.iterations)
+    try:
+        tf.function(model.train_step).get_concrete_function(element_spec)
+    except Exception as error:  # of an evaluation, whose data may be others
+        log.debug("%s.train_step does not take %s: %s", type(model).__name__, element_spec, error)
+        return False
+    finally:
+        for optimizer in optimizers:
+            object.__delattr__(optimizer, "apply_gradients")
+    return True

@@ -1,0 +1,105 @@
+"""A model of Keras 3, as a training asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.config import Config
+from trainer.core.contracts import Callback, ElementSpec, Model, Optimizer, Structure, Traced, Trackable, Variable
+from trainer.training.keras.base import has_call
+from trainer.training.keras.keras3.building import build, call_with_symbols, features_of, is_built, prepare
+from trainer.training.keras.keras3.checkpoint import Trained, raw
+from trainer.training.keras.keras3.checks import refuse_hidden_optimizers, refuse_settings, warn_of_whole_tables
+from trainer.training.keras.keras3.optimizers import averaged, begin_averages, optimizers_of
+from trainer.training.keras.keras3.seeds import drawing
+from trainer.training.keras.keras3.steps import Step
+
+
+class Keras3Model:
+    """As KerasModel says."""
+
+    library = "keras"
+    evaluations = "distributed or inline"
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @property
+    def base(self) -> type[Model]:
+        import keras
+
+        return keras.Model
+
+    @property
+    def callbacks(self) -> Any:
+        import keras
+
+        return keras.callbacks
+
+    @property
+    def variables(self) -> list[Variable]:
+        return raw(self.model.variables)
+
+    @property
+    def counts(self) -> list[Variable]:
+        return [one._iterations._value for _, one in optimizers_of(self.model)]
+
+    @property
+    def is_built(self) -> bool:
+        return is_built(self.model)
+
+    def check_settings(self, config: Config) -> None:
+        refuse_settings(config, self.model)
+
+    def prepare(self, *, remote: bool) -> None:
+        prepare(self.model)
+
+    def gather_updates(self, config: Config) -> None:
+        """`build` does so, which makes the optimizer's variables."""
+
+    def build(self, element_spec: ElementSpec) -> None:
+        build(self.model, element_spec)
+
+    def step(self) -> Callable[[Structure], Structure]:
+        return Step(self.model)
+
+    def test_step(self) -> Callable[..., Structure]:
+        return drawing(self.model.test_step)
+
+    def check_step(self, step: Traced) -> None:
+        begin_averages(self.model)
+        refuse_hidden_optimizers(self.model, step)
+        warn_of_whole_tables(self.model, step)
+
+    def trained(self, *, with_optimizers: bool = True) -> Trackable:
+        return Trained(self.model, with_optimizers=with_optimizers)
+
+    def averaged(self) -> list[tuple[Optimizer, list[Variable]]]:
+        return averaged(self.model)
+
+    def callback_list(self, found: list[Any], **arguments: object) -> Callback:
+        import keras
+
+        class Callbacks(keras.callbacks.CallbackList):
+            def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+                for callback in self.callbacks:
+                    callback.on_train_batch_end(batch, logs=logs)
+
+        return Callbacks(found, **arguments)
+
+    def ensure_built(self, element_spec: ElementSpec) -> bool:
+        is_functional = bool(getattr(self.model, "inputs", None))
+        return is_functional or not has_call(self) or call_with_symbols(self.model, element_spec)
+
+    def export(self, path: str, element_spec: ElementSpec) -> None:
+        """Export the model; of one that has no inputs of its own Keras would take all types for float32."""
+        has_inputs = getattr(self.model, "inputs", None)
+        spec = None if has_inputs else [tf.nest.map_structure(batches, features_of(element_spec))]
+        self.model.export(path, input_signature=spec, verbose=False)
+
+
+def batches(spec: ElementSpec) -> ElementSpec:
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)

@@ -1,0 +1,95 @@
+"""A split variable's shards, which Keras 3 trains as variables of their own, and tables, looked up where they lie."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.core.contracts import Layer, Tensor, Variable
+
+ShardedVariable = tf.__internal__.distribute.ShardedVariable
+LOOKS_UP_ROWS = "_looks_up_rows"
+
+
+def shards_of(variable: Variable) -> list[Variable]:
+    """Return a split variable's shards as variables of Keras; one that is whole is its own."""
+    value = variable._value
+    if not isinstance(value, ShardedVariable):
+        return [variable]
+    if "_shards" not in vars(variable):
+        import keras
+
+        shards = []
+        for number, part in enumerate(value.variables):
+            shard = keras.Variable(part, dtype=variable._dtype, name=f"{variable.name}_part_{number}")
+            shard._path = f"{variable.path}_part_{number}"
+            shard._autocast, shard._regularizer = variable._autocast, variable._regularizer
+            shard._overwrite_with_gradient = variable._overwrite_with_gradient
+            shard._whole = variable
+            shards.append(shard)
+        variable._shards = shards
+    found: list[Any] = variable._shards
+    return found
+
+
+def train_shards() -> None:
+    """Have layers of Keras 3, if it is imported, name shards as what is trained: gradients and slots are of these.
+
+    What reads a split variable as an array, to save it or to keep the best weights, gets it whole. Call it before
+    build_model, which may build an optimizer.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return
+    plain_array = keras.Variable.__array__
+    if not hasattr(plain_array, "of_shards"):
+        keras.Variable.__array__ = whole_array(plain_array)
+        keras.Variable.numpy = lambda variable: np.array(variable)
+    if not hasattr(keras.layers.Embedding.call, "__wrapped__"):
+        keras.layers.Embedding.call = by_rows(keras.layers.Embedding.call)
+    for name in ("trainable_weights", "trainable_variables"):
+        plain = vars(keras.Layer)[name]
+        if not hasattr(plain, "of_shards"):
+            setattr(keras.Layer, name, OfShards(plain.fget))
+
+
+def whole_array(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def array(variable: Variable, dtype: Any = None, copy: bool | None = None) -> Tensor:
+        if isinstance(variable._value, ShardedVariable):
+            return tf.convert_to_tensor(variable._value).numpy()
+        return plain(variable, dtype)
+
+    array.of_shards = True  # type: ignore[attr-defined]
+    return array
+
+
+class OfShards(property):
+    """A property of Keras's layers that lists variables, with shards in the place of split ones."""
+
+    of_shards = True
+
+    def __init__(self, listed: Callable[[Any], list[Any]]) -> None:
+        super().__init__(lambda layer: [shard for one in listed(layer) for shard in shards_of(one)])
+
+
+def by_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `call` that asks for rows where a layer is prepared: Keras would read the whole table onto the worker.
+
+    Classes that derive from Embedding call it, too.
+    """
+
+    @functools.wraps(plain)
+    def call(layer: Layer, inputs: Tensor) -> Any:
+        import keras
+
+        if LOOKS_UP_ROWS not in vars(layer) or isinstance(inputs, keras.KerasTensor | tf.SparseTensor):
+            return plain(layer, inputs)
+        ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+        return tf.cast(tf.nn.embedding_lookup(layer._embeddings._value, ids), layer.compute_dtype)
+
+    return call

@@ -1,0 +1,182 @@
+"""A Keras 3 model's own step, whose changes of what workers share are added instead of written over."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.contracts import Model, Operation, Structure, Tensor, Variable
+from trainer.core.failures import UserError
+from trainer.training.constraints import KEPT
+from trainer.training.keras.keras3.optimizers import optimizers_of
+from trainer.training.keras.keras3.shards import shards_of
+from trainer.training.metrics import READING
+from trainer.training.tf_internals.graphs import is_read_since_writes
+from trainer.training.tf_internals.seeds import keras3_seeds_drawn
+from trainer.training.tf_internals.variables import beneath
+
+ShardedVariable = tf.__internal__.distribute.ShardedVariable
+
+
+class Step:
+    """The model's own train_step, whose changes of what the workers share are added up; for what is traced.
+
+    Which weights it replaces without training them, as those of a target network, is seen when it is traced. Trace it
+    anew while `found_more`.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._replaced: dict[int, Any] = {}
+        self.found_more = False
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, data: Structure) -> Any:
+        self.found_more = False
+        for variable in self._replaced.values():
+            self._refuse_trained(variable)  # its optimizer may have been built since then
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(keras3_seeds_drawn())
+            adding = {id(one): one for one in [*shared_state(self._model), *self._replaced.values()]}
+            for variable in adding.values():
+                stack.enter_context(changes_added(variable))
+            weights = [one for layer in self._model._flatten_layers() for one in layer._trainable_variables]
+            watched = {id(each): each for one in weights for each in (one, *shards_of(one))}
+            for variable in watched.values():
+                if id(variable) not in adding:
+                    stack.enter_context(self._watched(variable))
+            return self._model.train_step(data)
+
+    @contextlib.contextmanager
+    def _watched(self, variable: Variable) -> Iterator[None]:
+        """Note what replaces a weight, add what is added to one, and leave a constraint to the weight's update."""
+        own, constraint = variable._value, variable.constraint
+
+        def assign(value: object) -> None:
+            given = tf.convert_to_tensor(value)  # it may be a variable
+            if (more := added(given, own)) is not None:
+                own.assign_add(tf.broadcast_to(tf.cast(more, own.dtype), own.shape))
+                return
+            self._refuse_trained(variable)
+            self._replaced[id(variable)] = variable
+            self.found_more = True
+            own.assign(tf.cast(given, own.dtype))
+
+        variable._direct_assign = assign
+        if constraint is not None:
+            setattr(beneath(own), KEPT, constraint)
+            variable._constraint = None
+        try:
+            yield
+        finally:
+            variable._constraint = constraint
+            del variable._direct_assign
+
+    def _refuse_trained(self, variable: Variable) -> None:
+        parts = {id(variable), *map(id, shards_of(variable))}
+        for attribute, optimizer in optimizers_of(self._model):
+            if optimizer.built and any(id(one) in parts for one in optimizer._trainable_variables):
+                name = type(self._model).__name__
+                raise UserError(
+                    f"{name}.train_step assigns {variable.path}, which {attribute} trains: workers would overwrite "
+                    "each other's changes. To keep weights within bounds give the layer a constraint; make layers that "
+                    "follow others, as a target network, trainable=False"
+                )
+
+
+def shared_state(model: Model) -> list[Variable]:
+    """Return what each worker's step reads, changes and writes beside the weights: counters, seeds, layers' state.
+
+    What is no number, such as a flag, is left out: nothing can be added to it, and it is overwritten.
+    """
+    found = []
+    for layer in model._flatten_layers():
+        found += [*layer._non_trainable_variables, *(each.state for each in layer._seed_generators)]
+    for _, optimizer in optimizers_of(model):
+        found.append(optimizer._iterations)
+    numbers = [one for one in found if one is not None and one.dtype not in ("bool", "string")]
+    there = [one for one in numbers if isinstance(one._value, tf.Variable | ShardedVariable)]
+    return list({id(one): one for one in there}.values())
+
+
+@contextlib.contextmanager
+def changes_added(variable: Variable) -> Iterator[None]:
+    """Have what is traced inside read a variable once, and add to it what its `assign` changes.
+
+    Keras adds by reading, adding and writing: what another worker has written meanwhile would be lost. What doesn't
+    depend on the value that was read is no change of it, and is written as it is.
+    """
+    own = variable._value
+    first = seen = tf.convert_to_tensor(own) if isinstance(own, ShardedVariable) else own.read_value()
+
+    def assign(value: Any) -> None:
+        nonlocal seen
+        value = tf.identity(tf.cast(value, own.dtype))
+        if depends(value, (first, seen)):
+            own.assign_add(value - seen, read_value=False)
+        else:
+            own.assign(value, read_value=False)
+        if value.graph is seen.graph:  # else it is of a branch
+            variable._value = seen = value
+
+    variable._value = seen
+    variable._direct_assign = assign
+    try:
+        yield
+    finally:
+        variable._value = own
+        del variable._direct_assign
+
+
+def added(value: Tensor, own: Variable) -> Tensor | None:
+    """Return what a tensor has more than a variable, where it is a sum with what that holds now, or a difference."""
+
+    def source(tensor: Tensor) -> Tensor:
+        while tensor.op.type in ("Identity", "Cast"):
+            tensor = tensor.op.inputs[0]
+        return tensor
+
+    def is_read(tensor: Tensor) -> bool:
+        read, handle = source(tensor).op, value.graph.capture(own.handle)
+        is_own = read.type == "ReadVariableOp" and read.inputs[0] is handle
+        return is_own and is_read_since_writes(read, handle, READING)
+
+    if isinstance(own, ShardedVariable):
+        return None
+    operation = source(value).op
+    if operation.type not in ("AddV2", "Sub"):
+        return None
+    left, right = operation.inputs
+    if is_read(left):
+        return right if operation.type == "AddV2" else -right
+    return left if operation.type == "AddV2" and is_read(right) else None
+
+
+def depends(value: Any, sources: Sequence[Any]) -> bool:
+    """Return whether a tensor is computed from one of these, of one graph, or may be.
+
+    A branch of a condition has what it uses from outside as inputs of its own. The other inputs of a function, and
+    what a loop carries, may come from anywhere.
+    """
+
+    def key(operation: Operation) -> tuple[int, str]:
+        return id(operation.graph), operation.name
+
+    outside, found = sources[0].graph, {key(one.op) for one in sources}
+    todo, known = [value.op], {key(value.op)}
+    while todo:
+        operation = todo.pop(0)  # those that are near come first: a sum has the value itself in it
+        if key(operation) in found:
+            return True
+        tensors = list(operation.inputs)
+        if operation.type == "Placeholder" and operation.graph is not outside:
+            tensors = [outer for outer, inner in operation.graph.captures if inner.op is operation]
+            if not tensors:
+                return True
+        inputs = [one.op for one in tensors if tf.is_symbolic_tensor(one)]
+        todo += [one for one in inputs if key(one) not in known]
+        known.update(map(key, inputs))
+    return False

@@ -1,0 +1,1 @@
+"""The training's loop: when calls are given, and what is due beside them."""

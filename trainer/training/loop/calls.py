@@ -1,0 +1,50 @@
+"""The calls of a generation: given out, returned, and counted for each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.telemetry.progress import Progress
+from trainer.training.loop.progress_meter import ProgressMeter
+from trainer.training.loop.scheduler import Schedule
+from trainer.training.steps.runner import Call, StepRunner
+
+
+class Calls:
+    """Gives calls to the runner as the schedule says, and counts those that have ended."""
+
+    def __init__(
+        self, runner: StepRunner, schedule: Schedule, progress: Progress, meter: ProgressMeter, tasks: Sequence[str]
+    ) -> None:
+        """Take the tasks whose steps are shown, in the order in which calls number their workers."""
+        self._runner = runner
+        self._schedule = schedule
+        self._progress = progress
+        self._meter = meter
+        self._tasks = dict(enumerate(tasks))
+        self.workers: set[int] = set()
+        """The workers that have ended a call."""
+        self.counted = 0
+        """The highest step that a call has counted."""
+        self.outputs: Any = None
+        """What train_step returned in the call that ended last."""
+
+    def give(self, steps: int) -> Call:
+        """Give out a call of so many steps."""
+        call = self._runner.call(steps)
+        self._schedule.given(steps)
+        return call
+
+    def take(self, ended: list[Call], now: float) -> None:
+        """Count calls that have ended."""
+        for call in ended:
+            self.workers.add(call.worker)
+            if task := self._tasks.get(call.worker):
+                self._meter.gave(task, call.steps)
+                self._progress.history.gave(task, call.steps)
+            self.counted = max(self.counted, call.counted)
+            seconds = self._schedule.returned(call.steps, call.began, call.worker, now)
+            self._progress.tally.returned(call.worker, call.steps, seconds, call.stale)
+            self.outputs = call.outputs
+        self._progress.tally.update_wait_seconds = self._runner.seconds_waited

@@ -1,0 +1,67 @@
+"""The evaluations that the coordinator makes itself, at the ends of epochs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from trainer.cluster.deadlines import Phases
+from trainer.core.config import Config
+from trainer.core.states import Phase, RunState
+from trainer.run.directory import RunDirectory
+from trainer.run.records import read_record
+from trainer.telemetry.progress import Progress
+from trainer.training.evaluation import Results
+from trainer.training.loop.evaluation_log import EvaluationLog
+
+
+class Evaluations:
+    """Evaluates, publishes the metrics, and keeps them beside the checkpoints where the best are kept."""
+
+    def __init__(
+        self,
+        config: Config,
+        evaluate: Callable[[], dict[str, float]] | None,
+        directory: RunDirectory,
+        progress: Progress,
+        phases: Phases,
+    ) -> None:
+        """`evaluate` returns the metrics of the model as it is; None where the settings leave that to others."""
+        self._evaluate = evaluate
+        self._directory = directory
+        self._progress = progress
+        self._phases = phases
+        self._best_metric = config.best_metric
+        self._results: Results | None = None
+        self.are_kept = bool(config.checkpoints_kept_best)
+        """Whether metrics belong beside their checkpoints, by which these are kept."""
+        self.log = EvaluationLog(int((read_record(directory.evaluation) or {}).get("step", -1)))
+
+    @property
+    def are_made_here(self) -> bool:
+        return self._evaluate is not None
+
+    def make(self, step: int) -> dict[str, float]:
+        """Evaluate the model, which is of this step, and publish the metrics; returns them by name."""
+        assert self._evaluate is not None
+        self._progress.enter(RunState.TRAINING, "evaluating")
+        started = time.monotonic()
+        with self._phases.during(Phase.EVALUATING):
+            metrics = self._evaluate()
+        self.log.evaluated(step, metrics, is_kept=self.are_kept and self._progress.leads)
+        if self._progress.leads:
+            self._publish(step, metrics, started)
+        self._progress.enter(RunState.TRAINING)
+        return metrics
+
+    def _publish(self, step: int, metrics: dict[str, float], started: float) -> None:
+        self._results = self._results or Results(self._directory, self._progress.post, self._best_metric)
+        self._results.publish(step, metrics, time.monotonic() - started, checkpointed=self.are_kept)
+        self._progress.evaluated(step, metrics)
+        self._progress.events.write("evaluated", seconds=time.monotonic() - started, message=f"step {step}")
+
+    def checkpointed(self, step: int) -> None:
+        """Write the metrics that waited for this step's checkpoint; called by the thread that wrote it."""
+        if (metrics := self.log.checkpointed(step)) is not None:
+            self._progress.post(partial(self._directory.catalogue.write_evaluation, step, metrics))

@@ -1,0 +1,78 @@
+"""Which changes of the members end a generation, and whether they may do so now."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Members(Protocol):
+    """The part of a membership that says how members come and go."""
+
+    def lost_ps(self) -> list[str]:
+        """Return the ps that have ended."""
+
+    def leaving_ps(self) -> list[str]:
+        """Return the ps that are about to leave."""
+
+    def returned(self) -> list[str]:
+        """Return the members that are back and take no part yet."""
+
+
+class Storage(Protocol):
+    """The part of the checkpoints that says how saves go."""
+
+    def trouble(self) -> str | None:
+        """Say why checkpoints can't be saved, or nothing."""
+
+    def settle(self, seconds: float | None = None, /) -> bool:
+        """Wait so long for the save in flight; returns whether none is."""
+
+
+class MemberChanges:
+    """The members that are lost, that leave and that have returned, as the last look found them."""
+
+    def __init__(self, members: Members | None, storage: Storage, *, elastic: bool) -> None:
+        """`elastic` says that members which return are taken in; without `members` nothing changes."""
+        self._members = members
+        self._storage = storage
+        self._elastic = elastic
+        self.lost: list[str] = []
+        self.leaving: list[str] = []
+        self.returned: list[str] = []
+
+    def look(self, is_recovering: bool) -> None:
+        """Find the ps that are lost, and those that leave and that can be let go: after a save, which must not fail.
+
+        `is_recovering` says that TensorFlow is taking in a worker.
+        """
+        if self._members is None:
+            return
+        self.lost = self._members.lost_ps()
+        must_stay = is_recovering or self._storage.trouble() is not None
+        self.leaving = [] if must_stay else self._members.leaving_ps()
+
+    def look_for_returned(self, is_recovering: bool) -> None:
+        """Find the members that can be taken in now: not while TensorFlow takes in another, or saves fail.
+
+        Members that were found before stay found, until `put_off`.
+        """
+        if self.returned or self._members is None or not self._elastic or is_recovering:
+            return
+        if self._storage.trouble() is None and self._storage.settle(0):
+            self.returned = self._members.returned()
+
+    def put_off(self) -> None:
+        """Take in nobody for now: the save before it has failed."""
+        self.returned = []
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether the generation is to end after a save, so that its members change."""
+        return bool(self.leaving or self.returned)
+
+    @property
+    def message(self) -> str:
+        """Why the generation ends."""
+        if self.leaving:
+            return f"{', '.join(self.leaving)} leaves, and the checkpoint is saved"
+        return f"{', '.join(self.returned)} answers again"

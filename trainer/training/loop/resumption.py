@@ -1,0 +1,87 @@
+"""Where a run goes on: at the variables on the ps, at its newest checkpoint, or at its initial weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.core.config import Config
+from trainer.run.checkpoints import Checkpoints
+from trainer.run.directory import RunDirectory
+from trainer.telemetry.progress import Progress
+from trainer.training.handover import Handover
+from trainer.training.steps.runner import StepRunner
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Brings a run's variables to where the run stands."""
+
+    config: Config
+    runner: StepRunner
+    directory: RunDirectory
+    progress: Progress
+    checkpoints: Checkpoints
+    handover: Handover | None
+    read_initial_weights: Callable[[], str] | None
+
+    def restore(self) -> int:
+        """Go on with what is on the ps, or go back to the newest checkpoint; a new run has neither. Returns the step.
+
+        Members in step agree: the coordinator tries checkpoints, the others read the one that it took.
+        """
+        attached = self._attach()
+        taken = self._newest() if attached else self._read_checkpoint()
+        if not attached and taken < 0 and self.read_initial_weights is not None:
+            self.progress.events.write("initial-weights", message=self.read_initial_weights())
+            self.checkpoints.prepare()
+            self.checkpoints.save_and_wait()  # from which a recovery takes them, wherever they came from
+        self._read_on(attached, taken)
+        step = int(self.runner.step.numpy())
+        lost = self.progress.ledger.restored(step)
+        event = "attached" if attached else "restored"
+        self.progress.events.write(event, steps_lost=lost, message=f"step {step}")
+        if self.handover is not None:
+            self.handover.offer(self.runner.trained, self.runner.step, self.runner.position)
+        self.checkpoints.prepare()
+        if taken >= 0:
+            self.progress.checkpointed(self.directory.catalogue.prefix(taken), step)
+        if attached or taken >= 0:
+            log.info("going on at step %d of %d", step, self.config.steps)
+        return step
+
+    def _newest(self) -> int:
+        newest = self.directory.catalogue.newest()
+        return -1 if newest is None else newest
+
+    def _attach(self) -> bool:
+        """Take the variables that an earlier coordinator left on the ps, if they are there; returns whether."""
+        newest = self.directory.catalogue.newest()
+        # At the run's end `fit` changes the weights once more: only the checkpoint is sure to be of before that.
+        if self.handover is None or (newest or 0) >= self.config.steps:
+            return False
+        if not self.handover.take(self.runner.trained, self.runner.step, newest or 0, self.runner.copy):
+            return False
+        log.info("attached to the variables on the ps, at step %d", int(self.runner.step.numpy()))
+        self.checkpoints.skip_restore(newest)
+        return True
+
+    def _read_checkpoint(self) -> int:
+        """Restore the checkpoint that the coordinator takes; returns its step, -1 for none."""
+        saved = self.checkpoints.restore() if self.progress.leads else None
+        (agreed,) = self.runner.agree([-1 if saved is None else saved])
+        if agreed >= 0 and saved is None:
+            self.checkpoints.read(agreed)
+        return agreed
+
+    def _read_on(self, attached: bool, taken: int) -> None:
+        """Read the data on from where they were read, as far as that is known."""
+        position = self.handover.position if self.handover is not None and attached else None
+        if position is None and taken >= 0 and self.config.input_position == "exact":
+            position = self.checkpoints.position(taken)
+        if position is not None and (why := self.runner.go_on_from(position)):
+            log.warning("the pass over the data begins anew: %s", why)
+            self.progress.events.write("pass-begun-anew", message=why)

@@ -1,0 +1,129 @@
+"""How a run is saved: beside the training, before a process leaves, and at the run's end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from trainer.cluster.deadlines import Phases
+from trainer.core.config import Config
+from trainer.core.failures import Infrastructure, StalePath, UserError
+from trainer.core.states import Phase, RunState
+from trainer.run.checkpoints import SLOW_SECONDS, Checkpoints
+from trainer.run.directory import RunDirectory
+from trainer.run.lease import Lease
+from trainer.telemetry.progress import Progress
+from trainer.training.loop.save_schedule import PATIENCE_SECONDS, SaveSchedule
+from trainer.training.steps.runner import StepRunner
+
+
+class Saves:
+    """Makes the saves that are due, and those at an end, which must not be lost."""
+
+    def __init__(
+        self,
+        config: Config,
+        runner: StepRunner,
+        directory: RunDirectory,
+        progress: Progress,
+        phases: Phases,
+        stopping: Callable[[], bool],
+        lease: Lease | None,
+        *,
+        told: Callable[[], Mapping[str, float]],
+        written: Callable[[int], None],
+    ) -> None:
+        """`stopping` tells whether this process is asked to stop: the end is then no longer tried again.
+
+        `told` returns the numbers that the training last showed, by name. `written` hears of each step whose
+        checkpoint is on disk, from the thread that wrote it.
+        """
+        self._config = config
+        self._runner = runner
+        self._directory = directory
+        self._progress = progress
+        self._phases = phases
+        self._stopping = stopping
+        self._written = written
+        self.schedule = SaveSchedule(config.checkpoint_steps, config.checkpoint_seconds)
+        self.checkpoints = Checkpoints(
+            directory,
+            runner.trained,
+            runner.step,
+            config,
+            leads=progress.leads,
+            lease=lease,
+            saved=self._saved,
+            set_aside=lambda message: progress.events.write("checkpoint-set-aside", message=message),
+            told=told,
+            position=lambda: runner.position,
+            copy=runner.copy,
+        )
+
+    def _saved(self, step: int, seconds: float, error: str | None) -> None:
+        """Report how a save has ended; called by the thread that made it."""
+        if error:
+            self._progress.events.write("save-failed", seconds=seconds, message=f"step {step}: {error}")
+            return
+        size = self._directory.catalogue.size(step)
+        self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}", size=size)
+        self._progress.saved(step, seconds)
+        self._written(step)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a save is in flight."""
+        return not self.checkpoints.settle(0)
+
+    def save(
+        self, step: int, *, again: bool = False, wait: bool = True, last: bool = False, patience: float | None = None
+    ) -> None:
+        """Save a checkpoint of this step, unless there is one; `again` replaces it, since the weights have changed.
+
+        With calls in flight its step is the one that is copied with the other variables.
+        `wait` says whether to return when it is on disk, or as soon as the training can go on; `last`, that there is
+        as much time as the user gives the storage; `patience`, for how long a save in flight may last that goes first
+        (None: as long as Checkpoints has it).
+        """
+        with self._phases.during(Phase.SAVING):
+            if wait:
+                self._settle(last=last)
+            # A member that is asked to save must save, even when the coordinator's files are there already.
+            (there,) = self._runner.agree([int(self._progress.leads and self.checkpoints.has(step))])
+            if again or not there:
+                if wait and not last:
+                    self.checkpoints.save_and_wait(again=again)
+                else:
+                    end = self.checkpoints.save(again=again, patience=patience)
+                    if last:
+                        self._settle(last=last)
+                        end.result()
+        self.schedule.saved(time.monotonic())
+
+    def save_the_end(self, save: Callable[[], None]) -> None:
+        """Try until `save` has saved the training's end: nothing is left to train meanwhile.
+
+        Raises UserError when saves have failed for the user's limit, Infrastructure when asked to stop.
+        """
+        while True:
+            try:
+                return save()
+            except Infrastructure as error:
+                # Members in step save together, and so begin together again.
+                in_step = self._config.strategy == "multi_worker_mirrored"
+                if self._stopping() or in_step or isinstance(error, StalePath):
+                    raise
+                self._progress.enter(RunState.TRAINING, str(error))
+                time.sleep(PATIENCE_SECONDS)
+
+    def _settle(self, *, last: bool) -> None:
+        """Wait for the save in flight; for the last one no longer than the user gives a path that may hang."""
+        began, limit = time.monotonic(), max(SLOW_SECONDS, self._config.storage_timeout_seconds)
+        while not self.checkpoints.settle(PATIENCE_SECONDS if last else None):
+            seconds = time.monotonic() - began
+            if seconds > limit:
+                raise UserError(
+                    f"the last checkpoint is not written to {self._directory.checkpoints} after {seconds:.0f} s; "
+                    f"that is longer than storage_timeout_seconds, {self._config.storage_timeout_seconds:g}"
+                )
+            self._phases.progressed()

@@ -1,0 +1,1 @@
+"""Steps and the calls that pack them, on workers and on this process's devices."""

@@ -1,0 +1,31 @@
+"""The program's model in the strategy's scope."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from trainer.core.contracts import Model, Program, Strategy, Variable
+from trainer.core.program import build_model
+from trainer.training.keras.adapters import keras_of
+from trainer.training.keras.keras3.seeds import forget_seeds
+from trainer.training.keras.keras3.shards import train_shards
+from trainer.training.outside import refuse_outside_model
+from trainer.training.precision import cast_split_variables, no_loss_scaling
+from trainer.training.tf_internals.saving import keeping_default_graph
+from trainer.training.whole_weights import building_whole
+
+
+def make_model(program: Program, strategy: Strategy) -> tuple[Model, Variable]:
+    """Build the program's model and the trainer's own step counter in the strategy's scope."""
+    cast_split_variables()
+    with strategy.scope(), no_loss_scaling():
+        forget_seeds()
+        train_shards()
+        with building_whole(), keeping_default_graph():
+            model = build_model(program)
+        remote = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+        if remote:
+            refuse_outside_model(program, model)
+        keras_of(model).prepare(remote=remote)
+        once = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return model, tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=once)

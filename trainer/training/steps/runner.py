@@ -1,0 +1,96 @@
+"""What computes the steps: a model in a strategy's scope, its data, and a call that packs a number of steps.
+
+`RemoteStepRunner` has the workers of a parameter-server cluster do it, `LocalStepRunner` this process's devices. The
+controller drives either in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from trainer.core.contracts import ElementSpec, Model, Structure, Trackable, Variable
+from trainer.run.position import Position
+from trainer.run.snapshot import Copies
+from trainer.training.release_resources import Iterators
+
+POLL_SECONDS = 0.005
+
+
+@dataclasses.dataclass
+class Call:
+    """A call that was given to a worker, and what it told when it had ended."""
+
+    steps: int
+    began: float
+    """When it was given (of time.monotonic)."""
+    outputs: Any = None
+    """What train_step returned at its last step."""
+    worker: int = 0
+    counted: int = 0
+    """The step as it was then; 0 where this process ran it."""
+    stale: tuple[int, int] | None = None
+    """Updates of others between a step's read of the weights and its update: the sum over its steps, and the most."""
+
+
+class StepRunner(Protocol):
+    """Runs packed calls, and has what they train."""
+
+    model: Model
+    trained: Trackable
+    """What checkpoints hold of the model: of tf_keras the model itself."""
+    step: Variable
+    """The variable that counts the steps of the calls that have ended."""
+    tells: Collection[str]
+    """The names of what a step tells."""
+    step_examples: int | None
+    """How many examples a step has, where that is known."""
+    seconds_waited: float
+    """How long updates have waited for others' updates of the same variable, on all ps together."""
+
+    @property
+    def element_spec(self) -> ElementSpec:
+        """What one replica gets of the program's training data."""
+
+    @property
+    def position(self) -> Position | None:
+        """How far the data are read, with `input_position: exact`: all of it is in what the ended calls have done."""
+
+    def go_on_from(self, position: Position) -> str:
+        """Begin to read there, with `input_position: exact`; call it before the first call.
+
+        Where other data were counted, the pass under way begins anew; returns what differs.
+        """
+
+    def copy(self, copies: Copies, /) -> None:
+        """Copy variables to other handles, in what is traced: each with its slots, between two updates."""
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether TensorFlow is taking in a worker again."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether calls have failed, and none has ended well since."""
+
+    def call(self, steps: int) -> Call:
+        """Give a call of so many steps."""
+
+    def returned(self) -> list[Call]:
+        """Return the calls that have ended since the last time; raises what went wrong in one."""
+
+    def over_all_calls(self, outputs: Structure) -> Structure:
+        """Return the outputs of the call that ended last, with metrics over all calls since they were reset."""
+
+    def write_metrics(self) -> None:
+        """Let the model's own metrics say the same; nothing may be in flight."""
+
+    def reset_metrics(self) -> None:
+        """Begin the metrics anew."""
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        """Return the greatest of all members' numbers, place by place: members must do the same at the same time."""
+
+    def close(self) -> Iterators | None:
+        """End what this process does on others, no call can follow; returns the iterators that it has there."""

@@ -1,0 +1,177 @@
+"""A call, traced: it does a traced step as often as it is asked to."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.contracts import DataIterator, ElementSpec, Graph, Strategy, Tensor, Traced, Variable
+from trainer.training.atomic_updates import AtomicUpdates, in_turn
+from trainer.training.learning_rate import LearningRate
+from trainer.training.metrics import MetricStates
+from trainer.training.staleness import SCOPE
+from trainer.training.steps.reports import Reports
+from trainer.training.steps.traced_step import quiet_tracing
+
+COPIED_BYTES = 1 << 24
+
+
+def trace_call(
+    strategy: Strategy,
+    train_step: Traced,
+    counter: Variable,
+    iterator: DataIterator,
+    rate: LearningRate | None = None,
+    reports: Reports | None = None,
+    states: MetricStates | None = None,
+    updates: AtomicUpdates | None = None,
+    *,
+    unrolled: int = 1,
+) -> Traced:
+    """Trace the packed call, which does a traced step as often as it is told to and counts that.
+
+    It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
+    would return otherwise: the step's outputs, the metrics' states, and how long `updates` have waited. A call for
+    other processes takes the learning rate as its last argument, and keeps `states` itself. `unrolled` is the number of
+    steps in a round of the call's loop; what that leaves over is done first, in rounds of one step. The first step of a
+    round counts how stale its update is, which costs a tiny step a fifth of its speed. A step that would
+    draw the same random numbers several times in a round has rounds of one.
+    """
+
+    copy = StepCopy(train_step) if unrolled > 1 else None
+    if copy and not copy.is_possible:
+        unrolled = 1 if copy.has_seeds else unrolled
+        copy = None
+
+    def take_step(*arguments: object, counts: bool) -> list[tf.Tensor]:
+        if copy:
+            return copy.make(arguments, counts=counts)
+        return tf.nest.flatten(train_step(*arguments), expand_composites=True)
+
+    # AutoGraph would translate the loops' source, which takes longer than all the rest.
+    @tf.function(autograph=False)
+    def train_call(iterator: DataIterator, order: tf.Tensor, *value: tf.Tensor) -> Any:
+        def take(counts: bool) -> list[tf.Tensor]:
+            return take_step(iterator, *value, counts=counts)
+
+        steps = order[0]
+        kept = states.in_call() if states else []
+        if states:
+            states.exchange(train_step, kept)
+        with strategy.scope():
+            # Each loop needs outputs to begin with; at least one step is done, so that these are never returned.
+            specs = tf.nest.flatten(train_step.structured_outputs, expand_composites=True)
+            lengths = [spec.shape.as_list() if spec.shape.rank else [] for spec in specs]
+            flat = [tf.zeros([one or 0 for one in each], spec.dtype) for each, spec in zip(lengths, specs, strict=True)]
+            done, flat = repeat(take, specs, (steps - 1) % unrolled + 1 if unrolled > 1 else steps, 1, flat)
+            if unrolled > 1:
+                done, flat = repeat(take, specs, (steps - 1) // unrolled, unrolled, flat)
+            outputs = tf.nest.pack_sequence_as(train_step.structured_outputs, flat, expand_composites=True)
+            # Once a call and at its end, so that a call that is run again on another worker counts once.
+            with tf.control_dependencies([done, *flat]):  # a step may return nothing
+                counter.assign_add(steps)
+            if rate:
+                rate.show()
+            if reports is None:
+                return outputs
+            waited = updates.waited() if updates else []
+            reports.put(order[1], counter.read_value(), (outputs, [state.read_value() for state in kept], waited))
+            return None
+
+    takes = (iterator, tf.TensorSpec([None], tf.int64), *((rate.spec,) if rate else ()))
+    with quiet_tracing():
+        return train_call.get_concrete_function(*takes)
+
+
+def repeat(
+    take_step: Callable[[bool], list[tf.Tensor]],
+    specs: Sequence[ElementSpec],
+    rounds: tf.Tensor,
+    steps: int,
+    outputs: list[Tensor],
+) -> tuple[tf.Tensor, list[Tensor]]:
+    """Do rounds of so many steps, in what is traced; returns how many rounds are done, and the last step's outputs.
+
+    `take_step` does one step, and says by its argument whether that counts how stale its update is. `specs` are of its
+    outputs.
+    """
+
+    def take_round(done: tf.Tensor, *_outputs: Tensor) -> tuple[tf.Tensor, ...]:
+        for number in range(steps):
+            told = take_step(number == 0)
+        return done + 1, *told
+
+    begin = (tf.zeros([], tf.int64), *outputs)
+    shapes = (tf.TensorShape([]), *(spec.shape for spec in specs))
+    done, *outputs = tf.while_loop(lambda done, *_: done < rounds, take_round, begin, shapes)
+    return done, outputs
+
+
+class StepCopy:
+    """Does what a traced step does by operations of its own.
+
+    A call would wait until all of the one before has ended, with a message from the ps. Operations wait only for those
+    that used the same variable.
+    """
+
+    def __init__(self, step: Traced) -> None:
+        self._step = step
+        self._graph = graph = step.graph.as_graph_def()
+        functions = graph.library.function
+        nodes = itertools.chain(graph.node, *(function.node_def for function in functions))
+        self._without_counts = without(graph, SCOPE)
+        nodes = itertools.chain(nodes, self._without_counts.node)
+        self._seeded = [node for node in nodes if has_seed(node)]
+        self.has_seeds = bool(self._seeded)
+        """Whether several calls in one graph would draw the same random numbers."""
+        # By the graph: what gives mutexes back in its last copy.
+        self._last: weakref.WeakKeyDictionary[Any, dict[str, list[Any]]] = weakref.WeakKeyDictionary()
+        self.is_possible = not functions and graph.ByteSize() < COPIED_BYTES
+        """Whether it can be copied: it calls no function, as loops and conditions do, and is not big."""
+        for node in itertools.chain(graph.node, self._without_counts.node):
+            if node.device:
+                node.attr.pop("_class", None)  # it names what stands for a variable, and would take the device of that
+
+    def make(self, arguments: object, *, counts: bool = True) -> list[tf.Tensor]:
+        """Copy it into the function that is being traced; returns what it gives, flat.
+
+        One that does not count leaves out how stale its updates are. Each copy draws other random numbers, also where
+        the program has seeded them.
+        """
+        for node in self._seeded:
+            node.attr["seed2"].i += 1 << 32  # beyond what TensorFlow gives to other operations
+        graph, given = tf.compat.v1.get_default_graph(), tf.nest.flatten(arguments, expand_composites=True)
+        names = {}
+        for inner, outer in zip(self._step.inputs, [*given, *self._step.captured_inputs], strict=True):
+            names[inner.name] = names["^" + inner.op.name] = graph.capture(outer)
+        outputs = [output.name for output in self._step.outputs]
+        before = len(graph.get_operations())
+        step = self._graph if counts else self._without_counts
+        returned = list(tf.graph_util.import_graph_def(step, names, outputs, name="step"))
+        self._last[graph] = in_turn(graph.get_operations()[before:], self._last.get(graph, {}))
+        for one, output in zip(returned, self._step.outputs, strict=True):
+            one.set_shape(output.shape)  # which Python may have told TensorFlow
+        return returned
+
+
+def without(graph: Graph, scope: str) -> Any:
+    """Return a graph without what was made in a name scope, whose values nothing else uses."""
+    kept = tf.compat.v1.GraphDef()
+    kept.CopyFrom(graph)
+    del kept.node[:]
+    for node in graph.node:
+        if scope not in node.name or node.op == "Placeholder":  # an input that others may use too
+            inputs = [name for name in node.input if not (name.startswith("^") and scope in name)]
+            one = kept.node.add()
+            one.CopyFrom(node)
+            del one.input[:]
+            one.input.extend(inputs)
+    return kept
+
+
+def has_seed(node: Any) -> bool:
+    return "seed2" in node.attr and bool(node.attr["seed"].i or node.attr["seed2"].i)

@@ -1,0 +1,121 @@
+"""One step of a model, traced."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.contracts import DataIterator, Model, Strategy, Structure, Tensor, Traced, Variable
+from trainer.core.failures import UserError
+from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.keras.adapters import keras_of
+from trainer.training.learning_rate import LearningRate
+from trainer.training.metrics import metrics_of, pieces
+from trainer.training.precision import no_loss_scaling
+from trainer.training.staleness import Staleness
+from trainer.training.steps.outputs import describe, outputs_of
+from trainer.training.transfers import sending_together
+
+
+def one_step(
+    strategy: Strategy, own_step: Callable[[Any], Any], stale: Staleness | None = None, *, placed: bool = False
+) -> Callable[[DataIterator], Structure]:
+    """Return what does a model's train_step with an iterator's next batches, one for each replica of this process.
+
+    With `placed` the iterator tells how far it is, beside each batch, and so does the step beside its outputs.
+    """
+
+    def train_step(iterator: DataIterator) -> Structure:
+        place, batch = next(iterator) if placed else (None, next(iterator))
+        with stale.measured(batch) if stale else contextlib.nullcontext():
+            outputs = reduce_replicas(strategy, strategy.run(own_step, args=(batch,)))
+        return (outputs, strategy.experimental_local_results(place)[-1]) if placed else outputs
+
+    return train_step
+
+
+def trace_step(
+    strategy: Strategy,
+    model: Model,
+    iterator: DataIterator,
+    rate: LearningRate | None = None,
+    updates: AtomicUpdates | None = None,
+    stale: Staleness | None = None,
+    *,
+    placed: bool = False,
+    seeded: bool = True,
+) -> Traced:
+    """Trace one step, which takes an iterator and, for other processes, the learning rate.
+
+    With `updates` each update that it makes is one act: other processes make some at the same time.
+
+    This makes what a lazily built model and its optimizer still lack. `placed` is as for `one_step`. Where it is not
+    `seeded`, what it draws has no seed of TensorFlow's: each process that runs it draws other numbers, each time.
+    """
+
+    keras = keras_of(model)
+    own_step = keras.step()
+
+    def states() -> list[Variable]:
+        counts = [*([one for one, _ in stale.states] if stale else []), *keras.counts]
+        return [piece for metric in metrics_of(model) for piece in pieces(metric)] + counts
+
+    def trace() -> Traced:
+        @tf.function
+        def train_step(iterator: DataIterator, *value: tf.Tensor) -> Structure:
+            if not seeded:
+                tf.compat.v1.get_default_graph().seed = None
+            with contextlib.ExitStack() as stack:
+                if rate:
+                    stack.enter_context(rate.given(*value))
+                if updates:
+                    stack.enter_context(sending_together())
+                    stack.enter_context(updates.active(states))
+                return one_step(strategy, own_step, stale, placed=placed)(iterator)
+
+        return rate.trace(train_step, iterator) if rate else train_step.get_concrete_function(iterator)
+
+    with strategy.scope(), quiet_tracing(), no_loss_scaling():
+        traced = trace()
+        while getattr(own_step, "found_more", False):
+            traced = trace()
+    outputs = outputs_of(traced, placed=placed)
+    if None in tf.nest.flatten(outputs):
+        raise UserError(
+            f"{type(model).__name__}.train_step returned {describe(outputs)}; expected tensors alone, such as "
+            '{"loss": loss}'
+        )
+    return traced
+
+
+@tf.autograph.experimental.do_not_convert
+def reduce_replicas(strategy: Strategy, outputs: Structure) -> Structure:
+    """Average what train_step returns over this process's replicas, without a word to other members.
+
+    Keras's metrics are reduced over all replicas already.
+    """
+
+    def reduce(value: object) -> Tensor:
+        values = strategy.experimental_local_results(value)
+        return tf.add_n(values) / len(values) if len(values) > 1 else values[0]
+
+    return tf.nest.map_structure(reduce, outputs)
+
+
+@contextlib.contextmanager
+def quiet_tracing() -> Iterator[None]:
+    """Drop TensorFlow's warning that `run` was called outside `schedule`: it is only being traced."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "method is invoked without using `ClusterCoordinator.schedule`" not in record.getMessage()
+
+    logger = logging.getLogger("tensorflow")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)

@@ -1,0 +1,137 @@
+"""Traced graphs: the functions that they call, the resources that they use, and an order apart from tf.function's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops.testing import sleep as sleep
+from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
+from tensorflow.python.ops import resource_variable_ops
+
+from trainer.core.contracts import Graph, Operation, Tensor, Trackable
+
+# Operations that call functions, choose one, and repeat one.
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+CHOICES = ("If", "StatelessIf")
+LOOPS = ("While", "StatelessWhile")
+APART = "atomic_update"  # a scope of names
+RESOURCE_HANDLE = b"\x72"  # the tag of TensorProto.resource_handle_val, whose length and bytes the content is
+
+
+def called_graphs(operation: Operation) -> list[tuple[Graph, list[Tensor]]]:
+    """Return the graphs of the functions that an operation calls, or chooses from, each with what it is given.
+
+    Of a loop it is the body, with what its first round is given; of what is not known there are none.
+    """
+    inputs = list(operation.inputs)
+    if operation.type in CALLS:
+        called, given = ["f"], inputs
+    elif operation.type in CHOICES:
+        called, given = ["then_branch", "else_branch"], inputs[1:]
+    elif operation.type in LOOPS:
+        called, given = ["body"], inputs
+    else:
+        return []
+    found = [operation.graph._get_function(operation.get_attr(name).name) for name in called]
+    if any(one is None or len(one.graph.inputs) != len(given) for one in found):
+        return []
+    return [(one.graph, given) for one in found]
+
+
+def inner_graphs(graph: Graph) -> Iterator[Graph]:
+    """Yield a traced graph, and those of the functions in it, each once."""
+    seen, left = set[int](), [graph]
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            left += [each.graph for each in one._functions.values() if getattr(each, "graph", None) is not None]
+
+
+def is_read_since_writes(read: Any, handle: Tensor, reading: Collection[str]) -> bool:
+    """Return whether what was read of a handle is still so: no operation came later, but for those of these types."""
+    return not any(one._id > read._id and one.type not in reading for one in handle.consumers())
+
+
+def resource_names(handles: Sequence[Tensor]) -> list[tuple[str, str]]:
+    """Return container and name of each variable's handle, by which every client of its server finds it.
+
+    Call it with the handles' server as the device. TensorFlow draws the name of an eager variable there, and keeps it
+    from the coordinator; it is written in the serialized handle (ResourceHandleProto).
+    """
+    if not handles:
+        return []
+    serialized = tf.stack([tf.raw_ops.SerializeTensor(tensor=handle) for handle in handles]).numpy()
+    proto = type(tf.make_tensor_proto(0))
+    found = [proto.FromString(RESOURCE_HANDLE + proto.FromString(one).tensor_content) for one in serialized]
+    return [(one.resource_handle_val[0].container, one.resource_handle_val[0].name) for one in found]
+
+
+def outermost(tensor: Tensor) -> Tensor:
+    """Return the tensor outside of all functions that one within a function stands for."""
+    while tf.is_symbolic_tensor(tensor):
+        outer = [outer for outer, inner in getattr(tensor.graph, "captures", ()) if inner is tensor]
+        if not outer:
+            break
+        tensor = outer[0]
+    return tensor
+
+
+def handle_shape(handle: Tensor) -> tf.TensorShape:
+    """Return the shape of the variable with this handle."""
+    data = resource_variable_ops.get_eager_safe_handle_data(handle)
+    known = data is not None and data.is_set and len(data.shape_and_type) == 1
+    return tf.TensorShape(data.shape_and_type[0].shape if known else None)
+
+
+def read_only_inputs(operation: Operation) -> list[int]:
+    """Return the numbers of the variables among its inputs that a call of a function leaves as they are."""
+    try:
+        return list(operation.get_attr("_read_only_resource_inputs"))
+    except ValueError:
+        return []
+
+
+def set_input(operation: Any, number: int, tensor: Any) -> None:
+    """Have an operation of a graph that is being traced take another tensor for one of its inputs."""
+    operation._update_input(number, tensor)
+
+
+def mutex(name: str) -> Tensor:
+    """Return the mutex of that name on the device where it is asked for (TensorFlow's MutexV2)."""
+    return tf.raw_ops.MutexV2(shared_name=name)
+
+
+def arrival(tensors: Sequence[Tensor]) -> Operation:
+    """Return an operation that ends when these tensors have arrived on the device where it is asked for.
+
+    TensorFlow's optimizations leave this one in place, and would take a control dependency for an Identity.
+    """
+    return tf.raw_ops.Assert(condition=True, data=[*tensors, 0])
+
+
+@register_acd_resource_resolver
+def _order_apart(operation: Operation, reads: Any, writes: Any) -> bool:
+    """Have tf.function order each operation that was made within `APART` by its own dependencies alone.
+
+    Otherwise all that have a state would wait for each other: those on one ps for those on another.
+    """
+    del reads
+    if writes or APART not in operation.name or not (operation.outputs or operation.inputs):
+        return False
+    writes.add((operation.outputs or operation.inputs)[0])
+    return True
+
+
+def owner_of(resource: Tensor) -> Trackable | None:
+    """Return the object that a resource's handle belongs to, as a table or a variable; None where nobody knows."""
+    owner = getattr(resource, "_parent_trackable", None)
+    return owner() if owner is not None else None
+
+
+def track(root: Trackable, name: str, child: Trackable) -> None:
+    """Have what saves `root` find the child by that name, without an attribute of the root."""
+    root._track_trackable(child, name, overwrite=True)

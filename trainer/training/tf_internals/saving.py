@@ -1,0 +1,84 @@
+"""Models in files: of tf_keras, and as SavedModels; and the default graph while a model is built."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.python.data.experimental.ops.testing import sleep as sleep
+from tensorflow.python.framework import ops
+from tensorflow.python.saved_model import load as saved_model_load
+from tensorflow.python.saved_model import save as saved_model_save
+from tf_keras.src.layers.rnn import gru_lstm_utils
+from tf_keras.src.saving.legacy import hdf5_format
+
+from trainer.core.contracts import Tensor, Variable
+
+HDF5_FUNCTIONS = (
+    "load_weights_from_hdf5_group",
+    "load_weights_from_hdf5_group_by_name",
+    "save_weights_to_hdf5_group",
+)
+
+
+def patch_hdf5_format(
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]], listed: Callable[[Any], list[Any]]
+) -> None:
+    """Have `wrap` wrap what reads and writes a model's weights in a file .h5, and `listed` list a layer's."""
+    for name in HDF5_FUNCTIONS:
+        setattr(hdf5_format, name, wrap(getattr(hdf5_format, name)))
+    hdf5_format._legacy_weights = listed
+
+
+def load_saved_model_within(scope: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Have `tf.saved_model.load` make its variables within `scope`; tf_keras loads its models without that."""
+    plain = saved_model_load.load_partial
+
+    def load_partial(*given: object, **named: object) -> Any:
+        with scope():
+            return plain(*given, **named)
+
+    saved_model_load.load_partial = load_partial
+
+
+def read_split_kernels(read: Callable[[Any], Any]) -> None:
+    """Have recurrent layers of tf_keras read a split weight by `read`: they give what they have read to a function."""
+    plain = gru_lstm_utils.read_variable_value
+
+    def read_variable_value(weight: Variable) -> Tensor:
+        return read(weight) if hasattr(weight, "variables") else plain(weight)
+
+    gru_lstm_utils.read_variable_value = read_variable_value
+
+
+@contextlib.contextmanager
+def keeping_default_graph() -> Iterator[None]:
+    """Have `clear_session` of either Keras and `reset_default_graph` keep the default graph meanwhile.
+
+    The graph holds the strategy whose scope this is: in another one, variables would be made on the coordinator.
+    """
+    stack = ops._default_graph_stack
+    stack.reset = lambda: None
+    try:
+        yield
+    finally:
+        del stack.reset
+
+
+@contextlib.contextmanager
+def tracing_saves() -> Iterator[None]:
+    """Have what saves a SavedModel meanwhile trace all of it, and write nothing."""
+    plain = saved_model_save.save_and_return_nodes
+
+    def trace(obj: Any, export_dir: str, signatures: Any = None, options: Any = None, **_: object) -> None:
+        options = options or tf.saved_model.SaveOptions()
+        saved_model_save._build_meta_graph(obj, signatures, options, meta_graph_pb2.MetaGraphDef())
+
+    saved_model_save.save_and_return_nodes = trace
+    try:
+        yield
+    finally:
+        saved_model_save.save_and_return_nodes = plain
