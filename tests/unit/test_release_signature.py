@@ -15,7 +15,7 @@ import release_archive
 import release_signature
 from release_signature import SigningError
 
-from fleet.short import pack
+from fleet.asked import pack
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "roles/release/files/psfleet-check-release"
