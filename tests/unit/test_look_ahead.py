@@ -1,4 +1,4 @@
-"""One look at a host before a role's tasks: it finds each thing that they would mend, and spares them where all is so."""
+"""One look at a host before a role's tasks: it finds what they would mend, and spares them where all is so."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +316,7 @@ def test_each_role_that_looks_ahead_leaves_when_all_is_right() -> None:
     looking = 0
     for path in sorted((ROOT / "roles").glob("*/tasks/*.yml")):
         tasks = yaml.safe_load(path.read_text())
-        for look, leave in zip(tasks, tasks[1:], strict=False):
+        for look, leave in pairwise(tasks):
             if "look_ahead" in look and leave.get("ansible.builtin.meta") == "end_role":
                 looking += 1
                 named = (look["look_ahead"] or {}).get("tasks", "main")
