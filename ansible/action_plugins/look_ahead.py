@@ -82,8 +82,9 @@ class ActionModule(ActionBase):
 
     def _ask(self, question: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any] | str:
         """Have the agent look; returns what it says, or why it can't. Raises what Ansible raises of a connection."""
-        if not self._is_pipelining_enabled("new"):
-            return "Ansible's pipelining is off, or its way to become root has none"
+        become = self._connection.become
+        if not self._connection.has_pipelining or (become and not become.pipelining):
+            return "what is asked can't be sent through this connection, or this way to become root"
         facts = variables.get("ansible_facts", {})
         python = str(self._templar.template(variables.get("ansible_python_interpreter", "auto")))
         if python.startswith("auto"):
