@@ -30,7 +30,8 @@ import yaml
 
 from bench.control import groups_of, inventory_of, processor_seconds
 from bench.tables import print_row
-from fleet.cluster import Cluster, feed
+from fleet.asked import feed
+from fleet.cluster import Cluster
 from fleet.inventory import load_inventory
 from fleet.release import STAGE, SWITCH, Shipment
 from fleet.short import CURRENT, SUMS, ShortWay

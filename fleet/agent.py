@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import grp
 import hashlib
 import json
 import os
 import platform
+import pwd
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 LOCK = "/run/psfleet-agent"
+PORT_SECONDS = 5
 ENVIRONMENT = "/opt/trainer/current/env"
 # Directories of programs that some ways to become root leave out.
 MORE_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
@@ -103,17 +108,90 @@ def run_module(name: str, source: str, arguments: dict[str, Any], check: bool) -
 
 
 def look(path: str) -> list[str] | None:
-    """Return a file's mode and the hash of its content, of a directory `directory`, of a link `link`; None for none."""
+    """Return a file's mode, the hash of its content, and its owner and group, each by name and number; None for none.
+
+    Instead of the hash a directory has `directory`, and whatever is no file `link`.
+    """
     try:
         found = os.lstat(path)
-        mode = f"{stat.S_IMODE(found.st_mode):04o}"
-        if stat.S_ISDIR(found.st_mode):
-            return [mode, "directory"]
-        if not stat.S_ISREG(found.st_mode):
-            return [mode, "link"]
-        return [mode, hashlib.sha256(Path(path).read_bytes()).hexdigest()]
+        if stat.S_ISREG(found.st_mode):
+            content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        else:
+            content = "directory" if stat.S_ISDIR(found.st_mode) else "link"
     except OSError:
         return None
+    return [f"{stat.S_IMODE(found.st_mode):04o}", content, *owners(found.st_uid, found.st_gid)]
+
+
+def owners(uid: int, gid: int) -> list[str]:
+    """Return owner and group, each by name and number."""
+    found = []
+    for number, name_of in ((uid, lambda: pwd.getpwuid(uid).pw_name), (gid, lambda: grp.getgrgid(gid).gr_name)):
+        try:
+            found.append(f"{name_of()} {number}")
+        except KeyError:
+            found.append(str(number))
+    return found
+
+
+def look_at_unit(name: str) -> dict[str, Any]:
+    """Return what systemd says of a unit."""
+    shown = run(["systemctl", "show", "--property=ActiveState,UnitFileState", name], dict(os.environ), "")["stdout"]
+    return {"ActiveState": "", "UnitFileState": "", **dict(line.partition("=")[::2] for line in shown.splitlines())}
+
+
+def look_at_user(name: str) -> dict[str, Any]:
+    """Return an account, empty where there is none; of its password only whether it is locked."""
+    try:
+        found = pwd.getpwnam(name)
+        group = grp.getgrgid(found.pw_gid).gr_name
+    except KeyError:
+        return {}
+    shadow = dict(line.split(":")[:2] for line in (read("/etc/shadow") or "").splitlines() if ":" in line)
+    password = "!" if shadow.get(name) == "!" else ""
+    return {"uid": found.pw_uid, "group": group, "home": found.pw_dir, "shell": found.pw_shell, "password": password}
+
+
+def look_at_group(name: str) -> dict[str, Any]:
+    """Return a group, empty where there is none."""
+    try:
+        return {"gid": grp.getgrnam(name).gr_gid}
+    except KeyError:
+        return {}
+
+
+def find(step: dict[str, str]) -> dict[str, Any]:
+    """Return the files of a directory whose names fit a pattern."""
+    return {"files": sorted(str(each) for each in Path(step["find"]).glob(step["pattern"]) if each.is_file())}
+
+
+def list_files(directory: str) -> dict[str, Any]:
+    """Return each file's size and time."""
+    try:
+        return {
+            "files": {each.name: [each.stat().st_size, int(each.stat().st_mtime)] for each in os.scandir(directory)}
+        }
+    except OSError:
+        return {"files": {}}
+
+
+def is_open(host: str, port: int) -> bool:
+    """Whether something takes connections there."""
+    try:
+        socket.create_connection((host, port), PORT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+LOOKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "unit": lambda step: look_at_unit(step["unit"]),
+    "user": lambda step: look_at_user(step["user"]),
+    "group": lambda step: look_at_group(step["group"]),
+    "mirror": lambda step: list_files(step["mirror"]),
+    "port": lambda step: {"open": is_open(step["host"], step["port"])},
+    "find": find,
+}
 
 
 def read(path: str) -> str | None:
@@ -126,7 +204,9 @@ def read(path: str) -> str | None:
 
 
 def do(step: dict[str, Any], sources: dict[str, str], places: dict[str, str]) -> dict[str, Any]:
-    """Do one thing: `module`, `command`, or `write`. A module's arguments may name places that only the host knows."""
+    """Do one thing: look, `module`, `command`, or `write`. A module's arguments may name places that the host knows."""
+    if named := LOOKS.keys() & step.keys():
+        return LOOKS[named.pop()](step)
     if "module" in step:
         arguments = dict(step["arguments"])
         for key, value in arguments.items():
@@ -170,9 +250,8 @@ def main() -> None:
     os.umask(0o022)
     os.environ.update(LC_ALL="C", LANG="C")
     asked = globals()["asked"]
-    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if asked.get("alone"):
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_EX)
     basic = types.ModuleType("ansible.module_utils.basic")
     basic.AnsibleModule = AnsibleModule  # type: ignore[attr-defined]
     for name in ("ansible", "ansible.module_utils"):

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from fleet import journal
+from fleet.asked import RECEIVE, feed
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
-from fleet.inventory import ROOT, Inventory, Task
+from fleet.inventory import Inventory, Task
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
 from fleet.run import Run, parse_run
@@ -26,7 +27,6 @@ EXPORT_SECONDS = 1800
 JOURNAL_LINES = 15
 # 28,000 files of an environment are compared, on a slow disk maybe.
 LOOK_SECONDS = 300
-AGENT = ROOT / "fleet" / "agent.py"
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")
 
@@ -125,16 +125,6 @@ _DIRECTORIES = (
     'echo "$pid $(readlink /proc/${child:-$pid}/cwd)"; child=; done'
 )
 
-# The whole of it comes by standard input: what is asked may hold secrets, which a command line would show to all.
-_RECEIVE = """import json, sys
-asked = json.load(sys.stdin.buffer)
-exec(asked.pop("agent"), {"__name__": "psfleet_agent", "asked": asked})"""
-
-
-def feed(asked: Mapping[str, Any]) -> bytes:
-    """Return what _RECEIVE reads: what is asked, and who does it."""
-    return json.dumps({**asked, "agent": AGENT.read_text(encoding="utf-8")}).encode()
-
 
 @dataclass
 class Observation:
@@ -216,7 +206,7 @@ class Cluster:
 
     def _agent(self, host: str) -> str:
         python = self.inventory.variables[host].get("ansible_python_interpreter") or "/usr/bin/python3"
-        return f"root {shlex.quote(str(python))} -c {shlex.quote(_RECEIVE)}"
+        return f"root {shlex.quote(str(python))} -c {shlex.quote(RECEIVE)}"
 
     def keep_starts_away(self, what: str = "start") -> None:
         """Have no other start or drill begin until `let_starts_in`, or until this process or its connection ends.

@@ -1,46 +1,189 @@
 """What a role would write on a host: its own tasks, templates and variables, rendered here as Ansible renders them.
 
-The roles say it once. This module knows the modules that the tasks name. A task with another one is refused, so that no
-check is left out without a word.
+The roles say it once. A task with a module that fleet/readers.py does not know is refused, so that no check is left out
+without a word. Two ask: `fab` before a start (fleet/short.py), and site.yml before a role's tasks
+(ansible/action_plugins/look_ahead.py). The latter reads the tasks twice: what is the host to be asked for, and is what
+it has answered what they would leave.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fleet.inventory import ROOT, Inventory, plain_value
+from fleet.readers import AHEAD, NAMING, OF_A_START
+from fleet.wanted import SKIPPED, UNCHANGED, Call, Pass, UnknownTask, Wanted, expression, files_differ, load
 
-# They write nothing, or fleet/short.py asks the host for what they would find.
-_SKIPPED = (
-    *("ansible.builtin.debug", "ansible.builtin.find", "ansible.builtin.systemd_service"),
-    *("stale_tasks", "firewall_facts"),
+# fleet/short.py asks the host for what they would find.
+_NOT_OF_A_START = (
+    *("ansible.builtin.debug", "ansible.builtin.find", "ansible.builtin.meta", "ansible.builtin.systemd_service"),
+    *("firewall_facts", "look_ahead", "stale_tasks"),
 )
+# They are the look itself; the wheels are compared where they are copied to.
+_NOT_AHEAD = ("ansible.builtin.meta", "look_ahead", "wheelhouse")
 
 
-class UnknownTask(LookupError):
-    """A role has a task that only Ansible can do."""
+class Tasks:
+    """Reads a role's tasks; `template(value, variables, **options)` renders with the role's own variables too."""
+
+    def __init__(self, place: Path, template: Callable[..., Any]) -> None:
+        self.place, self._template = place, template
+
+    def look(self, tasks: str, facts: Mapping[str, Any] | None = None) -> Wanted:
+        """Return what a file of tasks would make of the host; without `facts`, which hosts say, the files are names.
+
+        Raises UnknownTask for a module that it does not know.
+        """
+        now = Pass(dict(facts or {}), whole=facts is not None)
+        for task in self.load(tasks):
+            self._read(task, now)
+        return now.wanted
+
+    def load(self, tasks: str) -> Any:
+        return load(self.place / "tasks" / f"{tasks}.yml")
+
+    def arguments(self, tasks: str, module: str) -> dict[str, Any]:
+        """Return the arguments of the first task with a module."""
+        found = next(task for task in _flat(self.load(tasks)) if module in task)
+        return dict(plain_value(self._template(found[module], {})))
+
+    def _read(self, task: Mapping[str, Any], now: Pass) -> None:
+        if "block" in task:
+            if self._holds(task, now.known):
+                for each in task["block"]:
+                    self._read(each, now)
+            return
+        module = next((name for name in task if name in OF_A_START or name in _NOT_OF_A_START), None)
+        if module is None:
+            raise UnknownTask(self.place, task)
+        if module in _NOT_OF_A_START or not (now.whole or module in NAMING):
+            return
+        for more in self._items(task, now.known):
+            if self._holds(task, more):
+                OF_A_START[module](Call(self.place, task, task[module], more, now, self._template))
+
+    def _items(self, task: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Return the variables of each of a task's turns."""
+        more = {**known, **task.get("vars", {})}
+        if "loop" not in task:
+            yield more
+            return
+        name = task.get("loop_control", {}).get("loop_var", "item")
+        for item in plain_value(self._template(task["loop"], more)):
+            yield {**more, name: item}
+
+    def _holds(self, task: Mapping[str, Any], more: Mapping[str, Any]) -> bool:
+        conditions = task.get("when", [])
+        conditions = conditions if isinstance(conditions, list) else [conditions]
+        return all(bool(self._template(expression(each), more)) for each in conditions)
 
 
-@dataclass
-class Wanted:
-    """What tasks would make of a host."""
+class Ahead(Tasks):
+    """Reads a role's tasks before they are done, to see whether there is anything to do."""
 
-    files: dict[str, list[str]] = field(default_factory=dict)
-    """By path: the mode, and the hash of the content; of a directory `directory`, as fleet/agent.py says it."""
-    texts: dict[str, str] = field(default_factory=dict)  # by path: the content of a file
-    checks: list[dict[str, Any]] = field(default_factory=list)  # modules that are to find nothing to change
-    refusals: list[str] = field(default_factory=list)  # what an assertion says
+    def __init__(self, place: Path, template: Callable[..., Any], leads: bool) -> None:
+        super().__init__(place, template)
+        self._leads = leads  # whether what is done once is done for this host
 
-    def file(self, path: str, mode: str, text: str) -> None:
-        self.texts[path] = text
-        self.files[path] = [mode, hashlib.sha256(text.encode()).hexdigest()]
+    def question(self, tasks: str) -> Wanted:
+        """Return what a host is to be asked for. Raises UnknownTask where the tasks certainly have something to do."""
+        now = Pass({}, whole=False)
+        self._read_all(self.load(tasks), now)
+        return now.wanted
+
+    def difference(self, tasks: str, answer: Mapping[str, Any]) -> str | None:
+        """Say in what a host differs from what the tasks would make of it, after what it has answered.
+
+        Raises UnknownTask, and whatever a template raises.
+        """
+        now = Pass({}, whole=True, answer=answer)
+        self._read_all(self.load(tasks), now)
+        return next(iter(now.wanted.refusals), None) or files_differ(answer["files"], now.wanted.files)
+
+    def _read_all(self, tasks: Sequence[Mapping[str, Any]], now: Pass) -> None:
+        for task in tasks:
+            try:
+                self._read(task, now)
+            except UnknownTask:
+                raise
+            except Exception:
+                if now.whole:
+                    raise
+
+    def _read(self, task: Mapping[str, Any], now: Pass) -> None:
+        if task.get("run_once") is True and not self._leads:
+            return
+        if "block" in task:
+            known = {**now.known, **task.get("vars", {})}
+            self._within(task["block"], self._may(task, known, now), task.get("vars", {}), now)
+            return
+        if "ansible.builtin.include_tasks" in task:
+            self._include(task, now)
+            return
+        if any(name in _NOT_AHEAD for name in task):
+            now.known |= {task["register"]: SKIPPED} if "register" in task else {}
+            return
+        module = next((name for name in task if name in AHEAD), None)
+        found = []
+        for more in self._items(task, now.known):
+            holds = self._may(task, more, now)
+            if holds is False:
+                found.append(SKIPPED)
+            elif module is not None:
+                found.append(AHEAD[module](Call(self.place, task, task[module], more, now, self._template)))
+            elif "ansible.builtin.set_fact" in task:
+                now.known |= self._template(task["ansible.builtin.set_fact"], more)
+            elif holds and now.sure:
+                raise UnknownTask(self.place, task)
+        self._register(task, found, now)
+
+    def _within(
+        self, tasks: Sequence[Mapping[str, Any]], holds: bool | None, more: Mapping[str, Any], now: Pass
+    ) -> None:
+        if holds is False:
+            # Their registers are there all the same.
+            now.known |= {each["register"]: SKIPPED for each in _flat(tasks) if "register" in each}
+            return
+        before, now.sure = now.sure, now.sure and holds is True
+        now.known |= more
+        self._read_all(tasks, now)
+        now.sure = before
+
+    def _include(self, task: Mapping[str, Any], now: Pass) -> None:
+        if self._template(task.get("run_once", False), now.known) and not self._leads:
+            return
+        for more in self._items(task, now.known):
+            named = task["ansible.builtin.include_tasks"]
+            name = str(self._template(named if isinstance(named, str) else named["file"], more))
+            self._within(self.load(name.removesuffix(".yml")), self._may(task, more, now), more, now)
+
+    def _may(self, task: Mapping[str, Any], more: Mapping[str, Any], now: Pass) -> bool | None:
+        """Whether a task would run; None where that can't be known before the host has answered."""
+        try:
+            return self._holds(task, more)
+        except Exception:
+            if now.whole:
+                raise
+            return None
+
+    def _register(self, task: Mapping[str, Any], found: Sequence[Any], now: Pass) -> None:
+        if any(each is None for each in found):
+            return
+        if "register" in task:
+            alone = found[0] if found else UNCHANGED
+            now.known[task["register"]] = {**UNCHANGED, "results": list(found)} if "loop" in task else alone
+        if not now.whole or (found and all(each is SKIPPED for each in found)):
+            return
+        for word, does in (("changed_when", "would change something"), ("failed_when", "fails")):
+            condition = task.get(word)
+            if condition not in (None, False) and self._template(expression(condition), now.known):
+                now.wanted.refusals.append(f"{str(task.get('name'))!r} {does}")
 
 
-class Role:
+class Role(Tasks):
     """A role as a play has it for one host."""
 
     def __init__(
@@ -48,16 +191,17 @@ class Role:
     ) -> None:
         from ansible.parsing.dataloader import DataLoader
 
-        self.name = name
+        place = ROOT / "roles" / name
+        super().__init__(place, self._render)
         self._loader = DataLoader()
         self._loader.set_basedir(str(ROOT))
         known = inventory.variables[host]
         self._variables: dict[str, Any] = {
             "ansible_managed": "Ansible managed",
             "ansible_check_mode": False,
-            **_load(f"roles/{name}/defaults/main.yml"),
+            **load(place / "defaults/main.yml"),
             **getattr(known, "raw", known),
-            **_load(f"roles/{name}/vars/main.yml"),
+            **load(place / "vars/main.yml"),
             "groups": {group: list(hosts) for group, hosts in inventory.groups.items()},
             "hostvars": inventory.variables,
             "inventory_hostname": host,
@@ -74,97 +218,13 @@ class Role:
         """Return a variable of the role, rendered."""
         return plain_value(self._template(self._variables[name], more))
 
-    def look(self, tasks: str, facts: Mapping[str, Any] | None = None) -> Wanted:
-        """Return what a file of tasks would make of the host; without `facts`, which hosts say, the files are names.
-
-        Raises UnknownTask for a module that it does not know.
-        """
-        wanted = Wanted()
-        for task in _load(f"roles/{self.name}/tasks/{tasks}.yml"):
-            self._read(task, wanted, {} if facts is None else facts, facts is not None)
-        return wanted
-
-    def arguments(self, tasks: str, module: str) -> dict[str, Any]:
-        """Return the arguments of the first task with a module."""
-        found = next(task for task in _flat(_load(f"roles/{self.name}/tasks/{tasks}.yml")) if module in task)
-        return dict(plain_value(self._template(found[module], {})))
-
-    def _read(self, task: Mapping[str, Any], wanted: Wanted, facts: Mapping[str, Any], whole: bool) -> None:
-        if "block" in task:
-            if self._holds(task, facts):
-                for each in task["block"]:
-                    self._read(each, wanted, facts, whole)
-            return
-        module = next((name for name in task if name in _READERS or name in _SKIPPED), None)
-        if module is None:
-            raise UnknownTask(f"roles/{self.name}: only Ansible can do {str(task.get('name'))!r}")
-        if module in _SKIPPED or not (whole or module in _NAMING):
-            return
-        items = plain_value(self._template(task["loop"], facts)) if "loop" in task else [None]
-        for item in items:
-            more = {**facts, "item": item}
-            if self._holds(task, more):
-                _READERS[module](self, task[module], wanted, more, whole)
-
-    def _holds(self, task: Mapping[str, Any], more: Mapping[str, Any]) -> bool:
-        condition = task.get("when")
-        return condition is None or bool(self._template(_expression(condition), more))
-
-    def _template(self, value: Any, more: Mapping[str, Any], **options: Any) -> Any:
+    def _render(self, value: Any, more: Mapping[str, Any], **options: Any) -> Any:
         from ansible.template import Templar
 
         return Templar(loader=self._loader, variables={**self._variables, **more}).template(value, **options)
 
-    def _template_file(self, arguments: Any, wanted: Wanted, more: Mapping[str, Any], whole: bool) -> None:
-        from ansible.template import trust_as_template
 
-        path, mode = (str(self._template(arguments[name], more)) for name in ("dest", "mode"))
-        text = (ROOT / "roles" / self.name / "templates" / str(arguments["src"])).read_text(encoding="utf-8")
-        overrides = {"trim_blocks": True, "lstrip_blocks": False}
-        content = self._template(trust_as_template(text), more, overrides=overrides) if whole else ""
-        wanted.file(path, mode, str(content))
-
-    def _copy(self, arguments: Any, wanted: Wanted, more: Mapping[str, Any], whole: bool) -> None:
-        path, mode = (str(self._template(arguments[name], more)) for name in ("dest", "mode"))
-        if "src" in arguments:
-            content = (ROOT / "roles" / self.name / "files" / str(arguments["src"])).read_text(encoding="utf-8")
-        else:
-            content = str(self._template(arguments["content"], more)) if whole else ""
-        wanted.file(path, mode, content)
-
-    def _file(self, arguments: Any, wanted: Wanted, more: Mapping[str, Any], _whole: bool) -> None:
-        given = self._template(arguments, more)
-        if given["state"] != "directory":
-            raise UnknownTask(f"roles/{self.name}: only Ansible can make {given['path']} a {given['state']}")
-        wanted.files[str(given["path"])] = [str(given["mode"]), "directory"]
-
-    def _assert(self, arguments: Any, wanted: Wanted, more: Mapping[str, Any], _whole: bool) -> None:
-        if not self._template(_expression(arguments["that"]), more):
-            wanted.refusals.append(str(self._template(arguments["fail_msg"], more)))
-
-
-def _check(module: str, **state: str) -> Callable[..., None]:
-    """Have a module look whether it would change anything."""
-
-    def read(role: Role, arguments: Any, wanted: Wanted, more: Mapping[str, Any], _whole: bool) -> None:
-        given = plain_value(role._template(arguments, more))
-        wanted.checks.append({"module": module, "arguments": {**given, **state}, "check": True})
-
-    return read
-
-
-_READERS: dict[str, Callable[..., None]] = {
-    "ansible.builtin.template": Role._template_file,
-    "ansible.builtin.copy": Role._copy,
-    "ansible.builtin.file": Role._file,
-    "ansible.builtin.assert": Role._assert,
-    "reserved_ports": _check("reserved_ports"),
-    "task_secrets": _check("task_secrets"),
-    "try_firewall": _check("firewall_table", state="tried"),
-}
 _CALLS = ("ansible.builtin.import_role", "ansible.builtin.include_role")
-# The names of their files are known before a host has answered.
-_NAMING = ("ansible.builtin.template", "ansible.builtin.copy", "ansible.builtin.file")
 
 
 def _flat(tasks: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -174,16 +234,9 @@ def _flat(tasks: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 @cache
-def _load(name: str) -> Any:
-    from ansible.parsing.dataloader import DataLoader
-
-    return DataLoader().load_from_file(str(ROOT / name), trusted_as_template=True) or {}
-
-
-@cache
 def _inputs(playbook: str, role: str, part: str) -> Mapping[str, Any]:
     """Return what a playbook gives to a role, listed or imported by a task."""
-    for play in _load(f"ansible/{playbook}"):
+    for play in load(ROOT / "ansible" / playbook):
         for each in play.get("roles", ()):
             if (each["role"], "main") == (role, part):
                 return dict(each.get("vars", {}))
@@ -192,10 +245,3 @@ def _inputs(playbook: str, role: str, part: str) -> Mapping[str, Any]:
             if (named.get("name"), named.get("tasks_from", "main")) == (role, part):
                 return dict(task.get("vars", {}))
     return {}
-
-
-@cache
-def _expression(condition: str) -> Any:
-    from ansible.template import trust_as_template
-
-    return trust_as_template("{{ " + str(condition) + " }}")

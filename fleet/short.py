@@ -7,21 +7,19 @@ and runs the roles' own modules with the roles' own variables.
 from __future__ import annotations
 
 import base64
-import hashlib
-import io
 import json
-import tarfile
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fleet.asked import list_of, pack, sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake, first_line
 from fleet.inventory import ROOT
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
-from fleet.roles import Role, UnknownTask, Wanted
+from fleet.roles import Role
 from fleet.signals import undisturbed
+from fleet.wanted import State, UnknownTask, Wanted, files_differ
 from trainer.run.release import kit_of
 
 # The proof may take its time: RuntimeMaxSec= in roles/release/vars/main.yml.
@@ -137,7 +135,7 @@ class ShortWay:
             "read": [CURRENT, f"{CURRENT}/env", SUMS],
             "list": ["/etc/trainer"],
             "steps": steps,
-            "sources": _sources(steps),
+            "sources": sources(steps),
         }
 
     def _reason(self, host: str) -> str | None:
@@ -196,7 +194,7 @@ class ShortWay:
         return str(self._answers[host]["texts"][CURRENT]).rpartition("/")[2]
 
     def _has_settings(self, host: str) -> bool:
-        return bool(self._answers[host]["files"][SETTINGS] == self._wanted[host].files[SETTINGS])
+        return not files_differ(self._answers[host]["files"], {SETTINGS: self._wanted[host].files[SETTINGS]})
 
     def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display) -> Shipped:
         release, archive = make_release(self._inventory)
@@ -232,7 +230,7 @@ class ShortWay:
             like_chief = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]
             if host == chief or not (self._current(host) == release["id"] or (like_chief and self._kit <= there)):
                 steps.append(self._proof(host, shipment))
-            asked[host] = {"steps": steps, "sources": _sources(steps), "blobs": {"archive": archives[there]}}
+            asked[host] = {"steps": steps, "sources": sources(steps), "blobs": {"archive": archives[there]}}
         answers = self._act(asked, STAGE_SECONDS)
         for host, each in answers.items():
             self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display, shipment)
@@ -285,7 +283,7 @@ class ShortWay:
                 steps.append({"name": "settings", "write": SETTINGS, "text": self._wanted[host].texts[SETTINGS]})
             look = role.arguments("main", "stale_tasks")
             steps.append({"name": "stale", "module": "stale_tasks", "arguments": look})
-            asked[host] = {"steps": steps, "sources": _sources(steps), "alone": True}
+            asked[host] = {"steps": steps, "sources": sources(steps), "alone": True}
         try:
             answers = self._act(asked, SWITCH_SECONDS)
         except KeyboardInterrupt:
@@ -318,43 +316,9 @@ class ShortWay:
         return answers
 
 
-def _sources(steps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    return {step["module"]: _source(step["module"]) for step in steps if "module" in step}
-
-
-@cache
-def _source(module: str) -> str:
-    found = sorted((ROOT / "roles").glob(f"*/library/{module}.py"))
-    return found[0].read_text(encoding="utf-8")
-
-
-def _difference(found: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -> str | None:
+def _difference(found: Mapping[str, Any], wanted: Mapping[str, State]) -> str | None:
     """Say which file or directory is not as it should be; the run settings the short way writes itself."""
-    for path, state in wanted.items():
-        if path != SETTINGS and found[path] != state:
-            return f"{path} differs" if found[path] else f"{path} is missing"
-    return None
-
-
-def list_of(archive: bytes) -> list[str]:
-    """Return the lines of an archive's list of files."""
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        file = tar.extractfile(Path(SUMS).name)
-        assert file is not None
-        return file.read().decode().splitlines()
-
-
-def pack(archive: bytes, there: frozenset[str]) -> bytes:
-    """Leave out of an archive what a host has: the lines of its list of files."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=io.BytesIO(archive)) as full, tarfile.open(fileobj=packed, mode="w:gz") as rest:
-        for member in full:
-            file = full.extractfile(member)
-            assert file is not None
-            data = file.read()
-            if f"{hashlib.sha256(data).hexdigest()}  {member.name}" not in there:
-                rest.addfile(member, io.BytesIO(data))
-    return packed.getvalue()
+    return files_differ(found, {path: state for path, state in wanted.items() if path != SETTINGS})
 
 
 def _recap(answer: Mapping[str, Any]) -> Recap:

@@ -21,6 +21,11 @@ QUICK = {
 }
 TOLD = {"ANSIBLE_NOCOLOR": "1", "PYTHONUNBUFFERED": "1"}
 TABLE = "psfleet_lost"
+DAMAGE = """
+rm -f /etc/trainer/*.env /etc/systemd/journald.conf.d/60-psfleet.conf
+rm -f /usr/local/sbin/psfleet-check-release /usr/local/sbin/psfleet-check-shared-path
+chmod 0600 /etc/systemd/system/psfleet-firewall.service
+"""
 SILENCE = f"""
 table inet {TABLE} {{
   chain in {{ type filter hook input priority -300; policy drop; iifname "lo" accept; }}
@@ -122,6 +127,11 @@ def site(
     return Run(process.returncode, "".join(lines), time.monotonic() - begun)
 
 
+def damage(host: str) -> None:
+    """Give each phase something to mend on a host: where all is right, it takes one look."""
+    inside(host, "sh", "-c", DAMAGE)
+
+
 def environments(lab: Iterable[str]) -> dict[str, str]:
     """What the hosts' tasks are told, TF_CONFIG with it; empty where the file is missing."""
     return {host: inside(host, "sh", "-c", "cat /etc/trainer/*.env 2>/dev/null || true") for host in lab}
@@ -136,7 +146,7 @@ def lose(
 ) -> Run:
     """Lose hosts at the beginning, in the middle and at the end of a phase, and have them finished afterwards.
 
-    Each host lacks its tasks' files before: who has them afterwards has gone through to the end.
+    Each host is damaged before: who has its tasks' files afterwards has gone through to the end.
     """
     RETRY.unlink(missing_ok=True)
     right = environments(lab)
@@ -147,7 +157,7 @@ def lose(
     assert len(cut) == len(victims), f"the phase {phase!r} has too few tasks for {victims}: {tasks}"
     with restored(*victims):
         for host in lab:
-            inside(host, "sh", "-c", "rm -f /etc/trainer/*.env")
+            damage(host)
         run = site(cut=cut, loss=loss)
         told = environments(host for host in lab if host not in victims)
     assert run.code == 4, run.output

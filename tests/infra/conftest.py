@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,12 @@ class Play:
     changed: list[tuple[str, str]]  # (host, task)
     failed: list[tuple[str, str]]  # (host, message)
     stats: dict[str, dict[str, int]]
+    reached: Counter[str]  # by host: how many tasks were done there, and not on the control machine
+
+
+# What they do is done by Ansible itself.
+CONTROL = {"assert", "debug", "fail", "include_role", "include_tasks", "lose_host", "meta", "set_fact",
+           "validate_argument_spec"}  # fmt: skip
 
 
 def play(*arguments: str, inventory: Path | None = None) -> Play:
@@ -123,7 +130,14 @@ def play(*arguments: str, inventory: Path | None = None) -> Play:
         [(host, name) for host, name, result in results if result.get("changed")],
         [(host, str(result.get("msg"))) for host, _, result in results if result.get("failed")],
         output["stats"],
+        Counter(host for host, _, result in results if reaches(host, result)),
     )
+
+
+def reaches(host: str, result: Mapping[str, Any]) -> bool:
+    """Whether a task's result is of something that was done on its host."""
+    elsewhere = host == "localhost" or "_ansible_delegated_vars" in result
+    return not (elsewhere or result.get("skipped") or result["action"].rpartition(".")[2] in CONTROL)
 
 
 def copy_inventory(copy: Path, run: dict[str, Any], release_program: str = "", **site: Any) -> Path:

@@ -23,7 +23,7 @@ def chief_is_away(lab):
 @pytest.mark.slow
 def test_without_the_chief_s_host_nothing_is_switched(lab, chief_is_away):
     before = {host: inside(host, "readlink", "/opt/trainer/current") for host in lab}
-    run = site(cut={(PHASE, "Unpack the code"): "head"})
+    run = site(cut={(PHASE, "Build the release on the control machine"): "head"})
     assert (run.code, run.lost) == (4, ["head"]), run.output
     assert "the chief's host head is lost" in run.output
     assert {host: inside(host, "readlink", "/opt/trainer/current") for host in lab} == before

@@ -23,6 +23,11 @@ RESTARTING = {
 }
 
 
+# How many tasks reach the coordinator's host in a run that finds nothing to do, and how many fewer all others together.
+MOST_TASKS = 18
+SPARED = 0
+
+
 def test_a_second_run_changes_nothing_and_restarts_nothing_that_runs(lab, long_run):
     before = units(lab)
     assert sorted(before) == ["chief-0", "evaluator-0", "ps-0", "ps-1", "worker-0", "worker-1"]
@@ -30,8 +35,12 @@ def test_a_second_run_changes_nothing_and_restarts_nothing_that_runs(lab, long_r
     assert (again.code, again.changed) == (0, [])
     assert {host: stats["changed"] for host, stats in again.stats.items() if stats["changed"]} == {}
     assert units(lab) == before
+    # The control machine's own work is not counted. One more here is a Python more on each host.
+    assert max(again.reached.values()) <= MOST_TASKS, again.reached
+    assert sum(again.reached.values()) <= MOST_TASKS * len(lab) - SPARED, again.reached
 
 
+PROBE = "Look at the path as the tasks' user, and write through it where it is shared"
 DAMAGED = [
     ("head", "/etc/trainer/run.json", "Write the run settings"),
     ("ps-1", "/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment"),
@@ -59,6 +68,41 @@ def test_damage_and_an_owed_restart_are_found_and_only_the_tasks_concerned_resta
     after = units(lab)
     assert [unit for unit in before if before[unit] == after[unit]] == ["ps-0"]
     wait_for_progress(lab)
+
+
+# What a hand changes on a host, and the task that mends it.
+CHANGED = [
+    ("head", "chmod 0600 /etc/systemd/journald.conf.d/60-psfleet.conf", "Keep the journal small"),
+    ("head", "systemctl stop tensorboard", "Start it now and at each boot"),
+    ("head", "rm /srv/trainer/.psfleet-host-head", PROBE),
+    ("ps-0", "systemctl disable psfleet-firewall", "Load it at each boot"),
+    ("ps-0", "chmod 0755 /etc/systemd/system/psfleet-firewall.service", "Install its unit"),
+    ("ps-1", "usermod --shell /bin/sh trainer", "Create the user of the training tasks"),
+    ("ps-1", "chmod 0700 /opt/trainer/current/trainer/run", "Unpack the code"),
+    ("worker-0", "touch /opt/trainer/current/trainer/stranger.py", "Unpack the code"),
+    ("worker-0", "chown trainer /var/lib/trainer", "Take the tasks' user's home from it"),
+    ("worker-1", "sysctl -w net.ipv4.tcp_retries2=15", "Give up a connection to a silent machine after half a minute"),
+    ("worker-1", "rm /usr/local/sbin/psfleet-check-shared-path", "Install the check of the shared path"),
+]
+
+
+def test_each_thing_that_a_hand_changed_is_found_and_mended_alone(lab, long_run):
+    before = units(lab)
+    for name, command, _ in CHANGED:
+        with lab[name].sudo():
+            lab[name].run_expect([0], command)
+    with lab["head"].sudo():
+        wheel = lab["head"].check_output("ls /srv/trainer/wheels/3*/six-*.whl")
+        lab["head"].run_expect([0], f"rm {wheel}")
+    said = play("site.yml", "--check", inventory=long_run)
+    repaired = play("site.yml", inventory=long_run)
+    assert (said.code, repaired.code) == (0, 0), said.failed + repaired.failed
+    mended = {(name, task) for name, task in repaired.changed if not task.startswith("Copy the wheels")}
+    assert mended == {(name, task) for name, _, task in CHANGED}
+    assert set(said.changed) >= mended - {("head", PROBE)}  # which check mode doesn't write
+    assert lab["head"].file(wheel).exists
+    assert units(lab) == before
+    assert play("site.yml", inventory=long_run).changed == []
 
 
 def test_an_emptied_host_is_installed_alone_and_without_a_way_out(lab, long_run):

@@ -15,7 +15,7 @@ import release_archive
 import release_signature
 from release_signature import SigningError
 
-from fleet.short import pack
+from fleet.asked import pack
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "roles/release/files/psfleet-check-release"
@@ -315,6 +315,13 @@ def test_what_is_staged_again_touches_nothing(installed: Installed, key: Path) -
     shadow(installed)
     assert stage(check=True) == ["wrote trainer/__init__.py"]
     assert stage() == ["wrote trainer/__init__.py", "took away tensorflow.py"]
+    assert stage(check=True) == []
+    shadow(installed)
+    (installed.directory / "trainer").chmod(0o700)
+    strange, shut = stage(check=True)
+    assert "it holds what is not of it: tensorflow.py" in strange
+    assert shut == f"let others read {installed.directory}/trainer".replace(f"{installed.directory}/", "")
+    assert len(stage()) == 2
     assert installed.check("--signers", installed.signers).returncode == 0
 
 

@@ -71,3 +71,14 @@ def test_what_another_host_wrote_is_looked_for_under_its_name(shared: Path) -> N
     (shared / ".psfleet-probe-ps-0").write_text("ps-0 17.5\n")
     assert check(shared, "head", "", "--read", "ps-0 17.5") == (0, "")
     assert "what ps-0 wrote and renamed is not seen here" in check(shared, "head", "", "--read", "ps-0 18.5")[1]
+
+
+def test_who_writes_leaves_its_marker_where_it_is_not_there(shared: Path) -> None:
+    marker = shared / ".psfleet-host-ps-0"
+    assert check(shared, "ps-0", "head", "--write") == (0, f"left the marker {marker}\n")
+    assert marker.read_text() == OWN_ID.read_text()
+    assert check(shared, "ps-0", "head", "--write") == (0, "")
+    marker.unlink()
+    marker.symlink_to(OWN_ID)
+    assert "left the marker" in check(shared, "ps-0", "head", "--write")[1]
+    assert not marker.is_symlink()

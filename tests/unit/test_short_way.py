@@ -25,8 +25,9 @@ from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.inventory import ROOT, Inventory, load_inventory
 from fleet.release import make_release, sign_release
-from fleet.roles import Role, UnknownTask
+from fleet.roles import Role
 from fleet.ssh import Answer
+from fleet.wanted import UnknownTask
 from tests.unit.test_fleet_verbs import UP, Clock, Pretence, make_inventory, printed, status, train
 
 # What stands below a directory of the test's own, instead of in the machine.

@@ -70,6 +70,16 @@ def test_each_play_computes_the_same_spec() -> None:
     assert set(given) == {"{{ groups | cluster_spec(hostvars) }}"}
 
 
+def test_a_host_is_asked_for_its_facts_once() -> None:
+    """A later play takes what an earlier one has asked for: so all ask for the same, or say that they need none."""
+    plays = [play for path in (ROOT / "ansible").glob("*.yml") for play in yaml.safe_load(path.read_text())]
+    plays = [play for play in plays if isinstance(play, dict) and "hosts" in play]
+    assert len(plays) > 20
+    asking = [play for play in plays if play["gather_facts"]]
+    assert len({tuple(play["gather_subset"]) for play in asking}) == 1
+    assert "gathering = smart" in (ROOT / "ansible.cfg").read_text()
+
+
 def test_no_host_evaluates_for_itself_what_asks_every_host() -> None:
     """It would cost the square of the hosts: Ansible evaluates also what stands in a branch that is not taken."""
     for role in [*(ROOT / "roles").iterdir(), ROOT / "ansible"]:

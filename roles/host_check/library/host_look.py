@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import subprocess
 import time
@@ -16,6 +17,7 @@ module: host_look
 short_description: Look at a host's clock, and at its ways to the others
 description:
   - Changes nothing, sends nothing and needs no rights. The kernel is asked for its routes.
+  - Says as which user it looks.
 options:
   name:
     description: The host's own name in O(members).
@@ -44,6 +46,10 @@ problems:
   description: What would stop the training, each with its mend.
   type: list
   elements: str
+  returned: success
+uid:
+  description: The user that looks, by number.
+  type: int
   returned: success
 notes:
   description: What is right, and may surprise.
@@ -219,7 +225,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     problems, notes = look(module.params["name"], module.params["members"], module.params["now"])
-    module.exit_json(changed=False, problems=problems, notes=notes)
+    module.exit_json(changed=False, problems=problems, notes=notes, uid=os.geteuid())
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ from ansible.plugins.action import ActionBase
 class ActionModule(ActionBase):
     """Ansible's entry point. It takes the module's arguments; `archive` is a path on the control machine."""
 
-    TRANSFERS_FILES = True
-
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Copy the archive to a directory that goes with the task, and call the module."""
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
-        directory = self._connection._shell.tmpdir
+        directory = self._make_tmp_path() if arguments.get("archive") else None
         try:
-            if arguments.get("archive"):
+            if directory:
                 there = self._connection._shell.join_path(directory, "release.tar.gz")
                 arguments["archive"] = self._transfer_file(arguments["archive"], there)
                 self._fixup_perms2((directory, there))
@@ -27,4 +25,5 @@ class ActionModule(ActionBase):
             )
             return found
         finally:
-            self._remove_tmp_path(directory)
+            if directory:
+                self._remove_tmp_path(directory)

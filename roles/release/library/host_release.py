@@ -100,6 +100,8 @@ class Release:
         self._link(self.path / "env", f"../../envs/{environment}")
         if not self._check:
             self.changes += self._prove("--tidy")
+        elif not self.changes:
+            self._look()
 
     def switch(self) -> None:
         """Have `current` lead to the release, once it was checked: it was when it was staged, some time ago."""
@@ -109,6 +111,17 @@ class Release:
         if current.exists() and not current.is_symlink():
             raise Refused(f"{current} is no link; expected one to a release, or nothing. Remove it")
         self._link(current, f"releases/{self.path.name}")
+
+    def _look(self) -> None:
+        """Note what tidying would mend: what is not of the release, and what its readers can't read."""
+        try:
+            self._prove()
+        except Refused as refused:
+            self.changes.append(str(refused))
+        for path in self.path.rglob("*"):
+            needed = 0o055 if path.is_dir() else 0o044
+            if not path.is_symlink() and path.stat().st_mode & needed != needed:
+                self.changes.append(f"let others read {path}")
 
     def _prove(self, *options: str) -> list[str]:
         command = [str(each) for each in (self._program, "--signers", self.root / "signers", *options, self.path)]
