@@ -22,8 +22,8 @@ _NOT_OF_A_START = (
     *("ansible.builtin.debug", "ansible.builtin.find", "ansible.builtin.meta", "ansible.builtin.systemd_service"),
     *("firewall_facts", "look_ahead", "stale_tasks"),
 )
-# They are the look itself; the wheels are compared where they are copied to.
-_NOT_AHEAD = ("ansible.builtin.meta", "look_ahead", "wheelhouse")
+# The wheels are compared where they are copied to.
+_NOT_AHEAD = ("ansible.builtin.meta", "wheelhouse")
 
 
 class Tasks:
@@ -91,7 +91,7 @@ class Ahead(Tasks):
     def question(self, tasks: str) -> Wanted:
         """Return what a host is to be asked for. Raises UnknownTask where the tasks certainly have something to do."""
         now = Pass({}, whole=False)
-        self._read_all(self.load(tasks), now)
+        self._read_all(self._coming(tasks), now)
         return now.wanted
 
     def difference(self, tasks: str, answer: Mapping[str, Any]) -> str | None:
@@ -100,8 +100,13 @@ class Ahead(Tasks):
         Raises UnknownTask, and whatever a template raises.
         """
         now = Pass({}, whole=True, answer=answer)
-        self._read_all(self.load(tasks), now)
+        self._read_all(self._coming(tasks), now)
         return next(iter(now.wanted.refusals), None) or files_differ(answer["files"], now.wanted.files)
+
+    def _coming(self, tasks: str) -> Sequence[Mapping[str, Any]]:
+        """Return the tasks after the look itself, where it is among them."""
+        found = self.load(tasks)
+        return found[next((place for place, task in enumerate(found, 1) if "look_ahead" in task), 0) :]
 
     def _read_all(self, tasks: Sequence[Mapping[str, Any]], now: Pass) -> None:
         for task in tasks:
