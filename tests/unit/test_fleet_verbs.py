@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -367,6 +368,21 @@ def test_start_cluster_detached_leaves_after_the_first_step(hosts: Pretence, des
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
     assert hosts.units["chief-0"].active == "active"
     assert "run digits trains: step" in printed(desk)
+
+
+@pytest.mark.parametrize(("at", "seen"), [(1000.0, True), (999.0, False)])
+def test_the_first_step_is_what_the_coordinator_tells_of_it(
+    hosts: Pretence, desk: verbs.Desk, at: float, seen: bool
+) -> None:
+    """The number of the step, which status.json has each log_seconds only, is not waited for."""
+
+    def tick(hosts: Pretence) -> None:
+        hosts.run_status = status("training", 1, hosts.now, events=[{"event": "training", "time": at}])
+
+    hosts.tick = tick
+    with contextlib.nullcontext() if seen else pytest.raises(ClusterTrouble, match="no step was trained in 20 s"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True, timeout=20)
+    assert (hosts.now - 1000 < 20) == seen
 
 
 def test_state_of_an_earlier_coordinator_is_no_first_step(hosts: Pretence, desk: verbs.Desk) -> None:

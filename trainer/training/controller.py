@@ -357,6 +357,7 @@ class Controller:
         if before < self.step and not self._advanced:
             self._advanced = True
             self._progress.events.write("training", seconds=now - self._began, message=f"step {self.step}")
+            self._progress.advanced(self.step)
         every, interval = config.checkpoint_steps, config.checkpoint_seconds
         passed = bool(every and self.step // every > before // every)
         save_due = self._save_waits or passed or bool(interval and now - self._saved_at >= interval)
