@@ -126,7 +126,7 @@ class ShortWay:
                 {"name": "wall", "command": ["systemctl", "is-enabled", Path(FIREWALL).name]},
                 {"name": "wall runs", "command": ["systemctl", "is-active", Path(FIREWALL).name]},
             ]
-        environment = {"dest": "@environment", "lock": f"{CURRENT}/locks/@lock.txt", "wheels": CURRENT}
+        environment = {"dest": "@environment", "lock": f"{CURRENT}/locks/@lock.txt", "wheels": CURRENT, "quick": True}
         steps.append({"name": "code", "command": [CHECK, CURRENT]})
         module = "python_environment"
         steps.append({"name": module, "module": module, "arguments": environment, "check": True})
