@@ -53,6 +53,7 @@ class ShortWay:
         self._cluster = cluster
         self._inventory = cluster.inventory
         self._release: Mapping[str, Any] = {}
+        self._archive = b""
         self._kit: frozenset[str] = frozenset()  # its lines in the release's list of files, once that is staged
         self._wanted: dict[str, Wanted] = {}
         self._walls: dict[str, Role | None] = {}  # by host, with the role firewall where the host is to be closed
@@ -61,7 +62,7 @@ class ShortWay:
 
     def questions(self) -> dict[str, dict[str, Any]]:
         """Return what each host is to look at, for `Cluster.observe`."""
-        self._release, _ = make_release(self._inventory)
+        self._release, self._archive = make_release(self._inventory)
         asked = {}
         for host in self._inventory.hosts:
             try:
@@ -199,10 +200,10 @@ class ShortWay:
         return bool(self._answers[host]["files"][SETTINGS] == self._wanted[host].files[SETTINGS])
 
     def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display) -> Shipped:
-        release, archive = make_release(self._inventory)
+        release, archive = self._release, self._archive
         if release["id"] != shipment.release:
             raise OperatorMistake(
-                f"the checkout is release {release['id']} now, and release {shipment.release} was planned: its files "
+                f"the checkout became release {release['id']}, and release {shipment.release} was planned: its files "
                 "changed meanwhile. Start again"
             )
         chief = self._inventory.chief.host
