@@ -19,6 +19,7 @@ from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
 from fleet.units import PROPERTIES, USER_ERROR, Health, Unit, parse_units
 
 CURRENT = "/opt/trainer/current"
+SETTINGS = "/etc/trainer/run.json"
 # The coordinator saves a checkpoint before it ends; its unit's TimeoutStopSec bounds that, not this.
 STOP_SECONDS = 900
 REPORT_SECONDS = 60.0
@@ -26,6 +27,9 @@ EXPORT_SECONDS = 1800
 JOURNAL_LINES = 15
 # 28,000 files of an environment are compared, on a slow disk maybe.
 LOOK_SECONDS = 300
+KEPT_RUNS = 4
+# What `python -m trainer status` reads of a run.
+RUN_FILES = ("status.json", "run.json", "evaluation.json", "events.jsonl")
 AGENT = ROOT / "fleet" / "agent.py"
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")
@@ -33,7 +37,7 @@ _RELEASE = re.compile(r"/releases/([^/ ]+)")
 AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 # As each start of a task does: where none ran, nobody has seen that a handle is stale. Hosts with a mount of ours only.
 _REMOUNT = "if systemctl cat psfleet-remount >/dev/null 2>&1; then root systemctl start psfleet-remount; fi"
-_TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings /etc/trainer/run.json"
+_TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings {SETTINGS}"
 
 # What a planned reboot has stopped, and whom the coordinator lets go of (roles/trainer/tasks/leave.yml). Who starts or
 # stops the tasks by hand has decided anew.
@@ -175,6 +179,7 @@ class Cluster:
     def __init__(self, inventory: Inventory, hosts: Hosts) -> None:
         self.inventory = inventory
         self.hosts = hosts
+        self._runs: dict[str, Run] = {}  # as it was read at the last looks, by the files that it was read from
 
     def observe(
         self,
@@ -474,9 +479,20 @@ class Cluster:
             )
         if host == self.inventory.chief.host:
             selection = shlex.quote(f"{self.inventory.shared_dir}/selection.json")
+            known, run = next(reversed(self._runs.items()), ("", None))
+            # A Python is started only where one of the files that it would read is not that of the last look.
+            if run:
+                directory = shlex.quote(run.run_dir)
+                read = " ".join(f"{directory}/{name}" for name in RUN_FILES)
+                script.append(
+                    f"echo '@run-files'; [ ! -e {directory}/status.json ] || files=$("
+                    f"stat --format='%n %i %s %z' {read} {selection} {CURRENT} {SETTINGS} 2>/dev/null | sha256sum"
+                    '); echo "$files"'
+                )
             script += [
                 f"echo '@selection'; cat {selection} 2>/dev/null; echo",
-                f"if [ -e {CURRENT} ]; then echo '@run'; {_TRAINER.format(verb='status')}",
+                f'if [ -e {CURRENT} ] && [ "$files" != {shlex.quote(known or "unknown")} ]; then',
+                f"echo '@run'; {_TRAINER.format(verb='status')}",
                 "code=$?; echo; echo '@run-code'; echo $code; fi",
             ]
         return "\n".join(script)
@@ -511,13 +527,24 @@ class Cluster:
         selection = _load_json(parts.get("selection", ""))
         if isinstance(selection, dict):
             observation.selection = selection
-        run = _load_json(parts.get("run", ""))
+        run, files = _load_json(parts.get("run", "")), parts.get("run-files", "")
         if isinstance(run, dict):
             observation.run = parse_run(run)
+            # A sweep's run is chosen by what the points before it wrote.
+            self._keep("" if "sweep" in observation.selection else files, observation.run)
+        elif files and files in self._runs:
+            observation.run = self._runs[files]
         elif observation.releases[host]:
             mistake = parts.get("run-code") == str(USER_ERROR)
             kind = OperatorMistake if mistake else ClusterTrouble
             observation.run_error = kind(f"the trainer on {host} can't tell its run: {_last_line(answer)}")
+
+    def _keep(self, files: str, run: Run) -> None:
+        """Know a run as the last that was read; the ones before may be those of looks under way in other threads."""
+        self._runs.pop(files, None)
+        self._runs[files] = run
+        for old in list(self._runs)[:-KEPT_RUNS]:
+            del self._runs[old]
 
     def _systemctl(self, tasks: Sequence[Task], script: str, timeout: float = ANSWER_SECONDS) -> None:
         scripts = {

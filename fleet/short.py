@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fleet.cluster import Cluster
+from fleet.cluster import CURRENT, SETTINGS, Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake, first_line
 from fleet.inventory import ROOT
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
@@ -27,9 +27,7 @@ from trainer.run.release import kit_of
 # The proof may take its time: RuntimeMaxSec= in roles/release/vars/main.yml.
 STAGE_SECONDS = 1000
 SWITCH_SECONDS = 120
-SETTINGS = "/etc/trainer/run.json"
 CHECK = "/usr/local/sbin/psfleet-check-release"
-CURRENT = "/opt/trainer/current"
 SUMS = f"{CURRENT}/SHA256SUMS"
 TUNNEL = "/etc/systemd/system/psfleet-wireguard.service"
 FIREWALL = "/etc/systemd/system/psfleet-firewall.service"

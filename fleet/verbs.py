@@ -33,7 +33,7 @@ from fleet.view import console_of, draw, is_terminal
 from trainer.reporting.sweep import describe_sweep
 
 # How often the chief's host is asked for the run, and all hosts for their units.
-RUN_SECONDS = 1.0
+RUN_SECONDS = 0.5
 UNITS_SECONDS = 3.0
 # Once a step is trained, looking at all hosts takes no more than one part in so many of the time.
 UNITS_SHARE = 20
