@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, nargs="+", help="so many simulated hosts instead of the lab's")
     args = parser.parse_args()
     os.chdir(ROOT)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an operator's `fab` finds its modules compiled
     if args.hosts:
         simulate(args.hosts)
     else:

@@ -27,9 +27,8 @@ from fleet.short import ShortWay
 from fleet.signals import undisturbed
 from fleet.sweep import is_same
 from fleet.tables import ProgressLine, put, render_duration
-from fleet.terminal import printable
+from fleet.terminal import is_terminal, printable
 from fleet.units import Health
-from fleet.view import console_of, draw, is_terminal
 from trainer.reporting.sweep import describe_sweep
 
 # How often the chief's host is asked for the run, and all hosts for their units.
@@ -363,6 +362,8 @@ def show_status(cluster: Cluster, desk: Desk, as_json: bool = False, deep: bool 
     if as_json:
         desk.answer("status", status_record(inventory, observation) | ({"damage": dict(damage)} if deep else {}))
     elif is_terminal(desk.out):
+        from fleet.view import console_of, draw  # its library takes longer than all that a pipe needs
+
         console_of(desk.out).print(draw(inventory, observation))
     else:
         desk.say(report.render_tasks(rows))
