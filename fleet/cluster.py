@@ -14,12 +14,11 @@ from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorM
 from fleet.inventory import ROOT, Inventory, Task
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
-from fleet.run import Run, parse_run
+from fleet.run import SETTINGS, Run, parse_run, read_files, script_of_files
 from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
 from fleet.units import PROPERTIES, USER_ERROR, Health, Unit, parse_units
 
 CURRENT = "/opt/trainer/current"
-SETTINGS = "/etc/trainer/run.json"
 # The coordinator saves a checkpoint before it ends; its unit's TimeoutStopSec bounds that, not this.
 STOP_SECONDS = 900
 REPORT_SECONDS = 60.0
@@ -27,9 +26,6 @@ EXPORT_SECONDS = 1800
 JOURNAL_LINES = 15
 # 28,000 files of an environment are compared, on a slow disk maybe.
 LOOK_SECONDS = 300
-KEPT_RUNS = 4
-# What `python -m trainer status` reads of a run.
-RUN_FILES = ("status.json", "run.json", "evaluation.json", "events.jsonl")
 AGENT = ROOT / "fleet" / "agent.py"
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")
@@ -38,6 +34,11 @@ AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 # As each start of a task does: where none ran, nobody has seen that a handle is stale. Hosts with a mount of ours only.
 _REMOUNT = "if systemctl cat psfleet-remount >/dev/null 2>&1; then root systemctl start psfleet-remount; fi"
 _TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings {SETTINGS}"
+
+_STATUS = (
+    f"if [ -e {CURRENT} ]; then echo '@run'; {_TRAINER.format(verb='status')}\n"
+    "code=$?; echo; echo '@run-code'; echo $code; fi"
+)
 
 # What a planned reboot has stopped, and whom the coordinator lets go of (roles/trainer/tasks/leave.yml). Who starts or
 # stops the tasks by hand has decided anew.
@@ -179,7 +180,6 @@ class Cluster:
     def __init__(self, inventory: Inventory, hosts: Hosts) -> None:
         self.inventory = inventory
         self.hosts = hosts
-        self._runs: dict[str, Run] = {}  # as it was read at the last looks, by the files that it was read from
 
     def observe(
         self,
@@ -187,14 +187,18 @@ class Cluster:
         running: bool = False,
         settings: bool = False,
         looks: Mapping[str, Mapping[str, Any]] | None = None,
+        by_trainer: bool = False,
+        new_is_enough: bool = False,
     ) -> Observation:
         """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run.
 
         `running` asks for the release of each task's process too, which only root may see; `settings` for the digest
         of what the tasks are configured with; `looks` for what fleet/agent.py is to look at on a host.
+        The run is read from its files where they say all of it. `by_trainer` asks the trainer in any case, which
+        refuses wrong settings. With `new_is_enough` it is not asked what a run will train that has told nothing yet.
         """
         asked = list(self.inventory.hosts if only is None else only)
-        scripts = {host: self._observe_script(host, running, settings) for host in asked}
+        scripts = {host: self._observe_script(host, running, settings, by_trainer) for host in asked}
         if looks:
             # First: it reads all of standard input.
             scripts |= {host: f"echo '@look'; {self._agent(host)}; echo\n{scripts[host]}" for host in looks}
@@ -207,6 +211,15 @@ class Cluster:
                 observation.unreachable[host] = answer.unreachable
             else:
                 self._read(host, answer, observation)
+        chief = self.inventory.chief.host
+        run = observation.run
+        unknown = run is None or (run.state == "new" and not (by_trainer or new_is_enough))
+        if observation.releases.get(chief) and unknown and observation.run_error is None:
+            said = self.hosts.run({chief: _STATUS})[chief]
+            if said.unreachable:
+                observation.unreachable[chief] = said.unreachable
+            else:
+                self._read_run(chief, {"run": "", **_split_sections(said.stdout)}, said, observation)
         return observation
 
     def act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
@@ -460,7 +473,7 @@ class Cluster:
                     "`fab start-cluster` writes it, and `ansible-playbook site.yml`"
                 )
 
-    def _observe_script(self, host: str, running: bool, settings: bool) -> str:
+    def _observe_script(self, host: str, running: bool, settings: bool, by_trainer: bool) -> str:
         tasks = self.inventory.tasks_on(host)
         names = " ".join(task.unit for task in tasks)
         script = [
@@ -479,22 +492,8 @@ class Cluster:
             )
         if host == self.inventory.chief.host:
             selection = shlex.quote(f"{self.inventory.shared_dir}/selection.json")
-            known, run = next(reversed(self._runs.items()), ("", None))
-            # A Python is started only where one of the files that it would read is not that of the last look.
-            if run:
-                directory = shlex.quote(run.run_dir)
-                read = " ".join(f"{directory}/{name}" for name in RUN_FILES)
-                script.append(
-                    f"echo '@run-files'; [ ! -e {directory}/status.json ] || files=$("
-                    f"stat --format='%n %i %s %z' {read} {selection} {CURRENT} {SETTINGS} 2>/dev/null | sha256sum"
-                    '); echo "$files"'
-                )
-            script += [
-                f"echo '@selection'; cat {selection} 2>/dev/null; echo",
-                f'if [ -e {CURRENT} ] && [ "$files" != {shlex.quote(known or "unknown")} ]; then',
-                f"echo '@run'; {_TRAINER.format(verb='status')}",
-                "code=$?; echo; echo '@run-code'; echo $code; fi",
-            ]
+            script.append(f"echo '@selection'; cat {selection} 2>/dev/null; echo")
+            script.append(_STATUS if by_trainer else script_of_files(self.inventory.shared_dir))
         return "\n".join(script)
 
     def _read(self, host: str, answer: Answer, observation: Observation) -> None:
@@ -527,24 +526,15 @@ class Cluster:
         selection = _load_json(parts.get("selection", ""))
         if isinstance(selection, dict):
             observation.selection = selection
-        run, files = _load_json(parts.get("run", "")), parts.get("run-files", "")
+        run = _load_json(parts.get("run", ""))
         if isinstance(run, dict):
             observation.run = parse_run(run)
-            # A sweep's run is chosen by what the points before it wrote.
-            self._keep("" if "sweep" in observation.selection else files, observation.run)
-        elif files and files in self._runs:
-            observation.run = self._runs[files]
+        elif "run" not in parts:
+            observation.run = read_files(parts, self.inventory.shared_dir)
         elif observation.releases[host]:
             mistake = parts.get("run-code") == str(USER_ERROR)
             kind = OperatorMistake if mistake else ClusterTrouble
             observation.run_error = kind(f"the trainer on {host} can't tell its run: {_last_line(answer)}")
-
-    def _keep(self, files: str, run: Run) -> None:
-        """Know a run as the last that was read; the ones before may be those of looks under way in other threads."""
-        self._runs.pop(files, None)
-        self._runs[files] = run
-        for old in list(self._runs)[:-KEPT_RUNS]:
-            del self._runs[old]
 
     def _systemctl(self, tasks: Sequence[Task], script: str, timeout: float = ANSWER_SECONDS) -> None:
         scripts = {

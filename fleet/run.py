@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from trainer.config import Config
+from trainer.reporting.events import TAIL_BYTES
+from trainer.reporting.status import read_status
+from trainer.run.directory import RunDirectory
+from trainer.run.records import to_json
+
+SETTINGS = "/etc/trainer/run.json"
+# What `python -m trainer status` reads of a run, which has a file of events beside these.
+RECORDS = ("status.json", "run.json", "evaluation.json")
+EVENTS = "events.jsonl"
 
 
 @dataclass(frozen=True)
@@ -58,3 +72,44 @@ def parse_run(values: Mapping[str, Any]) -> Run:
     kept["message"] = kept.get("message") or ""
     kept["events"] = kept.get("events") or []
     return Run(**kept)
+
+
+def script_of_files(shared_dir: str) -> str:
+    """Return a script that prints the files of the run that is chosen, each below its name, and starts no Python."""
+    selection, runs = (shlex.quote(f"{shared_dir}/{name}") for name in ("selection.json", "runs"))
+    return "\n".join(
+        (
+            f"echo '@run-settings'; cat {SETTINGS} 2>/dev/null; echo",
+            f'run=$(cat {selection} {SETTINGS} 2>/dev/null | grep -o \'"run": *"[^"]*"\' | head -n 1 |'
+            " cut -d '\"' -f 4)",
+            f'echo \'@run-name\'; echo "$run"; cd {runs}/"$run" 2>/dev/null && [ -n "$run" ] && {{',
+            *(f"echo '@{name}'; cat {name} 2>/dev/null; echo" for name in RECORDS),
+            f"echo '@{EVENTS}'; tail -c {TAIL_BYTES} {EVENTS} 2>/dev/null; }}",
+        )
+    )
+
+
+def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
+    """Return the run as its files have it; None where the trainer has to be asked.
+
+    That is for a sweep, for other settings than the inventory's, and for a damaged file. Of a run that has told nothing
+    yet it is `new`, and what it will train is not said.
+    """
+    try:
+        selection, settings = (json.loads(parts.get(name) or "{}") for name in ("selection", "run-settings"))
+    except ValueError:
+        return None
+    name = {"run": Config.run, **settings, **selection}["run"]
+    there = settings.get("shared_dir", Config.shared_dir)
+    if "sweep" in selection or there != shared_dir or name != parts.get("run-name"):
+        return None
+    if not parts.get(RECORDS[0]):
+        return Run(name, f"{shared_dir}/runs/{name}")
+    with tempfile.TemporaryDirectory(prefix="psfleet-") as place:
+        directory = RunDirectory(place, name)
+        directory.path.mkdir(parents=True)
+        for each in filter(parts.get, (*RECORDS, EVENTS)):
+            (directory.path / each).write_text(parts[each], encoding="utf-8", errors="replace")
+        said = to_json(asdict(read_status(directory)))
+    said = said.replace(json.dumps(str(directory.path)), json.dumps(f"{shared_dir}/runs/{name}"))
+    return None if place in said else parse_run(json.loads(said))  # it names a file that is damaged

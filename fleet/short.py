@@ -16,11 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fleet.cluster import CURRENT, SETTINGS, Cluster
+from fleet.cluster import CURRENT, Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake, first_line
 from fleet.inventory import ROOT
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role, UnknownTask, Wanted
+from fleet.run import SETTINGS
 from fleet.signals import undisturbed
 from trainer.run.release import kit_of
 

@@ -116,7 +116,7 @@ def start_cluster(
     if not plan_only:
         cluster.keep_starts_away()
     short = ShortWay(cluster)
-    before = cluster.observe(settings=True, looks=short.questions())
+    before = cluster.observe(settings=True, looks=short.questions(), by_trainer=True)
     if before.unreachable:
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
         _agree_on_missing(inventory, desk, before.unreachable, allow_missing)
@@ -287,7 +287,7 @@ def _follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict
         while True:
             desk.sleep(UNITS_SECONDS)
             try:
-                seen = cluster.observe([chief.host])
+                seen = cluster.observe([chief.host], new_is_enough=True)
                 sweep = None if seen.unreachable else cluster.read_sweep(name)
             except HostsUnreachable as error:
                 seen, sweep = Observation(unreachable=dict(error.reasons)), None
@@ -324,7 +324,7 @@ def stop_cluster(cluster: Cluster, desk: Desk) -> None:
 
     Raises HostsUnreachable after the others are stopped.
     """
-    before = cluster.observe()
+    before = cluster.observe(new_is_enough=True)
     installed = [
         task
         for task in cluster.inventory.tasks
@@ -625,7 +625,7 @@ class _Watch:
         pause = max(UNITS_SECONDS, UNITS_SHARE * self._units_took) if self._trained else UNITS_SECONDS
         whole = self._units_at is None or now - self._units_at >= pause
         chief = self._inventory.chief
-        seen = self._cluster.observe(self._hosts if whole else [chief.host])
+        seen = self._cluster.observe(self._hosts if whole else [chief.host], new_is_enough=True)
         self._took = self._desk.clock() - now
         if whole:
             self._units_at = self._desk.clock()
@@ -731,7 +731,7 @@ def _agree_on_missing(inventory: Inventory, desk: Desk, missing: Mapping[str, st
 
 def _observe_all(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> Observation:
     """Observe the hosts that take part; show what is known and raise when one is unreachable."""
-    observation = cluster.observe(hosts, settings=True)
+    observation = cluster.observe(hosts, settings=True, by_trainer=True)
     if observation.unreachable:
         desk.say(report.render_tasks(report.task_rows(cluster.inventory, observation)))
         raise HostsUnreachable(
@@ -812,7 +812,7 @@ def _put_back(cluster: Cluster, desk: Desk, plan: Plan, before: Observation, beg
 def _put_all_back(cluster: Cluster, desk: Desk, plan: Plan, before: Observation, begun_run: str | None) -> None:
     ran = [task.name for task in cluster.inventory.tasks if task.name in before.units and before.units[task.name].up]
     desk.say("the start is broken off: what was there before is put back")
-    seen = cluster.observe(plan.hosts)
+    seen = cluster.observe(plan.hosts, new_is_enough=True)
     steps: list[tuple[str, Callable[[], None]]] = [
         ("stop the new tasks", lambda: _stop(cluster, desk, seen)),
         ("put back release, settings and units", lambda: cluster.put_back(plan.hosts)),
