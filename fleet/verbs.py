@@ -43,6 +43,7 @@ SILENCE_SECONDS = 180.0
 EVALUATION_SECONDS = 180.0
 # How many lines of each task's journal are shown.
 LINES, CHOSEN_LINES = 20, 1000
+DOWN = (Health.STOPPED, Health.FAILED, Health.ABSENT)
 LEFT = "left; what was started goes on. Look: fab status. Stop it: fab stop-cluster"
 
 
@@ -331,12 +332,18 @@ def stop_cluster(cluster: Cluster, desk: Desk) -> None:
         if task.name in before.units and before.units[task.name].health is not Health.ABSENT
     ]
     errors: list[FleetError] = []
-    for step in (lambda: _stop(cluster, desk, before), lambda: cluster.disable(installed)):
-        try:
-            step()
-        except FleetError as error:
-            errors.append(error)
-    after = cluster.observe()
+    try:
+        _stop(cluster, desk, before, [task for task in installed if task.trains])
+    except FleetError as error:
+        errors.append(error)
+    others = [task for task in installed if not task.trains and before.units[task.name].health not in DOWN]
+    if others:
+        desk.say(f"stopping {', '.join(task.name for task in others)}")
+    after = cluster.take_down(others, installed)
+    if after.failed:
+        errors.append(
+            ClusterTrouble("\n".join(f"{host}: systemctl failed: {why}" for host, why in after.failed.items()))
+        )
     rows = report.task_rows(cluster.inventory, after)
     desk.say(report.render_tasks(rows))
     if after.run:
@@ -869,11 +876,10 @@ def _stop(
     What trains stops at once: each of several members that train in step saves and stops when one of them is asked to,
     and systemd starts again those that it wasn't told to stop.
     """
-    down = (Health.STOPPED, Health.FAILED, Health.ABSENT)
     candidates = [
         task
         for task in (cluster.inventory.tasks if tasks is None else tasks)
-        if task.name in seen.units and seen.units[task.name].health not in down
+        if task.name in seen.units and seen.units[task.name].health not in DOWN
     ]
     errors: list[FleetError] = []
     training = [task for task in candidates if task.trains]
