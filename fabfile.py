@@ -22,6 +22,7 @@ from fleet.cluster import Cluster
 from fleet.errors import FleetError
 from fleet.inventory import load_inventory
 from fleet.journal import Chosen, read_time
+from fleet.known import recall_inventory
 from fleet.schema.problems import show
 from fleet.ssh import SshHosts
 from fleet.terminal import printable
@@ -52,7 +53,10 @@ def _cluster(context: Context, inventory: str | None, ask_vault_pass: bool, chec
     Starting asks for an inventory without fault (`check`); to look and to stop, knowing the tasks is enough.
     """
     try:
-        known = load_inventory(inventory, check=check, ask_vault_pass=ask_vault_pass)
+        if check or ask_vault_pass:
+            known = load_inventory(inventory, check=check, ask_vault_pass=ask_vault_pass)
+        else:
+            known = recall_inventory(inventory)
         hosts = SshHosts(known.hosts, context.config)
         try:
             yield Cluster(known, hosts)
