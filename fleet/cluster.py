@@ -494,14 +494,14 @@ class Cluster:
             f"echo '@release'; readlink {CURRENT}",
             "echo '@environments'; ls /etc/trainer 2>/dev/null",
             "echo '@ports'; ss -Hltn",
-            f"echo '@units'; systemctl show --property={','.join(PROPERTIES)} {names}",
+            f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names}); printf '%s\\n' \"$units\"",
         ]
         if settings:
             script.append(f"echo '@settings'; root sh -c {shlex.quote(DIGEST)}")
         if running:
             script.append(
                 f"echo '@directories'; root sh -c {shlex.quote(_DIRECTORIES)} sh "
-                f"$(systemctl show --property=MainPID --value {names})"
+                "$(printf '%s\\n' \"$units\" | sed -n 's/^MainPID=//p')"
             )
         if host == self.inventory.chief.host:
             selection = shlex.quote(f"{self.inventory.shared_dir}/selection.json")
