@@ -494,7 +494,8 @@ class Cluster:
             f"echo '@release'; readlink {CURRENT}",
             "echo '@environments'; ls /etc/trainer 2>/dev/null",
             "echo '@ports'; ss -Hltn",
-            f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names}); printf '%s\\n' \"$units\"",
+            f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names})",
+            "printf '%s\\n' \"$units\"",
         ]
         if settings:
             script.append(f"echo '@settings'; root sh -c {shlex.quote(DIGEST)}")
