@@ -14,7 +14,7 @@ from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorM
 from fleet.inventory import ROOT, Inventory, Task
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
-from fleet.run import SETTINGS, Run, parse_run, read_files, script_of_files
+from fleet.run import AS_TRAINER, SETTINGS, Run, parse_run, read_files, script_of_files
 from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
 from fleet.units import PROPERTIES, USER_ERROR, Health, Unit, parse_units
 
@@ -30,7 +30,6 @@ AGENT = ROOT / "fleet" / "agent.py"
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")
 
-AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 # As each start of a task does: where none ran, nobody has seen that a handle is stale. Hosts with a mount of ours only.
 _REMOUNT = "if systemctl cat psfleet-remount >/dev/null 2>&1; then root systemctl start psfleet-remount; fi"
 _TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings {SETTINGS}"

@@ -15,6 +15,7 @@ from trainer.reporting.status import read_status
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
 
+AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 SETTINGS = "/etc/trainer/run.json"
 # What `python -m trainer status` reads of a run, which has a file of events beside these.
 RECORDS = ("status.json", "run.json", "evaluation.json")
@@ -77,14 +78,21 @@ def parse_run(values: Mapping[str, Any]) -> Run:
 def script_of_files(shared_dir: str) -> str:
     """Return a script that prints the files of the run that is chosen, each below its name, and starts no Python."""
     selection, runs = (shlex.quote(f"{shared_dir}/{name}") for name in ("selection.json", "runs"))
+    look = "\n".join(
+        (
+            *(f"echo '@{name}'; cat {name} 2>/dev/null; echo" for name in RECORDS),
+            f"echo '@{EVENTS}'; tail -c {TAIL_BYTES} {EVENTS} 2>/dev/null; true",
+        )
+    )
+    # The directory may be shut to others than the trainer's user. It is missing where the run is new.
+    look = f'cd {runs} || exit; if [ -d "$1" ]; then cd "$1" || exit; {look}; fi; echo; echo @looked'
     return "\n".join(
         (
             f"echo '@run-settings'; cat {SETTINGS} 2>/dev/null; echo",
             f'run=$(cat {selection} {SETTINGS} 2>/dev/null | grep -o \'"run": *"[^"]*"\' | head -n 1 |'
             " cut -d '\"' -f 4)",
-            f'echo \'@run-name\'; echo "$run"; cd {runs}/"$run" 2>/dev/null && [ -n "$run" ] && {{',
-            *(f"echo '@{name}'; cat {name} 2>/dev/null; echo" for name in RECORDS),
-            f"echo '@{EVENTS}'; tail -c {TAIL_BYTES} {EVENTS} 2>/dev/null; }}",
+            "echo '@run-name'; echo \"$run\"",
+            f'[ -z "$run" ] || {AS_TRAINER} sh -c {shlex.quote(look)} sh "$run"',
         )
     )
 
@@ -92,8 +100,8 @@ def script_of_files(shared_dir: str) -> str:
 def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
     """Return the run as its files have it; None where the trainer has to be asked.
 
-    That is for a sweep, for other settings than the inventory's, and for a damaged file. Of a run that has told nothing
-    yet it is `new`, and what it will train is not said.
+    That is for a sweep, for other settings than the inventory's, and for what is damaged or can't be read. Of a run
+    that has told nothing yet it is `new`, and what it will train is not said.
     """
     try:
         selection, settings = (json.loads(parts.get(name) or "{}") for name in ("selection", "run-settings"))
@@ -102,6 +110,8 @@ def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
     name = {"run": Config.run, **settings, **selection}["run"]
     there = settings.get("shared_dir", Config.shared_dir)
     if "sweep" in selection or there != shared_dir or name != parts.get("run-name"):
+        return None
+    if "looked" not in parts:
         return None
     if not parts.get(RECORDS[0]):
         return Run(name, f"{shared_dir}/runs/{name}")

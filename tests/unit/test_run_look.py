@@ -26,6 +26,7 @@ class Shell(Pretence):
     """The chief's host has a real shell, and the trainer's files below a directory."""
 
     place: Path
+    rights = '"$@"'
 
     def run(
         self, scripts: Mapping[str, str], timeout: float = 30, data: Mapping[str, bytes] | None = None
@@ -37,6 +38,7 @@ class Shell(Pretence):
             return {**answers, "head": Answer(f"{known}\n@run\n{json.dumps(BY_TRAINER)}\n@run-code\n0\n")}
         script = "echo '@selection'" + scripts["head"].partition("echo '@selection'")[2]
         script = script.replace("/etc/trainer", f"{self.place}/etc")
+        script = f"root() {{ shift 5; {self.rights}; }}\n{script}"
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
         known = answers["head"].stdout.partition("@selection")[0]
         return {**answers, "head": Answer(f"{known}{done.stdout}", done.stderr)}
@@ -134,6 +136,19 @@ def test_the_trainer_is_asked_for_what_the_files_do_not_say(
     seen = look()
     assert (seen.run and seen.run.program) == "p:Asked"
     assert hosts.done == ["asked the trainer"]
+
+
+def test_the_trainer_is_asked_where_the_files_can_not_be_read(
+    hosts: Shell, look: Callable[..., Observation], directory: RunDirectory
+) -> None:
+    hosts.rights = "false"
+    assert look(new_is_enough=True).run is not None
+    assert hosts.done == ["asked the trainer"]
+    hosts.rights, hosts.done = '"$@"', []
+    directory.path.rename(directory.path.with_name("elsewhere"))
+    seen = look(new_is_enough=True)
+    assert (seen.run and seen.run.state) == "new"
+    assert hosts.done == []
 
 
 def test_a_start_asks_the_trainer_and_waits_without_it_for_a_new_run(
