@@ -491,7 +491,7 @@ class Cluster:
         script = [
             "echo '@now'; date +%s.%N",
             f"echo '@release'; readlink {CURRENT}",
-            "echo '@environments'; ls /etc/trainer 2>/dev/null",
+            "echo '@environments'; (cd /etc/trainer 2>/dev/null && echo *)",
             "echo '@ports'; ss -Hltn",
             f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names})",
             "printf '%s\\n' \"$units\"",

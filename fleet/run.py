@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ SETTINGS = "/etc/trainer/run.json"
 # What `python -m trainer status` reads of a run, which has a file of events beside these.
 RECORDS = ("status.json", "run.json", "evaluation.json")
 EVENTS = "events.jsonl"
+# As tail(1) heads each of several files.
+_FILE = re.compile(r"^==> (\S+) <==\n(.*?)(?=^==> )", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -78,20 +81,16 @@ def parse_run(values: Mapping[str, Any]) -> Run:
 def script_of_files(shared_dir: str) -> str:
     """Return a script that prints the files of the run that is chosen, each below its name, and starts no Python."""
     selection, runs = (shlex.quote(f"{shared_dir}/{name}") for name in ("selection.json", "runs"))
-    look = "\n".join(
-        (
-            *(f"echo '@{name}'; cat {name} 2>/dev/null; echo" for name in RECORDS),
-            f"echo '@{EVENTS}'; tail -c {TAIL_BYTES} {EVENTS} 2>/dev/null; true",
-        )
-    )
+    # Few processes: where a training has all processors, each of them waits for its turn.
+    files = f"echo @files; tail -v -c {TAIL_BYTES} {' '.join(RECORDS)} {EVENTS} 2>/dev/null"
     # The directory may be shut to others than the trainer's user. It is missing where the run is new.
-    look = f'cd {runs} || exit; if [ -d "$1" ]; then cd "$1" || exit; {look}; fi; echo; echo @looked'
+    look = f'cd {runs} || exit; if [ -d "$1" ]; then cd "$1" || exit; {files}; fi; echo; echo @looked'
+    # The last `run` of the first line that has one: where that is no run's name, the trainer is asked.
+    name = r"""/"run": *"/{s/.*"run": *"\([^"]*\)".*/\1/p;q}"""
     return "\n".join(
         (
             f"echo '@run-settings'; cat {SETTINGS} 2>/dev/null; echo",
-            f'run=$(cat {selection} {SETTINGS} 2>/dev/null | grep -o \'"run": *"[^"]*"\' | head -n 1 |'
-            " cut -d '\"' -f 4)",
-            "echo '@run-name'; echo \"$run\"",
+            f"run=$(sed -n '{name}' {selection} {SETTINGS} 2>/dev/null); echo '@run-name'; echo \"$run\"",
             f'[ -z "$run" ] || {AS_TRAINER} sh -c {shlex.quote(look)} sh "$run"',
         )
     )
@@ -113,13 +112,14 @@ def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
         return None
     if "looked" not in parts:
         return None
-    if not parts.get(RECORDS[0]):
+    files = dict(_FILE.findall(f"{parts.get('files', '')}\n==> "))
+    if not files.get(RECORDS[0], "").strip():
         return Run(name, f"{shared_dir}/runs/{name}")
     with tempfile.TemporaryDirectory(prefix="psfleet-") as place:
         directory = RunDirectory(place, name)
         directory.path.mkdir(parents=True)
-        for each in filter(parts.get, (*RECORDS, EVENTS)):
-            (directory.path / each).write_text(parts[each], encoding="utf-8", errors="replace")
+        for each, text in files.items():
+            (directory.path / each).write_text(text, encoding="utf-8", errors="replace")
         said = to_json(asdict(read_status(directory)))
     said = said.replace(json.dumps(str(directory.path)), json.dumps(f"{shared_dir}/runs/{name}"))
     return None if place in said else parse_run(json.loads(said))  # it names a file that is damaged

@@ -93,10 +93,12 @@ def test_a_run_is_read_from_its_files_without_the_trainer(
 
 
 def test_the_run_that_is_selected_is_read(look: Callable[..., Observation], directory: RunDirectory) -> None:
-    write_record(directory.path.parents[1] / "selection.json", {"program_args": {"run": "x"}, "run": "other"})
-    seen = look()  # the shell took the first `run` for the name
-    assert (seen.run and seen.run.program) == "p:Asked"
     write_record(directory.path.parents[1] / "selection.json", {"run": "other", "program_args": {"run": "x"}})
+    text = json.dumps({"run": "other", "program_args": {"run": "x"}})
+    (directory.path.parents[1] / "selection.json").write_text(text)  # on one line, as `fab` writes it
+    seen = look()  # the shell took the last `run` for the name
+    assert (seen.run and seen.run.program) == "p:Asked"
+    write_record(directory.path.parents[1] / "selection.json", {"run": "other", "program_args": {"a": 1}})
     other = RunDirectory(directory.path.parents[1], "other")
     Status("other", "", state="stopped", step=1).write(other)  # type: ignore[arg-type]
     seen = look()
