@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import sys
-import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,23 +13,19 @@ from typing import Any
 from fabric import task
 from invoke import Context, Exit
 
+# What one verb alone needs, it imports itself: half of the time of a `fab status` goes into imports.
 if not sys.flags.dont_write_bytecode:
     sys.dont_write_bytecode = False  # Invoke forbids it, and each call would compile Ansible and the kit anew
 
 from fleet import decision, verbs
 from fleet.cluster import Cluster
-from fleet.drills import rehearsal
 from fleet.errors import FleetError
-from fleet.gpu import check_gpus
 from fleet.inventory import load_inventory
 from fleet.journal import Chosen, read_time
-from fleet.live import watch_status
+from fleet.known import recall_inventory
 from fleet.schema.problems import show
 from fleet.ssh import SshHosts
-from fleet.sweep import read_sweep_file
 from fleet.terminal import printable
-from fleet.validate import validate as check_inventory
-from fleet.ways import show_ways
 from trainer.core.parameters import parse_assignments
 
 _WHERE = {
@@ -58,7 +53,10 @@ def _cluster(context: Context, inventory: str | None, ask_vault_pass: bool, chec
     Starting asks for an inventory without fault (`check`); to look and to stop, knowing the tasks is enough.
     """
     try:
-        known = load_inventory(inventory, check=check, ask_vault_pass=ask_vault_pass)
+        if check or ask_vault_pass:
+            known = load_inventory(inventory, check=check, ask_vault_pass=ask_vault_pass)
+        else:
+            known = recall_inventory(inventory)
         hosts = SshHosts(known.hosts, context.config)
         try:
             yield Cluster(known, hosts)
@@ -193,6 +191,8 @@ def sweep(
         with _cluster(context, inventory, ask_vault_pass) as cluster:
             verbs.show_sweep(cluster, _desk(json), name, json)
         return
+    from fleet.sweep import read_sweep_file
+
     if not file:
         raise Exit("name the sweep's file, as in fab sweep learning-rates.yml, or ask for the last one: --status", 2)
     with _leaving("left"), _cluster(context, inventory, ask_vault_pass, check=True) as cluster:
@@ -247,6 +247,8 @@ def restart_cluster(
 @task(auto_shortflags=False, help={"json": "print all problems as JSON", **_WHERE})
 def validate(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Say what is wrong with the inventory, without asking a host."""
+    from fleet.validate import validate as check_inventory
+
     try:
         check_inventory(_desk(json), inventory, json, ask_vault_pass)
     except FleetError as error:
@@ -275,6 +277,8 @@ def status(
         raise Exit("--deep reads every byte on the hosts, which --watch would do again and again: choose one", 2)
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         if watch:
+            from fleet.live import watch_status
+
             watch_status(cluster, _desk(json), json)
         else:
             verbs.show_status(cluster, _desk(json), json, deep)
@@ -378,6 +382,8 @@ def report(
     ask_vault_pass: bool = False,
 ) -> None:
     """Write a run's page, one HTML file: curves, faults, members, checkpoints, and what to do next."""
+    import webbrowser
+
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         show = webbrowser.open if open else None
         verbs.make_report(cluster, _desk(json), run or [], Path(out) if out else None, show, json)
@@ -402,6 +408,8 @@ def export(
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
 def ways(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Have each host try its ways to the other members, with a large packet."""
+    from fleet.ways import show_ways
+
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         show_ways(cluster, _desk(json))
 
@@ -409,6 +417,8 @@ def ways(context: Context, json: bool = False, inventory: str | None = None, ask
 @task(auto_shortflags=False, help={"json": "print JSON instead of a table", **_WHERE})
 def gpu_check(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
     """Prove the GPUs: driver, number, and a product of matrices on each."""
+    from fleet.gpu import check_gpus
+
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         check_gpus(cluster, _desk(json), json)
 
@@ -443,6 +453,8 @@ def drill(
     ask_vault_pass: bool = False,
 ) -> None:
     """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
+    from fleet.drills import rehearsal
+
     if list:
         rehearsal.list_drills(_desk(json))
         return

@@ -12,6 +12,7 @@ up. Nothing is sent.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, nargs="+", help="so many simulated hosts instead of the lab's")
     args = parser.parse_args()
     os.chdir(ROOT)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an operator's `fab` finds its modules compiled
     if args.hosts:
         simulate(args.hosts)
     else:
@@ -78,35 +80,48 @@ def measure(scratch: Path, rounds: int) -> None:
     at = ["--inventory", str(inventory)]
     play = ["ansible-playbook", "--inventory", str(inventory), "site.yml"]
     bare = ssh_command(str(inventory), chief)
+    counts = scratch / "counts"
+    fab = [sys.executable, "-m", "bench.counted", str(counts)]
     rows: dict[str, list[tuple[float, float]]] = {}
+    counted: dict[str, dict[str, int]] = {}
     for number in range(rounds):
         run = f"loop-{time.time():.0f}"
 
         def edited(run: str) -> None:
             with program.open("a") as file:
                 file.write(f"# {run}\n")
-            started(["fab", "start-cluster", "--run", run, "--detach", *at])
+            started([*fab, "start-cluster", "--run", run, "--detach", *at])
 
         work: dict[str, Callable[[], object]] = {
             "import tensorflow": lambda: run_command([*bare, IMPORT]),
             "bare SSH": lambda: run_command([*bare, "true"]),
             "`ansible -m ping`": lambda: run_command(["ansible", *at, "all", "-m", "ping"]),
             "`fab start-cluster` after an edit, to its first step": partial(edited, run),
-            "`fab status` while it trains": lambda: run_command(["fab", "status", *at]),
+            "`fab status` while it trains": lambda: run_command([*fab, "status", *at]),
             "`fab start-cluster` after an edit, while a run trains": partial(edited, f"{run}-2"),
-            "`fab stop-cluster`": lambda: run_command(["fab", "stop-cluster", *at]),
+            "`fab stop-cluster`": lambda: run_command([*fab, "stop-cluster", *at]),
         }
         if number == rounds - 1:
             work["second `site.yml`"] = lambda: run_command(play)
         for name, each in work.items():
             rows.setdefault(name, []).append(cost(each))
+            if counts.exists():
+                counted[name] = json.loads(counts.read_text())
+                counts.unlink()
             seconds, used = rows[name][-1]
             print(f"{name}: {seconds:.2f} s, {used:.2f} s of the processor", file=sys.stderr, flush=True)
     unit = statistics.median(seconds for seconds, _ in rows["import tensorflow"])
-    print_row("what", "s", "imports", "processor, s", head=True)
+    kinds = ("processes", "connections", "scripts")
+    print_row("what", "s", "imports", "processor, s", *kinds, head=True)
     for name, found in rows.items():
         seconds, used = (statistics.median(column) for column in zip(*found, strict=True))
-        print_row(name, f"{seconds:.2f}", f"{seconds / unit:.2f}", f"{used:.2f}")
+        print_row(
+            name,
+            f"{seconds:.2f}",
+            f"{seconds / unit:.2f}",
+            f"{used:.2f}",
+            *(str(counted.get(name, {}).get(kind, "")) for kind in kinds),
+        )
 
 
 def prepare(scratch: Path) -> tuple[Path, Path]:

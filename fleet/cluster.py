@@ -15,7 +15,7 @@ from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorM
 from fleet.inventory import Inventory, Task
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
-from fleet.run import Run, parse_run
+from fleet.run import AS_TRAINER, SETTINGS, Run, parse_run, read_files, script_of_files
 from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
 from fleet.units import PROPERTIES, USER_ERROR, Health, Unit, parse_units
 
@@ -30,14 +30,19 @@ LOOK_SECONDS = 300
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")
 
-AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 # As each start of a task does: where none ran, nobody has seen that a handle is stale. Hosts with a mount of ours only.
 _REMOUNT = "if systemctl cat psfleet-remount >/dev/null 2>&1; then root systemctl start psfleet-remount; fi"
-_TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings /etc/trainer/run.json"
+_TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings {SETTINGS}"
+
+_STATUS = (
+    f"if [ -e {CURRENT} ]; then echo '@run'; {_TRAINER.format(verb='status')}\n"
+    "code=$?; echo; echo '@run-code'; echo $code; fi"
+)
 
 # What a planned reboot has stopped, and whom the coordinator lets go of (roles/trainer/tasks/leave.yml). Who starts or
 # stops the tasks by hand has decided anew.
-_FORGET_DRAINED = "root rm -rf /opt/trainer/drained /run/psfleet-leaving"
+_FORGET_DRAINED = "rm -rf /opt/trainer/drained /run/psfleet-leaving"
+_DISABLE = f'{_FORGET_DRAINED}; systemctl reset-failed "$@" 2>/dev/null; systemctl disable --quiet "$@"'
 BEFORE = "/opt/trainer/before"
 _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
 # What differs from task to task, and which secrets it loads; in etc/trainer they lie themselves.
@@ -137,6 +142,7 @@ class Observation:
     running: dict[str, str] = field(default_factory=dict)  # by task name: its process's release, where it was asked for
     settings: dict[str, str] = field(default_factory=dict)  # by host, where asked for: a digest of the configuration
     looks: dict[str, Any] = field(default_factory=dict)  # by host: what fleet/agent.py says, where it was asked
+    failed: dict[str, str] = field(default_factory=dict)  # by host: why what it was to do first was not done
     clocks: dict[str, float] = field(default_factory=dict)  # by host: seconds since 1970
     unreachable: dict[str, str] = field(default_factory=dict)  # by host: why
     run: Run | None = None
@@ -172,18 +178,28 @@ class Cluster:
         running: bool = False,
         settings: bool = False,
         looks: Mapping[str, Mapping[str, Any]] | None = None,
+        by_trainer: bool = False,
+        new_is_enough: bool = False,
+        first: Mapping[str, str] | None = None,
     ) -> Observation:
         """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run.
 
         `running` asks for the release of each task's process too, which only root may see; `settings` for the digest
         of what the tasks are configured with; `looks` for what fleet/agent.py is to look at on a host.
+        The run is read from its files where they say all of it. `by_trainer` asks the trainer in any case, which
+        refuses wrong settings. With `new_is_enough` it is not asked what a run will train that has told nothing yet.
+        `first` are scripts that hosts run before they look; `failed` has why one did not do it.
         """
         asked = list(self.inventory.hosts if only is None else only)
-        scripts = {host: self._observe_script(host, running, settings) for host in asked}
+        scripts = {host: self._observe_script(host, running, settings, by_trainer) for host in asked}
         if looks:
             # First: it reads all of standard input.
             scripts |= {host: f"echo '@look'; {self._agent(host)}; echo\n{scripts[host]}" for host in looks}
             answers = self.hosts.run(scripts, LOOK_SECONDS, {host: feed(asked) for host, asked in looks.items()})
+        elif first:
+            told = "2>&1; code=$?; echo; echo '@first-code'; echo $code"
+            scripts |= {host: f"echo '@first'; {{ {each}; }} {told}\n{scripts[host]}" for host, each in first.items()}
+            answers = self.hosts.run(scripts, STOP_SECONDS)
         else:
             answers = self.hosts.run(scripts)
         observation = Observation()
@@ -191,7 +207,14 @@ class Cluster:
             if answer.unreachable:
                 observation.unreachable[host] = answer.unreachable
             else:
-                self._read(host, answer, observation)
+                self._read(host, answer, observation, new_is_enough)
+        chief = self.inventory.chief.host
+        if observation.releases.get(chief) and observation.run is None and observation.run_error is None:
+            said = self.hosts.run({chief: _STATUS})[chief]
+            if said.unreachable:
+                observation.unreachable[chief] = said.unreachable
+            else:
+                self._read_run(chief, {"run": "", **_split_sections(said.stdout)}, said, observation)
         return observation
 
     def act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
@@ -234,7 +257,7 @@ class Cluster:
         """
         self._systemctl(
             tasks,
-            f"{_FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
+            f"root {_FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
             "root systemctl enable --quiet {units} && root systemctl start --no-block {units} && "
             f"root sh -c {_quoted(_GO_ON)} sh {{units}}",
         )
@@ -252,11 +275,18 @@ class Cluster:
 
     def disable(self, tasks: Sequence[Task]) -> None:
         """Keep units down at the host's next boot, and forget why they failed."""
-        self._systemctl(
-            tasks,
-            f"{_FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
-            "root systemctl disable --quiet {units}",
-        )
+        self._systemctl(tasks, f"root sh -c {_quoted(_DISABLE)} sh {{units}}")
+
+    def take_down(self, tasks: Sequence[Task], all_of_them: Sequence[Task]) -> Observation:
+        """Stop units and keep `all_of_them` down at the next boot, on all hosts at once; returns what is seen then."""
+        stopping, disabling = _by_host(tasks), _by_host(all_of_them)
+        first = {}
+        for host in self.inventory.hosts:
+            stop, off = (" ".join(task.unit for task in some.get(host, ())) for some in (stopping, disabling))
+            script = f"systemctl stop {stop}; stopped=$?; " if stop else "stopped=0; "
+            script += f"{_DISABLE} && exit $stopped" if off else "exit $stopped"
+            first[host] = f"root sh -c {shlex.quote(script)} sh {off}"
+        return self.observe(first=first)
 
     def remember(self, hosts: Iterable[str]) -> None:
         """Have hosts keep what a start changes: the current release, the tasks' files and units, and which run."""
@@ -445,39 +475,39 @@ class Cluster:
                     "`fab start-cluster` writes it, and `ansible-playbook site.yml`"
                 )
 
-    def _observe_script(self, host: str, running: bool, settings: bool) -> str:
+    def _observe_script(self, host: str, running: bool, settings: bool, by_trainer: bool) -> str:
         tasks = self.inventory.tasks_on(host)
         names = " ".join(task.unit for task in tasks)
         script = [
             "echo '@now'; date +%s.%N",
             f"echo '@release'; readlink {CURRENT}",
-            "echo '@environments'; ls /etc/trainer 2>/dev/null",
+            "echo '@environments'; (cd /etc/trainer 2>/dev/null && echo *)",
             "echo '@ports'; ss -Hltn",
-            f"echo '@units'; systemctl show --property={','.join(PROPERTIES)} {names}",
+            f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names})",
+            "printf '%s\\n' \"$units\"",
         ]
         if settings:
             script.append(f"echo '@settings'; root sh -c {shlex.quote(DIGEST)}")
         if running:
             script.append(
                 f"echo '@directories'; root sh -c {shlex.quote(_DIRECTORIES)} sh "
-                f"$(systemctl show --property=MainPID --value {names})"
+                "$(printf '%s\\n' \"$units\" | sed -n 's/^MainPID=//p')"
             )
         if host == self.inventory.chief.host:
             selection = shlex.quote(f"{self.inventory.shared_dir}/selection.json")
-            script += [
-                f"echo '@selection'; cat {selection} 2>/dev/null; echo",
-                f"if [ -e {CURRENT} ]; then echo '@run'; {_TRAINER.format(verb='status')}",
-                "code=$?; echo; echo '@run-code'; echo $code; fi",
-            ]
+            script.append(f"echo '@selection'; cat {selection} 2>/dev/null; echo")
+            script.append(_STATUS if by_trainer else script_of_files(self.inventory.shared_dir))
         return "\n".join(script)
 
-    def _read(self, host: str, answer: Answer, observation: Observation) -> None:
+    def _read(self, host: str, answer: Answer, observation: Observation, new_is_enough: bool) -> None:
         parts = _split_sections(answer.stdout)
         observation.clocks[host] = float(parts.get("now") or 0)
         observation.releases[host] = parts.get("release", "").rpartition("/")[2] or None
         units = parse_units(parts.get("units", ""))
         ports = {line.split()[3].rpartition(":")[2] for line in parts.get("ports", "").splitlines() if line.strip()}
         environments = parts.get("environments", "").split()
+        if parts.get("first-code", "0") != "0":
+            observation.failed[host] = _last_line(Answer(parts.get("first", ""), code=int(parts["first-code"])))
         if isinstance(look := _load_json(parts.get("look", "")), dict):
             observation.looks[host] = look
         if "settings" in parts:
@@ -496,6 +526,8 @@ class Cluster:
                 observation.running[task.name] = release[1]
         if host == self.inventory.chief.host:
             self._read_run(host, parts, answer, observation)
+            if "run" not in parts and (run := read_files(parts, self.inventory.shared_dir)):
+                observation.run = run if run.state != "new" or new_is_enough else None
 
     def _read_run(self, host: str, parts: Mapping[str, str], answer: Answer, observation: Observation) -> None:
         selection = _load_json(parts.get("selection", ""))
@@ -504,7 +536,7 @@ class Cluster:
         run = _load_json(parts.get("run", ""))
         if isinstance(run, dict):
             observation.run = parse_run(run)
-        elif observation.releases[host]:
+        elif observation.releases[host] and "run" in parts:
             mistake = parts.get("run-code") == str(USER_ERROR)
             kind = OperatorMistake if mistake else ClusterTrouble
             observation.run_error = kind(f"the trainer on {host} can't tell its run: {_last_line(answer)}")

@@ -79,6 +79,15 @@ class Host:
 
 
 @dataclass(frozen=True)
+class Defaults:
+    """What Ansible's settings say of each host that says nothing else."""
+
+    check_host_keys: bool
+    key_file: str | None
+    user: str | None
+
+
+@dataclass(frozen=True)
 class Inventory:
     source: str
     groups: Mapping[str, Sequence[str]]
@@ -216,9 +225,10 @@ class Source:
 
     name: str
     groups: Mapping[str, Sequence[str]]  # the names as Ansible tags them, with the places where they are written
-    variables: Mapping[str, HostVariables]
+    variables: Mapping[str, Mapping[str, Any]]
     problems: Sequence[Problem] = ()  # files that can't be read, where the rest was
     vault_password: str | None = field(default=None, repr=False)
+    defaults: Defaults | None = None  # None: as Ansible's settings have them
 
 
 def load_inventory(
@@ -259,7 +269,7 @@ def read_source(
 
     # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = True
-    source = _source(given, environment, settings.DEFAULT_HOST_LIST)
+    source = find_source(given, environment, settings.DEFAULT_HOST_LIST)
     beside = beside_problems([source], ROOT) if lenient else ()  # a running cluster can be stopped all the same
     if absurd := [*special_file_problems([source]), *empty_problems(source), *range_problems(source), *beside]:
         if lenient:
@@ -332,7 +342,7 @@ def find_problems(source: Source) -> list[Problem]:
     from ansible.release import __version__
     from preflight import control_problems, inventory_problems
 
-    tagged = {host: variables.tagged for host, variables in source.variables.items()}
+    tagged = {host: getattr(variables, "tagged", variables) for host, variables in source.variables.items()}
     found = [*source.problems, *map(Problem, control_problems(__version__))]
     if not source.groups.get("all"):
         if not source.problems:
@@ -379,7 +389,9 @@ def describe(source: Source) -> Inventory:
             "Put it under `chief:` there and run `ansible-playbook site.yml`"
         )
     boards = [f"http://{board['address']}:{board['port']}" for board in spec["tensorboard"].values()]
-    hosts = {name: ssh_host(name, variables[name]) for name in dict.fromkeys(task.host for task in tasks)}
+    hosts = {
+        name: ssh_host(name, variables[name], source.defaults) for name in dict.fromkeys(task.host for task in tasks)
+    }
     board = boards[0] if boards else None
     return Inventory(source.name, groups, hosts, tasks, variables, board, source.vault_password)
 
@@ -438,7 +450,8 @@ def _load_ansible_plugins() -> None:
     init_plugin_loader()
 
 
-def _source(given: str | None, environment: Mapping[str, str], default: Sequence[str]) -> str:
+def find_source(given: str | None, environment: Mapping[str, str], default: Sequence[str]) -> str:
+    """Return the inventory's path; raises OperatorMistake where there is none."""
     if given is not None and not given.strip():
         raise OperatorMistake("--inventory is empty; expected the path of an inventory, such as inventory/lab")
     if given:
@@ -465,11 +478,17 @@ def _source(given: str | None, environment: Mapping[str, str], default: Sequence
     )
 
 
-def ssh_host(name: str, variables: Mapping[str, Any]) -> Host:
-    """Say how Ansible reaches a host with these variables; raises OperatorMistake where `fab` can't."""
+def read_defaults() -> Defaults:
+    """Return what Ansible's settings say."""
     import ansible.constants as settings
 
-    verify_host_keys = bool(settings.HOST_KEY_CHECKING)
+    return Defaults(bool(settings.HOST_KEY_CHECKING), settings.DEFAULT_PRIVATE_KEY_FILE, settings.DEFAULT_REMOTE_USER)
+
+
+def ssh_host(name: str, variables: Mapping[str, Any], defaults: Defaults | None = None) -> Host:
+    """Say how Ansible reaches a host with these variables; raises OperatorMistake where `fab` can't."""
+    defaults = defaults or read_defaults()
+    verify_host_keys = defaults.check_host_keys
     connection = variables.get("ansible_connection", "ssh")
     if connection != "ssh":
         raise OperatorMistake(
@@ -487,14 +506,12 @@ def ssh_host(name: str, variables: Mapping[str, Any]) -> Host:
             f"host '{name}' has ansible_port: {port!r}; expected a number from 1 to 65535, such as 22"
         )
     key = (
-        variables.get("ansible_ssh_private_key_file")
-        or variables.get("ansible_private_key_file")
-        or settings.DEFAULT_PRIVATE_KEY_FILE
+        variables.get("ansible_ssh_private_key_file") or variables.get("ansible_private_key_file") or defaults.key_file
     )
     return Host(
         name=name,
         address=variables.get("ansible_host") or name,
-        user=variables.get("ansible_user") or settings.DEFAULT_REMOTE_USER,
+        user=variables.get("ansible_user") or defaults.user,
         port=int(port) if port else None,
         key_file=_key_file(name, key) if key else None,
         ssh_options=options,

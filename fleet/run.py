@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from trainer.core.config import Config
+from trainer.run.directory import RunDirectory
+from trainer.run.records import to_json
+from trainer.telemetry.events import TAIL_BYTES
+from trainer.telemetry.status import read_status
+
+AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
+SETTINGS = "/etc/trainer/run.json"
+# What `python -m trainer status` reads of a run, which has a file of events beside these.
+RECORDS = ("status.json", "run.json", "evaluation.json")
+EVENTS = "events.jsonl"
+# As tail(1) heads each of several files.
+_FILE = re.compile(r"^==> (\S+) <==\n(.*?)(?=^==> )", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -58,3 +76,50 @@ def parse_run(values: Mapping[str, Any]) -> Run:
     kept["message"] = kept.get("message") or ""
     kept["events"] = kept.get("events") or []
     return Run(**kept)
+
+
+def script_of_files(shared_dir: str) -> str:
+    """Return a script that prints the files of the run that is chosen, each below its name, and starts no Python."""
+    selection, runs = (shlex.quote(f"{shared_dir}/{name}") for name in ("selection.json", "runs"))
+    # Few processes: where a training has all processors, each of them waits for its turn.
+    files = f"echo @files; tail -v -c {TAIL_BYTES} {' '.join(RECORDS)} {EVENTS} 2>/dev/null"
+    # The directory may be shut to others than the trainer's user. It is missing where the run is new.
+    look = f'cd {runs} || exit; if [ -d "$1" ]; then cd "$1" || exit; {files}; fi; echo; echo @looked'
+    # The last `run` of the first line that has one: where that is no run's name, the trainer is asked.
+    name = r"""/"run": *"/{s/.*"run": *"\([^"]*\)".*/\1/p;q}"""
+    return "\n".join(
+        (
+            f"echo '@run-settings'; cat {SETTINGS} 2>/dev/null; echo",
+            f"run=$(sed -n '{name}' {selection} {SETTINGS} 2>/dev/null); echo '@run-name'; echo \"$run\"",
+            f'[ -z "$run" ] || {AS_TRAINER} sh -c {shlex.quote(look)} sh "$run"',
+        )
+    )
+
+
+def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
+    """Return the run as its files have it; None where the trainer has to be asked.
+
+    That is for a sweep, for other settings than the inventory's, and for what is damaged or can't be read. Of a run
+    that has told nothing yet it is `new`, and what it will train is not said.
+    """
+    try:
+        selection, settings = (json.loads(parts.get(name) or "{}") for name in ("selection", "run-settings"))
+    except ValueError:
+        return None
+    name = {"run": Config.run, **settings, **selection}["run"]
+    there = settings.get("shared_dir", Config.shared_dir)
+    if "sweep" in selection or there != shared_dir or name != parts.get("run-name"):
+        return None
+    if "looked" not in parts:
+        return None
+    files = dict(_FILE.findall(f"{parts.get('files', '')}\n==> "))
+    if not files.get(RECORDS[0], "").strip():
+        return Run(name, f"{shared_dir}/runs/{name}")
+    with tempfile.TemporaryDirectory(prefix="psfleet-") as place:
+        directory = RunDirectory(place, name)
+        directory.path.mkdir(parents=True)
+        for each, text in files.items():
+            (directory.path / each).write_text(text, encoding="utf-8", errors="replace")
+        said = to_json(asdict(read_status(directory)))
+    said = said.replace(json.dumps(str(directory.path)), json.dumps(f"{shared_dir}/runs/{name}"))
+    return None if place in said else parse_run(json.loads(said))  # it names a file that is damaged

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fleet.asked import list_of, pack, sources
-from fleet.cluster import Cluster
+from fleet.cluster import CURRENT, Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake, first_line
 from fleet.inventory import ROOT
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role
+from fleet.run import SETTINGS
 from fleet.signals import undisturbed
 from fleet.wanted import State, UnknownTask, Wanted, files_differ
 from trainer.run.release import kit_of
@@ -25,9 +26,7 @@ from trainer.run.release import kit_of
 # The proof may take its time: RuntimeMaxSec= in roles/release/vars/main.yml.
 STAGE_SECONDS = 1000
 SWITCH_SECONDS = 120
-SETTINGS = "/etc/trainer/run.json"
 CHECK = "/usr/local/sbin/psfleet-check-release"
-CURRENT = "/opt/trainer/current"
 SUMS = f"{CURRENT}/SHA256SUMS"
 TUNNEL = "/etc/systemd/system/psfleet-wireguard.service"
 FIREWALL = "/etc/systemd/system/psfleet-firewall.service"
@@ -51,6 +50,7 @@ class ShortWay:
         self._cluster = cluster
         self._inventory = cluster.inventory
         self._release: Mapping[str, Any] = {}
+        self._archive = b""
         self._kit: frozenset[str] = frozenset()  # its lines in the release's list of files, once that is staged
         self._wanted: dict[str, Wanted] = {}
         self._walls: dict[str, Role | None] = {}  # by host, with the role firewall where the host is to be closed
@@ -59,7 +59,7 @@ class ShortWay:
 
     def questions(self) -> dict[str, dict[str, Any]]:
         """Return what each host is to look at, for `Cluster.observe`."""
-        self._release, _ = make_release(self._inventory)
+        self._release, self._archive = make_release(self._inventory)
         asked = {}
         for host in self._inventory.hosts:
             try:
@@ -124,7 +124,7 @@ class ShortWay:
                 {"name": "wall", "command": ["systemctl", "is-enabled", Path(FIREWALL).name]},
                 {"name": "wall runs", "command": ["systemctl", "is-active", Path(FIREWALL).name]},
             ]
-        environment = {"dest": "@environment", "lock": f"{CURRENT}/locks/@lock.txt", "wheels": CURRENT}
+        environment = {"dest": "@environment", "lock": f"{CURRENT}/locks/@lock.txt", "wheels": CURRENT, "quick": True}
         steps.append({"name": "code", "command": [CHECK, CURRENT]})
         module = "python_environment"
         steps.append({"name": module, "module": module, "arguments": environment, "check": True})
@@ -197,10 +197,10 @@ class ShortWay:
         return not files_differ(self._answers[host]["files"], {SETTINGS: self._wanted[host].files[SETTINGS]})
 
     def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display) -> Shipped:
-        release, archive = make_release(self._inventory)
+        release, archive = self._release, self._archive
         if release["id"] != shipment.release:
             raise OperatorMistake(
-                f"the checkout is release {release['id']} now, and release {shipment.release} was planned: its files "
+                f"the checkout became release {release['id']}, and release {shipment.release} was planned: its files "
                 "changed meanwhile. Start again"
             )
         chief = self._inventory.chief.host

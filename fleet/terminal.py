@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from typing import TextIO
 
 # What honest programs write to a log: colours, and the backspaces of a progress bar.
 _DECORATION = re.compile("\x1b\\[[0-9;:]*m|\x08+")
@@ -24,3 +26,8 @@ def one_line(text: str) -> str:
 def set_off(text: str) -> str:
     """Indent all lines but the first, so that none of them passes for the verb's own."""
     return text.replace("\n", "\n  ")
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream takes colours and a rewritten screen: a terminal that is not dumb."""
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")

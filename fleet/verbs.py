@@ -27,13 +27,12 @@ from fleet.short import ShortWay
 from fleet.signals import undisturbed
 from fleet.sweep import is_same
 from fleet.tables import ProgressLine, put, render_duration
-from fleet.terminal import printable
+from fleet.terminal import is_terminal, printable
 from fleet.units import Health
-from fleet.view import console_of, draw, is_terminal
 from trainer.telemetry.sweep import describe_sweep
 
 # How often the chief's host is asked for the run, and all hosts for their units.
-RUN_SECONDS = 1.0
+RUN_SECONDS = 0.5
 UNITS_SECONDS = 3.0
 # Once a step is trained, looking at all hosts takes no more than one part in so many of the time.
 UNITS_SHARE = 20
@@ -44,6 +43,7 @@ SILENCE_SECONDS = 180.0
 EVALUATION_SECONDS = 180.0
 # How many lines of each task's journal are shown.
 LINES, CHOSEN_LINES = 20, 1000
+DOWN = (Health.STOPPED, Health.FAILED, Health.ABSENT)
 LEFT = "left; what was started goes on. Look: fab status. Stop it: fab stop-cluster"
 
 
@@ -117,7 +117,7 @@ def start_cluster(
     if not plan_only:
         cluster.keep_starts_away()
     short = ShortWay(cluster)
-    before = cluster.observe(settings=True, looks=short.questions())
+    before = cluster.observe(settings=True, looks=short.questions(), by_trainer=True)
     if before.unreachable:
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
         _agree_on_missing(inventory, desk, before.unreachable, allow_missing)
@@ -288,7 +288,7 @@ def _follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict
         while True:
             desk.sleep(UNITS_SECONDS)
             try:
-                seen = cluster.observe([chief.host])
+                seen = cluster.observe([chief.host], new_is_enough=True)
                 sweep = None if seen.unreachable else cluster.read_sweep(name)
             except HostsUnreachable as error:
                 seen, sweep = Observation(unreachable=dict(error.reasons)), None
@@ -325,19 +325,25 @@ def stop_cluster(cluster: Cluster, desk: Desk) -> None:
 
     Raises HostsUnreachable after the others are stopped.
     """
-    before = cluster.observe()
+    before = cluster.observe(new_is_enough=True)
     installed = [
         task
         for task in cluster.inventory.tasks
         if task.name in before.units and before.units[task.name].health is not Health.ABSENT
     ]
     errors: list[FleetError] = []
-    for step in (lambda: _stop(cluster, desk, before), lambda: cluster.disable(installed)):
-        try:
-            step()
-        except FleetError as error:
-            errors.append(error)
-    after = cluster.observe()
+    try:
+        _stop(cluster, desk, before, [task for task in installed if task.trains])
+    except FleetError as error:
+        errors.append(error)
+    others = [task for task in installed if not task.trains and before.units[task.name].health not in DOWN]
+    if others:
+        desk.say(f"stopping {', '.join(task.name for task in others)}")
+    after = cluster.take_down(others, installed)
+    if after.failed:
+        errors.append(
+            ClusterTrouble("\n".join(f"{host}: systemctl failed: {why}" for host, why in after.failed.items()))
+        )
     rows = report.task_rows(cluster.inventory, after)
     desk.say(report.render_tasks(rows))
     if after.run:
@@ -363,6 +369,8 @@ def show_status(cluster: Cluster, desk: Desk, as_json: bool = False, deep: bool 
     if as_json:
         desk.answer("status", status_record(inventory, observation) | ({"damage": dict(damage)} if deep else {}))
     elif is_terminal(desk.out):
+        from fleet.view import console_of, draw  # its library takes longer than all that a pipe needs
+
         console_of(desk.out).print(draw(inventory, observation))
     else:
         desk.say(report.render_tasks(rows))
@@ -624,7 +632,7 @@ class _Watch:
         pause = max(UNITS_SECONDS, UNITS_SHARE * self._units_took) if self._trained else UNITS_SECONDS
         whole = self._units_at is None or now - self._units_at >= pause
         chief = self._inventory.chief
-        seen = self._cluster.observe(self._hosts if whole else [chief.host])
+        seen = self._cluster.observe(self._hosts if whole else [chief.host], new_is_enough=True)
         self._took = self._desk.clock() - now
         if whole:
             self._units_at = self._desk.clock()
@@ -686,7 +694,9 @@ class _Watch:
         if self._first_step is None:
             self._first_step = run.step
             self._first_step_at = self._desk.clock()
-        return run.step > self._first_step
+        # The coordinator tells its first step at once, and the step's number each log_seconds.
+        told = any(each.get("event") == "training" and each.get("time", 0) >= self._started for each in run.events)
+        return told or run.step > self._first_step
 
     def _describe_timeout(self, timeout: float) -> FleetError:
         seen = self._cluster.observe(self._hosts)
@@ -728,7 +738,7 @@ def _agree_on_missing(inventory: Inventory, desk: Desk, missing: Mapping[str, st
 
 def _observe_all(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> Observation:
     """Observe the hosts that take part; show what is known and raise when one is unreachable."""
-    observation = cluster.observe(hosts, settings=True)
+    observation = cluster.observe(hosts, settings=True, by_trainer=True)
     if observation.unreachable:
         desk.say(report.render_tasks(report.task_rows(cluster.inventory, observation)))
         raise HostsUnreachable(
@@ -809,7 +819,7 @@ def _put_back(cluster: Cluster, desk: Desk, plan: Plan, before: Observation, beg
 def _put_all_back(cluster: Cluster, desk: Desk, plan: Plan, before: Observation, begun_run: str | None) -> None:
     ran = [task.name for task in cluster.inventory.tasks if task.name in before.units and before.units[task.name].up]
     desk.say("the start is broken off: what was there before is put back")
-    seen = cluster.observe(plan.hosts)
+    seen = cluster.observe(plan.hosts, new_is_enough=True)
     steps: list[tuple[str, Callable[[], None]]] = [
         ("stop the new tasks", lambda: _stop(cluster, desk, seen)),
         ("put back release, settings and units", lambda: cluster.put_back(plan.hosts)),
@@ -866,11 +876,10 @@ def _stop(
     What trains stops at once: each of several members that train in step saves and stops when one of them is asked to,
     and systemd starts again those that it wasn't told to stop.
     """
-    down = (Health.STOPPED, Health.FAILED, Health.ABSENT)
     candidates = [
         task
         for task in (cluster.inventory.tasks if tasks is None else tasks)
-        if task.name in seen.units and seen.units[task.name].health not in down
+        if task.name in seen.units and seen.units[task.name].health not in DOWN
     ]
     errors: list[FleetError] = []
     training = [task for task in candidates if task.trains]

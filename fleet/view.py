@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
@@ -35,11 +34,6 @@ HEADER = ("TASK", "HOST", "STATE", "FOR", "RESTARTS", "STEPS/S", "STEPS", "NOTE"
 # Beside the tasks: title, bar, numbers, goodput, head of the table, and events with theirs.
 OTHER_LINES = 16
 STRAGGLES = 0.5  # of the median worker's pace
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Whether a stream takes colours and a rewritten screen: a terminal that is not dumb."""
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 def console_of(stream: TextIO) -> Console:

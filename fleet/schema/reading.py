@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jinja2 import Undefined
-
 from fleet.schema.definition import definition
 from fleet.schema.problems import Problem, name_hosts, show
 
@@ -100,8 +98,6 @@ def _plain(value: Any, room: list[int], depth: int) -> Any:
         raise ValueError(f"{TOO_LARGE} {MAX_VALUES} values, or more than {MAX_DEPTH} levels")
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, Undefined):  # what Ansible hands on instead of raising
-        raise ValueError(value._undefined_message or "it is undefined")
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
@@ -109,6 +105,10 @@ def _plain(value: Any, room: list[int], depth: int) -> Any:
         return {_plain(key, room, depth + 1): _plain(item, room, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, room, depth + 1) for item in value]
+    from jinja2 import Undefined  # a fifth of `fab`'s own imports, for what is rare
+
+    if isinstance(value, Undefined):  # what Ansible hands on instead of raising
+        raise ValueError(value._undefined_message or "it is undefined")
     # No setting is a date, bytes (!!binary) or a set (!!set): as what they are they are refused.
     return value if isinstance(value, (datetime.date, bytes)) else frozenset({show(value)})
 

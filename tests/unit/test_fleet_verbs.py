@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -127,6 +128,11 @@ class Pretence:
     def _answer(self, host: str, script: str) -> Answer:
         if "@units" in script:
             self.digested += "@settings" in script
+            if "@first" in script:  # they are stopped, and then disabled
+                stopped, _, disabled = script.partition("@now")[0].partition("stopped=")
+                for text in (stopped, f"systemctl disable {disabled}"):
+                    for task in self._named(text):
+                        self._systemctl(text, task)
             return Answer(self._observe(host, "@directories" in script, "@settings" in script))
         if "/opt/trainer/before" in script:
             return self._before(host, script)
@@ -367,6 +373,21 @@ def test_start_cluster_detached_leaves_after_the_first_step(hosts: Pretence, des
     verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
     assert hosts.units["chief-0"].active == "active"
     assert "run digits trains: step" in printed(desk)
+
+
+@pytest.mark.parametrize(("at", "seen"), [(1000.0, True), (999.0, False)])
+def test_the_first_step_is_what_the_coordinator_tells_of_it(
+    hosts: Pretence, desk: verbs.Desk, at: float, seen: bool
+) -> None:
+    """The number of the step, which status.json has each log_seconds only, is not waited for."""
+
+    def tick(hosts: Pretence) -> None:
+        hosts.run_status = status("training", 1, hosts.now, events=[{"event": "training", "time": at}])
+
+    hosts.tick = tick
+    with contextlib.nullcontext() if seen else pytest.raises(ClusterTrouble, match="no step was trained in 20 s"):
+        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True, timeout=20)
+    assert (hosts.now - 1000 < 20) == seen
 
 
 def test_state_of_an_earlier_coordinator_is_no_first_step(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -894,6 +915,39 @@ def test_stop_cluster_stops_the_coordinator_first_and_is_idempotent(hosts: Prete
     assert hosts.done == ["stop chief-0", "stop evaluator-0", "stop ps-0", "stop worker-0", "stop worker-1"]
     assert not any(unit.enabled for unit in hosts.units.values())
     assert "run digits: stopped, step 17/30" in printed(desk)
+
+
+def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
+    hosts: Pretence, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in hosts.units:
+        hosts.set(name, **UP)
+    run = hosts.run
+
+    def fail(scripts: Mapping[str, str], *more: Any) -> dict[str, Answer]:
+        said = "@first\nFailed to stop trainer@ps-0.service: Access denied\n\n@first-code\n1\n"
+        bad = {host for host, script in scripts.items() if host == "store" and "@first" in script}
+        return {
+            host: replace(answer, stdout=said + answer.stdout) if host in bad else answer
+            for host, answer in run(scripts, *more).items()
+        }
+
+    monkeypatch.setattr(hosts, "run", fail)
+    with pytest.raises(ClusterTrouble, match="store: systemctl failed: Failed to stop"):
+        verbs.stop_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert "stop worker-1" in hosts.done
+
+
+def test_a_stop_takes_few_scripts_a_host(hosts: Pretence, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look; the coordinator; then all others, with what is seen afterwards."""
+    for name in hosts.units:
+        hosts.set(name, **UP)
+    hosts.run_status = status("stopped", 17)
+    asked: list[str] = []
+    run = hosts.run
+    monkeypatch.setattr(hosts, "run", lambda scripts, *more: (asked.extend(scripts), run(scripts, *more))[1])
+    verbs.stop_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert (asked.count("far"), asked.count("head")) == (2, 3)
 
 
 def test_members_that_train_in_step_are_told_to_stop_at_once(hosts: Pretence, desk: verbs.Desk) -> None:

@@ -20,7 +20,8 @@ from fleet.live import is_read, watch_status
 from fleet.report import render_account
 from fleet.run import parse_run
 from fleet.ssh import Answer
-from fleet.view import console_of, draw, is_terminal
+from fleet.terminal import is_terminal
+from fleet.view import console_of, draw
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_fleet_report import Terminal
 

@@ -163,6 +163,14 @@ def test_who_waits_for_the_lease_writes_nothing_and_takes_up_what_its_holder_lef
     assert [event["event"] for event in read_status(directory).events] == ["started", "started"]
 
 
+def test_the_first_step_is_shown_at_once(begin: Callable[..., Progress], directory: RunDirectory) -> None:
+    progress = begin()
+    progress.enter(RunState.TRAINING)
+    progress.advanced(1)
+    progress.close()
+    assert (read_status(directory).state, read_status(directory).step) == ("training", 1)
+
+
 def test_ledger_goes_from_process_to_process_and_is_told_at_the_end(
     begin: Callable[..., Progress], directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -203,13 +203,18 @@ def test_nothing_is_removed_where_nothing_was_kept(host: Path) -> None:
 
 def test_who_starts_or_stops_by_hand_forgets_what_a_reboot_has_stopped(tmp_path: Path) -> None:
     done: list[str] = []
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/systemctl").write_text('#!/bin/sh\necho "systemctl $*"\n')
+    (tmp_path / "bin/systemctl").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
 
     class Here:
         def run(self, scripts: dict[str, str], timeout: float = 30) -> dict[str, Answer]:
             for script in scripts.values():
                 script = script.replace("/opt", f"{tmp_path}/opt").replace("/run/", f"{tmp_path}/run/")
-                script = f'root() {{ "$@"; }}; systemctl() {{ echo "systemctl $*"; }}; {script}'
-                done.extend(subprocess.run(["sh", "-c", script], capture_output=True, text=True).stdout.splitlines())
+                command = ["sh", "-c", f'root() {{ "$@"; }}; {script}']
+                said = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+                done.extend(said.splitlines())
             return dict.fromkeys(scripts, Answer())
 
     cluster = Cluster(None, Here())  # type: ignore[arg-type]
@@ -218,5 +223,5 @@ def test_who_starts_or_stops_by_hand_forgets_what_a_reboot_has_stopped(tmp_path:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text("trainer@ps-0.service enabled\n")
         act([Task("ps", 0, "store", "192.0.2.20", 2300, server=True)])
-        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["systemctl"]
         assert any(line.startswith(said) for line in done), done

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import python_environment
 import release_archive
 import release_prune
 import wheelhouse
+
+from fleet import agent
 
 LOCK = """\
 # made by hand
@@ -265,6 +268,99 @@ def test_what_the_tasks_user_could_not_read_is_found_with_the_mode_that_it_needs
     for path, mode in shut.items():
         Path(path).chmod(mode)
     assert python_environment.find_shut(root) == {}
+
+
+@pytest.fixture
+def compare(environment, monkeypatch, tmp_path):
+    """Compare an environment as the module does, all of whose files have been as they are for a while."""
+    lock = tmp_path / "lock.txt"
+    lock.write_text("my-tool==1.0 \\\n    --hash=sha256:00\n")
+    monkeypatch.setattr(python_environment, "AnsibleModule", agent.AnsibleModule)
+    monkeypatch.setattr(python_environment, "TICK_SECONDS", 0.05)
+    time.sleep(0.1)
+
+    def compare(check=False, **asked):
+        arguments = {"dest": str(environment[0]), "lock": str(lock), "wheels": "/nonexistent", **asked}
+        monkeypatch.setattr(agent.AnsibleModule, "asked", arguments)
+        monkeypatch.setattr(agent.AnsibleModule, "check_mode", check)
+        with pytest.raises(agent.Done) as done:
+            python_environment.main()
+        return done.value.result["problems"]
+
+    return compare
+
+
+def test_check_mode_notes_no_times(compare, monkeypatch):
+    assert compare(check=True) == []
+    monkeypatch.setattr(python_environment, "find_problems", lambda *_: {"a": ["is read"]})
+    assert compare(check=True, quick=True) == ["is read"]  # check mode has noted nothing
+
+
+def test_an_environment_with_the_times_of_the_last_comparison_is_read_only_where_that_is_asked_for(
+    compare, monkeypatch
+):
+    assert compare() == []
+    monkeypatch.setattr(python_environment, "find_problems", lambda *_: {"a": ["is read"]})
+    assert compare(check=True, quick=True) == []
+    assert compare(check=True) == ["is read"]
+
+
+def edit(file):
+    file.write_bytes(b"answer = 43\n")
+
+
+def edit_and_set_the_time_back(file):
+    before = file.stat()
+    file.write_bytes(b"answer = 43\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace_with_an_older_file(file):
+    older = file.parent.parent / "older.py"  # made before the comparison, and moved over the file after it
+    older.replace(file)
+
+
+@pytest.mark.parametrize("change", [edit, edit_and_set_the_time_back, replace_with_an_older_file])
+def test_a_change_by_hand_is_found_after_a_quick_look(environment, compare, change):
+    file = environment[1] / "my_tool.py"
+    edit(file.parent.parent / "older.py")
+    time.sleep(0.1)
+    assert compare() == []
+    assert compare(check=True, quick=True) == []
+    change(file)
+    assert file.stat().st_size == len("answer = 42\n")
+    assert compare(check=True, quick=True) == [f"{file} is not as its wheel has it"]
+
+
+def test_modes_and_missing_files_are_found_after_a_quick_look(environment, compare):
+    file = environment[1] / "my_tool.py"
+    assert compare() == []
+    file.chmod(0o600)
+    assert "has mode 0600" in compare(check=True, quick=True)[0]
+    file.chmod(0o644)
+    file.unlink()
+    assert compare(check=True, quick=True) == [f"{file} is missing"]
+
+
+def test_what_was_changed_just_now_is_not_noted(environment, compare, monkeypatch):
+    """It could change once more within the same tick of the clock."""
+    monkeypatch.setattr(python_environment, "TICK_SECONDS", 60.0)
+    assert compare() == []
+    assert python_environment.read_times(environment[0]) is None
+
+
+def test_what_changes_during_a_comparison_is_not_noted(environment, compare, monkeypatch):
+    whole = python_environment.find_problems
+
+    def find_problems(*given):
+        found = whole(*given)
+        edit(environment[1] / "my_tool.py")
+        return found
+
+    monkeypatch.setattr(python_environment, "find_problems", find_problems)
+    monkeypatch.setattr(python_environment, "TICK_SECONDS", -60.0)
+    assert compare() == []
+    assert python_environment.read_times(environment[0]) is None
 
 
 def test_no_environment_is_a_problem(tmp_path):

@@ -307,6 +307,12 @@ class Progress:
     def exported(self, export: str) -> None:
         self.status.export = export
 
+    def advanced(self, step: int) -> None:
+        """Show the first step as soon as it is made: who has started the training waits for it."""
+        with self._lock:
+            self.status.step = step
+            self._show()
+
     def trained(
         self,
         step: int,

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import time
 import zipfile
 from pathlib import Path
 
@@ -26,6 +27,8 @@ description:
   - Installs what is missing, wrong or damaged with uv, offline, with hashes, and compiles the bytecode.
   - An interrupted installation is completed by the next run.
   - Everybody may read and run what it holds, whatever root's umask is; wrong modes are found and mended on every run.
+  - A comparison that found all right notes when each file changed last (its ctime), outside of check mode.
+    With O(quick) an environment whose files have these times still is not read. Any other is compared as ever.
   - With O(thorough) it compares the hash of every file, and finds modules that no wheel has brought.
 options:
   dest:
@@ -42,6 +45,10 @@ options:
     required: true
   thorough:
     description: Whether every byte is compared. It takes a minute for an environment with TensorFlow.
+    type: bool
+    default: false
+  quick:
+    description: Whether times that are those of the last comparison are enough.
     type: bool
     default: false
   python:
@@ -68,6 +75,10 @@ problems:
 
 HASHED_BYTES = 2**20
 PART_BYTES = 2**24
+# What a comparison noted: only root may write there, and root alone could set a clock to forge a ctime.
+SEEN = ".psfleet-compared"
+# A file may change twice within one tick of the clock that its ctime has.
+TICK_SECONDS = 1.0
 
 
 def read_lock(text: str) -> dict[str, str]:
@@ -131,6 +142,39 @@ def find_shut(environment: Path) -> dict[str, int]:
     return shut
 
 
+def look_at_times(environment: Path, lock_text: str) -> tuple[str, float]:
+    """Return one hash of all names and ctimes and of the lock, and the newest of those times, in seconds.
+
+    A ctime can't be chosen, as an mtime can: each change of content, mode, owner or name sets it to the clock's time.
+    """
+    digest, newest = hashlib.sha256(lock_text.encode()), 0
+    for place, below, names in os.walk(environment):
+        below.sort()
+        for name in sorted({*below, *names} - {SEEN}):
+            path = f"{place}/{name}"
+            changed = os.lstat(path).st_ctime_ns
+            digest.update(os.fsencode(f"{path}\0{changed}\n"))
+            newest = max(newest, changed)
+    digest.update(b"%o" % environment.stat().st_mode)  # its ctime is that of what is noted in it
+    return digest.hexdigest(), newest / 1e9
+
+
+def note_times(environment: Path, lock_text: str, before: str, began: float) -> None:
+    """Note the times of files that were compared since `began` and found right; `before` is their hash of then."""
+    seen, newest = look_at_times(environment, lock_text)
+    if seen == before and newest < began - TICK_SECONDS and seen != read_times(environment):
+        partial = environment / f"{SEEN}.new"
+        partial.write_text(seen)
+        partial.replace(environment / SEEN)
+
+
+def read_times(environment: Path) -> str | None:
+    try:
+        return (environment / SEEN).read_text()
+    except (OSError, ValueError):
+        return None
+
+
 def _say_shut(shut: dict[str, int]) -> list[str]:
     """Say of how many files and directories the modes are wrong."""
     if not shut:
@@ -186,6 +230,7 @@ def main() -> None:
             "lock": {"type": "path", "required": True},
             "wheels": {"type": "path", "required": True},
             "thorough": {"type": "bool", "default": False},
+            "quick": {"type": "bool", "default": False},
             "python": {"type": "path", "default": "/usr/bin/python3"},
         },
         supports_check_mode=True,
@@ -196,6 +241,9 @@ def main() -> None:
         module.exit_json(changed=True, problems=[f"{environment} is to be made"])
     lock_text = lock_file.read_text()
     lock = read_lock(lock_text)
+    began, (seen, _) = time.time(), look_at_times(environment, lock_text) if environment.is_dir() else ("", 0.0)
+    if module.params["quick"] and seen and seen == read_times(environment):
+        module.exit_json(changed=False, problems=[])
     problems = find_problems(environment, lock, module.params["thorough"])
     shut = find_shut(environment)
     found = [*_say_shut(shut), *sorted(line for lines in problems.values() for line in lines)]
@@ -204,9 +252,13 @@ def main() -> None:
             os.chmod(path, mode)  # noqa: PTH101
         if problems:
             _mend(module, environment, lock_text, problems)
+        time.sleep(TICK_SECONDS)  # what was just written has times that can be noted then
+        began, (seen, _) = time.time(), look_at_times(environment, lock_text)
         left = find_problems(environment, lock)
         if left:
             module.fail_json(msg=f"{environment} is still not as {lock_file} says: {json.dumps(left)[:2000]}")
+    if not module.check_mode:
+        note_times(environment, lock_text, seen, began)
     module.exit_json(
         changed=bool(found),
         problems=found[:50],

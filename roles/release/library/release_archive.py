@@ -211,8 +211,18 @@ def build(kit: str, program: str, lock: str, lock_gpu: str | None = None) -> tup
     """Put a release together.
 
     Returns:
-        The release's description (`id`, `environments`, with `lock_gpu` also `gpu_environments`) and its archive, a
-        gzipped tar.
+        The release's description, as `gather` has it, and its archive, a gzipped tar.
+    """
+    release, files = gather(kit, program, lock, lock_gpu)
+    return release, _tar(files)
+
+
+def gather(kit: str, program: str, lock: str, lock_gpu: str | None = None) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Read what makes a release.
+
+    Returns:
+        The release's description (`id`, `environments`, with `lock_gpu` also `gpu_environments`) and its files, {path
+        in the release: content}.
     """
     package = Path(kit)
     files = read_program(program)
@@ -226,7 +236,7 @@ def build(kit: str, program: str, lock: str, lock_gpu: str | None = None) -> tup
     release = {"id": digest.hexdigest()[:12], **release}
     files["release.json"] = (json.dumps(release, indent=2) + "\n").encode()
     files[SUMS] = list_files(release["id"], files)
-    return release, _tar(files)
+    return release, files
 
 
 def list_files(release: str, files: Mapping[str, bytes]) -> bytes:

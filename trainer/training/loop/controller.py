@@ -302,6 +302,7 @@ class Controller:
             self._advanced = True
             seconds = time.monotonic() - self._began
             self._progress.events.write("training", seconds=seconds, message=f"step {self.step}")
+            self._progress.advanced(self.step)
         return before
 
     def _agree_on_due(self, before: int) -> Due:

@@ -1,0 +1,164 @@
+"""A look at the run reads its files in a shell, and asks the trainer where they don't say all of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.cluster import Cluster, Observation
+from fleet.ssh import Answer
+from tests.unit.test_fleet_verbs import Pretence, make_inventory, status
+from trainer.run.directory import RunDirectory
+from trainer.run.records import write_record
+from trainer.telemetry.events import EventLog
+from trainer.telemetry.status import Status
+
+BY_TRAINER = status("new", None) | {"program": "p:Asked"}
+
+
+class Shell(Pretence):
+    """The chief's host has a real shell, and the trainer's files below a directory."""
+
+    place: Path
+    rights = '"$@"'
+
+    def run(
+        self, scripts: Mapping[str, str], timeout: float = 30, data: Mapping[str, bytes] | None = None
+    ) -> dict[str, Answer]:
+        answers = super().run(scripts)
+        if "python -m trainer" in scripts["head"]:
+            self.done.append("asked the trainer")
+            known = answers["head"].stdout.partition("@selection")[0]
+            return {**answers, "head": Answer(f"{known}\n@run\n{json.dumps(BY_TRAINER)}\n@run-code\n0\n")}
+        script = "echo '@selection'" + scripts["head"].partition("echo '@selection'")[2]
+        script = script.replace("/etc/trainer", f"{self.place}/etc")
+        script = f"root() {{ shift 5; {self.rights}; }}\n{script}"
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+        known = answers["head"].stdout.partition("@selection")[0]
+        return {**answers, "head": Answer(f"{known}{done.stdout}", done.stderr)}
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Shell:
+    inventory = make_inventory()
+    variables = {
+        host: {**each, "cluster_shared_dir": str(tmp_path / "srv")} for host, each in inventory.variables.items()
+    }
+    hosts = Shell(replace(inventory, variables=variables))
+    hosts.place = tmp_path
+    (tmp_path / "etc").mkdir()
+    write_record(tmp_path / "etc/run.json", {"run": "digits", "shared_dir": str(tmp_path / "srv")})
+    return hosts
+
+
+@pytest.fixture
+def look(hosts: Shell) -> Callable[..., Observation]:
+    cluster: Any = Cluster(hosts.inventory, hosts)  # type: ignore[arg-type]
+    return lambda **more: cluster.observe(["head"], **more)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """What a coordinator has written."""
+    directory = RunDirectory(tmp_path / "srv", "digits")
+    Status("digits", str(directory.path), "p:P", state="training", step=12, loss=float("nan")).write(directory)  # type: ignore[arg-type]
+    write_record(directory.settings, {"program": "p:P", "from": "old@7"})
+    write_record(directory.evaluation, {"step": 10, "metrics": {"accuracy": 0.5}})
+    events = EventLog(directory.event_log)
+    for number in range(9):
+        events.write("member-back", message=f"@{number}")
+        events.write("checkpoint-saved", message="step 10")
+    return directory
+
+
+def test_a_run_is_read_from_its_files_without_the_trainer(
+    hosts: Shell, look: Callable[..., Observation], directory: RunDirectory
+) -> None:
+    seen = look()
+    assert seen.run is not None
+    assert (seen.run.state, seen.run.step, seen.run.loss, seen.run.begun_from) == ("training", 12, "NaN", "old@7")
+    assert (seen.run.run_dir, seen.run.evaluation and seen.run.evaluation.step) == (str(directory.path), 10)
+    assert [event["message"] for event in seen.run.events] == ["@4", "@5", "@6", "@7", "@8"]
+    assert hosts.done == []
+    directory.status.write_text(directory.status.read_text().replace('"step": 12', '"step": 13'))
+    seen = look()
+    assert seen.run is not None
+    assert seen.run.step == 13
+
+
+def test_the_run_that_is_selected_is_read(look: Callable[..., Observation], directory: RunDirectory) -> None:
+    write_record(directory.path.parents[1] / "selection.json", {"run": "other", "program_args": {"run": "x"}})
+    text = json.dumps({"run": "other", "program_args": {"run": "x"}})
+    (directory.path.parents[1] / "selection.json").write_text(text)  # on one line, as `fab` writes it
+    seen = look()  # the shell took the last `run` for the name
+    assert (seen.run and seen.run.program) == "p:Asked"
+    write_record(directory.path.parents[1] / "selection.json", {"run": "other", "program_args": {"a": 1}})
+    other = RunDirectory(directory.path.parents[1], "other")
+    Status("other", "", state="stopped", step=1).write(other)  # type: ignore[arg-type]
+    seen = look()
+    assert seen.run is not None
+    assert (seen.run.run, seen.run.run_dir, seen.run.state) == ("other", str(other.path), "stopped")
+
+
+def damage(directory: RunDirectory) -> None:
+    directory.status.write_text("{")
+
+
+def damage_evaluation(directory: RunDirectory) -> None:
+    directory.evaluation.write_text("{")
+
+
+def share_another_path(directory: RunDirectory) -> None:
+    write_record(directory.path.parents[2] / "etc/run.json", {"run": "digits", "shared_dir": "/elsewhere"})
+
+
+def sweep(directory: RunDirectory) -> None:
+    write_record(directory.path.parents[1] / "selection.json", {"run": "digits", "sweep": {}})
+
+
+def damage_settings(directory: RunDirectory) -> None:
+    (directory.path.parents[2] / "etc/run.json").write_text('{"run": "digits"')
+
+
+def begin_anew(directory: RunDirectory) -> None:
+    directory.status.unlink()
+
+
+@pytest.mark.parametrize("change", [damage, damage_evaluation, share_another_path, sweep, damage_settings, begin_anew])
+def test_the_trainer_is_asked_for_what_the_files_do_not_say(
+    hosts: Shell, look: Callable[..., Observation], directory: RunDirectory, change: Callable[[RunDirectory], None]
+) -> None:
+    change(directory)
+    seen = look()
+    assert (seen.run and seen.run.program) == "p:Asked"
+    assert hosts.done == ["asked the trainer"]
+
+
+def test_the_trainer_is_asked_where_the_files_can_not_be_read(
+    hosts: Shell, look: Callable[..., Observation], directory: RunDirectory
+) -> None:
+    hosts.rights = "false"
+    assert look(new_is_enough=True).run is not None
+    assert hosts.done == ["asked the trainer"]
+    hosts.rights, hosts.done = '"$@"', []
+    directory.path.rename(directory.path.with_name("elsewhere"))
+    seen = look(new_is_enough=True)
+    assert (seen.run and seen.run.state) == "new"
+    assert hosts.done == []
+
+
+def test_a_start_asks_the_trainer_and_waits_without_it_for_a_new_run(
+    hosts: Shell, look: Callable[..., Observation], directory: RunDirectory
+) -> None:
+    assert look(by_trainer=True).run is not None
+    assert hosts.done == ["asked the trainer"]
+    begin_anew(directory)
+    seen = look(new_is_enough=True)
+    assert (seen.run and seen.run.state) == "new"
+    assert hosts.done == ["asked the trainer"]
