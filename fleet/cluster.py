@@ -7,11 +7,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, cast
 
 from fleet import journal
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
-from fleet.inventory import ROOT, Inventory, Task
+from fleet.inventory import Inventory, Task
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
 from fleet.run import Run, parse_run
@@ -26,7 +27,7 @@ EXPORT_SECONDS = 1800
 JOURNAL_LINES = 15
 # 28,000 files of an environment are compared, on a slow disk maybe.
 LOOK_SECONDS = 300
-AGENT = ROOT / "fleet" / "agent.py"
+AGENT = Path(__file__).with_name("agent.py")
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")
 

@@ -10,9 +10,11 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from fleet.inventory import ROOT, Inventory, plain_value
+from fleet.inventory import Inventory, plain_value
+from fleet.places import KIT, ROLES, site
 
 # They write nothing, or fleet/short.py asks the host for what they would find.
 _SKIPPED = (
@@ -50,18 +52,18 @@ class Role:
 
         self.name = name
         self._loader = DataLoader()
-        self._loader.set_basedir(str(ROOT))
+        self._loader.set_basedir(str(site()))
         known = inventory.variables[host]
         self._variables: dict[str, Any] = {
             "ansible_managed": "Ansible managed",
             "ansible_check_mode": False,
-            **_load(f"roles/{name}/defaults/main.yml"),
+            **_load(ROLES / name / "defaults/main.yml"),
             **getattr(known, "raw", known),
-            **_load(f"roles/{name}/vars/main.yml"),
+            **_load(ROLES / name / "vars/main.yml"),
             "groups": {group: list(hosts) for group, hosts in inventory.groups.items()},
             "hostvars": inventory.variables,
             "inventory_hostname": host,
-            "playbook_dir": str(ROOT / "ansible"),
+            "playbook_dir": str(KIT / "ansible"),
             "psfleet_spec": inventory.spec,
             **more,
         }
@@ -80,13 +82,13 @@ class Role:
         Raises UnknownTask for a module that it does not know.
         """
         wanted = Wanted()
-        for task in _load(f"roles/{self.name}/tasks/{tasks}.yml"):
+        for task in _load(ROLES / self.name / f"tasks/{tasks}.yml"):
             self._read(task, wanted, {} if facts is None else facts, facts is not None)
         return wanted
 
     def arguments(self, tasks: str, module: str) -> dict[str, Any]:
         """Return the arguments of the first task with a module."""
-        found = next(task for task in _flat(_load(f"roles/{self.name}/tasks/{tasks}.yml")) if module in task)
+        found = next(task for task in _flat(_load(ROLES / self.name / f"tasks/{tasks}.yml")) if module in task)
         return dict(plain_value(self._template(found[module], {})))
 
     def _read(self, task: Mapping[str, Any], wanted: Wanted, facts: Mapping[str, Any], whole: bool) -> None:
@@ -119,7 +121,7 @@ class Role:
         from ansible.template import trust_as_template
 
         path, mode = (str(self._template(arguments[name], more)) for name in ("dest", "mode"))
-        text = (ROOT / "roles" / self.name / "templates" / str(arguments["src"])).read_text(encoding="utf-8")
+        text = (ROLES / self.name / "templates" / str(arguments["src"])).read_text(encoding="utf-8")
         overrides = {"trim_blocks": True, "lstrip_blocks": False}
         content = self._template(trust_as_template(text), more, overrides=overrides) if whole else ""
         wanted.file(path, mode, str(content))
@@ -127,7 +129,7 @@ class Role:
     def _copy(self, arguments: Any, wanted: Wanted, more: Mapping[str, Any], whole: bool) -> None:
         path, mode = (str(self._template(arguments[name], more)) for name in ("dest", "mode"))
         if "src" in arguments:
-            content = (ROOT / "roles" / self.name / "files" / str(arguments["src"])).read_text(encoding="utf-8")
+            content = (ROLES / self.name / "files" / str(arguments["src"])).read_text(encoding="utf-8")
         else:
             content = str(self._template(arguments["content"], more)) if whole else ""
         wanted.file(path, mode, content)
@@ -174,16 +176,16 @@ def _flat(tasks: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 @cache
-def _load(name: str) -> Any:
+def _load(path: Path) -> Any:
     from ansible.parsing.dataloader import DataLoader
 
-    return DataLoader().load_from_file(str(ROOT / name), trusted_as_template=True) or {}
+    return DataLoader().load_from_file(str(path), trusted_as_template=True) or {}
 
 
 @cache
 def _inputs(playbook: str, role: str, part: str) -> Mapping[str, Any]:
     """Return what a playbook gives to a role, listed or imported by a task."""
-    for play in _load(f"ansible/{playbook}"):
+    for play in _load(KIT / "ansible" / playbook):
         for each in play.get("roles", ()):
             if (each["role"], "main") == (role, part):
                 return dict(each.get("vars", {}))

@@ -18,7 +18,7 @@ from typing import Any
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake, first_line
-from fleet.inventory import ROOT
+from fleet.places import ROLES, site_file
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role, UnknownTask, Wanted
 from fleet.signals import undisturbed
@@ -110,7 +110,7 @@ class ShortWay:
         trainer = Role(self._inventory, host, "trainer", "training.yml")
         wanted = self._wanted[host] = trainer.look("main", {})
         wanted.checks += trainer.look("secrets", {}).checks
-        wanted.file(CHECK, "0755", (ROOT / "roles/release/files" / Path(CHECK).name).read_text(encoding="utf-8"))
+        wanted.file(CHECK, "0755", (ROLES / "release/files" / Path(CHECK).name).read_text(encoding="utf-8"))
         steps = [{"name": f"{check['module']} {number}", **check} for number, check in enumerate(wanted.checks)]
         firewall = Role(self._inventory, host, "firewall", "training.yml")
         paths = [*wanted.files, TUNNEL, FIREWALL]
@@ -208,7 +208,8 @@ class ShortWay:
         chief = self._inventory.chief.host
         settings = Role(self._inventory, chief, "release", "release.yml")
         key, allowed = settings.value("release_key"), settings.value("release_signers")
-        signature, signers = sign_release(archive, release["id"], Path(settings.value("release_cache")), key, allowed)
+        cache = site_file(settings.value("release_cache"))
+        signature, signers = sign_release(archive, release["id"], cache, key, allowed)
         self._kit = kit_of(list_of(archive))
         asked = {}
         archives: dict[frozenset[str], str] = {}
@@ -324,7 +325,7 @@ def _sources(steps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 @cache
 def _source(module: str) -> str:
-    found = sorted((ROOT / "roles").glob(f"*/library/{module}.py"))
+    found = sorted(ROLES.glob(f"*/library/{module}.py"))
     return found[0].read_text(encoding="utf-8")
 
 

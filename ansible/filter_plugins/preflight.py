@@ -39,6 +39,7 @@ from wireguard import (  # noqa: E402
     wireguard_hosts,
 )
 
+from fleet import places  # noqa: E402
 from fleet.schema import check, formats  # noqa: E402
 from fleet.schema.control import control_file_problems  # noqa: E402
 from fleet.schema.definition import definition  # noqa: E402
@@ -793,4 +794,12 @@ class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Any]:
-        return {"preflight_problems": preflight_problems, "preflight_notes": preflight_notes, "tell_problems": tell}
+        return {
+            "preflight_problems": preflight_problems,
+            "preflight_notes": preflight_notes,
+            "tell_problems": tell,
+            # Paths of the control machine, for the roles.
+            "site_path": lambda path: str(places.site_file(path)),
+            "lock_path": lambda path: str(places.lock_file(places.site(), path)),
+            "code_path": lambda name: str(places.CODE / name),
+        }

@@ -236,9 +236,10 @@ def test_a_lock_without_hashes_is_refused(project: Path, lock: str, said: str) -
 
 
 def test_hosts_with_gpus_need_their_lock(project: Path) -> None:
-    groups, hostvars = inventory({"gpu": ["worker-0", "worker-1"]}, {"all": {"gpu_count": 1}})
-    assert "locks/cuda" in "".join(map(str, inventory_problems(groups, hostvars, project)))
-    (project / "locks" / "cuda-3.11.txt").write_text(LOCK)
+    variables = {"gpu_count": 1, "release_lock_gpu": "locks/gpus"}
+    groups, hostvars = inventory({"gpu": ["worker-0", "worker-1"]}, {"all": variables})
+    assert "locks/gpus" in "".join(map(str, inventory_problems(groups, hostvars, project)))
+    (project / "locks" / "gpus-3.11.txt").write_text(LOCK)
     assert inventory_problems(groups, hostvars, project) == []
 
 

@@ -109,7 +109,7 @@ def read_program(source: str) -> dict[str, bytes]:
     else:
         raise ReleaseError(
             f"release_program: {source!r} is neither a directory nor a wheel. "
-            "Name the directory that holds your package (or a .whl file), relative to the project's root"
+            "Name the directory that holds your package (or a .whl file), relative to the site's folder"
         )
     _check_names(source, files)
     return files
