@@ -237,7 +237,7 @@ def _play(
     }
     with lend(inventory.vault_password) as (password, descriptors):
         process = popen(
-            [_find_ansible(), *map(str, playbooks), *arguments, *password],
+            [find_ansible(), *map(str, playbooks), *arguments, *password],
             cwd=site(),
             env=environment,
             pass_fds=descriptors,
@@ -353,12 +353,13 @@ def _messages(output: str) -> list[str]:
     return list(found)
 
 
-def _find_ansible() -> str:
+def find_ansible() -> str:
+    """Return the ansible-playbook of this Python environment; raises OperatorMistake where there is none."""
     beside = Path(sys.executable).parent / "ansible-playbook"
     found = str(beside) if beside.is_file() else shutil.which("ansible-playbook")
     if not found:
         raise OperatorMistake(
-            "ansible-playbook is not installed beside fab. Install both with the control machine's lock: "
-            "uv pip install --require-hashes -r locks/control.txt"
+            "ansible-playbook is not installed beside this program. Install psfleet again: pipx install psfleet; in a "
+            "checkout: uv pip install --require-hashes -r locks/control.txt"
         )
     return found
