@@ -54,7 +54,8 @@ class Psfleet(Fab):
     def _mistake(self, error: ParseError) -> Exit:
         context = error.context
         if no_value := _NO_VALUE.match(str(error)):
-            return Exit(f"--{no_value[1]} has no value; expected one after it", 2)
+            dashes = "-" if len(no_value[1]) == 1 else "--"
+            return Exit(f"{dashes}{no_value[1]} has no value; expected one after it", 2)
         unknown = _UNKNOWN.fullmatch(str(error))
         if unknown is None:
             return Exit(f"{error}. `psfleet VERB --help` lists a verb's arguments", 2)
