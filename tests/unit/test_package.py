@@ -126,8 +126,7 @@ def test_site_names_no_place_of_the_installation_and_no_version(installed: Insta
         assert "0.1.0" not in text, path
 
 
-@pytest.mark.parametrize("below", ["", "programs"])
-@pytest.mark.parametrize("program", ["psfleet", "fab"])
+@pytest.mark.parametrize(("program", "below"), [("psfleet", "programs"), ("fab", "")])
 def test_inventory_of_a_site_is_right(installed: Installed, site: Path, program: str, below: str) -> None:
     done = installed.run(site / below, program, "validate")
     assert done.returncode == 0, done.stderr
@@ -168,7 +167,6 @@ def test_a_run_of_site_yml_keeps_its_lost_hosts_in_the_site(installed: Installed
 
 
 def test_nothing_is_written_into_the_package(installed: Installed, site: Path) -> None:
-    installed.run(site, "psfleet", "validate")
     (kit,) = installed.path.glob("lib/*/site-packages/psfleet")
     assert [path for path in kit.rglob("*") if path.name in (".cache", "site.retry", "releases")] == []
     assert not os.path.lexists(kit / "ansible" / ".ansible")
