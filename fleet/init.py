@@ -20,6 +20,7 @@ _HOSTS = "inventory/hosts.yml"
 _PATHS = ("roles_path", "filter_plugins", "callback_plugins", "action_plugins")
 # The other groups, for the eye, and so that Ansible doesn't warn of them.
 _EMPTY = ("data", "gpu", "nfs_server", "prometheus", "alertmanager")
+_DEVELOPERS = ("lab", "vms")  # a checkout's
 _HEAD = """---
 # The machines by their jobs. A host may be in several groups; its place in a group is the task's index.
 # ansible_host is the address that you reach it by. Add cluster_address where the others reach it by another one, and
@@ -27,13 +28,16 @@ _HEAD = """---
 """
 
 
-def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None]) -> None:
-    """Make a site's folder of hosts, each NAME or NAME=ADDRESS; a file that is present stays as it is.
+def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None], example: str = "") -> None:
+    """Make a site's folder of hosts, each NAME or NAME=ADDRESS, or with one of psfleet's example inventories.
 
-    Raises OperatorMistake for a wrong name or address, for no host, and for a folder that can't be one.
+    A file that is present stays as it is. Raises OperatorMistake for a wrong name or address, for no host, for an
+    example that is none, and for a folder that can't be one.
     """
     _refuse_folder(directory)
-    if not hosts and not (directory / _HOSTS).exists():
+    if example and hosts:
+        raise OperatorMistake(f"{hosts[0]} is named beside --example {example}, which has hosts; expected one of both")
+    if not hosts and not example and not (directory / "inventory").exists():
         raise OperatorMistake(
             "no host is named; expected one or more, the coordinator's first: "
             f"psfleet init {directory} alpha=192.0.2.11 beta=192.0.2.12 gamma"
@@ -44,9 +48,12 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None])
         "fabfile.py": _template("fabfile.py"),
         "README.md": _template("README.md"),
         ".gitignore": _template("gitignore"),
-        "inventory/group_vars/all.yml": _template("all.yml"),
         "programs/digits.py": (CODE / "trainer/examples/digits.py").read_text(encoding="utf-8"),
     }
+    if example:
+        texts |= _example(example)
+    else:
+        texts["inventory/group_vars/all.yml"] = _template("all.yml")
     if hosts:
         groups = yaml.safe_dump(_groups(hosts, yaml.safe_load(_template("all.yml"))), sort_keys=False)
         texts[_HOSTS] = _HEAD + groups.replace(": null\n", ":\n")
@@ -59,6 +66,16 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None])
         ) from error
     if missing := _missing_settings(directory / "ansible.cfg"):
         say(f"ansible.cfg lacks settings that psfleet relies on; add them: {'; '.join(missing)}")
+
+
+def _example(name: str) -> dict[str, str]:
+    """Return the files of an example inventory; raises OperatorMistake where there is none of this name."""
+    known = sorted(path.name for path in (KIT / "inventory").iterdir() if path.name not in _DEVELOPERS)
+    if name not in known:
+        raise OperatorMistake(f"--example is {show(name)}; expected one of {', '.join(known)}")
+    root = KIT / "inventory" / name
+    files = (path for path in root.rglob("*") if path.suffix == ".yml")
+    return {f"inventory/{path.relative_to(root)}": path.read_text(encoding="utf-8") for path in files}
 
 
 def _refuse_folder(directory: Path) -> None:

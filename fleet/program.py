@@ -1,4 +1,4 @@
-"""The command `psfleet`: the verbs of fabfile.py, `init` and `playbook`."""
+"""The command `psfleet`: the verbs of fabfile.py, and `init`, `lock` and `playbook`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from invoke import Collection, Context, Exit
 from invoke.exceptions import ParseError
 
 from fleet.errors import FleetError
+from fleet.host_locks import write_locks
 from fleet.init import make_site
 from fleet.places import KIT, site
 from fleet.release import find_ansible
@@ -75,15 +76,25 @@ class Psfleet(Fab):
     iterable=["host"],
     help={
         "directory": "the folder to make; files that it has stay as they are",
+        "example": "begin with an inventory of psfleet's own instead of hosts, such as cloud-aws",
         "host": "NAME or NAME=ADDRESS, the coordinator's first; --host may be left out: psfleet init DIR HOST...",
     },
 )
-def init(context: Context, directory: str, host: list[str] | None = None) -> None:
+def init(context: Context, directory: str, host: list[str] | None = None, example: str = "") -> None:
     """Make a site's folder: inventory, a program to change, and what leads to psfleet."""
     if directory.startswith("-"):
         raise Exit(f"psfleet init has no flag {directory!r}. `psfleet init --help` lists them", 2)
     try:
-        make_site(Path(directory).expanduser(), host or [], print)
+        make_site(Path(directory).expanduser(), host or [], print, example)
+    except FleetError as error:
+        raise Exit(str(error), error.code) from error
+
+
+@task(auto_shortflags=False, positional=["name"], help={"name": "path of the list without .in, such as locks/mine"})
+def lock(context: Context, name: str) -> None:
+    """Lock the hosts' Python packages: locks/mine.in becomes locks/mine-<python>.txt, and the same with CUDA."""
+    try:
+        write_locks(name, print)
     except FleetError as error:
         raise Exit(str(error), error.code) from error
 
@@ -110,9 +121,15 @@ def as_invoke_reads(argv: Sequence[str]) -> list[str]:
         return [argv[0], "--help", argv[1]]
     if argv[1:2] != ["init"]:
         return [*argv]
-    words = [word for word in argv[3:] if word != "--host"]
-    flags = [each for word in words for each in ([word] if word.startswith("-") else ["--host", word])]
-    return [*argv[:3], *flags]
+    command, words = [*argv[:3]], [*argv[3:]]
+    while words:
+        word = words.pop(0)
+        if word in ("--host", "--example"):
+            command += [word, *words[:1]]
+            del words[:1]
+        else:
+            command += [word] if word.startswith("-") else ["--host", word]
+    return command
 
 
 def main() -> None:
@@ -122,7 +139,7 @@ def main() -> None:
             run_playbook(sys.argv[2:])
         except FleetError as error:
             sys.exit(_report(error))
-    for verb in (init, playbook):
+    for verb in (init, lock, playbook):
         namespace.add_task(verb)
     program = Psfleet(
         version=_version(), name="psfleet", binary="psfleet", namespace=namespace, executor_class=Executor,

@@ -122,7 +122,11 @@ def _lock_problems(lock: str, root: Path, names: set[str]) -> Iterator[str]:
     files = sorted(path.parent.glob(f"{glob.escape(path.name)}-3.*.txt")) if path.parent.is_dir() else []
     if not files:
         short = re.sub(r"(-3\.[0-9]+)?\.txt$", "", lock)
-        mend = f"`make lock LOCK={lock}` writes them" if short == lock else f"Leave out -<python>.txt: {short}"
+        mend = (
+            f"`psfleet lock {lock}` writes them, in a checkout `make lock LOCK={lock}`"
+            if short == lock
+            else f"Leave out -<python>.txt: {short}"
+        )
         yield f"release_lock is {show(lock)}, and there is no file {path}-<python>.txt, such as -3.11.txt. {mend}"
     for file in files:
         try:
@@ -134,12 +138,12 @@ def _lock_problems(lock: str, root: Path, names: set[str]) -> Iterator[str]:
             continue
         names |= {re.sub("[-_.]+", "_", name[0]).lower() for name in _LOCKED.findall(text)}
         if not any(True for _ in _requirements(text)):
-            yield f"the lock {file} is empty; expected lines of name==version with hashes. `make lock` writes them"
+            yield f"the lock {file} is empty; expected lines of name==version with hashes. `psfleet lock` writes them"
         for number, requirement in _requirements(text):
             if what := _requirement_problem(requirement):
                 yield (
                     f"{file}:{number}: {show(requirement[:60].strip())} has {what}; expected name==version with its "
-                    "hashes, so that nothing else is ever installed. `make lock` writes them"
+                    "hashes, so that nothing else is ever installed. `psfleet lock` writes them"
                 )
                 break
 

@@ -201,7 +201,7 @@ def test_an_argument_that_the_constructor_does_not_take_is_refused(
     ("site", "said"),
     [
         ({"release_program": "nowhere"}, "nowhere' is neither a directory nor a wheel"),
-        ({"release_lock": "locks/nope"}, "`make lock LOCK=locks/nope` writes them"),
+        ({"release_lock": "locks/nope"}, "`psfleet lock locks/nope` writes them"),
         ({"release_lock": "locks/cpu-3.11.txt"}, "Leave out -<python>.txt: locks/cpu"),
         ({"release_lock": "locks/[c]pu"}, "and there is no file"),
         ({"release_lock": "~nobody-here/cpu"}, "~nobody-here/cpu-<python>.txt"),

@@ -67,6 +67,27 @@ def test_a_second_time_nothing_is_lost(tmp_path: Path) -> None:
     assert make(site)  # no host need be named where there is an inventory
 
 
+def test_an_example_is_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_site(tmp_path / "site", [], lambda _: None, "cloud-static")
+    for name in ("hosts.yml", "group_vars/all.yml"):
+        assert (tmp_path / "site/inventory" / name).read_text() == (KIT / "inventory/cloud-static" / name).read_text()
+    monkeypatch.chdir(tmp_path / "site")
+    assert find_problems(read_source()) == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "example", "said"),
+    [
+        ([], "lab", "--example is 'lab'; expected one of cloud-aws, "),
+        (["a"], "cloud-aws", "a is named beside --example"),
+    ],
+)
+def test_a_wrong_example_is_named(tmp_path: Path, hosts: list[str], example: str, said: str) -> None:
+    with pytest.raises(OperatorMistake, match=said):
+        make_site(tmp_path / "site", hosts, print, example)
+    assert not (tmp_path / "site").exists()
+
+
 def test_settings_that_an_older_folder_lacks_are_named(tmp_path: Path) -> None:
     make(tmp_path, "a")
     file = tmp_path / "ansible.cfg"

@@ -59,10 +59,15 @@ def test_init_takes_its_hosts_as_words(
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
         made: list[tuple[Path, list[str]]] = []
-        patched.setattr(program, "make_site", lambda directory, hosts, _: made.append((directory, hosts)))
+        patched.setattr(program, "make_site", lambda directory, hosts, *_: made.append((directory, hosts)))
         patched.setattr("sys.argv", ["psfleet", "init", str(tmp_path), *hosts])
         program.main()
     assert made == [(tmp_path, ["a", "b=192.0.2.2"])]
+
+
+def test_an_example_is_no_host() -> None:
+    words = ["psfleet", "init", "mine", "--example", "cloud-aws"]
+    assert program.as_invoke_reads(words) == words
 
 
 def test_playbook_becomes_ansible_in_the_sites_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
