@@ -28,7 +28,7 @@ def write_locks(name: str, say: Callable[[str], None], run: Callable[..., object
     if not wanted.is_file():
         raise OperatorMistake(
             f"{wanted} is missing; expected the packages that the hosts need, a line each. Begin with psfleet's own, "
-            f"and add yours: cp {KIT / 'locks/cpu.in'} {wanted}"
+            f"and add yours: install -D -m 644 {KIT / 'locks/cpu.in'} {wanted}"
         )
     cuda = lock.with_name("cuda" if lock == site() / "locks/cpu" else f"{lock.name}-cuda")
     for python in PYTHONS:
