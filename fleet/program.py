@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+if sys.version_info < (3, 11):
+    sys.exit(f"psfleet needs Python 3.11 or newer, not {sys.version.split()[0]}: pipx install --python python3.11 ...")
+
 from fabric import Config, Executor, task
 from fabric.main import Fab
 from invoke import Collection, Context, Exit
