@@ -1,82 +1,127 @@
-"""The command psfleet: a mistake ends with 2 and a sentence, and `init` takes its hosts as they are typed."""
+"""Loading a user's program: each mistake has its message."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fleet import program
+from tests.unit.programs import PROGRAMS
+from trainer.failures import UserError
+from trainer.program import load_program, program_file, refuse_mixture, refuse_modes
+
+GOOD = f"""{PROGRAMS}class Arguments(Good):
+    def __init__(self, needed): ...
+ready = Good()
+"""
 
 
-def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr("sys.argv", ["psfleet", *words])
-    with pytest.raises(SystemExit) as ended:
-        program.main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def write(programs: Path, name: str, text: str = GOOD) -> str:
+    (programs / f"{name}.py").write_text(text)
+    return name
+
+
+def test_class_is_built_and_object_is_taken(programs: Path) -> None:
+    name = write(programs, "good_program")
+    assert type(load_program(f"{name}:Good", {})).__name__ == "Good"
+    program = load_program(f"{name}:ready", {})
+    assert program_file(program) == (programs / f"{name}.py").resolve()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("wanted", "expected"),
     [
-        ("stauts", "psfleet has no verb 'stauts'. Did you mean status?"),
-        ("xyzzy", "psfleet has no verb 'xyzzy'. `psfleet --help` lists them"),
-        ("validate extra", "psfleet has no verb 'extra'"),
-        ("--lits", "psfleet has no flag '--lits'. Did you mean --list?"),
-        ("status --jsn", "psfleet status has no flag '--jsn'. Did you mean --json?"),
-        ("status --jsn=1", "psfleet status has no flag '--jsn'. Did you mean --json?"),
-        ("--help nothing", "psfleet has no verb 'nothing'. `psfleet --help` lists them"),
-        ("-H", "-H has no value; expected one after it"),
-        ("logs --lines", "--lines has no value; expected one after it"),
-        ("init", "'init' did not receive required positional arguments: 'directory'. `psfleet VERB --help`"),
-        ("init --hosts a", "psfleet init has no flag '--hosts'. `psfleet init --help` lists them"),
-        ("init new a --hots", "psfleet init has no flag '--hots'. Did you mean --host?"),
-        ("init new", "no host is named; expected one or more, the coordinator's first: psfleet init new alpha="),
-        ("init new a_", "host 'a_' can't have this name"),
-        ("playbook", "name a playbook, as in psfleet playbook site.yml"),
+        ("Goood", "has no 'Goood': did you mean 'Good'?"),
+        ("NoEval", "has no method eval_dataset"),
+        ("Arguments", "its constructor needs needed: give it with --set needed=VALUE"),
     ],
 )
-def test_a_mistake_ends_with_2_and_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, said: str
+def test_object_that_will_not_do(programs: Path, wanted: str, expected: str) -> None:
+    name = write(programs, "bad_objects")
+    with pytest.raises(UserError) as caught:
+        load_program(f"{name}:{wanted}", {})
+    assert expected in str(caught.value)
+
+
+def test_missing_module_says_where_it_was_looked_for(programs: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_program("not_there.at_all:Good", {})
+    assert "there is no module 'not_there'" in str(caught.value)
+    assert str(programs) in str(caught.value)
+
+
+def test_module_that_lacks_a_library_names_the_line(programs: Path) -> None:
+    name = write(programs, "needs_library", "import sys\nimport no_such_library\n")
+    with pytest.raises(UserError) as caught:
+        load_program(f"{name}:Good", {})
+    assert f"{programs}/needs_library.py:2: ModuleNotFoundError: No module named 'no_such_library'" in str(caught.value)
+
+
+def test_module_that_fails_names_the_line(programs: Path) -> None:
+    name = write(programs, "divides", "\n\n1 / 0\n")
+    with pytest.raises(UserError) as caught:
+        load_program(f"{name}:Good", {})
+    assert f"{programs}/divides.py:3: ZeroDivisionError: division by zero" in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["0", "'set DATA_DIR'"])
+def test_module_or_class_that_says_exit_names_the_line(programs: Path, code: str) -> None:
+    name = write(programs, "exits", f"import sys\nsys.exit({code})\n")
+    with pytest.raises(UserError, match=r"exits.py:2: SystemExit: "):
+        load_program(f"{name}:Good", {})
+    name = write(programs, "exits_later", f"import sys\nclass Good:\n    def __init__(self): sys.exit({code})\n")
+    with pytest.raises(UserError, match=r"exits_later.py:3: SystemExit: "):
+        load_program(f"{name}:Good", {})
+
+
+def test_storage_that_fails_under_an_import_is_no_mistake_of_the_program(programs: Path) -> None:
+    stale = "raise OSError(errno.ESTALE, 'Stale file handle', 'words.txt')"
+    name = write(programs, "reads", f"import errno\n{stale}\n")
+    with pytest.raises(OSError, match="Stale file handle"):
+        load_program(f"{name}:Good", {})
+    name = write(programs, "reads_later", f"import errno\nclass Good:\n    def __init__(self):\n        {stale}\n")
+    with pytest.raises(OSError, match="Stale file handle"):
+        load_program(f"{name}:Good", {})
+    name = write(programs, "misses", "open('/no/such/words.txt')\n")
+    with pytest.raises(UserError, match=r"misses.py:1: FileNotFoundError"):
+        load_program(f"{name}:Good", {})
+
+
+def test_a_metric_of_ones_own_is_of_the_keras_it_derives_from() -> None:
+    theirs = type("Metric", (), {"__module__": "keras.src.metrics.metric"})
+    own = type("Own", (theirs,), {})
+    model = SimpleNamespace(loss="mse", compiled_metrics=SimpleNamespace(_user_metrics={"out": [own()]}))
+    with pytest.raises(UserError, match=r"\.Own, .* write tf.keras.metrics.Metric instead of keras.metrics.Metric"):
+        refuse_mixture(model, "Program.build_model")
+    model.compiled_metrics._user_metrics = ["mae", SimpleNamespace()]
+    refuse_mixture(model, "Program.build_model")
+
+
+@pytest.mark.parametrize(
+    ("eager", "functions", "expected"),
+    [
+        (True, False, ""),
+        (False, False, "program p:P has switched eager execution off"),
+        (True, True, "program p:P has called tf.config.run_functions_eagerly"),
+    ],
+)
+def test_modes_of_tensorflow_that_workers_can_not_have_are_named(
+    monkeypatch: pytest.MonkeyPatch, eager: bool, functions: bool, expected: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert psfleet(monkeypatch, *words.split()) == 2
-    assert capsys.readouterr().err.startswith(said)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("words", [["init", "--help"], ["init", "new", "-h"], ["drill", "--help"], ["--help", "logs"]])
-def test_help_of_a_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert psfleet(monkeypatch, *words) == 0
-    verb = words[1] if words[0] == "--help" else words[0]
-    assert f"[--core-opts] {verb} [--options]" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("hosts", [["a", "b=192.0.2.2"], ["--host", "a", "b=192.0.2.2"]])
-def test_init_takes_its_hosts_as_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, hosts: list[str]
-) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        made: list[tuple[Path, list[str]]] = []
-        patched.setattr(program, "make_site", lambda directory, hosts, *_: made.append((directory, hosts)))
-        patched.setattr("sys.argv", ["psfleet", "init", str(tmp_path), *hosts])
-        program.main()
-    assert made == [(tmp_path, ["a", "b=192.0.2.2"])]
-
-
-def test_an_example_is_no_host() -> None:
-    words = ["psfleet", "init", "mine", "--example", "cloud-aws"]
-    assert program.as_invoke_reads(words) == words
-
-
-def test_playbook_becomes_ansible_in_the_sites_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    became: list[tuple[str, list[str], Path]] = []
-    monkeypatch.setattr("os.execv", lambda path, words: became.append((path, words, Path.cwd())))
-    for name in ("ansible.cfg", "fabfile.py", "site.yml"):
-        (tmp_path / name).touch()
-    (tmp_path / "below").mkdir()
-    monkeypatch.chdir(tmp_path / "below")
-    program.run_playbook(["site.yml", "--check"])
-    ((path, words, place),) = became
-    assert (Path(path).name, words[1:], place) == ("ansible-playbook", ["site.yml", "--check"], tmp_path)
+    modes = SimpleNamespace(
+        executing_eagerly=lambda: eager, config=SimpleNamespace(functions_run_eagerly=lambda: functions)
+    )
+    monkeypatch.setitem(sys.modules, "tensorflow", modes)  # type: ignore[arg-type]
+    if not expected:
+        refuse_modes("program p:P")
+        return
+    with pytest.raises(UserError, match=expected):
+        refuse_modes("program p:P")
