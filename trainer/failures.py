@@ -41,11 +41,20 @@ MENDS = {
     "build_model was called: make it in build_model, which is called in the strategy's scope (docs/programs.md)",
     "tensor proto whose content is larger than 2GB": "a graph goes to each worker in one message, of 2 GiB at most: "
     "write the data to files, and read those in train_dataset (docs/input.md)",
+    "Mixing different tf.distribute.Strategy objects": "build_model is called in the run's strategy: leave "
+    "the program's own out, and choose with the run setting `strategy` (docs/training.md)",
     "was not created in the distribution strategy scope": "make the whole model in build_model, with its layers and "
     "its optimizer (docs/programs.md)",
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
     "tf.reduce_mean(loss(y, told)) (docs/programs.md)",
 }
+USED_WHILE_BUILT = (
+    "build_model may not train, evaluate or predict: the trainer does that once the model is built. Call fit, evaluate "
+    "or predict of another model in the program's constructor (docs/programs.md)"
+)
+MENDS |= dict.fromkeys(
+    ("`tf.keras.utils.experimental.DatasetCreator`", "ClusterCoordinator.create_per_worker_dataset"), USED_WHILE_BUILT
+)
 NODE_IN_MESSAGE = re.compile(r"\{\{node ([^}]+)\}\}")
 
 # What CUDA says of a device that is broken, or gone: nothing runs on it until the process that uses it has ended.

@@ -66,6 +66,11 @@ def refuse_modes(what: str) -> None:
             f"{what} has called tf.config.run_functions_eagerly(True). Workers run traced functions alone: leave the "
             "call out. To look at numbers within a step, use tf.print"
         )
+    if not tf.config.get_soft_device_placement():
+        raise UserError(
+            f"{what} has called tf.config.set_soft_device_placement(False). TensorFlow then places no part of a step, "
+            "a save or a dataset on workers and ps by itself: leave the call out"
+        )
 
 
 def check_program(program: Any, name: str) -> Any:

@@ -37,6 +37,7 @@ for name, program in programs.items():
     calls = [runner.call(1) for _ in range(STEPS)]
     runner.join()
     found[name] = [fetch_numbers(call.outputs) for call in calls]
+    found[f"places of {name}"] = getattr(program, "places", [])
     runner.close()
 print(json.dumps(found), flush=True)
 testing.kept_signals  # noqa: B018 - the import above is for what it does

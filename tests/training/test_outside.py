@@ -29,11 +29,19 @@ OTHERS = {
     "LargeData": "LargeData.train_dataset has arrays of 0.00 GiB in its graph",
     "Eager": "Eager.build_model has called tf.config.run_functions_eagerly(True)",
 }
+WHILE_BUILT = {
+    "FitWhileBuilt": "build_model may not train, evaluate or predict",
+    "PredictWhileBuilt": "build_model may not train, evaluate or predict",
+    "OwnStrategy": "leave the program's own out",
+}
+CLEARED = ["Cleared", "ClearedOfKeras3"]
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    answered: dict[str, Any] = run_check("outside_check.py", *NAMED, *OTHERS, "Called", deadline=5 * MINUTE)
+    answered: dict[str, Any] = run_check(
+        "outside_check.py", *NAMED, *OTHERS, *WHILE_BUILT, *CLEARED, "Called", deadline=5 * MINUTE
+    )
     return answered
 
 
@@ -46,6 +54,17 @@ def test_what_is_made_before_the_strategy_is_named(found: dict[str, Any], name: 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_workers_cannot_do_is_named(found: dict[str, Any], name: str) -> None:
     assert str(found[name]).startswith(OTHERS[name])
+
+
+@pytest.mark.parametrize("name", WHILE_BUILT)
+def test_what_build_model_may_not_do_is_named(found: dict[str, Any], name: str) -> None:
+    assert WHILE_BUILT[name] in str(found[name])
+
+
+@pytest.mark.parametrize("name", CLEARED)
+def test_a_session_cleared_in_build_model_keeps_the_variables_on_the_ps(found: dict[str, Any], name: str) -> None:
+    assert len(found[name]) == 4
+    assert {place.split("/task")[0] for place in found[f"places of {name}"]} == {"/job:ps/replica:0"}
 
 
 def test_tensors_and_functions_from_outside_work(found: dict[str, Any]) -> None:

@@ -289,6 +289,29 @@ def test_storage_that_hangs_holds_nothing_up_until_the_users_limit(
     assert saves.trouble() is None
 
 
+def test_saves_that_fail_by_the_program_end_the_training(
+    directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorflow as tf
+
+    saves = Saves(directory, trained, storage_timeout_seconds=900.0)
+    refused = tf.errors.InvalidArgumentError(None, None, "Matched devices are 2, must match exactly one device")
+    for step, fails in enumerate((True, True, False, True, True, True), 1):
+        trained.set(step)
+        with monkeypatch.context() as broken:
+            if fails:
+                broken.setattr(directory.catalogue, "check_room", lambda _: raises(refused))
+            saves.save()
+            saves.settle()
+    assert directory.catalogue.steps() == [3]
+    with pytest.raises(UserError, match=r"Matched devices are 2.*3 saves failed so, and not by the storage"):
+        saves.save()
+
+
+def raises(error: Exception) -> None:
+    raise error
+
+
 def test_storage_that_fails_is_complained_about_every_time_until_the_users_limit(
     directory: RunDirectory, trained: Trained, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -106,19 +106,19 @@ def test_a_metric_of_ones_own_is_of_the_keras_it_derives_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("eager", "functions", "expected"),
+    ("eager", "functions", "soft", "expected"),
     [
-        (True, False, ""),
-        (False, False, "program p:P has switched eager execution off"),
-        (True, True, "program p:P has called tf.config.run_functions_eagerly"),
+        (True, False, True, ""),
+        (False, False, True, "program p:P has switched eager execution off"),
+        (True, True, True, "program p:P has called tf.config.run_functions_eagerly"),
+        (True, False, False, r"program p:P has called tf.config.set_soft_device_placement\(False\)"),
     ],
 )
 def test_modes_of_tensorflow_that_workers_can_not_have_are_named(
-    monkeypatch: pytest.MonkeyPatch, eager: bool, functions: bool, expected: str
+    monkeypatch: pytest.MonkeyPatch, eager: bool, functions: bool, soft: bool, expected: str
 ) -> None:
-    modes = SimpleNamespace(
-        executing_eagerly=lambda: eager, config=SimpleNamespace(functions_run_eagerly=lambda: functions)
-    )
+    config = SimpleNamespace(functions_run_eagerly=lambda: functions, get_soft_device_placement=lambda: soft)
+    modes = SimpleNamespace(executing_eagerly=lambda: eager, config=config)
     monkeypatch.setitem(sys.modules, "tensorflow", modes)  # type: ignore[arg-type]
     if not expected:
         refuse_modes("program p:P")

@@ -38,6 +38,8 @@ MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
 PATIENCE_SECONDS = 5.0
 # Only a save that takes longer than this may be one that hangs.
 SLOW_SECONDS = 60.0
+# A save that fails by what the program has made of TensorFlow or of its model would fail so for ever.
+MOST_REFUSALS = 3
 # TensorFlow's file system says "<path>; <what the system says>", often as an error of no particular kind.
 STORAGE = tuple(f"; {os.strerror(number)}" for number in errno.errorcode)
 # Writes and reads whole checkpoints where the servers share no path. Named in full: "/job:chief" breaks the restore.
@@ -47,10 +49,13 @@ COORDINATOR = "/job:chief/replica:0/task:0/device:CPU:0"
 class SaveFailed(Infrastructure):
     """A checkpoint that was asked for is not on disk: the storage has failed it, or a server."""
 
-    def __init__(self, prefix: str, why: str, *, of_storage: bool = True, stale: bool = False) -> None:
+    def __init__(
+        self, prefix: str, why: str, *, of_storage: bool = True, stale: bool = False, of_program: bool = False
+    ) -> None:
         super().__init__(f"cannot save {prefix}: {why}")
         self.why = why
         self.of_storage = of_storage
+        self.of_program = of_program
         self.stale = stale
         self.at = time.monotonic()
 
@@ -113,6 +118,7 @@ class Checkpoints:
         self._saving: Saving | None = None
         self._newest: int | None = None
         self._failure: SaveFailed | None = None
+        self._refused = 0
         self._beyond_limit = False
 
     def has(self, step: int) -> bool:
@@ -207,18 +213,22 @@ class Checkpoints:
         error = saving.end.exception()
         if error is None:
             self._newest, self._failure, self._directory.failing_since = saving.step, None, None
+            self._refused = 0
         elif isinstance(error, SaveFailed):
             self._failed(saving.began, error)
         else:
             raise error
 
     def _failed(self, began: float, failure: SaveFailed) -> None:
+        self._refused = self._refused + 1 if failure.of_program else 0
         self._failure = failure
         if failure.of_storage:
             self._directory.failing_since = self._directory.failing_since or began
             self._beyond_limit = failure.at - self._directory.failing_since > self._limit
 
     def _check_limit(self) -> None:
+        if self._failure is not None and self._refused >= MOST_REFUSALS:
+            raise UserError(f"{self._failure}; {self._refused} saves failed so, and not by the storage")
         if self._failure is not None and self._failure.stale:
             raise StalePath(f"{self.trouble()}; the path must be mounted anew")
         if self._directory.failing_since is not None and self._beyond_limit:
@@ -319,7 +329,10 @@ class Checkpoints:
                     catalogue.finish_replacements() if replaces else catalogue.remove(step)
             self._tell_saved(step, time.monotonic() - began, why)
             of_storage = not self._is_of_a_server(error)
-            raise SaveFailed(prefix, why, of_storage=of_storage, stale=is_stale(error)) from error
+            of_program = self._is_of_the_program(error)
+            raise SaveFailed(
+                prefix, why, of_storage=of_storage and not of_program, stale=is_stale(error), of_program=of_program
+            ) from error
         log.info("saved %s in %.2f s", prefix, time.monotonic() - began)
         self._tell_saved(step, time.monotonic() - began, None)
         try:
@@ -333,6 +346,13 @@ class Checkpoints:
     def _is_of_a_server(self, error: Exception) -> bool:
         """Return whether a save failed with a ps, which training does without, rather than with the storage."""
         if not isinstance(error, self._tf.errors.OpError) or not is_infrastructure(error):
+            return False
+        return not any(text in str(error) for text in STORAGE)
+
+    def _is_of_the_program(self, error: Exception) -> bool:
+        """Return whether a save failed by what the program has made of TensorFlow or of its model."""
+        kinds = (self._tf.errors.InvalidArgumentError, self._tf.errors.UnimplementedError, TypeError, ValueError)
+        if not isinstance(error, (*kinds, NotImplementedError)) or is_infrastructure(error):
             return False
         return not any(text in str(error) for text in STORAGE)
 

@@ -58,6 +58,7 @@ from trainer.training.tf_internals import (
     is_recovering,
     iterator_handles,
     iterator_type_spec,
+    keeping_default_graph,
     make_coordinator,
     stop_cluster,
     worker_threads,
@@ -537,7 +538,7 @@ def make_model(program: Any, strategy: Any) -> tuple[Any, Any]:
     with strategy.scope(), no_loss_scaling():
         keras3.forget_seeds()
         keras3.train_shards()
-        with building_whole():
+        with building_whole(), keeping_default_graph():
             model = build_model(program)
         if isinstance(strategy, tf.distribute.ParameterServerStrategy):
             refuse_outside_model(program, model)

@@ -34,6 +34,7 @@ from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 from tensorflow.python.eager import context, executor
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.framework import ops
 from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.saved_model import load as saved_model_load
@@ -746,6 +747,20 @@ def read_split_kernels(read: Callable[[Any], Any]) -> None:
         return read(weight) if hasattr(weight, "variables") else plain(weight)
 
     gru_lstm_utils.read_variable_value = read_variable_value
+
+
+@contextlib.contextmanager
+def keeping_default_graph() -> Iterator[None]:
+    """Have `clear_session` of either Keras and `reset_default_graph` keep the default graph meanwhile.
+
+    The graph holds the strategy whose scope this is: in another one, variables would be made on the coordinator.
+    """
+    stack = ops._default_graph_stack
+    stack.reset = lambda: None
+    try:
+        yield
+    finally:
+        del stack.reset
 
 
 @contextlib.contextmanager

@@ -149,6 +149,48 @@ class Eager(Plain):
             self.undo = tf.config.run_functions_eagerly
 
 
+class FitWhileBuilt(Plain):
+    def build_model(self):
+        model = super().build_model()
+        model.fit(tf.ones([8, 4]), tf.ones([8, 1]), verbose=0)
+        return model
+
+
+class PredictWhileBuilt(Plain):
+    def build_model(self):
+        model = super().build_model()
+        model.predict(tf.ones([8, 4]), verbose=0)
+        return model
+
+
+class OwnStrategy(Plain):
+    def build_model(self):
+        with tf.distribute.MirroredStrategy().scope():
+            return super().build_model()
+
+
+class Cleared(Plain):
+    """Programs begin a model so, to have the names of its layers count from zero."""
+
+    def build_model(self):
+        keras.backend.clear_session()
+        model = super().build_model()
+        self.extra = lambda: {"t": tf.cast(tf.size(model.line.kernel), tf.float32)}
+        model.extra = self.extra
+        model(tf.ones([1, 4]))
+        self.places = [weight.device for weight in model.weights]
+        return model
+
+
+class ClearedOfKeras3(Plain):
+    def build_model(self):
+        keras3.utils.clear_session()
+        model = keras3.Sequential([keras3.layers.Input((4,)), keras3.layers.Dense(1)])
+        model.compile(keras3.optimizers.SGD(0.01), "mse")
+        self.places = [weight.value.device for weight in model.weights]
+        return model
+
+
 @tf.function
 def doubled(number):
     return number * 2.0
