@@ -14,9 +14,9 @@ from fleet.places import CODE, KIT
 
 
 def make(directory: Path, *hosts: str) -> list[str]:
-    said: list[str] = []
-    make_site(directory, hosts, said.append)
-    return said
+    lines: list[str] = []
+    make_site(directory, hosts, lines.append)
+    return lines
 
 
 def groups(directory: Path) -> dict[str, list[str]]:
@@ -58,11 +58,11 @@ def test_a_second_time_nothing_is_lost(tmp_path: Path) -> None:
     (site / "programs/digits.py").write_text("mine = 1\n")
     (site / "site.yml").unlink()
     before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
-    said = make(site, "c", "d")
-    assert f"kept {site}/programs/digits.py as it was: what `psfleet init` writes differs" in said
-    assert f"kept {site}/inventory/hosts.yml as it was: what `psfleet init` writes differs" in said
-    assert f"kept {site}/ansible.cfg" in said
-    assert f"made {site}/site.yml" in said
+    lines = make(site, "c", "d")
+    assert f"kept {site}/programs/digits.py as it was: what `psfleet init` writes differs" in lines
+    assert f"kept {site}/inventory/hosts.yml as it was: what `psfleet init` writes differs" in lines
+    assert f"kept {site}/ansible.cfg" in lines
+    assert f"made {site}/site.yml" in lines
     assert {path: path.read_bytes() for path in before} == before
     assert make(site)  # no host need be named where there is an inventory
 
@@ -76,14 +76,14 @@ def test_an_example_is_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("hosts", "example", "said"),
+    ("hosts", "example", "message"),
     [
         ([], "lab", "--example is 'lab'; expected one of cloud-aws, "),
         (["a"], "cloud-aws", "a is named beside --example"),
     ],
 )
-def test_a_wrong_example_is_named(tmp_path: Path, hosts: list[str], example: str, said: str) -> None:
-    with pytest.raises(OperatorMistake, match=said):
+def test_a_wrong_example_is_named(tmp_path: Path, hosts: list[str], example: str, message: str) -> None:
+    with pytest.raises(OperatorMistake, match=message):
         make_site(tmp_path / "site", hosts, print, example)
     assert not (tmp_path / "site").exists()
 
@@ -111,7 +111,7 @@ def test_the_program_to_change_is_an_example_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "said"),
+    ("hosts", "message"),
     [
         ([], "no host is named"),
         (["a", "a"], "host 'a' is named twice"),
@@ -124,10 +124,10 @@ def test_the_program_to_change_is_an_example_of_ours(tmp_path: Path) -> None:
         (["all"], "'all'"),
     ],
 )
-def test_wrong_hosts_are_named_and_nothing_is_made(tmp_path: Path, hosts: list[str], said: str) -> None:
+def test_wrong_hosts_are_named_and_nothing_is_made(tmp_path: Path, hosts: list[str], message: str) -> None:
     with pytest.raises(OperatorMistake) as refused:
         make(tmp_path / "site", *hosts)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert not (tmp_path / "site").exists()
 
 

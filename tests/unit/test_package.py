@@ -101,7 +101,7 @@ def test_verbs_and_flags_are_completed(installed: Installed, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("stauts", "psfleet has no verb 'stauts'. Did you mean status?"),
         ("init new up=1.2.3", "host 'up' has ansible_host: '1.2.3'; expected an address"),
@@ -109,10 +109,10 @@ def test_verbs_and_flags_are_completed(installed: Installed, tmp_path: Path) -> 
         ("playbook site.yml", "is in no site's folder"),
     ],
 )
-def test_a_mistake_ends_with_2_and_a_sentence(installed: Installed, tmp_path: Path, words: str, said: str) -> None:
+def test_a_mistake_ends_with_2_and_a_sentence(installed: Installed, tmp_path: Path, words: str, message: str) -> None:
     done = installed.run(tmp_path, "psfleet", *words.split())
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -18,7 +18,7 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("stauts", "psfleet has no verb 'stauts'. Did you mean status?"),
         ("xyzzy", "psfleet has no verb 'xyzzy'. `psfleet --help` lists them"),
@@ -38,11 +38,11 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     ],
 )
 def test_a_mistake_ends_with_2_and_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, said: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert psfleet(monkeypatch, *words.split()) == 2
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(message)
     assert list(tmp_path.iterdir()) == []
 
 
