@@ -9,7 +9,6 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 LOCK ?= locks/cpu
 SOAK ?= --minutes 60
-CUDA_LOCK = $(if $(filter locks/cpu,$(LOCK)),locks/cuda,$(LOCK)-cuda)
 COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock"
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
@@ -157,10 +156,7 @@ test-monitoring: venv-tf .cache/monitoring/.made  ## alerts and dashboard with p
 	python -m pytest tests/monitoring
 
 lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's (LOCK=locks/mine: your own)
-	for minor in 3.10 3.11 3.12 3.13; do \
-	  hosts="--python-version $$minor --python-platform x86_64-manylinux_2_28 --no-emit-index-url"; \
-	  $(COMPILE) $$hosts $(LOCK).in -o $(LOCK)-$$minor.txt && \
-	  $(COMPILE) $$hosts $(LOCK).in locks/cuda.in -c $(LOCK)-$$minor.txt -o $(CUDA_LOCK)-$$minor.txt || exit 1; done
+	python -m fleet.program lock $(LOCK)
 	$(COMPILE) --python-version 3.11 --universal locks/control.in -c locks/cpu-3.11.txt -o locks/control.txt
 	$(COMPILE) --python-version 3.11 --universal locks/cloud.in -c locks/control.txt -o locks/cloud.txt
 	$(COMPILE) --python-version 3.11 --universal locks/supply.in -c locks/control.txt -o locks/supply.txt

@@ -8,11 +8,13 @@ import json
 import tarfile
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from fleet.inventory import ROOT
+from fleet.places import ROLES
 
 SUMS = "SHA256SUMS"
+AGENT = Path(__file__).with_name("agent.py")
 # The whole of it comes by standard input: what is asked may hold secrets, which a command line would show to all.
 RECEIVE = """import json, sys
 asked = json.load(sys.stdin.buffer)
@@ -21,7 +23,7 @@ exec(asked.pop("agent"), {"__name__": "psfleet_agent", "asked": asked})"""
 
 def feed(asked: Mapping[str, Any]) -> bytes:
     """Return what RECEIVE reads: what is asked, and who does it."""
-    return json.dumps({**asked, "agent": (ROOT / "fleet/agent.py").read_text(encoding="utf-8")}).encode()
+    return json.dumps({**asked, "agent": AGENT.read_text(encoding="utf-8")}).encode()
 
 
 def sources(steps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -31,7 +33,7 @@ def sources(steps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 @cache
 def _source(module: str) -> str:
-    found = sorted((ROOT / "roles").glob(f"*/library/{module}.py"))
+    found = sorted(ROLES.glob(f"*/library/{module}.py"))
     return found[0].read_text(encoding="utf-8")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import OperatorMistake, first_line
+from fleet.places import KIT, site, site_file
 from fleet.schema.check import loose_problems
 from fleet.schema.formats import ROUTE_OPTIONS, control_file, control_path, ssh_options
 from fleet.schema.problems import Problem, show, tell
@@ -34,10 +35,10 @@ _YAML = (".yml", ".yaml", ".json")
 # What Ansible says of a file before its name.
 _UNPARSED = "Completely failed to parse inventory source "
 _FOR_A_PLUGIN = "Plugin configuration YAML file"
-ROOT = Path(__file__).resolve().parent.parent
+FILTERS = str(KIT / "ansible" / "filter_plugins")
 
 # The tasks come from the filter that Ansible renders TF_CONFIG with, so both name the same ones.
-sys.path.insert(0, str(ROOT / "ansible" / "filter_plugins"))
+sys.path.insert(0, FILTERS)
 from cluster_spec import ClusterSpecError, cluster_spec, storage_of  # noqa: E402
 
 
@@ -258,8 +259,7 @@ def read_source(
 
     Raises OperatorMistake when the path is missing, and without `lenient` for a file that can't be read.
     """
-    if (ROOT / "ansible.cfg").is_file():
-        os.environ.setdefault("ANSIBLE_CONFIG", str(ROOT / "ansible.cfg"))
+    os.environ.setdefault("ANSIBLE_CONFIG", str(site() / "ansible.cfg"))
     # Ansible reads its settings when it is imported, and half a second is too much for `fab --list`.
     import ansible.constants as settings
     from ansible.errors import AnsibleError
@@ -270,7 +270,7 @@ def read_source(
     # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = True
     source = find_source(given, environment, settings.DEFAULT_HOST_LIST)
-    beside = beside_problems([source], ROOT) if lenient else ()  # a running cluster can be stopped all the same
+    beside = beside_problems([source], site()) if lenient else ()  # a running cluster can be stopped all the same
     if absurd := [*special_file_problems([source]), *empty_problems(source), *range_problems(source), *beside]:
         if lenient:
             return Source(source, {"all": []}, {}, absurd)
@@ -292,7 +292,7 @@ def read_source(
                 return {}
 
     loader = Loader() if lenient else DataLoader()
-    loader.set_basedir(str(ROOT))
+    loader.set_basedir(str(site()))
     password = open_vaults(loader, ask_vault_pass)
     if shapes := list(shape_problems([source])):
         if lenient:
@@ -351,7 +351,7 @@ def find_problems(source: Source) -> list[Problem]:
     found += [
         *text_problems([source.name]),
         *file_problems([source.name], [str(group) for group in source.groups], source.variables),
-        *inventory_problems(source.groups, tagged, ROOT),
+        *inventory_problems(source.groups, tagged, site()),
     ]
     if any("all" in (path.stem, path.parent.name) for path in (Path(str(each.file)) for each in source.problems)):
         found = [each for each in found if not each.message.startswith(f"{each.variable} is missing")]  # it is there
@@ -445,9 +445,10 @@ def _variables_of_files(source: str, loader: Any) -> dict[str, HostVariables]:
 
 @cache
 def _load_ansible_plugins() -> None:
-    from ansible.plugins.loader import init_plugin_loader
+    from ansible.plugins.loader import filter_loader, init_plugin_loader
 
     init_plugin_loader()
+    filter_loader.add_directory(FILTERS)  # beside the playbooks, where Ansible itself finds them without a setting
 
 
 def find_source(given: str | None, environment: Mapping[str, str], default: Sequence[str]) -> str:
@@ -466,16 +467,22 @@ def find_source(given: str | None, environment: Mapping[str, str], default: Sequ
         raise OperatorMistake(
             f"{origin} is {show(name)}: {error}; expected the path of an inventory, such as inventory/lab"
         ) from error
-    for base in (Path.cwd(), ROOT):
+    for base in (Path.cwd(), site()):
         path = control_file(base, name)
         if path.is_file() or path.is_dir():
             return str(path)
         if path.exists():
             raise OperatorMistake(f"{origin}: {path} is no regular file; expected the path of an inventory")
-    known = sorted(f"inventory/{path.name}" for path in (ROOT / "inventory").glob("*") if path.is_dir())
-    raise OperatorMistake(
-        f"{origin}: there is no inventory {show(name)}. This checkout has: {', '.join(known) or 'none in inventory/'}"
-    )
+    known = ", ".join(_inventories()) or "none in inventory/"
+    raise OperatorMistake(f"{origin}: there is no inventory {show(name)}. {site()} has: {known}")
+
+
+def _inventories() -> list[str]:
+    """List the inventories of the site's folder: one in `inventory/`, or several in directories below."""
+    directory = site() / "inventory"
+    if (directory / "group_vars").is_dir() or any(directory.glob("*.yml")):
+        return ["inventory"]
+    return sorted(f"inventory/{path.name}" for path in directory.glob("*") if path.is_dir())
 
 
 def read_defaults() -> Defaults:
@@ -519,7 +526,7 @@ def ssh_host(name: str, variables: Mapping[str, Any], defaults: Defaults | None 
 
 
 def _key_file(host: str, value: str) -> Path:
-    path = control_file(ROOT, value)
+    path = site_file(value)
     if not path.is_file():
         raise OperatorMistake(
             f"host '{host}' has ansible_ssh_private_key_file: {value}, or ansible.cfg has private_key_file, and "

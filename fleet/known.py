@@ -16,8 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fleet.inventory import ROOT, Defaults, Inventory, Source, describe, find_source, plain_value, read_defaults
+from fleet.inventory import Defaults, Inventory, Source, describe, find_source, plain_value, read_defaults
 from fleet.inventory import read_source as read_by_ansible
+from fleet.places import CODE, site
 
 KEPT = 8
 MOST_BYTES = 2**24
@@ -49,9 +50,9 @@ def name_of(source: str, environment: Mapping[str, str]) -> str | None:
     digest = hashlib.sha256("\0".join([source, sys.version, ansible.origin, *more]).encode(errors="surrogateescape"))
     own = [
         Path(__file__),
-        ROOT / "fleet/inventory.py",
+        CODE / "fleet/inventory.py",
         Path(ansible.origin).with_name("release.py"),
-        ROOT / "ansible.cfg",
+        site() / "ansible.cfg",
     ]
     try:
         for path in [*own, *_files(source)]:
@@ -71,8 +72,8 @@ def name_of(source: str, environment: Mapping[str, str]) -> str | None:
 def _source(given: str | None, environment: Mapping[str, str]) -> str | None:
     """Return where the inventory is; None where only Ansible's settings say so."""
     default: list[str] = []
-    configuration = environment.get("ANSIBLE_CONFIG", str(ROOT / "ansible.cfg"))
-    if configuration != str(ROOT / "ansible.cfg"):
+    configuration = environment.get("ANSIBLE_CONFIG", str(site() / "ansible.cfg"))
+    if configuration != str(site() / "ansible.cfg"):
         return None
     if not given and not environment.get("PSFLEET_INVENTORY"):
         if "ANSIBLE_INVENTORY" in environment:
@@ -91,7 +92,7 @@ def _files(source: str) -> Iterator[Path]:
     roots = [place] if place.is_dir() else [base / "group_vars", base / "host_vars"]
     if not place.is_dir():
         yield place
-    for root in (*roots, ROOT / "group_vars", ROOT / "host_vars"):
+    for root in (*roots, site() / "group_vars", site() / "host_vars"):
         for directory, below, names in os.walk(root, followlinks=True):
             below.sort()
             yield from (Path(directory, name) for name in sorted(names))

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.inventory import ROOT, Inventory
+from fleet.inventory import Inventory
+from fleet.places import CODE, KIT, ROLES, lock_file, site, site_file
 from fleet.schema.control import program_problem
 from fleet.signals import undisturbed
 from fleet.tables import render_duration
@@ -127,10 +128,10 @@ def _read_release(inventory: Inventory, function: str) -> Any:
     lock, lock_gpu = locks_of(variables)
     try:
         return getattr(release_archive, function)(
-            str(ROOT / "trainer"),
-            str(ROOT / Path(program).expanduser()) if program else "",
-            str(ROOT / lock),
-            str(ROOT / lock_gpu) if inventory.groups.get("gpu") else None,
+            str(CODE / "trainer"),
+            str(site_file(program)) if program else "",
+            str(lock_file(site(), lock)),
+            str(lock_file(site(), lock_gpu)) if inventory.groups.get("gpu") else None,
         )
     except release_archive.ReleaseError as error:
         raise OperatorMistake(str(error)) from error
@@ -143,7 +144,7 @@ def sign_release(archive: bytes, release: str, cache: Path, key: str, signers: S
     """
     release_signature = _library("release_signature")
     place = _library("release_archive").keep(archive, release, cache / "releases")
-    own = str(ROOT / Path(key).expanduser()) if key else ""
+    own = str(site_file(key)) if key else ""
     try:
         signature, allowed = release_signature.sign_with(place, own, cache / "release-key", signers)
     except release_signature.SigningError as error:
@@ -153,7 +154,7 @@ def sign_release(archive: bytes, release: str, cache: Path, key: str, signers: S
 
 def _library(module: str) -> Any:
     """Import a module of the role release."""
-    library = ROOT / "roles" / "release" / "library"
+    library = ROLES / "release" / "library"
     if str(library) not in sys.path:
         sys.path.append(str(library))
     return importlib.import_module(module)
@@ -164,7 +165,7 @@ def find_program(inventory: Inventory, program: str, arguments: Sequence[str]) -
 
     It is read, not imported; the proof on the hosts has the last word.
     """
-    if problem := program_problem(inventory.variables[inventory.chief.host], program, arguments, ROOT):
+    if problem := program_problem(inventory.variables[inventory.chief.host], program, arguments, site()):
         raise OperatorMistake(problem)
 
 
@@ -228,21 +229,21 @@ def _play(
     popen: Callable[..., subprocess.Popen[str]],
 ) -> tuple[int, str]:
     """Run playbooks, and show what they do meanwhile; returns Ansible's exit code and its output."""
-    playbooks = [ROOT / "ansible" / name for name in names]
+    playbooks = [KIT / "ansible" / name for name in names]
     for playbook in playbooks:
         if not playbook.is_file():
-            raise OperatorMistake(f"{playbook} is missing: this checkout is incomplete")
+            raise OperatorMistake(f"{playbook} is missing: psfleet is incomplete here. Install it again")
     environment = {
         **os.environ,
         "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_CONFIG": str(site() / "ansible.cfg"),
         "PYTHONUNBUFFERED": "1",
         "ANSIBLE_ASK_VAULT_PASS": "0",  # fab has asked
     }
     with lend(inventory.vault_password) as (password, descriptors):
         process = popen(
-            [_find_ansible(), *map(str, playbooks), *arguments, *password],
-            cwd=ROOT,
+            [find_ansible(), *map(str, playbooks), *arguments, *password],
+            cwd=site(),
             env=environment,
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
@@ -357,12 +358,13 @@ def _messages(output: str) -> list[str]:
     return list(found)
 
 
-def _find_ansible() -> str:
+def find_ansible() -> str:
+    """Return the ansible-playbook of this Python environment; raises OperatorMistake where there is none."""
     beside = Path(sys.executable).parent / "ansible-playbook"
     found = str(beside) if beside.is_file() else shutil.which("ansible-playbook")
     if not found:
         raise OperatorMistake(
-            "ansible-playbook is not installed beside fab. Install both with the control machine's lock: "
-            "uv pip install --require-hashes -r locks/control.txt"
+            "ansible-playbook is not installed beside this program. Install psfleet again: pipx install psfleet; in a "
+            "checkout: uv pip install --require-hashes -r locks/control.txt"
         )
     return found

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fleet.inventory import ROOT, Inventory, plain_value
+from fleet.inventory import Inventory, plain_value
+from fleet.places import KIT, ROLES, site
 from fleet.readers import AHEAD, NAMING, OF_A_START
 from fleet.wanted import SKIPPED, UNCHANGED, Call, Pass, UnknownTask, Wanted, expression, files_differ, load
 
@@ -196,10 +197,10 @@ class Role(Tasks):
     ) -> None:
         from ansible.parsing.dataloader import DataLoader
 
-        place = ROOT / "roles" / name
+        place = ROLES / name
         super().__init__(place, self._render)
         self._loader = DataLoader()
-        self._loader.set_basedir(str(ROOT))
+        self._loader.set_basedir(str(site()))
         known = inventory.variables[host]
         self._variables: dict[str, Any] = {
             "ansible_managed": "Ansible managed",
@@ -210,7 +211,7 @@ class Role(Tasks):
             "groups": {group: list(hosts) for group, hosts in inventory.groups.items()},
             "hostvars": inventory.variables,
             "inventory_hostname": host,
-            "playbook_dir": str(ROOT / "ansible"),
+            "playbook_dir": str(KIT / "ansible"),
             "psfleet_spec": inventory.spec,
             **more,
         }
@@ -241,7 +242,7 @@ def _flat(tasks: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 @cache
 def _inputs(playbook: str, role: str, part: str) -> Mapping[str, Any]:
     """Return what a playbook gives to a role, listed or imported by a task."""
-    for play in load(ROOT / "ansible" / playbook):
+    for play in load(KIT / "ansible" / playbook):
         for each in play.get("roles", ()):
             if (each["role"], "main") == (role, part):
                 return dict(each.get("vars", {}))

@@ -15,7 +15,7 @@ from typing import Any
 from fleet.asked import list_of, pack, sources
 from fleet.cluster import CURRENT, Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake, first_line
-from fleet.inventory import ROOT
+from fleet.places import ROLES, site_file
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role
 from fleet.run import SETTINGS
@@ -108,7 +108,7 @@ class ShortWay:
         trainer = Role(self._inventory, host, "trainer", "training.yml")
         wanted = self._wanted[host] = trainer.look("main", {})
         wanted.checks += trainer.look("secrets", {}).checks
-        wanted.file(CHECK, "0755", (ROOT / "roles/release/files" / Path(CHECK).name).read_text(encoding="utf-8"))
+        wanted.file(CHECK, "0755", (ROLES / "release/files" / Path(CHECK).name).read_text(encoding="utf-8"))
         steps = [{"name": f"{check['module']} {number}", **check} for number, check in enumerate(wanted.checks)]
         firewall = Role(self._inventory, host, "firewall", "training.yml")
         paths = [*wanted.files, TUNNEL, FIREWALL]
@@ -206,7 +206,8 @@ class ShortWay:
         chief = self._inventory.chief.host
         settings = Role(self._inventory, chief, "release", "release.yml")
         key, allowed = settings.value("release_key"), settings.value("release_signers")
-        signature, signers = sign_release(archive, release["id"], Path(settings.value("release_cache")), key, allowed)
+        cache = site_file(settings.value("release_cache"))
+        signature, signers = sign_release(archive, release["id"], cache, key, allowed)
         self._kit = kit_of(list_of(archive))
         asked = {}
         archives: dict[frozenset[str], str] = {}

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import FleetError
-from fleet.inventory import ROOT, load_inventory
+from fleet.inventory import load_inventory
+from fleet.places import KIT
 from fleet.release import build_release, locks_of
 from fleet.terminal import printable
 
@@ -75,7 +76,7 @@ def locks_for(variables: Mapping[str, Any], gpu: bool) -> list[Path]:
     return [
         path
         for stem in ((lock, lock_gpu) if gpu else (lock,))
-        for path in sorted((ROOT / stem).parent.glob(f"{Path(stem).name}-3.*.txt"))
+        for path in sorted((KIT / stem).parent.glob(f"{Path(stem).name}-3.*.txt"))
     ]
 
 

@@ -19,6 +19,7 @@ from ansible.plugins.action import ActionBase
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
+from fleet import places  # noqa: E402
 from fleet.errors import OperatorMistake  # noqa: E402
 from fleet.inventory import Host, ssh_host  # noqa: E402
 
@@ -52,7 +53,7 @@ class ActionModule(ActionBase):
         with tempfile.TemporaryFile("w+") as errors:
             holder = subprocess.Popen(
                 [sys.executable, "-m", "fleet.lock"],
-                cwd=ROOT,
+                cwd=places.CODE,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

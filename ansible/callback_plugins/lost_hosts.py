@@ -14,6 +14,7 @@ from ansible import context
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
+from fleet import places  # noqa: E402
 from fleet.schema.problems import name_some  # noqa: E402
 from fleet.tables import render_table  # noqa: E402
 
@@ -109,7 +110,7 @@ class CallbackModule(CallbackBase):
     def _keep(self, hosts: list[str], lost: dict[str, Loss]) -> Path | None:
         """Write the hosts that are owed a run: those of this one, and of earlier ones that took no part in it."""
         # The parts in ansible/ are not run by themselves; `fab` runs them and names the hosts itself.
-        if self.playbook.parent != ROOT or context.CLIARGS.get("check"):
+        if self.playbook.parent != places.site() or context.CLIARGS.get("check"):
             return None
         file = self.playbook.with_suffix(".retry")
         before = file.read_text().split() if file.exists() else []

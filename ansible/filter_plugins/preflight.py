@@ -39,6 +39,7 @@ from wireguard import (  # noqa: E402
     wireguard_hosts,
 )
 
+from fleet import places  # noqa: E402
 from fleet.schema import check, formats  # noqa: E402
 from fleet.schema.control import control_file_problems  # noqa: E402
 from fleet.schema.definition import definition  # noqa: E402
@@ -57,6 +58,7 @@ ANSIBLE = ((2, 19), (2, 20))
 # More vacant places for each member that is there are no machines that went, but a mistyped index.
 MOST_VACANT = 10
 COLLECTIONS = ("ansible.posix",)
+_BRINGS_IT = "`pipx install psfleet` brings it, in a checkout `make venv`"
 COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-client"}
 
 
@@ -253,13 +255,10 @@ def control_problems(ansible_version: str) -> Iterator[str]:
     version = tuple(int(part) for part in ansible_version.split(".")[:2])
     oldest, newest = ANSIBLE
     if not oldest <= version < newest:
-        yield (
-            f"this is ansible-core {ansible_version}; psfleet is made for {oldest[0]}.{oldest[1]}. "
-            "`make venv` installs it in .venv"
-        )
+        yield (f"this is ansible-core {ansible_version}; psfleet is made for {oldest[0]}.{oldest[1]}. " + _BRINGS_IT)
     for collection in COLLECTIONS:
         if importlib.util.find_spec(f"ansible_collections.{collection}") is None:
-            yield f"the collection {collection} is missing. The PyPI package ansible has it; `make venv` installs it"
+            yield f"the collection {collection} is missing. The PyPI package ansible has it; {_BRINGS_IT}"
     for command, mend in COMMANDS.items():
         if shutil.which(command) is None:
             yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {mend}"
@@ -793,4 +792,12 @@ class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Any]:
-        return {"preflight_problems": preflight_problems, "preflight_notes": preflight_notes, "tell_problems": tell}
+        return {
+            "preflight_problems": preflight_problems,
+            "preflight_notes": preflight_notes,
+            "tell_problems": tell,
+            # Paths of the control machine, for the roles.
+            "site_path": lambda path: str(places.site_file(path)),
+            "lock_path": lambda path: str(places.lock_file(places.site(), path)),
+            "code_path": lambda name: str(places.CODE / name),
+        }

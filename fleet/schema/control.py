@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleet.places import CODE, ROLES, lock_file
 from fleet.schema import formats
 from fleet.schema.check import our_hosts, reference_host
 from fleet.schema.definition import definition
@@ -117,11 +118,15 @@ def _lock_of(site: Mapping[str, Any], variable: str) -> str:
 
 def _lock_problems(lock: str, root: Path, names: set[str]) -> Iterator[str]:
     """What is wrong with a set of locks; adds the distributions that they have to `names`."""
-    path = formats.control_file(root, lock)
+    path = lock_file(root, lock)
     files = sorted(path.parent.glob(f"{glob.escape(path.name)}-3.*.txt")) if path.parent.is_dir() else []
     if not files:
         short = re.sub(r"(-3\.[0-9]+)?\.txt$", "", lock)
-        mend = f"`make lock LOCK={lock}` writes them" if short == lock else f"Leave out -<python>.txt: {short}"
+        mend = (
+            f"`psfleet lock {lock}` writes them, in a checkout `make lock LOCK={lock}`"
+            if short == lock
+            else f"Leave out -<python>.txt: {short}"
+        )
         yield f"release_lock is {show(lock)}, and there is no file {path}-<python>.txt, such as -3.11.txt. {mend}"
     for file in files:
         try:
@@ -133,12 +138,12 @@ def _lock_problems(lock: str, root: Path, names: set[str]) -> Iterator[str]:
             continue
         names |= {re.sub("[-_.]+", "_", name[0]).lower() for name in _LOCKED.findall(text)}
         if not any(True for _ in _requirements(text)):
-            yield f"the lock {file} is empty; expected lines of name==version with hashes. `make lock` writes them"
+            yield f"the lock {file} is empty; expected lines of name==version with hashes. `psfleet lock` writes them"
         for number, requirement in _requirements(text):
             if what := _requirement_problem(requirement):
                 yield (
                     f"{file}:{number}: {show(requirement[:60].strip())} has {what}; expected name==version with its "
-                    "hashes, so that nothing else is ever installed. `make lock` writes them"
+                    "hashes, so that nothing else is ever installed. `psfleet lock` writes them"
                 )
                 break
 
@@ -185,9 +190,7 @@ def _program_problems(
         return
     module, _, attribute = name.partition(":")
     top = module.partition(".")[0]
-    kit = {
-        f"trainer/{path.relative_to(root / 'trainer').as_posix()}": path for path in (root / "trainer").rglob("*.py")
-    }
+    kit = {path.relative_to(CODE).as_posix(): path for path in (CODE / "trainer").rglob("*.py")}
     files: Mapping[str, Path | bytes] = kit if top == "trainer" else sources
     base = module.replace(".", "/")
     file = next((each for each in (f"{base}.py", f"{base}/__init__.py") if each in files), None)
@@ -197,7 +200,7 @@ def _program_problems(
             return  # installed with the lock: the hosts' proof looks into it
         modules = [each.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for each in files]
         close = difflib.get_close_matches(module, modules, n=1, cutoff=0.6)
-        ask = "Name the directory of your package in release_program, relative to the project's root"
+        ask = "Name the directory of your package in release_program, relative to the site's folder"
         mend = f"Did you mean {close[0]}?" if close else ask
         yield "trainer_run", f"program is {show(name)}, and {where} has no module {module}. {mend}"
         return
@@ -223,7 +226,7 @@ def _sources(program: Path) -> dict[str, bytes]:
 
 
 def _find_the_releases_modules() -> None:
-    library = str(Path(__file__).resolve().parents[2] / "roles" / "release" / "library")
+    library = str(ROLES / "release" / "library")
     if library not in sys.path:
         sys.path.append(library)
 

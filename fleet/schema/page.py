@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fleet.places import CODE
 from fleet.schema.definition import Variable, definition
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "inventory.md"
+PAGE = CODE / "docs" / "inventory.md"
 HEAD = Path(__file__).with_name("page.md")
 TYPES = {
     "string": "text",

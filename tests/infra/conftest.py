@@ -47,6 +47,7 @@ ORDER = [
     "test_encryption",
     "test_sweep",
     "test_training",
+    "test_package",
     "test_monitoring",
 ]
 

@@ -1,34 +1,24 @@
-"""The package works from a plain install: its wheel holds every module, and needs nothing of the checkout."""
+"""The trainer works from a plain install, without a checkout. tests/unit/test_package.py has the rest."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from processes import ROOT
+
+from tests.package import build_wheel
 
 pytestmark = pytest.mark.timeout(120)
-# What a build front end does without isolation, so with no network.
-BUILD = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build from a copy: setuptools writes beside the sources, and would take in what an earlier build left there."""
-    source = tmp_path_factory.mktemp("source")
-    built = tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "trainer", source / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
-    done = subprocess.run([sys.executable, "-c", BUILD, str(built)], cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return built / done.stdout.splitlines()[-1]
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +41,6 @@ def run(installed: Path, directory: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_wheel_holds_every_tracked_file_of_the_package(wheel: Path) -> None:
-    listed = subprocess.run(["git", "ls-files", "trainer"], cwd=ROOT, capture_output=True, text=True, check=True)
-    tracked = set(listed.stdout.splitlines())
-    assert "trainer/__main__.py" in tracked
-    with zipfile.ZipFile(wheel) as archive:
-        assert tracked - set(archive.namelist()) == set()
-
-
-def test_wheel_holds_nothing_else(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        outside = [name for name in archive.namelist() if not name.startswith(("trainer/", "psfleet-"))]
-    assert outside == []
 
 
 def test_commands_run_from_the_install_alone(installed: Path, tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_an_argument_that_the_constructor_does_not_take_is_refused(
     ("site", "said"),
     [
         ({"release_program": "nowhere"}, "nowhere' is neither a directory nor a wheel"),
-        ({"release_lock": "locks/nope"}, "`make lock LOCK=locks/nope` writes them"),
+        ({"release_lock": "locks/nope"}, "`psfleet lock locks/nope` writes them"),
         ({"release_lock": "locks/cpu-3.11.txt"}, "Leave out -<python>.txt: locks/cpu"),
         ({"release_lock": "locks/[c]pu"}, "and there is no file"),
         ({"release_lock": "~nobody-here/cpu"}, "~nobody-here/cpu-<python>.txt"),
@@ -236,9 +236,10 @@ def test_a_lock_without_hashes_is_refused(project: Path, lock: str, said: str) -
 
 
 def test_hosts_with_gpus_need_their_lock(project: Path) -> None:
-    groups, hostvars = inventory({"gpu": ["worker-0", "worker-1"]}, {"all": {"gpu_count": 1}})
-    assert "locks/cuda" in "".join(map(str, inventory_problems(groups, hostvars, project)))
-    (project / "locks" / "cuda-3.11.txt").write_text(LOCK)
+    variables = {"gpu_count": 1, "release_lock_gpu": "locks/gpus"}
+    groups, hostvars = inventory({"gpu": ["worker-0", "worker-1"]}, {"all": variables})
+    assert "locks/gpus" in "".join(map(str, inventory_problems(groups, hostvars, project)))
+    (project / "locks" / "gpus-3.11.txt").write_text(LOCK)
     assert inventory_problems(groups, hostvars, project) == []
 
 

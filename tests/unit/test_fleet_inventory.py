@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from fleet import inventory as module
 from fleet.errors import OperatorMistake
 from fleet.inventory import Inventory, load_inventory, refuse_problems
 from trainer.core.config import Config
@@ -130,7 +129,7 @@ def test_ssh_settings_come_rendered_from_the_variables(tmp_path: Path) -> None:
 
 
 def test_key_path_is_relative_to_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr("fleet.places._folder", lambda *_: tmp_path)
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "id").touch()
     host = load(tmp_path, SMALL + "    ansible_ssh_private_key_file: keys/id\n").hosts["head"]

@@ -24,7 +24,8 @@ from paramiko.common import MSG_CHANNEL_SUCCESS
 
 import fleet.ssh
 from fleet.errors import OperatorMistake
-from fleet.inventory import ROOT, Host
+from fleet.inventory import Host
+from fleet.places import KIT
 from fleet.ssh import Answer, SshHosts
 
 ACCEPT = {"stricthostkeychecking": "no"}
@@ -392,7 +393,7 @@ def test_a_silent_host_is_given_up(server: Server, monkeypatch: pytest.MonkeyPat
 
 def test_ansible_gives_a_silent_host_up_as_well() -> None:
     settings = configparser.ConfigParser()
-    settings.read(ROOT / "ansible.cfg")
+    settings.read(KIT / "ansible.cfg")
     arguments = settings["ssh_connection"]["ssh_args"]
     assert f"-o ServerAliveInterval={fleet.ssh.KEEPALIVE_SECONDS} " in f"{arguments} "
     assert f"-o ServerAliveCountMax={fleet.ssh.KEEPALIVES_LOST} " in f"{arguments} "

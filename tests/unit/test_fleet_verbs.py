@@ -25,7 +25,8 @@ from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.decision import choose, pick_restarts
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import ROOT, Host, Inventory, Task
+from fleet.inventory import Host, Inventory, Task
+from fleet.places import KIT
 from fleet.release import (
     STAGE,
     SWITCH,
@@ -1707,7 +1708,7 @@ def test_a_second_ctrl_c_leaves_no_ansible_behind(heeds_ctrl_c: object) -> None:
 
 def test_the_planned_release_is_the_roles() -> None:
     """The locks that a release is planned with are those of the role's defaults."""
-    defaults = yaml.safe_load((ROOT / "roles/release/defaults/main.yml").read_text())
+    defaults = yaml.safe_load((KIT / "roles/release/defaults/main.yml").read_text())
     for lock in ("locks/cpu", "locks/mine"):
         rendered = jinja2.Environment().from_string(defaults["release_lock_gpu"]).render(release_lock=lock)
         assert rendered == locks_of({"release_lock": lock})[1]

@@ -14,7 +14,8 @@ import pytest
 
 from fleet import known
 from fleet.errors import OperatorMistake
-from fleet.inventory import ROOT, Inventory, load_inventory, plain_value
+from fleet.inventory import Inventory, load_inventory, plain_value
+from fleet.places import CODE as ROOT
 
 HOSTS = """
 chief: {hosts: {head: {ansible_host: 192.0.2.10}}}

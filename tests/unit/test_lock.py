@@ -19,8 +19,9 @@ import yaml
 
 import fleet.lock
 from fleet.errors import OperatorMistake
-from fleet.inventory import ROOT, Host
+from fleet.inventory import Host
 from fleet.lock import hold_for, take_lock
+from fleet.places import KIT
 from fleet.ssh import Answer
 
 
@@ -175,7 +176,7 @@ def test_the_lock_is_taken_again_after_a_reboot(tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture
 def plugin() -> Any:
-    path = ROOT / "ansible/action_plugins/keep_starts_away.py"
+    path = KIT / "ansible/action_plugins/keep_starts_away.py"
     spec = importlib.util.spec_from_file_location("keep_starts_away", path)
     assert spec
     assert spec.loader
@@ -203,7 +204,7 @@ def test_the_command_line_of_ansible_leads_to_the_chief_s_host(
 
 
 def test_a_holder_that_can_t_begin_says_why(plugin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(plugin, "ROOT", tmp_path)  # where there is no fleet
+    monkeypatch.setattr(plugin.places, "CODE", tmp_path)  # where there is no fleet
     monkeypatch.delenv("PYTHONPATH", raising=False)
     variables = {"groups": {"chief": ["head"]}, "hostvars": {"head": {"ansible_host": "192.0.2.10"}}}
     [warning] = object.__new__(plugin.ActionModule).run(task_vars=variables)["warnings"]
@@ -216,8 +217,8 @@ def test_site_yml_goes_on_where_the_chief_s_host_can_t_be_asked(tmp_path: Path, 
     gone = {"ansible_host": "127.0.0.1", "ansible_port": 1}  # nothing listens there
     groups = {"chief": {"hosts": {"head": gone}}, "worker": {"hosts": {"worker": gone}}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups))
-    command = ["ansible-playbook", "--inventory", tmp_path / "hosts.yml", ROOT / "ansible/lock.yml", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = ["ansible-playbook", "--inventory", tmp_path / "hosts.yml", KIT / "ansible/lock.yml", *arguments]
+    done = subprocess.run(command, cwd=KIT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     said = re.search(r"nobody is kept from a start beside this run, since head can't be\s+asked", done.stderr)
     assert bool(said) is ("--check" not in arguments), done.stderr

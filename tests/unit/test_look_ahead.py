@@ -23,7 +23,7 @@ from ansible.template import Templar
 
 from fleet.agent import look as look_at
 from fleet.asked import RECEIVE, feed, sources
-from fleet.inventory import ROOT
+from fleet.places import CODE as ROOT
 from fleet.readers import AHEAD
 from fleet.roles import Ahead
 from fleet.wanted import UnknownTask, files_differ

@@ -178,7 +178,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules["lost_hosts"] = module
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "ROOT", tmp_path.resolve())
+    monkeypatch.setattr("fleet.places._folder", lambda *_: tmp_path.resolve())
     monkeypatch.setattr(module.context, "CLIARGS", {})
     return module
 

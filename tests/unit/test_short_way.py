@@ -23,7 +23,8 @@ import yaml
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.inventory import ROOT, Inventory, load_inventory
+from fleet.inventory import Inventory, load_inventory
+from fleet.places import KIT
 from fleet.release import make_release, sign_release
 from fleet.roles import Role
 from fleet.ssh import Answer
@@ -125,7 +126,7 @@ def install(hosts: Rooted) -> None:
         put(
             root,
             "/usr/local/sbin/psfleet-check-release",
-            (ROOT / "roles/release/files/psfleet-check-release").read_text(),
+            (KIT / "roles/release/files/psfleet-check-release").read_text(),
         )
         program = root / "usr/local/sbin/psfleet-check-release"
         program.chmod(0o755)
@@ -214,7 +215,7 @@ def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, desk: verbs
     for host in hosts.inventory.hosts:
         there = hosts.place / host / "opt/trainer/current"
         assert (there / "slow.py").read_text() == program.read_text()
-        assert (there / "trainer/__main__.py").read_bytes() == (ROOT / "trainer/__main__.py").read_bytes()
+        assert (there / "trainer/__main__.py").read_bytes() == (KIT / "trainer/__main__.py").read_bytes()
         assert "systemctl try-restart tensorboard*.service" not in hosts.calls(host)  # it runs the kit alone
     # What the kit is has been proven there, and the program is proven by the chief's host for all with its environment.
     assert hosts.proofs() == ["head"]
@@ -488,16 +489,16 @@ def test_files_are_what_ansible_writes(tmp_path: Path) -> None:
             made |= {(host, path): text for path, text in wanted.texts.items()}
             (play,) = [
                 play
-                for play in yaml.safe_load((ROOT / "ansible/training.yml").read_text())
+                for play in yaml.safe_load((KIT / "ansible/training.yml").read_text())
                 if [each["role"] for each in play.get("roles", ())] == [role]
             ]
-            found = yaml.safe_load((ROOT / f"roles/{role}/tasks/{tasks}.yml").read_text())
+            found = yaml.safe_load((KIT / f"roles/{role}/tasks/{tasks}.yml").read_text())
             plays.append(
                 {
                     "hosts": host,
                     "connection": "local",
                     "gather_facts": False,
-                    "vars_files": [f"{ROOT}/roles/{role}/{kind}/main.yml" for kind in ("defaults", "vars")],
+                    "vars_files": [f"{KIT}/roles/{role}/{kind}/main.yml" for kind in ("defaults", "vars")],
                     "vars": {**play["vars"], **play["roles"][0]["vars"], "__firewall_facts": FACTS},
                     "tasks": [to_place(task, tmp_path / host, role) for task in flat(found)],
                 }
@@ -512,7 +513,7 @@ def test_files_are_what_ansible_writes(tmp_path: Path) -> None:
         "--extra-vars",
         "__firewall_closes=all",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=KIT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(made) > 12
     assert {key: (tmp_path / key[0] / key[1][1:]).read_text() for key in made} == made
@@ -535,5 +536,5 @@ def to_place(task: dict[str, Any], place: Path, role: str) -> dict[str, Any]:
             arguments[name] = f"{place}{arguments[name]}"
     if "src" in arguments:
         folder = "templates" if module.endswith("template") else "files"
-        arguments["src"] = f"{ROOT}/roles/{role}/{folder}/{arguments['src']}"
+        arguments["src"] = f"{KIT}/roles/{role}/{folder}/{arguments['src']}"
     return {"name": task["name"], module: arguments} | {name: task[name] for name in ("loop",) if name in task}

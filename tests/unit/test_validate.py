@@ -190,7 +190,7 @@ def test_variables_beside_the_playbooks_are_refused(
     (root / place).mkdir(parents=True)
     assert list(beside_problems([str(site)], root)) == []  # an empty directory has none
     (root / place / "all.yml").write_text("worker_tasks: 2\n")
-    monkeypatch.setattr("fleet.inventory.ROOT", root)
+    monkeypatch.setattr("fleet.places._folder", lambda *_: root)
     (problem,) = problems(site)
     assert problem.startswith(f"{root / place}: variables beside the playbooks count for some playbooks")
     assert problem.endswith(f"Move them to {site}/{Path(place).name}")

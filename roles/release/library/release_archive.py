@@ -109,7 +109,7 @@ def read_program(source: str) -> dict[str, bytes]:
     else:
         raise ReleaseError(
             f"release_program: {source!r} is neither a directory nor a wheel. "
-            "Name the directory that holds your package (or a .whl file), relative to the project's root"
+            "Name the directory that holds your package (or a .whl file), relative to the site's folder"
         )
     _check_names(source, files)
     return files
@@ -201,8 +201,8 @@ def read_locks(lock: str, setting: str = "release_lock") -> dict[str, bytes]:
     }
     if not locks:
         raise ReleaseError(
-            f"{setting}: no file {lock}-<python>.txt, such as {lock}-3.11.txt. `make lock` writes them "
-            "(`make lock LOCK=locks/mine` those of locks/mine.in: locks/mine and locks/mine-cuda)"
+            f"{setting}: no file {lock}-<python>.txt, such as {lock}-3.11.txt. `psfleet lock locks/mine` "
+            "writes those of locks/mine.in: locks/mine and locks/mine-cuda (in a checkout: make lock LOCK=locks/mine)"
         )
     return dict(sorted(locks.items()))
 

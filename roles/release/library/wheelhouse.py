@@ -130,7 +130,7 @@ def main() -> None:
     lock_file, directory = Path(module.params["lock"]), Path(module.params["dest"])
     if not lock_file.is_file():
         module.fail_json(
-            msg=f"no lock {str(lock_file)!r} for Python {module.params['python']}, which a host has. `make lock` "
+            msg=f"no lock {str(lock_file)!r} for Python {module.params['python']}, which a host has. `psfleet lock` "
             "writes one for each Python that TensorFlow 2.21 knows (3.10 to 3.13)"
         )
     text = lock_file.read_text()

@@ -8,7 +8,9 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-FILTERS = Path(__file__).resolve().parents[3] / "ansible/filter_plugins"
+# The role is in `roles/` of a checkout, and in `ansible/roles/` of an installed package.
+_KIT = next(each for each in Path(__file__).resolve().parents if (each / "ansible/filter_plugins").is_dir())
+FILTERS = _KIT / "ansible/filter_plugins"
 if str(FILTERS) not in sys.path:
     sys.path.append(str(FILTERS))
 import wireguard  # noqa: E402

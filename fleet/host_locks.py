@@ -1,0 +1,48 @@
+"""`psfleet lock`: the hosts' lock files, for CPU and CUDA and each Python, resolved by uv from a list of packages."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from fleet.errors import OperatorMistake
+from fleet.places import KIT, site, site_file
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+# The hosts are x86-64, and TensorFlow's wheels need no newer glibc. The names of an environment and its lock are by
+# content, so nothing stands in the files that differs by who made them.
+_COMPILE = (
+    *("pip", "compile", "--quiet", "--generate-hashes", "--no-annotate", "--custom-compile-command", "make lock"),
+    *("--python-platform", "x86_64-manylinux_2_28", "--no-emit-index-url"),
+)
+
+
+def write_locks(name: str, say: Callable[[str], None], run: Callable[..., object] = subprocess.run) -> None:
+    """Resolve NAME.in of the site's folder to NAME-<python>.txt, and with CUDA to the name that belongs to it.
+
+    What is locked already keeps its versions. Raises OperatorMistake without the list, and where uv finds no solution.
+    """
+    lock = site_file(name.removesuffix(".in"))
+    wanted = lock.with_name(f"{lock.name}.in")
+    if not wanted.is_file():
+        raise OperatorMistake(
+            f"{wanted} is missing; expected the packages that the hosts need, a line each. Begin with psfleet's own, "
+            f"and add yours: install -D -m 644 {KIT / 'locks/cpu.in'} {wanted}"
+        )
+    cuda = lock.with_name("cuda" if lock == site() / "locks/cpu" else f"{lock.name}-cuda")
+    for python in PYTHONS:
+        plain = Path(f"{lock}-{python}.txt")
+        _compile(python, plain, [str(wanted)], run)
+        _compile(python, Path(f"{cuda}-{python}.txt"), [str(wanted), str(KIT / "locks/cuda.in"), "-c", str(plain)], run)
+        say(f"wrote {plain} and {cuda.name}-{python}.txt")
+
+
+def _compile(python: str, lock: Path, sources: list[str], run: Callable[..., object]) -> None:
+    from uv import find_uv_bin
+
+    command = [find_uv_bin(), *_COMPILE, "--python-version", python, *sources, "-o", str(lock)]
+    try:
+        run(command, check=True)
+    except subprocess.CalledProcessError as error:
+        raise OperatorMistake(f"{lock} can't be resolved: what uv said stands above") from error

@@ -1,0 +1,55 @@
+"""Where psfleet's own files lie, and the folder that an operator's relative paths start from."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+from fleet.errors import OperatorMistake
+from fleet.schema.formats import control_file
+
+CODE = Path(__file__).resolve().parents[1]  # has the packages `fleet` and `trainer`
+# A checkout has everything in one folder. An installed package keeps what is no Python package in one of its own.
+KIT = CODE if (CODE / "site.yml").is_file() else CODE / "psfleet"
+# Ansible looks for roles beside a playbook, so an installed package needs no path of them in ansible.cfg.
+ROLES = KIT / "roles" if (KIT / "roles").is_dir() else KIT / "ansible" / "roles"
+_SITE = ("ansible.cfg", "fabfile.py", "site.yml")
+
+
+def site() -> Path:
+    """Return the site's folder: the one with an ansible.cfg, a fabfile.py and a site.yml, here or above.
+
+    Elsewhere it is the folder of ANSIBLE_CONFIG, or the checkout that this code is in. Raises OperatorMistake without.
+    """
+    found = _folder(Path.cwd(), os.environ.get("ANSIBLE_CONFIG", ""))
+    if found is None:
+        raise OperatorMistake(
+            f"{Path.cwd()} is in no site's folder; expected one with {', '.join(_SITE)}, here or above. Go into "
+            "yours, or make one: psfleet init DIR HOST..."
+        )
+    return found
+
+
+@cache
+def _folder(start: Path, configuration: str) -> Path | None:
+    folders = [start, *start.parents, *([Path(configuration).absolute().parent] if configuration else [])]
+    if KIT == CODE:
+        folders.append(CODE)
+    return next((each for each in folders if all((each / name).is_file() for name in _SITE)), None)
+
+
+def site_file(text: str) -> Path:
+    """Return where a path of the inventory leads: from the site's folder, or from `~`."""
+    return control_file(site(), text)
+
+
+def lock_file(root: Path, text: str) -> Path:
+    """Return a lock's path without its `-<python>.txt`: the site's own, and psfleet's where the site has none."""
+    own = control_file(root, text)
+    return own if has_lock(own) or not has_lock(KIT / text) else KIT / text
+
+
+def has_lock(path: Path) -> bool:
+    """Whether there are lock files that begin so."""
+    return path.parent.is_dir() and any(each.name.startswith(f"{path.name}-3.") for each in path.parent.iterdir())

@@ -1,0 +1,181 @@
+"""The command `psfleet`: the verbs of fabfile.py, and `init`, `lock` and `playbook`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+if sys.version_info < (3, 11):
+    sys.exit(f"psfleet needs Python 3.11 or newer, not {sys.version.split()[0]}: pipx install --python python3.11 ...")
+
+from fabric import Config, Executor, task
+from fabric.main import Fab
+from invoke import Collection, Context, Exit
+from invoke.exceptions import ParseError
+
+from fleet.errors import FleetError
+from fleet.host_locks import write_locks
+from fleet.init import make_site
+from fleet.places import KIT, site
+from fleet.release import find_ansible
+
+# Invoke's messages.
+_UNKNOWN = re.compile(r"No idea what '(.*)' is!", re.DOTALL)
+_NO_VALUE = re.compile(r"Flag <Argument: (\S+?)(?: \(.*\))?> needed value")
+
+
+class Psfleet(Fab):
+    """Fabric's own command line, where a mistake ends with 2, as every mistake of an operator does."""
+
+    def parse_core(self, argv: list[str] | None) -> None:
+        before = sys.dont_write_bytecode
+        try:
+            super().parse_core(argv)
+        except ParseError as error:
+            raise self._mistake(error) from error
+        finally:
+            sys.dont_write_bytecode = before  # Invoke forbids it, and each call would compile psfleet again
+
+    def parse_tasks(self) -> None:
+        try:
+            super().parse_tasks()
+        except ParseError as error:
+            raise self._mistake(error) from error
+
+    def parse_cleanup(self) -> None:
+        try:
+            super().parse_cleanup()
+        except ParseError as error:
+            raise self._mistake(error) from error
+
+    def _mistake(self, error: ParseError) -> Exit:
+        context = error.context
+        if no_value := _NO_VALUE.match(str(error)):
+            dashes = "-" if len(no_value[1]) == 1 else "--"
+            return Exit(f"{dashes}{no_value[1]} has no value; expected one after it", 2)
+        unknown = _UNKNOWN.fullmatch(str(error))
+        if unknown is None:
+            return Exit(f"{error}. `psfleet VERB --help` lists a verb's arguments", 2)
+        word = unknown[1]
+        flag = word.startswith("-")
+        known = list(context.flags) if flag and context else list(self.namespace.task_names)
+        close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+        verb = f"{context.name} " if flag and context and context.name else ""
+        kind = "flag" if flag else "verb"
+        mend = f"Did you mean {close[0]}?" if close else f"`psfleet {verb}--help` lists them"
+        return Exit(f"psfleet {verb}has no {kind} {word!r}. {mend}", 2)
+
+
+@task(
+    auto_shortflags=False,
+    positional=["directory"],
+    iterable=["host"],
+    help={
+        "directory": "the folder to make; files that it has stay as they are",
+        "example": "begin with an inventory of psfleet's own instead of hosts, such as cloud-aws",
+        "host": "NAME or NAME=ADDRESS, the coordinator's first; --host may be left out: psfleet init DIR HOST...",
+    },
+)
+def init(context: Context, directory: str, host: list[str] | None = None, example: str = "") -> None:
+    """Make a site's folder: inventory, a program to change, and what leads to psfleet."""
+    if directory.startswith("-"):
+        raise Exit(f"psfleet init has no flag {directory!r}. `psfleet init --help` lists them", 2)
+    try:
+        make_site(Path(directory).expanduser(), host or [], print, example)
+    except FleetError as error:
+        raise Exit(str(error), error.code) from error
+
+
+@task(auto_shortflags=False, positional=["name"], help={"name": "path of the list without .in, such as locks/mine"})
+def lock(context: Context, name: str) -> None:
+    """Lock the hosts' Python packages: locks/mine.in becomes locks/mine-<python>.txt, and the same with CUDA."""
+    try:
+        write_locks(name, print)
+    except FleetError as error:
+        raise Exit(str(error), error.code) from error
+
+
+@task(auto_shortflags=False)
+def playbook(context: Context) -> None:
+    """Run psfleet's own ansible-playbook in the site's folder: psfleet playbook site.yml --check."""
+    raise Exit("name a playbook, as in psfleet playbook site.yml", 2)
+
+
+def run_playbook(arguments: Sequence[str]) -> None:
+    """Become ansible-playbook, whose flags Invoke doesn't know; raises FleetError outside of a site's folder."""
+    command = find_ansible()
+    os.chdir(site())
+    os.execv(command, [command, *arguments])
+
+
+def as_invoke_reads(argv: Sequence[str]) -> list[str]:
+    """Return the command line with each host of `init` as a flag, and a verb's --help before the verb.
+
+    Invoke takes no argument several times, and --help after a verb for the verb's first argument.
+    """
+    if argv[1:] and {"-h", "--help"} & {*argv[2:]}:
+        return [argv[0], "--help", argv[1]]
+    if argv[1:2] != ["init"]:
+        return [*argv]
+    command, words = [*argv[:3]], [*argv[3:]]
+    while words:
+        word = words.pop(0)
+        if word in ("--host", "--example"):
+            command += [word, *words[:1]]
+            del words[:1]
+        else:
+            command += [word] if word.startswith("-") else ["--host", word]
+    return command
+
+
+def main() -> None:
+    """Run the command line; ends with the verb's exit code."""
+    if sys.argv[1:2] == ["playbook"] and len(sys.argv) > 2:
+        try:
+            run_playbook(sys.argv[2:])
+        except FleetError as error:
+            sys.exit(_report(error))
+    for verb in (init, lock, playbook):
+        namespace.add_task(verb)
+    program = Psfleet(
+        version=_version(), name="psfleet", binary="psfleet", namespace=namespace, executor_class=Executor,
+        config_class=Config,
+    )  # fmt: skip
+    program.run(as_invoke_reads(sys.argv))
+
+
+def _report(error: FleetError) -> int:
+    print(error, file=sys.stderr)
+    return error.code
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("psfleet")
+    except importlib.metadata.PackageNotFoundError:
+        return "of a checkout"
+
+
+def _fabfile() -> ModuleType:
+    """Load psfleet's fabfile.py by its place: a site has one too."""
+    spec = importlib.util.spec_from_file_location("psfleet_verbs", KIT / "fabfile.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+namespace = Collection.from_module(_fabfile())
+"""The verbs, for the fabfile.py of a site."""
+
+if __name__ == "__main__":
+    main()

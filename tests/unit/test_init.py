@@ -1,0 +1,153 @@
+"""`psfleet init` makes a site's folder, and takes nothing from one that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet.errors import OperatorMistake
+from fleet.init import make_site
+from fleet.inventory import find_problems, read_source
+from fleet.places import CODE, KIT
+
+
+def make(directory: Path, *hosts: str) -> list[str]:
+    lines: list[str] = []
+    make_site(directory, hosts, lines.append)
+    return lines
+
+
+def groups(directory: Path) -> dict[str, list[str]]:
+    read = yaml.safe_load((directory / "inventory/hosts.yml").read_text())
+    return {group: list(content["hosts"]) for group, content in read.items() if content["hosts"]}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ps", "worker"),
+    [
+        (["a"], ["a"], ["a"]),
+        (["a", "b"], ["a"], ["b"]),
+        (["a", "b", "c"], ["a", "b"], ["b", "c"]),
+        (["a", "b", "c", "d"], ["a", "b"], ["b", "c", "d"]),
+    ],
+)
+def test_hosts_get_jobs_and_the_inventory_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[str], ps: list[str], worker: list[str]
+) -> None:
+    site = tmp_path / "site"
+    make(site, *hosts)
+    assert groups(site) == {"chief": ["a"], "evaluator": ["a"], "tensorboard": ["a"], "ps": ps, "worker": worker}
+    monkeypatch.chdir(site)
+    read = read_source(str(site / "inventory"))
+    assert list(map(str, find_problems(read))) == []
+    assert read.variables["a"]["ansible_host"] == "a"
+
+
+def test_an_address_is_the_hosts(tmp_path: Path) -> None:
+    make(tmp_path / "site", "alpha=192.0.2.11", "192.0.2.12")
+    read = yaml.safe_load((tmp_path / "site/inventory/hosts.yml").read_text())
+    assert read["chief"]["hosts"] == {"alpha": {"ansible_host": "192.0.2.11"}}
+    assert read["worker"]["hosts"] == {"192.0.2.12": {"ansible_host": "192.0.2.12"}}
+
+
+def test_a_second_time_nothing_is_lost(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    assert all(line.startswith("made ") for line in make(site, "a", "b"))
+    (site / "programs/digits.py").write_text("mine = 1\n")
+    (site / "site.yml").unlink()
+    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    lines = make(site, "c", "d")
+    assert f"kept {site}/programs/digits.py as it was: what `psfleet init` writes differs" in lines
+    assert f"kept {site}/inventory/hosts.yml as it was: what `psfleet init` writes differs" in lines
+    assert f"kept {site}/ansible.cfg" in lines
+    assert f"made {site}/site.yml" in lines
+    assert {path: path.read_bytes() for path in before} == before
+    assert make(site)  # no host need be named where there is an inventory
+
+
+def test_an_example_is_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_site(tmp_path / "site", [], lambda _: None, "cloud-static")
+    for name in ("hosts.yml", "group_vars/all.yml"):
+        assert (tmp_path / "site/inventory" / name).read_text() == (KIT / "inventory/cloud-static" / name).read_text()
+    monkeypatch.chdir(tmp_path / "site")
+    assert find_problems(read_source()) == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "example", "message"),
+    [
+        ([], "lab", "--example is 'lab'; expected one of cloud-aws, "),
+        (["a"], "cloud-aws", "a is named beside --example"),
+    ],
+)
+def test_a_wrong_example_is_named(tmp_path: Path, hosts: list[str], example: str, message: str) -> None:
+    with pytest.raises(OperatorMistake, match=message):
+        make_site(tmp_path / "site", hosts, print, example)
+    assert not (tmp_path / "site").exists()
+
+
+def test_settings_that_an_older_folder_lacks_are_named(tmp_path: Path) -> None:
+    make(tmp_path, "a")
+    file = tmp_path / "ansible.cfg"
+    file.write_text(file.read_text().replace("force_handlers = True\n", "").replace("forks = 50", "forks = 5"))
+    last = make(tmp_path)[-1]
+    assert last.endswith("add them: [defaults] force_handlers = True")
+
+
+def test_ansible_cfg_is_psfleets_without_a_path(tmp_path: Path) -> None:
+    make(tmp_path, "a")
+    ours, made = ((each / "ansible.cfg").read_text().splitlines() for each in (KIT, tmp_path))
+    paths = {line for line in ours if "ansible/" in line or line.startswith(("roles_path", "inventory"))}
+    assert len(paths) == 5
+    assert set(ours) - set(made) == paths
+    assert set(made) - set(ours) == {"inventory = inventory"}
+
+
+def test_the_program_to_change_is_an_example_of_ours(tmp_path: Path) -> None:
+    make(tmp_path, "a")
+    assert (tmp_path / "programs/digits.py").read_text() == (CODE / "trainer/examples/digits.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ([], "no host is named"),
+        (["a", "a"], "host 'a' is named twice"),
+        (["a="], "host 'a=' has no address"),
+        (["a_"], "host 'a_' can't have this name"),
+        (["a;b"], "host 'a;b' can't have this name"),
+        ([""], "host '' can't have this name"),
+        (["a=300.0.0.1"], "ansible_host: '300.0.0.1'; expected an address"),
+        (["a=192.0.2.1", "b=192.0.2.1"], "192.0.2.1"),
+        (["all"], "'all'"),
+    ],
+)
+def test_wrong_hosts_are_named_and_nothing_is_made(tmp_path: Path, hosts: list[str], message: str) -> None:
+    with pytest.raises(OperatorMistake) as refused:
+        make(tmp_path / "site", *hosts)
+    assert message in str(refused.value)
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_folder_of_psfleets_own_is_refused() -> None:
+    for directory in (KIT / "mysite", CODE):
+        with pytest.raises(OperatorMistake, match="psfleet's own folder"):
+            make(directory, "a")
+    assert not (KIT / "mysite").exists()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OperatorMistake, match="is no directory"):
+        make(tmp_path / "file", "a")
+    with pytest.raises(OperatorMistake, match="can't be written: Not a directory"):
+        make(tmp_path / "file" / "site", "a")
+
+
+def test_a_folder_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None:
+    (open_to_all := tmp_path / "site").mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(OperatorMistake, match=f"chmod o-w {open_to_all}"):
+        make(open_to_all, "a")

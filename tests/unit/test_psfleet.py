@@ -1,0 +1,82 @@
+"""The command psfleet: a mistake ends with 2 and a sentence, and `init` takes its hosts as they are typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fleet import program
+
+
+def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["psfleet", *words])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("stauts", "psfleet has no verb 'stauts'. Did you mean status?"),
+        ("xyzzy", "psfleet has no verb 'xyzzy'. `psfleet --help` lists them"),
+        ("validate extra", "psfleet has no verb 'extra'"),
+        ("--lits", "psfleet has no flag '--lits'. Did you mean --list?"),
+        ("status --jsn", "psfleet status has no flag '--jsn'. Did you mean --json?"),
+        ("status --jsn=1", "psfleet status has no flag '--jsn'. Did you mean --json?"),
+        ("--help nothing", "psfleet has no verb 'nothing'. `psfleet --help` lists them"),
+        ("-H", "-H has no value; expected one after it"),
+        ("logs --lines", "--lines has no value; expected one after it"),
+        ("init", "'init' did not receive required positional arguments: 'directory'. `psfleet VERB --help`"),
+        ("init --hosts a", "psfleet init has no flag '--hosts'. `psfleet init --help` lists them"),
+        ("init new a --hots", "psfleet init has no flag '--hots'. Did you mean --host?"),
+        ("init new", "no host is named; expected one or more, the coordinator's first: psfleet init new alpha="),
+        ("init new a_", "host 'a_' can't have this name"),
+        ("playbook", "name a playbook, as in psfleet playbook site.yml"),
+    ],
+)
+def test_a_mistake_ends_with_2_and_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert psfleet(monkeypatch, *words.split()) == 2
+    assert capsys.readouterr().err.startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["init", "--help"], ["init", "new", "-h"], ["drill", "--help"], ["--help", "logs"]])
+def test_help_of_a_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert psfleet(monkeypatch, *words) == 0
+    verb = words[1] if words[0] == "--help" else words[0]
+    assert f"[--core-opts] {verb} [--options]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("hosts", [["a", "b=192.0.2.2"], ["--host", "a", "b=192.0.2.2"]])
+def test_init_takes_its_hosts_as_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, hosts: list[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        made: list[tuple[Path, list[str]]] = []
+        patched.setattr(program, "make_site", lambda directory, hosts, *_: made.append((directory, hosts)))
+        patched.setattr("sys.argv", ["psfleet", "init", str(tmp_path), *hosts])
+        program.main()
+    assert made == [(tmp_path, ["a", "b=192.0.2.2"])]
+
+
+def test_an_example_is_no_host() -> None:
+    words = ["psfleet", "init", "mine", "--example", "cloud-aws"]
+    assert program.as_invoke_reads(words) == words
+
+
+def test_playbook_becomes_ansible_in_the_sites_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    became: list[tuple[str, list[str], Path]] = []
+    monkeypatch.setattr("os.execv", lambda path, words: became.append((path, words, Path.cwd())))
+    for name in ("ansible.cfg", "fabfile.py", "site.yml"):
+        (tmp_path / name).touch()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    program.run_playbook(["site.yml", "--check"])
+    ((path, words, place),) = became
+    assert (Path(path).name, words[1:], place) == ("ansible-playbook", ["site.yml", "--check"], tmp_path)
