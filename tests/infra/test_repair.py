@@ -23,8 +23,8 @@ RESTARTING = {
 }
 
 
-# How many tasks reach a host in a run that finds nothing to do. The coordinator's proves the release, notes which one is
-# current, and shows TensorBoard.
+# How many tasks reach a host in a run that finds nothing to do. The coordinator's proves the release, notes which one
+# is current, and shows TensorBoard.
 MOST_TASKS = {"head": 17, "ps-0": 14, "ps-1": 14, "worker-0": 14, "worker-1": 14}
 
 
