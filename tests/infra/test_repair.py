@@ -23,9 +23,9 @@ RESTARTING = {
 }
 
 
-# How many tasks reach the coordinator's host in a run that finds nothing to do, and how many fewer all others together.
-MOST_TASKS = 18
-SPARED = 0
+# How many tasks reach a host in a run that finds nothing to do. The coordinator's proves the release, notes which one
+# is current, and shows TensorBoard.
+MOST_TASKS = {"head": 17, "ps-0": 14, "ps-1": 14, "worker-0": 14, "worker-1": 14}
 
 
 def test_a_second_run_changes_nothing_and_restarts_nothing_that_runs(lab, long_run):
@@ -35,9 +35,8 @@ def test_a_second_run_changes_nothing_and_restarts_nothing_that_runs(lab, long_r
     assert (again.code, again.changed) == (0, [])
     assert {host: stats["changed"] for host, stats in again.stats.items() if stats["changed"]} == {}
     assert units(lab) == before
-    # The control machine's own work is not counted. One more here is a Python more on each host.
-    assert max(again.reached.values()) <= MOST_TASKS, again.reached
-    assert sum(again.reached.values()) <= MOST_TASKS * len(lab) - SPARED, again.reached
+    # One more is a Python more on each host.
+    assert {host: again.reached[host] for host in lab if again.reached[host] > MOST_TASKS[host]} == {}
 
 
 PROBE = "Look at the path as the tasks' user, and write through it where it is shared"
@@ -97,7 +96,8 @@ def test_each_thing_that_a_hand_changed_is_found_and_mended_alone(lab, long_run)
     said = play("site.yml", "--check", inventory=long_run)
     repaired = play("site.yml", inventory=long_run)
     assert (said.code, repaired.code) == (0, 0), said.failed + repaired.failed
-    mended = {(name, task) for name, task in repaired.changed if not task.startswith("Copy the wheels")}
+    beside = ("Copy the wheels", "Restart the journal")
+    mended = {(name, task) for name, task in repaired.changed if not task.startswith(beside)}
     assert mended == {(name, task) for name, _, task in CHANGED}
     assert set(said.changed) >= mended - {("head", PROBE)}  # which check mode doesn't write
     assert lab["head"].file(wheel).exists
