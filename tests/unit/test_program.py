@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.programs import PROGRAMS
+from trainer.core import slow_code
 from trainer.core.failures import UserError
 from trainer.core.program import load_program, program_file, refuse_mixture, refuse_modes
 
@@ -34,6 +35,21 @@ def test_class_is_built_and_object_is_taken(programs: Path) -> None:
     assert type(load_program(f"{name}:Good", {})).__name__ == "Good"
     program = load_program(f"{name}:ready", {})
     assert program_file(program) == (programs / f"{name}.py").resolve()
+
+
+def test_a_module_that_never_ends_its_import_is_named_with_its_line(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slow_code.naming_slow_code.__wrapped__, "__defaults__", (None, 0.1))
+    name = write(programs, "sleeping_program", f"{GOOD}import time\n\n\ntime.sleep(0.5)\n")
+    load_program(f"{name}:Good", {})
+    said = [record.getMessage() for record in caplog.records]
+    line = len((programs / f"{name}.py").read_text().splitlines())
+    assert said[0] == (
+        f"importing the program's module {name} has not ended after 0 s: it is at {programs / name}.py:{line}"
+    )
+    assert len(said) == 3  # after 0.1, 0.2 and 0.4 s
+    assert "build" not in "".join(said)
 
 
 @pytest.mark.parametrize(

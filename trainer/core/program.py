@@ -13,6 +13,7 @@ from trainer.core.constructor import construct
 from trainer.core.contracts import Model, Program
 from trainer.core.failures import UserError, explain, is_the_programs
 from trainer.core.parameters import describe_values
+from trainer.core.slow_code import naming_slow_code
 
 REQUIRED = ("build_model", "train_dataset", "eval_dataset")
 
@@ -21,7 +22,8 @@ def load_program(name: str, arguments: Mapping[str, Any]) -> Program:
     """Import the module and build the object with these arguments; raises UserError that says what is wrong."""
     module_name, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        with naming_slow_code(f"importing the program's module {module_name}"):
+            found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             places = ", ".join(str(Path(place or ".").resolve()) for place in sys.path[:3])
@@ -41,7 +43,8 @@ def load_program(name: str, arguments: Mapping[str, Any]) -> Program:
             raise UserError(f"program {name}: {module_name} has no {part!r}{hint}")
         found = getattr(found, part)
     try:
-        program = construct(found, name, arguments)
+        with naming_slow_code(f"building the program {name}"):
+            program = construct(found, name, arguments)
     except (Exception, SystemExit) as error:
         if isinstance(error, UserError) or not is_the_programs(error):
             raise
@@ -91,7 +94,8 @@ def program_file(program: Program) -> Path | None:
 
 def build_model(program: Program) -> Model:
     """Call the program's build_model and check what it returns; raises UserError."""
-    model = program.build_model()
+    with naming_slow_code(f"{type(program).__name__}.build_model", program_file(program)):
+        model = program.build_model()
     name = type(program).__name__
     refuse_modes(f"{name}.build_model")
     if not is_keras3(model) and not (hasattr(model, "train_step") and hasattr(model, "compiled_metrics")):
