@@ -495,8 +495,8 @@ class Cluster:
             )
         if host == self.inventory.chief.host:
             selection = shlex.quote(f"{self.inventory.shared_dir}/selection.json")
-            script.append(f"echo '@selection'; cat {selection} 2>/dev/null; echo")
-            script.append(_STATUS if by_trainer else script_of_files(self.inventory.shared_dir))
+            chosen = f"echo '@selection'; {AS_TRAINER} cat {selection} 2>/dev/null; echo"
+            script += [chosen, _STATUS] if by_trainer else [script_of_files(self.inventory.shared_dir)]
         return "\n".join(script)
 
     def _read(self, host: str, answer: Answer, observation: Observation, new_is_enough: bool) -> None:

@@ -21,9 +21,10 @@ from fleet.inventory import read_source as read_by_ansible
 from fleet.places import CODE, site
 
 KEPT = 8
+_PLUGINS = (("defaults", "vars_plugins"), ("defaults", "vars_plugins_enabled"), ("inventory", "enable_plugins"))
 MOST_BYTES = 2**24
 # What comes of these is not in the files alone, or is secret.
-_MORE = (b"{{", b"{%", b"{#", b"!vault", b"!unsafe", b"$ANSIBLE_VAULT", b"plugin:")
+_MORE = (b"{{", b"{%", b"{#", b"!vault", b"!unsafe", b"$ANSIBLE_VAULT", b"plugin")
 _ENVIRONMENT = ("ANSIBLE_", "XDG_", "HOME", "USER", "LOGNAME")
 
 
@@ -35,9 +36,10 @@ def recall_inventory(given: str | None = None, environment: Mapping[str, str] = 
         return describe(read_by_ansible(given, environment))
     if kept := _read(_place(environment) / name):
         return describe(kept)
-    read = read_by_ansible(given, environment)
+    read = read_by_ansible(source, environment)
     inventory = describe(read)
-    _keep(_place(environment) / name, read)
+    if name_of(str(source), environment) == name:  # no file was edited meanwhile
+        _keep(_place(environment) / name, read)
     return inventory
 
 
@@ -80,9 +82,12 @@ def _source(given: str | None, environment: Mapping[str, str]) -> str | None:
             return None
         parser = configparser.ConfigParser(inline_comment_prefixes=(";",))
         parser.read(configuration)
+        if any(parser.has_option(*each) for each in _PLUGINS):
+            return None
         default = [parser.get("defaults", "inventory", fallback="", raw=True)]
         if not default[0] or set(default[0]) & set(",{$~"):
             return None
+        default = [str(site() / default[0])]  # Ansible looks beside ansible.cfg
     return find_source(given, environment, default)
 
 

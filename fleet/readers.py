@@ -53,8 +53,7 @@ def file(call: Call) -> Any:
     path, state = str(call.text("path")), call.text("state")
     if state not in ("directory", "absent"):
         raise UnknownTask(call.place, call.task)
-    owners = [call.text(name) for name in ("owner", "group") if name in call.arguments]
-    made = [call.text("mode"), "directory", *owners]
+    made = [call.text("mode"), "directory", call.text("owner"), call.text("group")]
     call.wanted.files[path] = made if state == "directory" else None
     return UNCHANGED
 
@@ -170,7 +169,8 @@ def sysctl(call: Call) -> Any:
         return None
     texts = call.now.answer["texts"]
     lines = [line.replace(" ", "") for line in (texts.get(place) or "").splitlines()]
-    wrong = (texts.get(kernel) or "").strip() != value or f"{name}={value}" not in lines
+    last = [line for line in lines if line.startswith(f"{name}=")][-1:]  # the one that counts at the next boot
+    wrong = (texts.get(kernel) or "").strip() != value or last != [f"{name}={value}"]
     return _differs(call, f"{name} differs", wrong)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from trainer.core.config import Config
+from trainer.core.config import RUN_NAME, Config
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
 from trainer.telemetry.events import TAIL_BYTES
@@ -21,6 +21,8 @@ SETTINGS = "/etc/trainer/run.json"
 # What `python -m trainer status` reads of a run, which has a file of events beside these.
 RECORDS = ("status.json", "run.json", "evaluation.json")
 EVENTS = "events.jsonl"
+# A line of a file that looks like a section of the script's answer.
+_NO_SECTION = "sed 's/^@/ @/'"
 # As tail(1) heads each of several files.
 _FILE = re.compile(r"^==> (\S+) <==\n(.*?)(?=^==> )", re.MULTILINE | re.DOTALL)
 
@@ -82,18 +84,20 @@ def script_of_files(shared_dir: str) -> str:
     """Return a script that prints the files of the run that is chosen, each below its name, and starts no Python."""
     selection, runs = (shlex.quote(f"{shared_dir}/{name}") for name in ("selection.json", "runs"))
     # Few processes: where a training has all processors, each of them waits for its turn.
-    files = f"echo @files; tail -v -c {TAIL_BYTES} {' '.join(RECORDS)} {EVENTS} 2>/dev/null"
-    # The directory may be shut to others than the trainer's user. It is missing where the run is new.
-    look = f'cd {runs} || exit; if [ -d "$1" ]; then cd "$1" || exit; {files}; fi; echo; echo @looked'
+    files = f"echo @files; tail -v -c {TAIL_BYTES} {' '.join(RECORDS)} {EVENTS} 2>/dev/null | {_NO_SECTION}"
     # The last `run` of the first line that has one: where that is no run's name, the trainer is asked.
     name = r"""/"run": *"/{s/.*"run": *"\([^"]*\)".*/\1/p;q}"""
-    return "\n".join(
+    look = "\n".join(
         (
-            f"echo '@run-settings'; cat {SETTINGS} 2>/dev/null; echo",
-            f"run=$(sed -n '{name}' {selection} {SETTINGS} 2>/dev/null); echo '@run-name'; echo \"$run\"",
-            f'[ -z "$run" ] || {AS_TRAINER} sh -c {shlex.quote(look)} sh "$run"',
+            f"echo @selection; {_NO_SECTION} {selection} 2>/dev/null; echo",
+            f"run=$(sed -n '{name}' {selection} {SETTINGS} 2>/dev/null); echo @run-name; echo \"$run\"",
+            # The run's directory is missing where the run is new.
+            f'[ -n "$run" ] && cd {runs} || exit 0; if [ -d "$run" ]; then cd "$run" || exit 0; {files}; fi',
+            "echo; echo @looked",
         )
     )
+    # The path may be shut to others than the trainer's user.
+    return f"echo '@run-settings'; cat {SETTINGS} 2>/dev/null; echo\n{AS_TRAINER} sh -c {shlex.quote(look)}"
 
 
 def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
@@ -103,14 +107,18 @@ def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
     that has told nothing yet it is `new`, and what it will train is not said.
     """
     try:
-        selection, settings = (json.loads(parts.get(name) or "{}") for name in ("selection", "run-settings"))
-    except ValueError:
-        return None
+        return _read_files(parts, shared_dir)
+    except (ValueError, TypeError, KeyError, AttributeError, OSError):
+        return None  # a task that was taken over may write anything there
+
+
+def _read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
+    selection, settings = (json.loads(parts.get(name) or "{}") for name in ("selection", "run-settings"))
     name = {"run": Config.run, **settings, **selection}["run"]
     there = settings.get("shared_dir", Config.shared_dir)
     if "sweep" in selection or there != shared_dir or name != parts.get("run-name"):
         return None
-    if "looked" not in parts:
+    if "looked" not in parts or not RUN_NAME.fullmatch(name):
         return None
     files = dict(_FILE.findall(f"{parts.get('files', '')}\n==> "))
     if not files.get(RECORDS[0], "").strip():
@@ -118,8 +126,9 @@ def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
     with tempfile.TemporaryDirectory(prefix="psfleet-") as place:
         directory = RunDirectory(place, name)
         directory.path.mkdir(parents=True)
-        for each, text in files.items():
-            (directory.path / each).write_text(text, encoding="utf-8", errors="replace")
+        for each in (*RECORDS, EVENTS):  # by their names alone: what a file holds may look like the head of another
+            if each in files:
+                (directory.path / each).write_text(files[each], encoding="utf-8", errors="replace")
         said = to_json(asdict(read_status(directory)))
     said = said.replace(json.dumps(str(directory.path)), json.dumps(f"{shared_dir}/runs/{name}"))
     return None if place in said else parse_run(json.loads(said))  # it names a file that is damaged

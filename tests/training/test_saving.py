@@ -295,6 +295,7 @@ def test_saves_that_fail_by_the_program_end_the_training(
     import tensorflow as tf
 
     saves = Saves(directory, trained, storage_timeout_seconds=900.0)
+    monkeypatch.setattr(module, "REFUSED_SECONDS", 0.0)
     refused = tf.errors.InvalidArgumentError(None, None, "Matched devices are 2, must match exactly one device")
     for step, fails in enumerate((True, True, False, True, True, True), 1):
         trained.set(step)

@@ -22,7 +22,8 @@ from trainer.training.transfers import crossing, pack, places_of, sending_togeth
 
 assert testing
 pytestmark = pytest.mark.timeout(300)
-TABLES, ROWS, STEPS = 5, 300, 4
+TABLES, ROWS = 5, 300
+ROUNDS = 17  # so many steps of one call are done in rounds of several
 keras = tf.keras
 
 
@@ -69,28 +70,79 @@ class TwiceAStep(Tables):
         return Twice(inputs, outputs)
 
 
+class Measured(Tables):
+    """With metrics, whose states a call keeps on its worker."""
+
+    def model(self, inputs: Any, outputs: Any) -> Any:
+        class WithMetrics(keras.Model):
+            def compile(self, optimizer: Any, loss: Any) -> None:
+                super().compile(optimizer, loss, metrics=["mae", keras.metrics.AUC(num_thresholds=5)])
+
+        return WithMetrics(inputs, keras.layers.Activation("sigmoid")(outputs))
+
+
+class Printing(Tables):
+    """Prints what it has looked up, and then draws samples: tf.function keeps the order of such operations."""
+
+    optimizer = "SGD"
+
+    def model(self, inputs: Any, outputs: Any) -> Any:
+        class Prints(keras.Model):
+            def train_step(self, data: Any) -> Any:
+                rows = tf.gather(self.trainable_variables[0], data[0]["id0"][:, 0])
+                tf.print("psfleet-test", tf.size(rows), output_stream="file:///dev/null")
+                drawn, *_ = tf.random.uniform_candidate_sampler(data[0]["id1"], 2, 1, True, ROWS, seed=1)
+                told = super().train_step(data)
+                return {**told, "rows": tf.reduce_sum(tf.gather(self.trainable_variables[2], drawn)) * 0.0}
+
+        return Prints(inputs, outputs)
+
+
+class OfKeras3(Tables):
+    optimizer = "Adam"
+
+    def build_model(self) -> Any:
+        import keras as keras3
+
+        keras3.utils.set_random_seed(1)
+        inputs = [keras3.layers.Input((2,), dtype="int64", name=f"id{number}") for number in range(TABLES)]
+        rows = [keras3.layers.Flatten()(keras3.layers.Embedding(ROWS, 8)(one)) for one in inputs]
+        outputs = keras3.layers.Dense(1)(keras3.layers.Concatenate()(rows))
+        model = keras3.Model(dict(zip([one.name for one in inputs], inputs, strict=True)), outputs)
+        model.compile(keras3.optimizers.Adam(0.1), "mse", metrics=["mae"])
+        return model
+
+
 def trained(program: Any, monkeypatch: pytest.MonkeyPatch, together: Any, **settings: Any) -> tuple[np.ndarray, int]:
     """Return the weights and slots after some steps, and the number of tensors that a step sends."""
     sent: list[int] = []
 
     @contextlib.contextmanager
-    def counting() -> Iterator[None]:
+    def counting(local: Any) -> Iterator[None]:
         graph = tf.compat.v1.get_default_graph()
-        with together():
+        with together(local):
             yield
-        operations = graph.get_operations()
-        found = crossing(operations, places_of(operations)).values()
+        places = places_of(graph, local())
+        found = crossing(graph, places).values()
         sent.append(sum(tensor.dtype != tf.resource for tensors in found for tensor in tensors))
+        handles = {id(piece.handle) for piece in local()}
+        of_metrics = [inner for outer, inner in graph.captures if id(outer) in handles]
+        packed = {one.name for one in graph.get_operations() if "psfleet_together" in one.name}
+        for user in (user for handle in of_metrics for user in handle.consumers()):
+            assert not {given.op.name for given in user.inputs} & packed
+            assert not {one.name for output in user.outputs for one in output.consumers()} & packed
 
     monkeypatch.setattr(traced_step, "sending_together", counting)
-    known = {"program": "any:One", "run": "test", "shared_dir": "/tmp", "steps": STEPS, "seed": 3}
+    known = {"program": "any:One", "run": "test", "shared_dir": "/tmp", "steps": 100, "seed": 3}
     config = Config.from_dict({**known, "evaluation": "none", **settings})
     strategy = make_strategy(config, start_cluster("parameter_server", 1, 2))
     runner = RemoteStepRunner(config, program, strategy, 1)
-    for _ in range(STEPS):
-        runner.call(1)
+    for steps in (1, 1, ROUNDS):
+        runner.call(steps)
         runner.join()
     variables = [*runner.model.trainable_variables, *runner.model.optimizer.variables]
+    if isinstance(program, OfKeras3):
+        variables = [variable.value for variable in variables]
     values = np.concatenate([np.ravel(variable.numpy()).astype(np.float64) for variable in variables])
     runner.close()
     return values, sent[-1]
@@ -101,12 +153,15 @@ SPLIT = {"partitioner": "fixed_shards"}
 
 @pytest.mark.parametrize(
     ("program", "settings", "most"),
-    [(Tables, {}, 16), (Tables, SPLIT, 16), (Adam, {}, 16), (TwiceAStep, {}, 24), (TwiceAStep, SPLIT, 24)],
+    [
+        *((Tables, {}, 16), (Tables, SPLIT, 16), (Adam, {}, 16), (TwiceAStep, {}, 24), (TwiceAStep, SPLIT, 24)),
+        *((Measured, {}, 16), (Printing, {}, 24), (OfKeras3, {}, 20)),
+    ],
 )
 def test_packed_messages_change_no_number(
     monkeypatch: pytest.MonkeyPatch, program: Callable[[], Any], settings: dict[str, Any], most: int
 ) -> None:
-    apart, many = trained(program(), monkeypatch, contextlib.nullcontext, **settings)
+    apart, many = trained(program(), monkeypatch, lambda local: contextlib.nullcontext(), **settings)
     together, few = trained(program(), monkeypatch, sending_together, **settings)
     assert np.isfinite(apart).all()
     assert np.array_equal(apart, together)

@@ -95,9 +95,26 @@ def test_ansibles_environment_counts(recall: Callable[..., tuple[Inventory, bool
     assert recall(ANSIBLE_REMOTE_USER="x")[1]
 
 
+def test_what_was_edited_while_ansible_read_is_not_kept(
+    site: Path, recall: Callable[..., tuple[Inventory, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = known.read_by_ansible
+    monkeypatch.setattr(known, "read_by_ansible", lambda *given: (read(*given), edit(site))[0])
+    recall()
+    monkeypatch.setattr(known, "read_by_ansible", read)
+    (site / "group_vars/all.yml").write_text(SITE)
+    assert not list((site.parent / ".cache/psfleet/inventories").glob("*"))
+
+
 @pytest.mark.parametrize(
     "line",
-    ["a: '{{ 1 }}'", "a: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  00", "day: 2026-01-01", "a: !unsafe '{{ b }}'"],
+    [
+        "a: '{{ 1 }}'",
+        "a: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  00",
+        "day: 2026-01-01",
+        "a: !unsafe '{{ b }}'",
+        '"plugin": x',
+    ],
 )
 def test_what_the_files_do_not_say_is_read_each_time(
     site: Path, recall: Callable[..., tuple[Inventory, bool]], line: str

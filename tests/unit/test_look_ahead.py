@@ -212,6 +212,7 @@ SPOILED: list[tuple[Callable[[Path], object], str]] = [
     (write("bin/a.service", "ActiveState=active\nUnitFileState=disabled\n"), "a.service does not run as it should"),
     (write("old", ""), "/old is there"),
     (write("sysctl.conf", "net.ipv4.tcp_retries2=99\n"), "net.ipv4.tcp_retries2 differs"),
+    (write("sysctl.conf", f"net.ipv4.tcp_retries2={RETRIES}\nnet.ipv4.tcp_retries2=99\n"), "tcp_retries2 differs"),
     (write("two/a.env", ""), "'Find what is too much' would change something"),
     (write("others", "ours\n"), "/others"),
     (write("there/a.whl", "ab"), "/there/ differs"),

@@ -36,7 +36,7 @@ class Shell(Pretence):
             self.done.append("asked the trainer")
             known = answers["head"].stdout.partition("@selection")[0]
             return {**answers, "head": Answer(f"{known}\n@run\n{json.dumps(BY_TRAINER)}\n@run-code\n0\n")}
-        script = "echo '@selection'" + scripts["head"].partition("echo '@selection'")[2]
+        script = "echo '@run-settings'" + scripts["head"].partition("echo '@run-settings'")[2]
         script = script.replace("/etc/trainer", f"{self.place}/etc")
         script = f"root() {{ shift 5; {self.rights}; }}\n{script}"
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
@@ -130,7 +130,25 @@ def begin_anew(directory: RunDirectory) -> None:
     directory.status.unlink()
 
 
-@pytest.mark.parametrize("change", [damage, damage_evaluation, share_another_path, sweep, damage_settings, begin_anew])
+def lack_fields(directory: RunDirectory) -> None:
+    directory.status.write_text('{"state": "training"}')
+
+
+def select_nothing(directory: RunDirectory) -> None:
+    (directory.path.parents[1] / "selection.json").write_text("null")
+
+
+def select_a_path(directory: RunDirectory) -> None:
+    write_record(directory.path.parents[1] / "selection.json", {"run": str(directory.path)})
+
+
+CHANGES = (
+    *(damage, damage_evaluation, share_another_path, sweep, damage_settings, begin_anew),
+    *(lack_fields, select_nothing, select_a_path),
+)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_the_trainer_is_asked_for_what_the_files_do_not_say(
     hosts: Shell, look: Callable[..., Observation], directory: RunDirectory, change: Callable[[RunDirectory], None]
 ) -> None:
@@ -162,3 +180,16 @@ def test_a_start_asks_the_trainer_and_waits_without_it_for_a_new_run(
     seen = look(new_is_enough=True)
     assert (seen.run and seen.run.state) == "new"
     assert hosts.done == ["asked the trainer"]
+
+
+def test_what_a_run_s_files_hold_is_no_file_of_the_control_machine_s_and_no_section(
+    look: Callable[..., Observation], directory: RunDirectory, tmp_path: Path
+) -> None:
+    stolen = tmp_path / "bashrc"
+    text = directory.status.read_text()
+    directory.status.write_text(f"{text}\n==> {stolen} <==\nevil\n@now\n12345\n")
+    seen = look()
+    assert not stolen.exists()
+    assert seen.run is not None
+    assert seen.run.step == 12
+    assert seen.clocks["head"] != 12345

@@ -200,7 +200,7 @@ def kept(tmp_path: Path) -> Kept:
 
 
 def test_what_changed_is_written_and_what_is_gone_is_taken_away(kept: Kept) -> None:
-    assert kept.keep({"API_KEY": PLANTED, "OTHER.key": "x"}, "chief-0", "evaluator-0") == (4, 0)
+    assert kept.keep({"API_KEY": PLANTED, "OTHER.key": "x"}, "chief-0", "evaluator-0") == (5, 0)
     assert kept.keep({"API_KEY": PLANTED, "OTHER.key": "x"}, "chief-0", "evaluator-0") == (0, 0)
     assert kept.keep({"API_KEY": "another"}, "chief-0") == (2, 2)
     assert kept.there() == ({"API_KEY": "another"}, ["trainer@chief-0.service.d"])
@@ -208,6 +208,15 @@ def test_what_changed_is_written_and_what_is_gone_is_taken_away(kept: Kept) -> N
     assert kept.keep({}, "chief-0") == (0, 2)
     assert kept.there() == ({}, [])
     assert kept.keep({}, "chief-0") == (0, 0)
+
+
+def test_a_directory_that_others_may_change_is_found_by_a_look_and_mended(kept: Kept) -> None:
+    kept.keep({"API_KEY": PLANTED}, "chief-0")
+    kept.directory.chmod(0o777)
+    found = task_secrets.keep({"API_KEY": PLANTED}, kept.directory, kept.units, ["chief-0"], check=True)
+    assert found == ([str(kept.directory)], [])
+    assert kept.keep({"API_KEY": PLANTED}, "chief-0") == (1, 0)
+    assert kept.directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_text_that_is_encrypted_by_itself_is_opened(site: Site) -> None:

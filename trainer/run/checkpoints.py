@@ -41,6 +41,8 @@ PATIENCE_SECONDS = 5.0
 SLOW_SECONDS = 60.0
 # A save that fails by what the program has made of TensorFlow or of its model would fail so for ever.
 MOST_REFUSALS = 3
+# A ps that is just being replaced may refuse several in a row.
+REFUSED_SECONDS = 30.0
 # TensorFlow's file system says "<path>; <what the system says>", often as an error of no particular kind.
 STORAGE = tuple(f"; {os.strerror(number)}" for number in errno.errorcode)
 # Writes and reads whole checkpoints where the servers share no path. Named in full: "/job:chief" breaks the restore.
@@ -120,6 +122,7 @@ class Checkpoints:
         self._newest: int | None = None
         self._failure: SaveFailed | None = None
         self._refused = 0
+        self._refused_since = 0.0
         self._beyond_limit = False
 
     def has(self, step: int) -> bool:
@@ -222,13 +225,15 @@ class Checkpoints:
 
     def _failed(self, began: float, failure: SaveFailed) -> None:
         self._refused = self._refused + 1 if failure.of_program else 0
+        self._refused_since = self._refused_since if self._refused > 1 else failure.at
         self._failure = failure
         if failure.of_storage:
             self._directory.failing_since = self._directory.failing_since or began
             self._beyond_limit = failure.at - self._directory.failing_since > self._limit
 
     def _check_limit(self) -> None:
-        if self._failure is not None and self._refused >= MOST_REFUSALS:
+        lasts = self._failure is not None and self._failure.at - self._refused_since >= REFUSED_SECONDS
+        if self._refused >= MOST_REFUSALS and lasts:
             raise UserError(f"{self._failure}; {self._refused} saves failed so, and not by the storage")
         if self._failure is not None and self._failure.stale:
             raise StalePath(f"{self.trouble()}; the path must be mounted anew")

@@ -12,21 +12,34 @@ import contextlib
 import dataclasses
 import graphlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from trainer.core.contracts import Graph, Operation, Tensor
+from trainer.core.contracts import Graph, Operation, Tensor, Variable
 from trainer.training.atomic_updates import sources
 from trainer.training.metrics import READING
 from trainer.training.staleness import SCOPE
-from trainer.training.tf_internals.graphs import CALLS, CHOICES, LOOPS, outermost, read_only_inputs, set_input
+from trainer.training.tf_internals.graphs import (
+    APART,
+    CALLS,
+    CHOICES,
+    LOOPS,
+    is_stateful,
+    outermost,
+    read_only_inputs,
+    set_input,
+)
 
 # Of a tensor whose shape is known. A larger one would be copied twice for one message less.
 MOST_BYTES = 64 * 1024
+# Of one row, where only the step knows how many there are.
+MOST_ROW_BYTES = 1024
 WORKER = ""
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 TYPES = frozenset((*FLOATS, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16))
+# tf.function takes all others that use a variable for writes.
+READS = tuple(kind for kind in READING if kind != "VarIsInitializedOp")
 # They may run on several members, and are the worker's as a whole.
 ACROSS = (*CALLS, *CHOICES, *LOOPS, "Case")
 
@@ -41,21 +54,23 @@ class Stage:
 
 
 @contextlib.contextmanager
-def sending_together() -> Iterator[None]:
-    """Have what is traced meanwhile send small tensors together."""
+def sending_together(local: Callable[[], Collection[Variable]] = tuple) -> Iterator[None]:
+    """Have what is traced meanwhile send small tensors together.
+
+    `local` returns variables that a call keeps on its worker; it is called at the end.
+    """
     graph = tf.compat.v1.get_default_graph()
     yield
-    operations = graph.get_operations()
-    places = places_of(operations)
-    for stage, tensors in crossing(operations, places).items():
+    places = places_of(graph, local())
+    for stage, tensors in crossing(graph, places).items():
         chosen = [tensor for tensor in tensors if can_be_packed(tensor)]
         if len(chosen) > 1:
             send_together(graph, stage, chosen, places)
 
 
-def crossing(operations: Sequence[Operation], places: dict[str, str]) -> dict[Stage, list[Tensor]]:
+def crossing(graph: Graph, places: Mapping[str, str]) -> dict[Stage, list[Tensor]]:
     """Return the tensors that go from one member to another, by their ways and stages."""
-    crossings = count_crossings(operations, places)
+    crossings, operations = count_crossings(graph, places), graph.get_operations()
     found: dict[Stage, list[Tensor]] = {}
     for operation in operations:
         place = places[operation.name]
@@ -65,8 +80,15 @@ def crossing(operations: Sequence[Operation], places: dict[str, str]) -> dict[St
     return found
 
 
-def places_of(operations: Sequence[Operation]) -> dict[str, str]:
+def handles_of(graph: Graph) -> dict[int, Tensor]:
+    """Return what stands outside of a graph for each tensor that it captures, by the tensor's id."""
+    return {id(inner): outermost(outer) for outer, inner in graph.captures}
+
+
+def places_of(graph: Graph, local: Collection[Variable] = ()) -> dict[str, str]:
     """Return the devices of the ps on which operations run; WORKER for those of the worker, by their names."""
+    operations, handles = graph.get_operations(), handles_of(graph)
+    on_worker = {id(variable.handle) for variable in local}
     places: dict[str, str] = {}
     named = {operation.name: operation for operation in operations}
 
@@ -84,7 +106,8 @@ def places_of(operations: Sequence[Operation]) -> dict[str, str]:
         # TensorFlow's placement puts what uses a variable beside it.
         for tensor in (*operation.inputs, *operation.outputs):
             if tensor.dtype == tf.resource:
-                return of_ps(outermost(tensor).device)
+                handle = handles.get(id(tensor), tensor)
+                return WORKER if id(handle) in on_worker else of_ps(handle.device)
         for group in operation.colocation_groups():
             other = named.get(group.decode().removeprefix("loc:@"))
             if other is not None and other is not operation:
@@ -101,10 +124,10 @@ def of_ps(device: str) -> str:
     return device if tf.DeviceSpec.from_string(device or "").job == "ps" else WORKER
 
 
-def count_crossings(operations: Sequence[Operation], places: dict[str, str]) -> dict[str, int]:
+def count_crossings(graph: Graph, places: Mapping[str, str]) -> dict[str, int]:
     """Return how often something has crossed between members at most, before each operation can run."""
-    waits = {one.name: {given.name: given for given in sources(one)} for one in operations}
-    for before, after in order_of_uses(operations):
+    waits = {one.name: {given.name: given for given in sources(one)} for one in graph.get_operations()}
+    for before, after in (*order_of_uses(graph), *order_of_effects(graph)):
         waits[after.name][before.name] = before
     counts: dict[str, int] = {}
     for name in graphlib.TopologicalSorter(waits).static_order():
@@ -113,36 +136,54 @@ def count_crossings(operations: Sequence[Operation], places: dict[str, str]) -> 
     return counts
 
 
-def order_of_uses(operations: Sequence[Operation]) -> Iterator[tuple[Operation, Operation]]:
+def order_of_uses(graph: Graph) -> Iterator[tuple[Operation, Operation]]:
     """Give the pairs that tf.function will order at the end of the trace: what reads a variable, and what writes it."""
+    handles = handles_of(graph)
     written: dict[int, Operation] = {}
     read: dict[int, list[Operation]] = {}
-    for operation in operations:
+    for operation in graph.get_operations():
         only_read = read_only_inputs(operation)
         for number, tensor in enumerate(operation.inputs):
             if tensor.dtype != tf.resource:
                 continue
-            used = id(outermost(tensor))
+            used = id(handles.get(id(tensor), tensor))
             if used in written:
                 yield written[used], operation
-            if operation.type in READING or number in only_read:
+            if operation.type in READS or number in only_read:
                 read.setdefault(used, []).append(operation)
                 continue
             yield from ((one, operation) for one in read.pop(used, []) if one is not operation)
             written[used] = operation
 
 
+def order_of_effects(graph: Graph) -> Iterator[tuple[Operation, Operation]]:
+    """Give the pairs that tf.function will order since both have an effect that is no variable's, as tf.print has."""
+    last = None
+    for operation in graph.get_operations():
+        has_variable = any(tensor.dtype == tf.resource for tensor in operation.inputs)
+        if is_stateful(operation) and not has_variable and APART not in operation.name:
+            if last is not None:
+                yield last, operation
+            last = operation
+
+
 def can_be_packed(tensor: Tensor) -> bool:
-    """Return whether a tensor is small or of a size that only the step knows, and of a type that has bytes."""
+    """Return whether a tensor is small, of a type that has bytes, and free to wait for others.
+
+    What is read while a mutex is held is not: two workers could wait for each other's.
+    """
     if tensor.dtype not in TYPES or tensor.shape.rank is None or tensor.op.type == "Const" or SCOPE in tensor.op.name:
         return False
+    if any(one.type == "MutexLock" for one in tensor.op.control_inputs):
+        return False
     known = [length for length in tensor.shape if length is not None]
+    size = math.prod(known) * tensor.dtype.size
     if len(known) < tensor.shape.rank:
-        return len(known) == tensor.shape.rank - 1 and 0 not in known
-    return 0 < math.prod(known) * tensor.dtype.size <= MOST_BYTES
+        return len(known) == tensor.shape.rank - 1 and 0 < size <= MOST_ROW_BYTES
+    return 0 < size <= MOST_BYTES
 
 
-def send_together(graph: Graph, stage: Stage, tensors: Sequence[Tensor], places: dict[str, str]) -> None:
+def send_together(graph: Graph, stage: Stage, tensors: Sequence[Tensor], places: Mapping[str, str]) -> None:
     """Pack tensors on one member, and give what uses them on the other one what is unpacked there."""
 
     def is_at(user: Operation) -> bool:

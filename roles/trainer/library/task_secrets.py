@@ -90,6 +90,8 @@ def keep(
 ) -> tuple[list[str], list[str]]:
     """Make files and drop-ins right; return the names of what was written, and the paths of what was taken away."""
     written = []
+    if secrets and (not directory.is_dir() or directory.stat().st_mode & 0o777 != 0o700):
+        written.append(str(directory))
     if secrets and not check:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)

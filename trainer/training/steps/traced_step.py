@@ -60,9 +60,11 @@ def trace_step(
     keras = keras_of(model)
     own_step = keras.step()
 
+    def of_metrics() -> list[Variable]:
+        return [piece for metric in metrics_of(model) for piece in pieces(metric)]
+
     def states() -> list[Variable]:
-        counts = [*([one for one, _ in stale.states] if stale else []), *keras.counts]
-        return [piece for metric in metrics_of(model) for piece in pieces(metric)] + counts
+        return [*of_metrics(), *([one for one, _ in stale.states] if stale else []), *keras.counts]
 
     def trace() -> Traced:
         @tf.function
@@ -73,7 +75,7 @@ def trace_step(
                 if rate:
                     stack.enter_context(rate.given(*value))
                 if updates:
-                    stack.enter_context(sending_together())
+                    stack.enter_context(sending_together(of_metrics))
                     stack.enter_context(updates.active(states))
                 return one_step(strategy, own_step, stale, placed=placed)(iterator)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops.testing import sleep as sleep
+from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
 from tensorflow.python.ops import resource_variable_ops
 
@@ -93,6 +94,11 @@ def read_only_inputs(operation: Operation) -> list[int]:
         return list(operation.get_attr("_read_only_resource_inputs"))
     except ValueError:
         return []
+
+
+def is_stateful(operation: Operation) -> bool:
+    """Return whether tf.function keeps an operation's place among others that have an effect."""
+    return bool(auto_control_deps.op_is_stateful(operation))
 
 
 def set_input(operation: Any, number: int, tensor: Any) -> None:
