@@ -19,7 +19,10 @@ from bench.tasks import ROOT
 from bench.throughput import Bench, Effort
 from bench.turns import Side
 
-PROGRAMS = {"Tiny": {}, "Dense": {}, "Table": {}, "TableAdam": {"lazy_adam": True}, "TableAdagrad": {}}
+PROGRAMS = {
+    **{"Tiny": {}, "Dense": {}, "Table": {}, "TableAdam": {"lazy_adam": True}, "TableAdagrad": {}},
+    **{"ManyTables": {}, "ManyTablesAdagrad": {}},  # of so many rows each
+}
 
 
 def compare(bench: Bench, other: str, program: str, workers: int, turns: int, seconds: float) -> None:

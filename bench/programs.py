@@ -186,6 +186,26 @@ class TableAdagrad(Table):
     optimizer = staticmethod(lambda: tf.keras.optimizers.Adagrad(0.01))
 
 
+class ManyTables(Table):
+    """A recommender's step with 26 features of one id each, as Criteo's data has them: a table for each."""
+
+    ids = 26
+
+    def build_model(self) -> Any:
+        keras, rows = self.keras(), int(os.environ["BENCH_ROWS"])
+        ids = keras.layers.Input((self.ids,), dtype="int64")
+        looked_up = [keras.layers.Embedding(rows, self.width)(ids[:, number]) for number in range(self.ids)]
+        hidden = keras.layers.Dense(64, "relu")(keras.layers.Concatenate()(looked_up))
+        model = keras.Model(ids, keras.layers.Dense(2)(hidden))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=self.optimizer(), loss=loss, metrics=["accuracy"])
+        return model
+
+
+class ManyTablesAdagrad(ManyTables):
+    optimizer = staticmethod(lambda: tf.keras.optimizers.Adagrad(0.01))
+
+
 class TableAny(Table):
     """The same in small batches, with the optimizer of BENCH_OPTIMIZER, as bench/right names it.
 
