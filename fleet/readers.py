@@ -53,7 +53,8 @@ def file(call: Call) -> Any:
     path, state = str(call.text("path")), call.text("state")
     if state not in ("directory", "absent"):
         raise UnknownTask(call.place, call.task)
-    made = [call.text("mode"), "directory", call.text("owner"), call.text("group")]
+    owners = [call.text(name) for name in ("owner", "group") if name in call.arguments]
+    made = [call.text("mode"), "directory", *owners]
     call.wanted.files[path] = made if state == "directory" else None
     return UNCHANGED
 

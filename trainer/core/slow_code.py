@@ -29,7 +29,7 @@ def naming_slow_code(what: str, program_file: Path | None = None, first: float =
             log.warning("%s has not ended after %.0f s%s", what, waited, f": it is at {place}" if place else "")
             seconds, waited = waited, 2 * waited
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, name="slow code", daemon=True).start()
     try:
         yield
     finally:
