@@ -75,7 +75,7 @@ CHANGED = [
     ("head", "systemctl stop tensorboard", "Start it now and at each boot"),
     ("head", "rm /srv/trainer/.psfleet-host-head", PROBE),
     ("ps-0", "systemctl disable psfleet-firewall", "Load it at each boot"),
-    ("ps-0", "chmod 0755 /etc/systemd/system/psfleet-firewall.service", "Install its unit"),
+    ("ps-1", "chmod 0755 /etc/systemd/system/psfleet-firewall.service", "Install its unit"),
     ("ps-1", "usermod --shell /bin/sh trainer", "Create the user of the training tasks"),
     ("ps-1", "chmod 0700 /opt/trainer/current/trainer/run", "Unpack the code"),
     ("worker-0", "touch /opt/trainer/current/trainer/stranger.py", "Unpack the code"),
