@@ -102,7 +102,8 @@ def test_each_thing_that_a_hand_changed_is_found_and_mended_alone(lab, long_run)
     change(lab, [one for one in CHANGED if one[2] == PROBE])
     repaired = play("site.yml", inventory=long_run)
     assert (said.code, repaired.code) == (0, 0), said.failed + repaired.failed
-    beside = ("Copy the wheels", "Restart the journal")
+    # A release that a process used until its restart is one too many then.
+    beside = ("Copy the wheels", "Restart the journal", "Keep the last few releases")
     mended = {(name, task) for name, task in repaired.changed if task not in RESTARTING and not task.startswith(beside)}
     assert mended == {(name, task) for name, _, task in CHANGED}
     assert set(said.changed) >= mended - {("head", PROBE)}  # which check mode doesn't write
