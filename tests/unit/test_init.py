@@ -13,6 +13,12 @@ from fleet.inventory import find_problems, read_source
 from fleet.places import CODE, KIT
 
 
+@pytest.fixture(autouse=True)
+def configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ansible reads its settings once in a process: a site of these tests must not be where later tests find them."""
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(KIT / "ansible.cfg"))
+
+
 def make(directory: Path, *hosts: str) -> list[str]:
     lines: list[str] = []
     make_site(directory, hosts, lines.append)
@@ -72,7 +78,6 @@ def test_an_example_is_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("hosts.yml", "group_vars/all.yml"):
         assert (tmp_path / "site/inventory" / name).read_text() == (KIT / "inventory/cloud-static" / name).read_text()
     monkeypatch.chdir(tmp_path / "site")
-    monkeypatch.setenv("ANSIBLE_CONFIG", str(KIT / "ansible.cfg"))  # which Ansible reads once in a process
     assert find_problems(read_source(str(tmp_path / "site/inventory"))) == []
 
 
