@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
+from trainer.core.dynamic_tables import tables_problem
 from trainer.core.parameters import parse_assignments, plain_number, values_problem
 from trainer.core.relations import relation_problems
 
@@ -118,6 +119,7 @@ class Config:
     partitioner_max_bytes: int = 64 * 1024 * 1024
     partitioner_shards: int = 2
     lazy_adam: bool = False
+    dynamic_tables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     heartbeat_timeout_seconds: float = 5.0
     elastic: bool = True
     ps_wait_seconds: float = 30.0
@@ -185,8 +187,30 @@ class Config:
                 f"lazy_adam: it is for tables on parameter servers, and strategy {self.strategy} has none: "
                 "leave it out, or choose parameter_server"
             )
+        if self.dynamic_tables:
+            self._check_dynamic_tables()
         if problem := next(relation_problems(self), None):
             raise ConfigError(problem)
+
+    def _check_dynamic_tables(self) -> None:
+        """Raise ConfigError unless the rest of the settings can do with dynamic tables."""
+        refused = (
+            (not self.traits.remote, f"strategy {self.strategy} has no parameter servers: choose parameter_server"),
+            (self.export, "export is true, and a dynamic table can't be exported yet: set export: false"),
+            (
+                self.evaluation in ("sidecar", "exact"),
+                f"evaluation is {self.evaluation!r}, which reads tables from a checkpoint or copies the model; expected "
+                "distributed, inline or none, which look up on the ps",
+            ),
+            (
+                self.initial_weights != "",
+                f"initial_weights is {self.initial_weights!r}, expected none: it fills tables of rows, and keys have "
+                "first values of their own. Leave it out",
+            ),
+        )
+        for is_refused, why in refused:
+            if is_refused:
+                raise ConfigError(f"dynamic_tables: {why}")
 
     def _check_service(self) -> None:
         """Raise ConfigError unless the data service can read for this training."""
@@ -441,6 +465,8 @@ def key_problem(key: str, value: Any) -> str | None:
         if 0 < value < least:
             return f"{key}: must be at least {least:g}, not {value!r}"
     if key == "program_args" and (problem := values_problem(value)):
+        return f"{key}: {problem}"
+    if key == "dynamic_tables" and (problem := tables_problem(value)):
         return f"{key}: {problem}"
     if key == "program" and (problem := program_name_problem(value)):
         return f"{key}: {problem}, not {value!r}" if problem == NO_PROGRAM_NAME else f"{key}: {value!r} {problem}"

@@ -24,10 +24,13 @@ def variables_of(model: Model) -> Iterator[Variable]:
 def flatten(variables: Iterable[Variable]) -> Iterator[Variable]:
     """Yield variables, a sharded one as its shards.
 
-    What tf_keras lists among them for a lookup layer that was adapted is none: its vocabulary, of no shape.
+    What tf_keras lists among them for a lookup layer that was adapted is none: its vocabulary, of no shape. Nor are
+    the rows of a dynamic table, which are saved, counted and handed over in ways of their own.
     """
     for variable in variables:
-        yield from (one for one in getattr(variable, "variables", (variable,)) if hasattr(one, "shape"))
+        for one in getattr(variable, "variables", (variable,)):
+            if hasattr(one, "shape") and not getattr(one, "is_reserved", False):
+                yield one
 
 
 def bytes_of(variable: Variable) -> int:

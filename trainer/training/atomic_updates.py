@@ -155,7 +155,7 @@ class AtomicUpdates:
         locked = {one.name for one in made if any(each.type == "MutexLock" for each in one.control_inputs)}
         writes: dict[int, list[Any]] = {}
         for operation in made:
-            if operation.name not in locked and operation.type.startswith(WRITING):
+            if operation.name not in locked and APART not in operation.name and operation.type.startswith(WRITING):
                 writes.setdefault(id(outermost(operation.inputs[0])), []).append(operation)
         for number, operations in writes.items():
             if number in left_alone:
@@ -222,6 +222,10 @@ class AtomicUpdates:
                         for (_, _, target), value in zip(group, values, strict=True)
                     ]
                 give_back(locks, copied)
+
+    def mutex_of(self, handle: Any) -> str:
+        """Return the name of the mutex with which the variable of this handle is updated; nothing if it never is."""
+        return self._mutexes.get(id(handle), "")
 
     def _has_mutex(self, update: Update) -> bool:
         return any(id(outermost(handle)) in self._mutexes for handle in update.handles.values())

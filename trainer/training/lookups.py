@@ -17,6 +17,7 @@ from trainer.training.precision import CastShards
 
 ONCE = "rows_asked_for_once"  # in the names of operations that give rows' numbers, each of them once
 SPLITS = "DynamicPartition"  # the operation that gives each shard its rows' numbers
+GIVEN = "rows_of_keys"  # in the names of operations that give a dynamic table's rows
 _asking_once = [False]
 
 
@@ -45,9 +46,25 @@ def look_up(params: Variable, ids: Tensor, max_norm: float | None = None, name: 
 
 
 def asked_for_once(rows: tf.Tensor) -> tf.Tensor | None:
-    """Return the rows' numbers as they were sent for a lookup, where a gradient's are the same, each of them once."""
+    """Return the rows' numbers as they were sent for a lookup, where a gradient's are the same, each of them once.
+
+    Those of a dynamic table are returned as they are: its update looks at them itself.
+    """
     if not tf.is_symbolic_tensor(rows):
         return None
+    if lookups_of(rows):
+        return rows
     while rows.op.type in ("Reshape", "Identity"):
         rows = rows.op.inputs[0]
     return rows if rows.op.type == SPLITS and ONCE in rows.op.name else None
+
+
+def lookups_of(rows: tf.Tensor) -> list[tf.Tensor]:
+    """Return the rows of each lookup in a dynamic table that a gradient names one after the other; none of others."""
+    while rows.op.type in ("Reshape", "Identity") and GIVEN not in rows.op.name:
+        rows = rows.op.inputs[0]
+    if GIVEN in rows.op.name and rows.op.type == "Identity":
+        return [rows]
+    parts = list(rows.op.inputs)[:-1] if rows.op.type == "ConcatV2" else []
+    found = [lookups_of(part) for part in parts]
+    return [one for each in found for one in each] if all(found) else []

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from trainer.core.config import Config
 from trainer.core.contracts import Callback, ElementSpec, Model, Optimizer, Structure, Traced, Trackable, Variable
+from trainer.training.dynamic.tables import DynamicTables
 
 
 class KerasModel(Protocol):
@@ -47,8 +48,19 @@ class KerasModel(Protocol):
         `remote` says that its variables lie on the ps. Raises UserError for what would be wrong there.
         """
 
-    def gather_updates(self, config: Config) -> None:
-        """Have workers update rows and variables in one act each; call it before the first trace."""
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The model's optimizers, each once."""
+
+    @property
+    def layer_names(self) -> set[str]:
+        """The names of the model's layers, those within others too."""
+
+    def gather_updates(self, config: Config, tables: DynamicTables | None = None) -> None:
+        """Have workers update rows, of dynamic tables too, and variables in one act each.
+
+        Call it before the first trace.
+        """
 
     def build(self, element_spec: ElementSpec) -> None:
         """Make the variables that must be there before the first trace; call it in the strategy's scope.

@@ -21,6 +21,7 @@ from trainer.core.contracts import (
     Variable,
 )
 from trainer.training.constraints import refuse_split_constraints
+from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.export_tables import UNTRACKED, track_tables
 from trainer.training.keras.base import has_call
 from trainer.training.one_update import gather
@@ -67,8 +68,18 @@ class Keras2Model:
             share_among_workers(self.model)
             refuse_split_constraints(self.model)
 
-    def gather_updates(self, config: Config) -> None:
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return [one for one in optimizers_of(self.model) if one is not None]
+
+    @property
+    def layer_names(self) -> set[str]:
+        return {one.name for one in self.model.submodules if isinstance(one, tf.keras.layers.Layer)}
+
+    def gather_updates(self, config: Config, tables: DynamicTables | None = None) -> None:
         update_by_rows(self.model, lazy_adam=config.lazy_adam)
+        if tables is not None:
+            tables.bind(self.optimizers)
         for optimizer in optimizers_of(self.model):
             if optimizer is not None and not is_wrapper(optimizer):
                 gather(optimizer)

@@ -30,6 +30,7 @@ class LocalStepRunner:
     position = None
     seconds_waited = 0.0
     copy = staticmethod(copy_each)
+    tables = None
 
     def __init__(
         self,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import tensorflow as tf
 
 from trainer.core.contracts import Model, Program, Strategy, Variable
 from trainer.core.program import build_model
+from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.keras.adapters import keras_of
 from trainer.training.keras.keras3.seeds import forget_seeds
 from trainer.training.keras.keras3.shards import train_shards
@@ -15,13 +18,15 @@ from trainer.training.tf_internals.saving import keeping_default_graph
 from trainer.training.whole_weights import building_whole
 
 
-def make_model(program: Program, strategy: Strategy) -> tuple[Model, Variable]:
-    """Build the program's model and the trainer's own step counter in the strategy's scope."""
+def make_model(
+    program: Program, strategy: Strategy, tables: DynamicTables | None = None
+) -> tuple[Model, Variable]:
+    """Build the program's model, with its dynamic tables, and the trainer's own step counter in the strategy's scope."""
     cast_split_variables()
     with strategy.scope(), no_loss_scaling():
         forget_seeds()
         train_shards()
-        with building_whole(), keeping_default_graph():
+        with building_whole(), keeping_default_graph(), tables.of_layers() if tables else contextlib.nullcontext():
             model = build_model(program)
         remote = isinstance(strategy, tf.distribute.ParameterServerStrategy)
         if remote:

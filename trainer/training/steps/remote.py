@@ -18,6 +18,8 @@ from trainer.core.failures import EmptyPart, UserError
 from trainer.run.position import FIRST, Position
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.data_service import DataService
+from trainer.training.dynamic.table import giving_rows
+from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.input import ENDLESS, Beginning, replica_element_spec, train_dataset_fn
 from trainer.training.keras.adapters import keras_of
 from trainer.training.keras.base import KerasModel
@@ -65,7 +67,9 @@ class RemoteStepRunner:
         workers: int,
         members: Members | None = None,
         service: DataService | None = None,
+        tables_left: Any = None,
     ) -> None:
+        """`tables_left` is the record of dynamic tables that an earlier coordinator has left on the ps."""
         self._config = config
         self._program = program
         self._strategy = strategy
@@ -81,15 +85,16 @@ class RemoteStepRunner:
         self._data = {"program": config.program, "program_args": json.loads(json.dumps(dict(config.program_args)))}
         with worker_threads() as self._threads:
             self._coordinator = make_coordinator(strategy, members)
-        self.model, self.step = make_model(program, strategy)
+        self.tables = DynamicTables.of(config, strategy, tables_left)
+        self.model, self.step = make_model(program, strategy, self.tables)
         keras = keras_of(self.model)
         keras.check_settings(config)
-        keras.gather_updates(config)
+        keras.gather_updates(config, self.tables)
         self._dataset = self._trace_dataset()
         self._iterator: Any = None  # made with the first call, at whose step the reading begins
         element = iterator_type_spec(strategy, self._dataset)
         self._elements = elements_of(element)
-        with strategy.scope():
+        with strategy.scope(), self._building_tables():
             keras.build(self.element_spec)
         self._rate = LearningRate(self.model.optimizer)
         self._reports = Reports()
@@ -97,7 +102,7 @@ class RemoteStepRunner:
         self._stale = Staleness(self.model.optimizer)
         updates = AtomicUpdates(strategy)
         train_step = self._trace_step(keras, element, updates)
-        self.copy = updates.copy
+        self.copy, self.mutex_of = updates.copy, updates.mutex_of
         self.tells = names_told(outputs_of(train_step, placed=self._exact))
         self.trained = keras.trained()
         self._metrics = CallMetrics(self.model, train_step, self._stale.states)
@@ -118,7 +123,7 @@ class RemoteStepRunner:
 
     def _trace_step(self, keras: KerasModel, element: ElementSpec, updates: AtomicUpdates) -> Traced:
         """Trace a step for the workers; raises UserError where they would train otherwise than one process does."""
-        with asking_once(may_ask_once(self.model)):
+        with asking_once(may_ask_once(self.model)), giving_rows(), self._building_tables():
             train_step = trace_step(
                 self._strategy,
                 self.model,
@@ -133,7 +138,12 @@ class RemoteStepRunner:
         refuse_outside(self._program, train_step, f"{type(self.model).__name__}.train_step", self.model)
         with self._strategy.scope():
             keras.check_step(train_step)
+        if self.tables is not None:
+            self.tables.check(keras.layer_names)
         return train_step
+
+    def _building_tables(self) -> contextlib.AbstractContextManager[None]:
+        return self.tables.of_layers() if self.tables is not None else contextlib.nullcontext()
 
     @property
     def element_spec(self) -> ElementSpec:

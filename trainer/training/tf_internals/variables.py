@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.data.experimental.ops.testing import sleep as sleep
+from tensorflow.python.ops import handle_data_util, resource_variable_ops
 from tf_keras.src.mixed_precision import autocast_variable
 
 from trainer.core.contracts import Optimizer, Variable
+from trainer.core.failures import UserError
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -58,3 +61,40 @@ def wrap_autocast_variables(wrap: Callable[[Callable[[Any], Any], Any], Any]) ->
 
         wrapped.of_psfleet = True  # type: ignore[attr-defined]
         autocast_variable.create_autocast_variable = wrapped
+
+
+class Reserved(resource_variable_ops.BaseResourceVariable):
+    """A variable whose handle has a name of our own, and which nobody may read as a whole: its rows are reserved."""
+
+    is_reserved = True
+
+    def __init__(self, handle: Any, shape: list[int], dtype: Any, name: str) -> None:
+        super().__init__(
+            trainable=True,
+            shape=shape,
+            dtype=dtype,
+            handle=handle,
+            unique_id=f"{name}_{next(_numbers)}",
+            handle_name=name,
+            distribute_strategy=tf.distribute.get_strategy(),
+        )
+        self._whole_name = name
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        raise UserError(
+            f"{self._whole_name} is a dynamic table, whose rows can't be read as a whole: look keys up by its layer. "
+            "Callbacks and methods that take all weights, as get_weights, can't be used with it"
+        )
+
+    def numpy(self) -> Any:
+        return self._read_variable_op()
+
+
+_numbers = itertools.count()
+
+
+def handle_of(container: str, name: str, shape: list[int], dtype: Any) -> Any:
+    """Return the handle of a variable with this container and name on the present device; it may not exist yet."""
+    handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, container=container, shared_name=name)
+    handle._handle_data = handle_data_util.create_handle_data(tf.TensorShape(shape), dtype)
+    return handle

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from trainer.core.config import Config
 from trainer.core.contracts import Callback, ElementSpec, Model, Optimizer, Structure, Traced, Trackable, Variable
+from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.keras.base import has_call
 from trainer.training.keras.keras3.building import build, call_with_symbols, features_of, is_built, prepare
 from trainer.training.keras.keras3.checkpoint import Trained, raw
@@ -57,8 +58,18 @@ class Keras3Model:
     def prepare(self, *, remote: bool) -> None:
         prepare(self.model)
 
-    def gather_updates(self, config: Config) -> None:
-        """`build` does so, which makes the optimizer's variables."""
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return [one for _, one in optimizers_of(self.model)]
+
+    @property
+    def layer_names(self) -> set[str]:
+        return {layer.name for layer in self.model._flatten_layers(include_self=False)}
+
+    def gather_updates(self, config: Config, tables: DynamicTables | None = None) -> None:
+        """`build` gathers them, which makes the optimizer's variables."""
+        if tables is not None:
+            tables.bind(self.optimizers)
 
     def build(self, element_spec: ElementSpec) -> None:
         build(self.model, element_spec)

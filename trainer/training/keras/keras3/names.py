@@ -25,7 +25,8 @@ def named(model: Model) -> dict[str, Variable]:
     def walk(layer: Layer, path: str, around: Sequence[str] = ()) -> None:
         own = [*layer._trainable_variables, *layer._non_trainable_variables]
         own += [each.state for each in layer._seed_generators]
-        variables = [one for one in own if id(one) not in known]
+        # A dynamic table's rows are saved in a way of their own.
+        variables = [one for one in own if id(one) not in known and not hasattr(one._value, "is_reserved")]
         layers = [one for one in layer._layers if id(one) not in known]
         known.update(map(id, [*variables, *layers]))
         for name, one in apart((COUNT.sub("", one.name), one) for one in variables):

@@ -1,0 +1,74 @@
+"""Numbers that follow from a key alone: the ps that has its row, and the row's first values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.contracts import Tensor
+
+# The constants of splitmix64, as signed numbers.
+GOLDEN, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+OWNERS = 0x5851F42D4C957F2D
+BITS = 24  # of a number between 0 and 1
+FirstValues = Callable[[Any], Any]
+
+
+def salt_of(name: str) -> int:
+    """Return a number of 63 bits by which the first values of one table differ from another's."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+
+
+def mixed(numbers: Tensor, salt: int) -> Tensor:
+    """Return numbers of 63 bits that look drawn, and depend on these (int64) and the salt alone."""
+    numbers = tf.bitwise.bitwise_xor(numbers + GOLDEN, salt)
+    numbers = (numbers ^ shifted(numbers, 30)) * FIRST_FACTOR
+    numbers = (numbers ^ shifted(numbers, 27)) * SECOND_FACTOR
+    return (numbers ^ shifted(numbers, 31)) & tf.int64.max
+
+
+def shifted(numbers: Tensor, places: int) -> Tensor:
+    """Shift to the right, with zeros for the sign."""
+    return tf.bitwise.right_shift(numbers, tf.constant(places, tf.int64)) & ((1 << (64 - places)) - 1)
+
+
+def owner_of(keys: Tensor, servers: int) -> Tensor:
+    """Return the number of the ps that has each key's row (int32), of so many."""
+    return tf.cast(mixed(keys, OWNERS) % servers, tf.int32)
+
+
+def drawn(keys: Tensor, width: int, salt: int) -> tuple[Tensor, Tensor]:
+    """Return two numbers for each key and column, from 0 to less than 1."""
+    columns = tf.range(1, width + 1, dtype=tf.int64) * GOLDEN
+    bits = mixed(mixed(keys, salt)[:, tf.newaxis] + columns, salt)
+    parts = [shifted(bits, places) & ((1 << BITS) - 1) for places in (0, BITS)]
+    first, second = (tf.cast(part, tf.float32) / float(1 << BITS) for part in parts)
+    return first, second
+
+
+def uniform(width: int, salt: int, least: float, most: float) -> FirstValues:
+    """Return what gives keys their first values, evenly spread between two numbers."""
+
+    def values(keys: Tensor) -> Tensor:
+        return least + drawn(keys, width, salt)[0] * (most - least)
+
+    return values
+
+
+def normal(width: int, salt: int, mean: float, deviation: float) -> FirstValues:
+    """Return what gives keys their first values, of a normal distribution (Box and Muller)."""
+
+    def values(keys: Tensor) -> Tensor:
+        first, second = drawn(keys, width, salt)
+        length = tf.sqrt(-2.0 * tf.math.log(first + 2.0 ** -(BITS + 1)))
+        return mean + deviation * length * tf.cos(2.0 * 3.14159265358979 * second)
+
+    return values
+
+
+def constant(width: int, value: float) -> FirstValues:
+    """Return what gives every key the same first values."""
+    return lambda keys: tf.fill([tf.size(keys), width], value)

@@ -1,0 +1,177 @@
+"""One ps's part of a dynamic table.
+
+Rows are given and taken away while a mutex of the shard is held, and trained while the update's mutex is held
+(atomic_updates.py). Each of these is one act. What a step does to a row that has gone meanwhile is dropped: an update
+names the key with the row, and looks whether the row is still the key's (docs/decisions/0224).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.contracts import Operation, Tensor
+from trainer.training.atomic_updates import give_back, locks_of
+from trainer.training.dynamic.arrays import Array, Index
+from trainer.training.dynamic.hashing import FirstValues
+from trainer.training.lookups import GIVEN
+from trainer.training.tf_internals.graphs import APART
+
+# What a key without a row reads, and where what is dropped is written; nobody reads that.
+DEFAULT, SCRATCH, FIRST = 0, 1, 2
+# Of a shard's numbers: the row to give next, how many are free again, how many keys found no room, how many rows are
+# in use, and how many were given and taken away since the table was made.
+NEXT, FREE, REFUSED, ROWS, GIVEN_ROWS, EVICTED = range(6)
+NO_KEY = tf.int64.min
+BEGIN = [FIRST, 0, 0, 0, 0, 0]
+Change = Callable[..., Sequence[Any]]
+
+
+class Shard:
+    """What one ps has of a table. Make it, and call its methods, with that ps as the device."""
+
+    def __init__(self, name: str, mutex: str, width: int, capacity: int, first: FirstValues) -> None:
+        """`first` gives keys their first values; it has no slots yet, and nothing is reserved."""
+        self.name, self.mutex, self.width, self.capacity = name, mutex, width, capacity
+        self.first_values, self.begins, self.slots = first, list[float](), list[Array]()
+        length = capacity + FIRST
+        self.values = Array(f"{name}/values", [length, width], tf.float32)
+        self.keys = Array(f"{name}/keys", [length], tf.int64)
+        self.told = Array(f"{name}/told", [length, 2], tf.int32)  # in how many steps it was trained, and the last one
+        self.free = Array(f"{name}/free", [length], tf.int64)
+        self.numbers = Array(f"{name}/numbers", [len(BEGIN)], tf.int64)
+        self.clock = Array(f"{name}/clock", [1], tf.int64)  # the steps that have trained the table
+        self.index = Index(f"{name}/index")
+
+    def add_slots(self, begins: Sequence[float]) -> None:
+        """Have slots of an optimizer that begin with these values."""
+        self.begins = list(begins)
+        self.slots = [Array(f"{self.name}/slot{n}", self.values.shape, tf.float32) for n in range(len(begins))]
+
+    @property
+    def trained(self) -> list[Array]:
+        """What an optimizer changes: the values, and its slots."""
+        return [self.values, *self.slots]
+
+    @property
+    def kept(self) -> dict[str, Array]:
+        """What a checkpoint holds of each row."""
+        slots = {f"slot{number}": slot for number, slot in enumerate(self.slots)}
+        return {"values": self.values, **slots, "keys": self.keys, "told": self.told}
+
+    def reserve(self) -> None:
+        """Make the arrays, without a row."""
+        made = [one.reserve() for one in (*self.kept.values(), self.free)]
+        with tf.control_dependencies(made):
+            self.begin()
+
+    def begin(self) -> None:
+        """Have no row: what was there is forgotten."""
+        rows = tf.range(FIRST, dtype=tf.int64)
+        for array, value in zip(self.trained, (0.0, *self.begins), strict=True):
+            array.set(rows, tf.fill([FIRST, self.width], value))
+        self.keys.set(rows, tf.fill([FIRST], NO_KEY))
+        self.told.set(rows, tf.zeros([FIRST, 2], tf.int32))
+        self.numbers.assign(tf.constant(BEGIN, tf.int64))
+        self.clock.assign(tf.zeros([1], tf.int64))
+        self.index.clear()
+
+    def known_rows(self, keys: Tensor) -> Tensor:
+        """Return the rows of keys, DEFAULT for those without one."""
+        with tf.name_scope(APART):
+            return tf.maximum(self.index.find(keys), DEFAULT)
+
+    def given_rows(self, keys: Tensor) -> Tensor:
+        """Return the rows of keys, each named once; those without one get one, or DEFAULT where there is no room."""
+        with tf.name_scope(APART):
+            found = self.index.find(keys)
+            lacking = tf.where(found < 0)
+            asked = tf.gather_nd(keys, lacking)
+            locks = locks_of([self.mutex], after=asked)
+            with tf.control_dependencies([locks[-1]]):
+                # Another worker may have been first.
+                done = self.give(tf.boolean_mask(asked, (self.index.find(asked) < 0) & (asked != NO_KEY)))
+            with tf.control_dependencies(done):
+                now = self.index.find(asked)
+            give_back(locks, [*done, now])
+            rows = tf.maximum(tf.tensor_scatter_nd_update(found, lacking, now), DEFAULT)
+        return tf.identity(tf.ensure_shape(rows, [None]), name=GIVEN)
+
+    def give(self, keys: Tensor) -> list[Operation]:
+        """Give keys rows, as long as there is room, with the mutex held.
+
+        In this order, a step that is cancelled in between may lose rows, but never gives one twice.
+        """
+        numbers = self.numbers.read()
+        wanted, free = tf.size(keys, tf.int64), numbers[FREE]
+        count = tf.minimum(wanted, free + self.capacity + FIRST - numbers[NEXT])
+        again = tf.minimum(count, free)
+        rows = tf.concat([self.free.rows(free - again + tf.range(again)), numbers[NEXT] + tf.range(count - again)], 0)
+        keys = keys[:count]
+        changes = tf.stack([count - again, -again, wanted - count, count, count, tf.zeros([], tf.int64)])
+        counted = self.numbers.assign(numbers + changes)
+        with tf.control_dependencies([counted]):
+            last = tf.cast(self.clock.read(), tf.int32)
+            begun = [self.values.set(rows, self.first_values(keys))]
+            for slot, value in zip(self.slots, self.begins, strict=True):
+                begun.append(slot.set(rows, tf.fill([count, self.width], value)))
+            begun.append(self.told.set(rows, tf.stack([tf.zeros([count], tf.int32), tf.repeat(last, count)], 1)))
+            begun.append(self.keys.set(rows, keys))
+        with tf.control_dependencies(begun):
+            return [counted, *begun, self.index.insert(keys, rows)]
+
+    def take(self, restored: Mapping[str, Any], own: Tensor) -> None:
+        """Give the `own` ones among restored rows a row each, with all that is `kept` of them; clocks go on.
+
+        A key that is there already stays as it is. Those without room are counted.
+        """
+        with tf.name_scope(APART):
+            keys = restored["keys"]
+            once, places = tf.unique(keys)  # of a key that a checkpoint has twice, the first counts
+            firsts = tf.math.unsorted_segment_min(tf.range(tf.size(keys)), places, tf.size(once))
+            chosen = tf.boolean_mask(firsts, tf.gather(own & (self.index.find(keys) < 0), firsts))
+            numbers = self.numbers.read()
+            wanted = tf.size(chosen, tf.int64)
+            count = tf.minimum(wanted, self.capacity + FIRST - numbers[NEXT])
+            rows, chosen = numbers[NEXT] + tf.range(count), chosen[:count]
+            nothing = tf.zeros([], tf.int64)
+            changes = tf.stack([count, nothing, wanted - count, count, nothing, nothing])
+            done = [self.numbers.assign(numbers + changes)]
+            done += [array.set(rows, tf.gather(restored[name], chosen)) for name, array in self.kept.items()]
+            done.append(self.clock.assign(tf.maximum(self.clock.read(), restored["clock"])))
+            with tf.control_dependencies(done):
+                self.index.insert(tf.gather(keys, chosen), rows)
+
+    def piece(self, start: Tensor, end: Tensor, mutex: str) -> dict[str, Tensor]:
+        """Return what is `kept` of the rows from one number to another that are a key's, and the clock.
+
+        `mutex` is the update's: a row and its slots are of one moment.
+        """
+        with tf.name_scope(APART):
+            rows = tf.range(start, end)
+            locks = locks_of([mutex] if mutex else [])
+            with tf.control_dependencies(locks):
+                found = {name: array.rows(rows) for name, array in self.kept.items()}
+                clock = self.clock.read()
+            give_back(locks, [*found.values(), clock])
+            used = self.index.find(found["keys"]) == rows
+            return {**{name: tf.boolean_mask(value, used) for name, value in found.items()}, "clock": clock}
+
+    def update(self, rows: Tensor, keys: Tensor, gradient: Tensor, change: Change) -> None:
+        """Change rows, each named once, as an optimizer does; those that are not the keys' any more are left alone.
+
+        `change` takes the gradient, the values and the slots, and returns what values and slots become. Call it where
+        an update is traced: all that uses what is written here is one act.
+        """
+        rows = tf.where(self.keys.rows(rows) == keys, rows, tf.constant(SCRATCH, tf.int64))
+        for array, value in zip(
+            self.trained, change(gradient, *(one.rows(rows) for one in self.trained)), strict=True
+        ):
+            array.set(rows, value)
+        clock = self.clock.read() + 1
+        self.clock.assign(clock)
+        times = self.told.rows(rows)[:, 0] + 1
+        self.told.set(rows, tf.stack([times, tf.repeat(tf.cast(clock, tf.int32), tf.size(times))], 1))
+        self.keys.set(rows, keys)  # so that to look at them is a part of the act

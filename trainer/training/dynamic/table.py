@@ -1,0 +1,95 @@
+"""A dynamic table over all ps, as a layer has it in the place of its weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from trainer.core.contracts import Tensor
+from trainer.core.failures import UserError
+from trainer.training.dynamic.hashing import owner_of
+from trainer.training.dynamic.shard import Change, Shard
+from trainer.training.lookups import lookups_of
+from trainer.training.tf_internals.variables import Reserved
+
+_giving = [False]
+
+
+@contextlib.contextmanager
+def giving_rows() -> Iterator[None]:
+    """Have what is traced within it give rows to keys that have none, as training does."""
+    _giving.append(True)
+    try:
+        yield
+    finally:
+        _giving.pop()
+
+
+class Table:
+    """A shard on each ps. Keys lie where their hash says."""
+
+    def __init__(self, name: str, width: int, shards: Sequence[Shard], devices: Sequence[str]) -> None:
+        self.name, self.width = name, width
+        self.shards, self.devices = list(shards), list(devices)
+        self.variables = [
+            Reserved(shard.values.handle, shard.values.shape, tf.float32, f"{name}/part_{number}")
+            for number, shard in enumerate(shards)
+        ]
+        """What gradients are of: the values, a part on each ps."""
+        # By the id of the rows of a lookup that is traced: the rows themselves, and their keys.
+        self._keys: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids, each of which is asked for once."""
+        if isinstance(ids, tf.RaggedTensor):
+            return ids.with_flat_values(self.look_up(ids.flat_values))
+        keys, places = tf.unique(tf.cast(tf.reshape(ids, [-1]), tf.int64))
+        owner, count = owner_of(keys, len(self.shards)), len(self.shards)
+        parts = tf.dynamic_partition(keys, owner, count)
+        order = tf.dynamic_partition(tf.range(tf.size(keys)), owner, count)
+        values = []
+        for shard, variable, device, part in zip(self.shards, self.variables, self.devices, parts, strict=True):
+            with tf.device(device):
+                values.append(tf.gather(variable, self._rows(shard, part)))
+        found = tf.gather(tf.dynamic_stitch(order, values), places)
+        found = tf.reshape(found, tf.concat([tf.shape(ids), [self.width]], axis=0))
+        found.set_shape([*ids.shape, self.width])
+        return found
+
+    def _rows(self, shard: Shard, keys: Tensor) -> Tensor:
+        if not _giving[-1]:
+            return shard.known_rows(keys)
+        rows = shard.given_rows(keys)
+        self._keys[id(rows)] = (rows, keys)
+        return rows
+
+    def update(self, variable: Reserved, gradient: tf.IndexedSlices, change: Change) -> None:
+        """Have a gradient change the rows of one shard; call it on that shard's ps."""
+        # Variables compare by their values.
+        shard = next(shard for shard, one in zip(self.shards, self.variables, strict=True) if one is variable)
+        lookups = [self._keys.get(id(rows)) for rows in lookups_of(gradient.indices)]
+        if not lookups or None in lookups:
+            raise UserError(
+                f"dynamic_tables: {self.name}: its layer is called in a function of its own, as a tf.function within "
+                "train_step is, so that its keys are not known where it is trained: call the layer in train_step or "
+                "in the model's call itself"
+            )
+        rows, keys = (tf.concat(each, 0) for each in zip(*filter(None, lookups), strict=True))
+        values = gradient.values
+        if len(lookups) > 1:  # a row may stand in several of them
+            rows, places = tf.unique(rows)
+            count = tf.size(rows)
+            values = tf.math.unsorted_segment_sum(values, places, count)
+            keys = tf.math.unsorted_segment_max(keys, places, count)
+        shard.update(rows, keys, values, change)
+
+
+@tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": Table})
+def look_up_dynamic(params: Table, ids: Tensor, max_norm: float | None = None, name: str | None = None) -> Tensor:
+    """Look keys up, where Keras's layers look up rows of weights."""
+    del name
+    if max_norm is not None:
+        raise UserError(f"dynamic_tables: {params.name}: its lookup has max_norm {max_norm}, expected none: leave it out")
+    return params.look_up(ids)

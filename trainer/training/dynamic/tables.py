@@ -1,0 +1,192 @@
+"""The dynamic tables of a run: the layers that have them, their optimizer, and their resources on the ps."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.config import Config
+from trainer.core.contracts import Layer, Optimizer, Strategy
+from trainer.core.dynamic_tables import TableSettings, tables_of
+from trainer.core.failures import UserError, first_line
+from trainer.training.dynamic.arrays import CONTAINER
+from trainer.training.dynamic.layers import attach, check_layer, first_values_of, take_over_layers
+from trainer.training.dynamic.optimizers import Formula, formula_of, one_optimizer, train_rows
+from trainer.training.dynamic.pieces import Pieces
+from trainer.training.dynamic.shard import Change, Shard
+from trainer.training.dynamic.table import Table
+from trainer.training.tf_internals.variables import Reserved
+
+log = logging.getLogger(__name__)
+# What the names of a shard's resources end with, but for the index, which is no variable.
+PARTS = ("values", "slot0", "slot1", "keys", "told", "free", "numbers", "clock")
+DEVIATIONS = 6  # of the number of keys that fall to one ps, above the mean
+
+
+class DynamicTables:
+    """Makes the tables when their layers are built, and has them trained, saved, restored and handed over."""
+
+    def __init__(
+        self, settings: Mapping[str, TableSettings], devices: Sequence[str], *, lazy: bool, left: Any = None
+    ) -> None:
+        """`devices` are those of the ps, and `left` is the record of what an earlier coordinator left there."""
+        self._settings, self._devices, self._lazy = settings, list(devices), lazy
+        self._look = {name: [each.capacity, len(devices)] for name, each in settings.items()}
+        self._left = left if left is not None and left.get("look") == self._look else None
+        self.id: str = self._left["id"] if self._left else uuid.uuid4().hex
+        """By which the resources on the ps are found."""
+        self.tables: dict[str, Table] = {}
+        self._layers: dict[str, Any] = {}
+        self._formula: Formula | None = None
+        self._pieces: dict[str, Pieces] = {}
+        self._end = weakref.finalize(self, destroy, self.record, self._devices)
+        self._end.atexit = False  # type: ignore[misc]  # a process that ends leaves them to the next one
+
+    @classmethod
+    def of(cls, config: Config, strategy: Strategy, left: Any = None) -> DynamicTables | None:
+        """Return those of the settings, on the strategy's ps; None without any."""
+        if not config.dynamic_tables:
+            return None
+        servers = strategy.cluster_resolver.cluster_spec().num_tasks("ps")
+        devices = [f"/job:ps/replica:0/task:{server}/device:CPU:0" for server in range(servers)]
+        return cls(tables_of(config.dynamic_tables), devices, lazy=config.lazy_adam, left=left)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the next coordinator must know to find them, as JSON can say it."""
+        return {"id": self.id, "look": self._look}
+
+    @contextlib.contextmanager
+    def of_layers(self) -> Iterator[None]:
+        """Have the layers that are built meanwhile get their tables."""
+        with take_over_layers(lambda layer: self.build(layer) if layer.name in self._settings else None):
+            yield
+
+    def build(self, layer: Layer) -> Table:
+        """Make the table of a layer that is built now."""
+        name, count = layer.name, len(self._devices)
+        if name in self._layers:
+            raise UserError(
+                f"dynamic_tables: {name}: two layers of the model have this name, expected one: give one of them "
+                "another name"
+            )
+        check_layer(layer)
+        mean = math.ceil(self._settings[name].capacity / count)
+        capacity = mean + (math.ceil(DEVIATIONS * math.sqrt(mean)) if count > 1 else 0)
+        shards = []
+        with tf.init_scope():
+            for number, device in enumerate(self._devices):
+                with tf.device(device):
+                    shards.append(
+                        Shard(
+                            f"{self.id}/{name}/{number}",
+                            f"table/{name}/{number}",
+                            int(layer.output_dim),
+                            capacity,
+                            first_values_of(layer),
+                        )
+                    )
+            table = self.tables[name] = Table(name, int(layer.output_dim), shards, self._devices)
+            self._layers[name] = layer
+            attach(layer, table)
+            if self._formula is not None:
+                self._prepare(table)
+        return table
+
+    def bind(self, optimizers: Iterable[Optimizer | None]) -> None:
+        """Have the model's optimizer train the rows; call it when the model is made, before its steps are traced.
+
+        Raises UserError where it can't.
+        """
+        optimizer = one_optimizer(optimizers)
+        self._formula = formula_of(optimizer, lazy=self._lazy)
+        train_rows(optimizer, self._update, self._formula)
+        for table in self.tables.values():
+            self._prepare(table)
+
+    def check(self, known: Iterable[str]) -> None:
+        """Raise UserError unless each table has its layer, now that all layers are built; `known` are their names."""
+        for name in self._settings:
+            if name not in self.tables:
+                raise UserError(
+                    f"dynamic_tables: the model has no Embedding layer named {name!r}; its layers are "
+                    f"{', '.join(sorted(known)) or 'none'}: name a layer of the program, or give one that name"
+                )
+
+    def _update(self, variable: Reserved, gradient: Any, change: Change) -> None:
+        owns = (table for table in self.tables.values() if any(one is variable for one in table.variables))
+        next(owns).update(variable, gradient, change)
+
+    def _prepare(self, table: Table) -> None:
+        """Reserve a table's memory, now that its slots are known, unless an earlier coordinator has left it."""
+        assert self._formula is not None
+        for shard, device in zip(table.shards, table.devices, strict=True):
+            with tf.device(device):
+                shard.add_slots(self._formula.slots)
+                arrays = [*shard.kept.values(), shard.free, shard.numbers]
+                there = all(bool(tf.raw_ops.VarIsInitializedOp(resource=one.handle)) for one in arrays)
+                if self._left and there:
+                    continue
+                self._left = None
+                try:
+                    tf.function(shard.reserve, autograph=False)()
+                except tf.errors.ResourceExhaustedError as error:
+                    raise UserError(
+                        f"dynamic_tables: {table.name}: capacity {self._settings[table.name].capacity:,} is more than "
+                        f"the memory of {device} can be reserved for: set a smaller one, or take more ps "
+                        f"({first_line(error)})"
+                    ) from error
+
+    def begin(self) -> None:
+        """Have no row in any table: what an earlier coordinator has left can't be used."""
+        for table in self.tables.values():
+            for shard, device in zip(table.shards, table.devices, strict=True):
+                with tf.device(device):
+                    tf.function(shard.begin, autograph=False)()
+
+    def prepare_saves(self, mutex_of: Callable[[Any], str], io_device: str | None) -> None:
+        """Trace what saves and restores them; `mutex_of` names the mutex with which a handle's variable is updated."""
+        for name, table in self.tables.items():
+            mutexes = [mutex_of(shard.values.handle) for shard in table.shards]
+            self._pieces[name] = Pieces(table, mutexes, io_device)
+
+    def save(self, prefix: str) -> None:
+        """Write all rows beside the checkpoint of this name."""
+        for pieces in self._pieces.values():
+            pieces.save(prefix)
+
+    def restore(self, prefix: str) -> None:
+        """Read the rows beside the checkpoint of this name, and forget all others; raises ValueError for a misfit."""
+        self.begin()
+        for pieces in self._pieces.values():
+            pieces.restore(prefix)
+
+    def keep(self) -> None:
+        """Leave what is on the ps to the next coordinator."""
+        self._end.detach()
+
+
+def destroy(record: Mapping[str, Any], devices: Sequence[str]) -> None:
+    """Free the resources on the ps that a record names."""
+    for server, device in enumerate(devices):
+        with contextlib.suppress(tf.errors.OpError), tf.device(device):
+            for name in record["look"]:
+                prefix = f"{record['id']}/{name}/{server}"
+                handles = [
+                    tf.raw_ops.VarHandleOp(dtype=tf.int8, shape=[], container=CONTAINER, shared_name=f"{prefix}/{part}")
+                    for part in PARTS
+                ]
+                handles.append(
+                    tf.raw_ops.MutableHashTableV2(
+                        key_dtype=tf.int64, value_dtype=tf.int64, container=CONTAINER, shared_name=f"{prefix}/index"
+                    )
+                )
+                for handle in handles:
+                    tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
