@@ -13,7 +13,7 @@ from trainer import testing  # noqa: F401 (before TensorFlow: with tf_keras)
 import tensorflow as tf
 
 from trainer.training.dynamic.hashing import constant
-from trainer.training.dynamic.shard import DEFAULT, FIRST, NEXT, REFUSED, Shard
+from trainer.training.dynamic.shard import FIRST, NEXT, Shard
 from trainer.training.dynamic.table import Table, giving_rows
 
 pytestmark = pytest.mark.timeout(300)
@@ -22,9 +22,7 @@ CPU = "/device:CPU:0"
 
 
 def table(name: str, servers: int = 2, capacity: int = 1000, slots: tuple[float, ...] = ()) -> Table:
-    shards = [
-        Shard(f"{name}/{n}", f"test/{name}/{n}", WIDTH, capacity, constant(WIDTH, 0.5)) for n in range(servers)
-    ]
+    shards = [Shard(f"{name}/{n}", f"test/{name}/{n}", WIDTH, capacity, constant(WIDTH, 0.5)) for n in range(servers)]
     for shard in shards:
         shard.add_slots(slots)
         tf.function(shard.reserve, autograph=False)()

@@ -199,8 +199,8 @@ class Config:
             (self.export, "export is true, and a dynamic table can't be exported yet: set export: false"),
             (
                 self.evaluation in ("sidecar", "exact"),
-                f"evaluation is {self.evaluation!r}, which reads tables from a checkpoint or copies the model; expected "
-                "distributed, inline or none, which look up on the ps",
+                f"evaluation is {self.evaluation!r}, which reads a checkpoint or copies the model; expected distributed, "
+                "inline or none, which look up on the ps",
             ),
             (
                 self.initial_weights != "",

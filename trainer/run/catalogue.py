@@ -1,6 +1,6 @@
 """Which checkpoints of a run count: their manifests, and what is replaced, set aside and removed.
 
-    checkpoints/ckpt-<step>{.index,.data-*,.manifest.json,.evaluation.json}
+    checkpoints/ckpt-<step>{.index,.data-*,.table-*,.manifest.json,.evaluation.json}
 
 A checkpoint holds the model with its optimizer, and the step. Its number is its step. It counts when it has a manifest,
 which is written last. One that turns out to be bad counts no more: its files are renamed to <name>.bad. One that
@@ -354,8 +354,9 @@ class Catalogue:
         return sorted(name for name in found if (match := OF_CHECKPOINT.fullmatch(name)) and int(match[1]) == step)
 
     def _files(self, step: int, *, replacement: bool = False) -> list[str]:
-        """Return the names of the files that TensorFlow wrote."""
-        written = re.compile(rf"ckpt-{step}{'_new' if replacement else ''}\.(index|data-[\d-]+of-\d+)")
+        """Return the names of the files that TensorFlow wrote, those of dynamic tables' pieces too."""
+        new = "_new" if replacement else ""
+        written = re.compile(rf"ckpt-{step}{new}\.(table-[\w-]+\.\d+-of-\d+\.\d+\.)?(index|data-[\d-]+of-\d+)")
         return [name for name in self._named(step) if written.fullmatch(name)]
 
     def list_for_tensorflow(self) -> None:

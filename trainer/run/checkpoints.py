@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.core.config import Config
 from trainer.core.contracts import Model, Variable
@@ -63,6 +63,14 @@ class SaveFailed(Infrastructure):
         self.at = time.monotonic()
 
 
+class Tables(Protocol):
+    """What is saved and restored in files of its own beside a checkpoint's."""
+
+    def prepare_saves(self, io_device: str | None) -> None: ...
+    def save(self, prefix: str) -> None: ...
+    def restore(self, prefix: str) -> None: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Saving:
     """A save in flight: its step, when it began (of time.monotonic), and the future of its end."""
@@ -89,12 +97,13 @@ class Checkpoints:
         told: Callable[[], Mapping[str, float]] = dict,
         position: Callable[[], Position | None] = lambda: None,
         copy: Callable[[Any], None] | None = None,
+        tables: Tables | None = None,
     ) -> None:
         """`saved` is told of each save that ends: its step, how long it took, and what went wrong.
 
         It is called by the thread that writes. `set_aside` is told of each bad checkpoint that a restore finds. `told`
         says what the training last told, by name, and `position` how far the data are read. `copy` copies variables
-        that workers train, as Snapshot has it.
+        that workers train, as Snapshot has it. `tables` save and restore themselves beside the variables.
         """
         import tensorflow as tf
 
@@ -111,6 +120,7 @@ class Checkpoints:
         self._told = told
         self._position = position
         self._copy = copy
+        self._tables = tables
         self._limit = config.storage_timeout_seconds
         self._remote = "/job:ps/" in step.device
         io_device = COORDINATOR if config.local_run_dir and self._remote else None
@@ -248,7 +258,7 @@ class Checkpoints:
         if self._remote:
             snapshot = self._current_snapshot()
             # Calls in flight go on counting: the copies are of the step that is copied with them.
-            step, write = snapshot.take(), snapshot.write
+            step, write = snapshot.take(), partial(self._write_all, snapshot)
         save = partial(
             self._save,
             step,
@@ -263,6 +273,12 @@ class Checkpoints:
         self._saving = Saving(step, began, in_thread("save", save) if self._remote else ended(save))
         return self._saving.end
 
+    def _write_all(self, snapshot: Any, prefix: str) -> None:
+        """Write the copies, and the rows of tables as they are by then: at least what the step counts is in them."""
+        snapshot.write(prefix)
+        if self._tables is not None:
+            self._tables.save(prefix)
+
     def prepare(self) -> None:
         """Trace what saves, before any call is given.
 
@@ -271,6 +287,11 @@ class Checkpoints:
         """
         if self._remote:
             self._current_snapshot()
+        self._prepare_tables()
+
+    def _prepare_tables(self) -> None:
+        if self._tables is not None:
+            self._tables.prepare_saves(self._options.experimental_io_device)
 
     def _current_snapshot(self) -> Any:
         """Return the snapshot of the checkpoint's variables, traced anew where these have changed."""
@@ -397,6 +418,7 @@ class Checkpoints:
                 continue
             try:
                 check_fit(self._checkpoint.read(prefix, options=self._options))
+                self._restore_tables(prefix)
             except (AssertionError, ValueError) as error:
                 raise misfit(prefix, error) from error
             except (self._tf.errors.OpError, IndexError) as error:
@@ -419,6 +441,11 @@ class Checkpoints:
                 "or start anew with another --run NAME"
             )
         return None
+
+    def _restore_tables(self, prefix: str) -> None:
+        if self._tables is not None:
+            self._prepare_tables()
+            self._tables.restore(prefix)
 
     def _set_aside(self, step: int, wrong: str) -> None:
         aside = self._catalogue.set_aside(step)

@@ -142,11 +142,17 @@ def make_handover(context: RunContext, cluster: Cluster) -> Handover | None:
     return Handover(config.run, config.program, len(cluster.jobs["ps"]), addresses, check)
 
 
-def make_runner(context: RunContext, cluster: Cluster, strategy: Strategy, service: DataService | None) -> StepRunner:
+def make_runner(
+    context: RunContext,
+    cluster: Cluster,
+    strategy: Strategy,
+    service: DataService | None,
+    handover: Handover | None = None,
+) -> StepRunner:
     """Build the program's model, and what computes its steps: on workers, or in this process."""
     config, program = context.config, context.program
     if config.traits.remote:
-        return RemoteStepRunner(config, program, strategy, cluster.workers, context.membership, service)
+        return RemoteStepRunner(config, program, strategy, cluster.workers, context.membership, service, handover)
     member = cluster.index + (cluster.job == "worker")
     newest = context.directory.catalogue.newest() or 0
     return LocalStepRunner(config, program, strategy, service, newest, member)

@@ -208,7 +208,7 @@ class Training:
         self._memory = self._memory or Memory(directory, progress.post, progress.leads)
         strategy, service = wiring.form_strategy(context, cluster)
         self._handover = wiring.make_handover(context, cluster)
-        runner = wiring.make_runner(context, cluster, strategy, service)
+        runner = wiring.make_runner(context, cluster, strategy, service, self._handover)
         model_bytes = wiring.measure_model(context, cluster, runner)
         self._runner = runner  # from here on an error may be mended in this process
         generation = wiring.build_generation(context, cluster, strategy, runner, self._handover, self._memory, began)

@@ -25,6 +25,7 @@ from trainer.core.failures import first_line
 from trainer.core.variables import bytes_of, flatten
 from trainer.run.position import Position
 from trainer.run.snapshot import Copies, copy_each
+from trainer.training.dynamic.tables import DynamicTables, destroy
 from trainer.training.placement import server_of
 from trainer.training.tf_internals.graphs import resource_names
 from trainer.training.tf_internals.workers import context_id
@@ -74,21 +75,40 @@ class Handover:
         self._refreshed_at = -math.inf
         self._offers: list[dict[str, Any]] = []
         records = [self._read(server) for server in range(servers)]
+        self._tables: list[dict[str, Any]] = distinct(one for record in records for one in record.get("tables", []))
         self._found = [record.get("offer") or {} for record in records]
         self.left = self._is_whole(records)
         """Whether an earlier coordinator of this run has left its variables on all ps."""
         position = self._found[0].get("input") if self._found and self.left else None
         self.position = Position.of(position) if position else None
         """How far the data were read: as the earlier coordinator has told it, and later as this one is told."""
+        self.tables_left = self._tables[-1] if self.left and self._tables else None
+        """The record of the dynamic tables that it has left, if any."""
         listed = {number for record in records for number in record.get("contexts", [])}
         if not self.left:
             self._forget()
+            self._free_tables(self._tables)
+            self._tables = []
         kept = {offer["context"] for offer in self._found if offer}
         self._close(listed - kept)
         for server in range(servers):
             self._write(server, {*kept, self._context}, self._found[server])
 
-    def take(self, model: Model, step: Variable, at_least: int, copy: Callable[[Copies], None] = copy_each) -> bool:
+    def announce(self, tables: DynamicTables) -> None:
+        """Note that these dynamic tables are being made, so that they are freed if nobody offers them."""
+        self._tables = distinct([*self._tables, tables.record])
+        for server, offer in enumerate(self._found):
+            kept = {one["context"] for one in self._found if one}
+            self._write(server, {*kept, self._context}, offer)
+
+    def take(
+        self,
+        model: Model,
+        step: Variable,
+        at_least: int,
+        copy: Callable[[Copies], None] = copy_each,
+        tables: DynamicTables | None = None,
+    ) -> bool:
         """Give the variables the values that the earlier coordinator left; returns whether it has.
 
         If not, they may have any value. Values of an earlier step than `at_least`, the newest checkpoint's, are not
@@ -99,6 +119,8 @@ class Handover:
         if not self.left:
             return False
         try:
+            if tables is not None and not tables.are_left:
+                raise NotCarried("the dynamic tables are others")
             self._take(carry(model, step), at_least, copy)
         except NotCarried as why:
             log.info("the variables on the ps are not those to go on with: %s", why)
@@ -108,13 +130,21 @@ class Handover:
             return False
         return True
 
-    def offer(self, model: Model, step: Variable, position: Position | None = None) -> None:
-        """Leave these variables to the next coordinator, and free what the one before has left.
+    def offer(
+        self,
+        model: Model,
+        step: Variable,
+        position: Position | None = None,
+        tables: DynamicTables | None = None,
+    ) -> None:
+        """Leave these variables, and dynamic tables, to the next coordinator; free what the one before has left.
 
         Call it when they have the values to go on with; `position` is how far the data are read that they have seen.
         """
         self._check()
         self.position = position
+        gone = [one for one in self._tables if tables is None or one["id"] != tables.id]
+        self._tables = [] if tables is None else [tables.record]
         try:
             self._carried = carry(model, step)
         except NotCarried as why:
@@ -128,6 +158,9 @@ class Handover:
                 names.update(zip(here, resource_names([variable.handle for variable in here.values()]), strict=True))
         self._publish(names)
         self._close({offer["context"] for offer in self._found if offer} - {self._context})
+        self._free_tables(gone)
+        if tables is not None:
+            tables.keep()
         self._forget()
 
     def refresh(self, position: Position | None = None) -> None:
@@ -235,6 +268,10 @@ class Handover:
         self._found = [{} for _ in self._found]
         self.left = False
 
+    def _free_tables(self, records: Iterable[dict[str, Any]]) -> None:
+        for record in records:
+            destroy(record, [device(server) for server in range(len(self._found))])
+
     def _close(self, contexts: set[int]) -> None:
         close_contexts(contexts - {self._context}, self._addresses)
 
@@ -248,9 +285,14 @@ class Handover:
         return record if record.get("format") == FORMAT else {}
 
     def _write(self, server: int, contexts: Iterable[int], offer: Mapping[str, Any]) -> None:
-        record = {**self._run, "contexts": sorted(contexts), "offer": offer}
+        record = {**self._run, "contexts": sorted(contexts), "offer": offer, "tables": self._tables}
         with tf.device(device(server)):
             tf.raw_ops.AssignVariableOp(resource=record_handle(), value=tf.constant(json.dumps(record)))
+
+
+def distinct(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return records of dynamic tables, each once."""
+    return list({one["id"]: one for one in records}.values())
 
 
 def carry(model: Model, step: Variable) -> dict[str, Any]:

@@ -166,9 +166,7 @@ class Shard:
         an update is traced: all that uses what is written here is one act.
         """
         rows = tf.where(self.keys.rows(rows) == keys, rows, tf.constant(SCRATCH, tf.int64))
-        for array, value in zip(
-            self.trained, change(gradient, *(one.rows(rows) for one in self.trained)), strict=True
-        ):
+        for array, value in zip(self.trained, change(gradient, *(one.rows(rows) for one in self.trained)), strict=True):
             array.set(rows, value)
         clock = self.clock.read() + 1
         self.clock.assign(clock)

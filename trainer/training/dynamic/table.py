@@ -91,5 +91,7 @@ def look_up_dynamic(params: Table, ids: Tensor, max_norm: float | None = None, n
     """Look keys up, where Keras's layers look up rows of weights."""
     del name
     if max_norm is not None:
-        raise UserError(f"dynamic_tables: {params.name}: its lookup has max_norm {max_norm}, expected none: leave it out")
+        raise UserError(
+            f"dynamic_tables: {params.name}: its lookup has max_norm {max_norm}, expected none"
+        )
     return params.look_up(ids)

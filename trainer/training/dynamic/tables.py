@@ -8,7 +8,7 @@ import math
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -23,11 +23,20 @@ from trainer.training.dynamic.pieces import Pieces
 from trainer.training.dynamic.shard import Change, Shard
 from trainer.training.dynamic.table import Table
 from trainer.training.tf_internals.variables import Reserved
+from trainer.training.tf_internals.workers import ps_of
 
 log = logging.getLogger(__name__)
 # What the names of a shard's resources end with, but for the index, which is no variable.
 PARTS = ("values", "slot0", "slot1", "keys", "told", "free", "numbers", "clock")
 DEVIATIONS = 6  # of the number of keys that fall to one ps, above the mean
+
+
+class TablesLeft(Protocol):
+    """Knows what an earlier coordinator has left on the ps, and tells the next one."""
+
+    tables_left: Any
+
+    def announce(self, tables: DynamicTables) -> None: ...
 
 
 class DynamicTables:
@@ -46,22 +55,32 @@ class DynamicTables:
         self._layers: dict[str, Any] = {}
         self._formula: Formula | None = None
         self._pieces: dict[str, Pieces] = {}
+        self.mutex_of: Callable[[Any], str] = lambda handle: ""
+        """Names the mutex with which the variable of a handle is updated."""
         self._end = weakref.finalize(self, destroy, self.record, self._devices)
         self._end.atexit = False  # type: ignore[misc]  # a process that ends leaves them to the next one
 
     @classmethod
-    def of(cls, config: Config, strategy: Strategy, left: Any = None) -> DynamicTables | None:
-        """Return those of the settings, on the strategy's ps; None without any."""
+    def of(cls, config: Config, strategy: Strategy, handover: TablesLeft | None = None) -> DynamicTables | None:
+        """Return those of the settings, on the strategy's ps; None without any. `handover` hears of them."""
         if not config.dynamic_tables:
             return None
-        servers = strategy.cluster_resolver.cluster_spec().num_tasks("ps")
-        devices = [f"/job:ps/replica:0/task:{server}/device:CPU:0" for server in range(servers)]
-        return cls(tables_of(config.dynamic_tables), devices, lazy=config.lazy_adam, left=left)
+        devices = [f"/job:ps/replica:0/task:{server}/device:CPU:0" for server in range(ps_of(strategy))]
+        left = handover.tables_left if handover is not None else None
+        tables = cls(tables_of(config.dynamic_tables), devices, lazy=config.lazy_adam, left=left)
+        if handover is not None:
+            handover.announce(tables)
+        return tables
 
     @property
     def record(self) -> dict[str, Any]:
         """What the next coordinator must know to find them, as JSON can say it."""
         return {"id": self.id, "look": self._look}
+
+    @property
+    def are_left(self) -> bool:
+        """Whether all of them are those that an earlier coordinator has left."""
+        return self._left is not None
 
     @contextlib.contextmanager
     def of_layers(self) -> Iterator[None]:
@@ -151,11 +170,12 @@ class DynamicTables:
                 with tf.device(device):
                     tf.function(shard.begin, autograph=False)()
 
-    def prepare_saves(self, mutex_of: Callable[[Any], str], io_device: str | None) -> None:
-        """Trace what saves and restores them; `mutex_of` names the mutex with which a handle's variable is updated."""
+    def prepare_saves(self, io_device: str | None) -> None:
+        """Trace what saves and restores them, once, when their updates are traced."""
         for name, table in self.tables.items():
-            mutexes = [mutex_of(shard.values.handle) for shard in table.shards]
-            self._pieces[name] = Pieces(table, mutexes, io_device)
+            if name not in self._pieces:
+                mutexes = [self.mutex_of(shard.values.handle) for shard in table.shards]
+                self._pieces[name] = Pieces(table, mutexes, io_device)
 
     def save(self, prefix: str) -> None:
         """Write all rows beside the checkpoint of this name."""
@@ -175,10 +195,10 @@ class DynamicTables:
 
 def destroy(record: Mapping[str, Any], devices: Sequence[str]) -> None:
     """Free the resources on the ps that a record names."""
-    for server, device in enumerate(devices):
+    shards = [f"{record['id']}/{name}/{n}" for name, (_, count) in record["look"].items() for n in range(count)]
+    for device in devices:
         with contextlib.suppress(tf.errors.OpError), tf.device(device):
-            for name in record["look"]:
-                prefix = f"{record['id']}/{name}/{server}"
+            for prefix in shards:
                 handles = [
                     tf.raw_ops.VarHandleOp(dtype=tf.int8, shape=[], container=CONTAINER, shared_name=f"{prefix}/{part}")
                     for part in PARTS

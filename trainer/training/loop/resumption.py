@@ -34,6 +34,8 @@ class Resumption:
         Members in step agree: the coordinator tries checkpoints, the others read the one that it took.
         """
         attached = self._attach()
+        if not attached and self.runner.tables is not None:
+            self.runner.tables.begin()
         taken = self._newest() if attached else self._read_checkpoint()
         if not attached and taken < 0 and self.read_initial_weights is not None:
             self.progress.events.write("initial-weights", message=self.read_initial_weights())
@@ -45,7 +47,7 @@ class Resumption:
         event = "attached" if attached else "restored"
         self.progress.events.write(event, steps_lost=lost, message=f"step {step}")
         if self.handover is not None:
-            self.handover.offer(self.runner.trained, self.runner.step, self.runner.position)
+            self.handover.offer(self.runner.trained, self.runner.step, self.runner.position, self.runner.tables)
         self.checkpoints.prepare()
         if taken >= 0:
             self.progress.checkpointed(self.directory.catalogue.prefix(taken), step)
@@ -63,7 +65,8 @@ class Resumption:
         # At the run's end `fit` changes the weights once more: only the checkpoint is sure to be of before that.
         if self.handover is None or (newest or 0) >= self.config.steps:
             return False
-        if not self.handover.take(self.runner.trained, self.runner.step, newest or 0, self.runner.copy):
+        runner = self.runner
+        if not self.handover.take(runner.trained, runner.step, newest or 0, runner.copy, runner.tables):
             return False
         log.info("attached to the variables on the ps, at step %d", int(self.runner.step.numpy()))
         self.checkpoints.skip_restore(newest)

@@ -58,6 +58,7 @@ class Saves:
             told=told,
             position=lambda: runner.position,
             copy=runner.copy,
+            tables=runner.tables,
         )
 
     def _saved(self, step: int, seconds: float, error: str | None) -> None:

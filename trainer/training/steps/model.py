@@ -18,10 +18,8 @@ from trainer.training.tf_internals.saving import keeping_default_graph
 from trainer.training.whole_weights import building_whole
 
 
-def make_model(
-    program: Program, strategy: Strategy, tables: DynamicTables | None = None
-) -> tuple[Model, Variable]:
-    """Build the program's model, with its dynamic tables, and the trainer's own step counter in the strategy's scope."""
+def make_model(program: Program, strategy: Strategy, tables: DynamicTables | None = None) -> tuple[Model, Variable]:
+    """Build the model with its dynamic tables, and the trainer's own step counter, in the strategy's scope."""
     cast_split_variables()
     with strategy.scope(), no_loss_scaling():
         forget_seeds()

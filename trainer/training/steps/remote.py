@@ -19,7 +19,7 @@ from trainer.run.position import FIRST, Position
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.data_service import DataService
 from trainer.training.dynamic.table import giving_rows
-from trainer.training.dynamic.tables import DynamicTables
+from trainer.training.dynamic.tables import DynamicTables, TablesLeft
 from trainer.training.input import ENDLESS, Beginning, replica_element_spec, train_dataset_fn
 from trainer.training.keras.adapters import keras_of
 from trainer.training.keras.base import KerasModel
@@ -67,9 +67,9 @@ class RemoteStepRunner:
         workers: int,
         members: Members | None = None,
         service: DataService | None = None,
-        tables_left: Any = None,
+        handover: TablesLeft | None = None,
     ) -> None:
-        """`tables_left` is the record of dynamic tables that an earlier coordinator has left on the ps."""
+        """`handover` knows of dynamic tables that an earlier coordinator has left on the ps."""
         self._config = config
         self._program = program
         self._strategy = strategy
@@ -85,7 +85,7 @@ class RemoteStepRunner:
         self._data = {"program": config.program, "program_args": json.loads(json.dumps(dict(config.program_args)))}
         with worker_threads() as self._threads:
             self._coordinator = make_coordinator(strategy, members)
-        self.tables = DynamicTables.of(config, strategy, tables_left)
+        self.tables = DynamicTables.of(config, strategy, handover)
         self.model, self.step = make_model(program, strategy, self.tables)
         keras = keras_of(self.model)
         keras.check_settings(config)
@@ -102,7 +102,9 @@ class RemoteStepRunner:
         self._stale = Staleness(self.model.optimizer)
         updates = AtomicUpdates(strategy)
         train_step = self._trace_step(keras, element, updates)
-        self.copy, self.mutex_of = updates.copy, updates.mutex_of
+        self.copy = updates.copy
+        if self.tables is not None:
+            self.tables.mutex_of = updates.mutex_of
         self.tells = names_told(outputs_of(train_step, placed=self._exact))
         self.trained = keras.trained()
         self._metrics = CallMetrics(self.model, train_step, self._stale.states)

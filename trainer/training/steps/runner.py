@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from trainer.core.contracts import ElementSpec, Model, Structure, Trackable, Variable
 from trainer.run.position import Position
 from trainer.run.snapshot import Copies
+from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.release_resources import Iterators
 
 POLL_SECONDS = 0.005
@@ -46,6 +47,8 @@ class StepRunner(Protocol):
     """The names of what a step tells."""
     step_examples: int | None
     """How many examples a step has, where that is known."""
+    tables: DynamicTables | None
+    """The dynamic tables, which are no part of `trained`."""
     seconds_waited: float
     """How long updates have waited for others' updates of the same variable, on all ps together."""
 

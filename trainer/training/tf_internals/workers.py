@@ -324,6 +324,11 @@ def make_coordinator(strategy: Strategy, members: Members | None) -> Coordinator
     return coordinator
 
 
+def ps_of(strategy: Strategy) -> int:
+    """Return the number of parameter servers of a ParameterServerStrategy."""
+    return int(strategy.extended._num_ps)
+
+
 def stop_cluster(coordinator: Coordinator) -> None:
     """End the threads of a ClusterCoordinator; no call can follow."""
     coordinator._cluster.stop()
