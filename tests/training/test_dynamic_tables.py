@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,37 +13,292 @@ import pytest
 from trainer import testing  # noqa: F401 (before TensorFlow: with tf_keras)
 
 # isort: split
+import keras
 import tensorflow as tf
 
-from trainer.training.dynamic.hashing import constant
-from trainer.training.dynamic.shard import FIRST, NEXT, Shard
+from trainer.core.failures import UserError
+from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.dynamic.hashing import constant, normal, owner_of, uniform
+from trainer.training.dynamic.optimizers import formula_of, one_optimizer, train_rows
+from trainer.training.dynamic.pieces import Pieces, pieces_of
+from trainer.training.dynamic.shard import FIRST, NEXT, NO_KEY, REFUSED, ROWS, Shard
 from trainer.training.dynamic.table import Table, giving_rows
 
 pytestmark = pytest.mark.timeout(300)
-WIDTH = 4
-CPU = "/device:CPU:0"
+WIDTH, CPU = 4, "/device:CPU:0"
+two, three = tf.keras.optimizers, keras.optimizers
 
 
-def table(name: str, servers: int = 2, capacity: int = 1000, slots: tuple[float, ...] = ()) -> Table:
-    shards = [Shard(f"{name}/{n}", f"test/{name}/{n}", WIDTH, capacity, constant(WIDTH, 0.5)) for n in range(servers)]
-    for shard in shards:
-        shard.add_slots(slots)
-        tf.function(shard.reserve, autograph=False)()
-    return Table(name, WIDTH, shards, [CPU] * servers)
+class Made:
+    """A table on this process's CPU that an optimizer trains, as on so many ps."""
+
+    def __init__(
+        self, name: str, optimizer: Any = None, servers: int = 2, capacity: int = 5000, first: Any = None, rows: int = 1
+    ) -> None:
+        first = first or constant(WIDTH, 0.5)
+        shards = [Shard(f"{name}/{n}", f"test/{name}/{n}", WIDTH, capacity, first) for n in range(servers)]
+        self.table = Table(name, WIDTH, shards, [CPU] * servers)
+        optimizer = two.SGD(0.1) if optimizer is None else optimizer
+        formula = formula_of(optimizer, lazy=True)
+        train_rows(optimizer, self.table.update, formula)
+        for shard in shards:
+            shard.add_slots(formula.slots)
+            tf.function(shard.reserve, autograph=False)()
+        self.optimizer, self.lookups = optimizer, rows
+        self.updates = AtomicUpdates(tf.distribute.get_strategy())
+        self.step = tf.function(self._step, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.int64))
+        self.values = tf.function(self.table.look_up, autograph=False)
+
+    def _step(self, ids: Any) -> Any:
+        variables = self.table.variables
+        with self.updates.active(), giving_rows():
+            with tf.GradientTape() as tape:
+                found = [self.table.look_up(ids) for _ in range(self.lookups)]
+                loss = tf.reduce_sum((tf.add_n(found) - 1) ** 2)
+            gradients = tape.gradient(loss, variables)
+            self.optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        return found[0]
+
+    def numbers(self, which: int) -> int:
+        return sum(int(shard.numbers.read()[which]) for shard in self.table.shards)
+
+    def rows(self) -> dict[int, dict[str, np.ndarray]]:
+        """Return all that is kept of each key; raises AssertionError where a key has two rows."""
+        found: dict[int, dict[str, np.ndarray]] = {}
+        for shard in self.table.shards:
+            piece = shard.piece(tf.constant(FIRST, tf.int64), shard.numbers.read()[NEXT], "")
+            keys = piece["keys"].numpy()
+            assert not set(map(int, keys)) & set(found)
+            assert len(set(keys)) == len(keys) == int(shard.index.size())
+            for place, key in enumerate(keys):
+                found[int(key)] = {name: value.numpy()[place] for name, value in piece.items() if name != "clock"}
+        return found
 
 
 def test_keys_get_rows_in_training_alone() -> None:
-    made = table("alone")
-    ids = tf.constant([[7, 7, 9], [2**40, -3, 9]], tf.int64)
+    made = Made("alone")
+    ids = tf.constant([7, 7, 9, 2**40, -3, 9], tf.int64)
+    np.testing.assert_array_equal(made.values(ids), np.zeros([6, WIDTH]))
+    assert made.numbers(ROWS) == 0
+    np.testing.assert_array_equal(made.step(ids), np.full([6, WIDTH], 0.5))
+    assert made.numbers(ROWS) == made.numbers(NEXT) - 2 * FIRST == 4
+    assert made.values(tf.constant([[7, 8]], tf.int64)).shape == [1, 2, WIDTH]
+    assert not made.values(tf.constant([8], tf.int64)).numpy().any()
+    ragged = made.values(tf.ragged.constant([[7, 7], [], [9]], dtype=tf.int64))
+    assert ragged.shape.as_list() == [3, None, WIDTH]
+    assert made.numbers(ROWS) == 4
+
+
+def test_workers_that_ask_at_once_for_new_keys_get_one_row_of_each_and_lose_no_update() -> None:
+    """SGD on a constant gradient: a key's value tells how often it was trained."""
+    made = Made("at-once", servers=2)
+    workers, calls = 8, 30
 
     @tf.function(autograph=False)
-    def train(ids: Any) -> Any:
-        with giving_rows():
-            return made.look_up(ids)
+    def step(ids: Any) -> None:
+        with made.updates.active(), giving_rows():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(made.table.look_up(ids))
+            gradients = tape.gradient(loss, made.table.variables)
+            made.optimizer.apply_gradients(list(zip(gradients, made.table.variables, strict=True)))
 
-    look = tf.function(made.look_up, autograph=False)
-    np.testing.assert_array_equal(look(ids), np.zeros([2, 3, WIDTH]))
-    assert train(ids).shape == [2, 3, WIDTH]
-    np.testing.assert_array_equal(train(ids), np.full([2, 3, WIDTH], 0.5))
-    np.testing.assert_array_equal(look(ids), np.full([2, 3, WIDTH], 0.5))
-    assert sum(int(one.numbers.read()[NEXT]) - FIRST for one in made.shards) == 4
+    trained = step.get_concrete_function(tf.TensorSpec([None], tf.int64))
+    # All workers ask for the same new keys at the same time, in other orders.
+    batches = [np.random.default_rng(call).integers(2000, size=200) for call in range(calls)]
+
+    def work(worker: int) -> None:
+        for call, ids in enumerate(batches):
+            trained(tf.constant(np.random.default_rng([worker, call]).permutation(ids)))
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
+    times = np.zeros(2000, int)
+    steps = np.zeros(2000, int)
+    for ids in batches:
+        times += np.bincount(ids, minlength=2000) * workers
+        steps += (np.bincount(ids, minlength=2000) > 0) * workers
+    rows = made.rows()
+    assert set(rows) == set(np.flatnonzero(times))
+    assert made.numbers(ROWS) == len(rows) == made.numbers(NEXT) - 2 * FIRST
+    for key, row in rows.items():
+        np.testing.assert_allclose(row["values"], 0.5 - 0.1 * times[key], rtol=1e-3)
+        assert row["told"][0] == steps[key]
+    assert {int(shard.clock.read()[0]) for shard in made.table.shards} == {workers * calls}
+
+
+def fixed(optimizer: Any, batches: list[list[int]], lookups: int) -> np.ndarray:
+    """Train a table of rows by its Keras, as Made trains one of keys."""
+    table = tf.Variable(tf.fill([64, WIDTH], 0.5))
+    for ids in batches:
+        with tf.GradientTape() as tape:
+            found = [tf.gather(table, ids) for _ in range(lookups)]
+            loss = tf.reduce_sum((tf.add_n(found) - 1) ** 2)
+        gradient = tape.gradient(loss, table)
+        optimizer.apply_gradients([(gradient, table)])
+    return table.numpy()
+
+
+@pytest.mark.parametrize("lookups", [1, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: two.SGD(0.1),
+        lambda: two.SGD(two.schedules.ExponentialDecay(0.1, 2, 0.5)),
+        lambda: two.Adagrad(0.1, initial_accumulator_value=0.2),
+        lambda: two.Adam(0.1),
+        lambda: three.SGD(0.1),
+        lambda: three.Adagrad(0.1),
+        lambda: three.Adam(0.1),
+    ],
+    ids=["SGD", "schedule", "Adagrad", "Adam", "keras3-SGD", "keras3-Adagrad", "keras3-Adam"],
+)
+def test_rows_are_trained_as_the_optimizer_of_a_fixed_table_does(make: Callable[[], Any], lookups: int) -> None:
+    optimizer = make()
+    # Of lazy Adam only rows that each batch names are the same.
+    all_rows = "Adam" in type(optimizer).__name__
+    batches = [[3, 3, 40, 9]] * 4 if all_rows else [[3, 3, 40], [63, 3, 0], [3], [40, 40, 40]]
+    made = Made(f"{type(optimizer).__module__}-{type(optimizer).__name__}-{lookups}", optimizer, rows=lookups)
+    for ids in batches:
+        made.step(tf.constant(ids, tf.int64))
+    expected = fixed(make(), batches, lookups)
+    for key, row in made.rows().items():
+        np.testing.assert_allclose(row["values"], expected[key], rtol=2e-5)
+    assert set(made.rows()) == {key for ids in batches for key in ids}
+
+
+def test_first_values_and_owners_depend_on_the_key_alone() -> None:
+    keys = tf.constant([5, -(2**62), 2**62, 0, 6], tf.int64)
+    for first in (uniform(8, 1, -0.05, 0.05), normal(8, 1, 0.0, 1.0)):
+        values = first(keys).numpy()
+        np.testing.assert_array_equal(first(keys[::-1]).numpy()[::-1], values)
+        assert len(np.unique(values)) == values.size
+    many = tf.range(20_000, dtype=tf.int64) * 1_000_003
+    drawn = uniform(8, 1, -0.05, 0.05)(many).numpy()
+    assert drawn.min() >= -0.05
+    assert drawn.max() < 0.05
+    assert abs(drawn.mean()) < 0.001
+    found = normal(8, 2, 1.0, 2.0)(many).numpy()
+    assert abs(found.mean() - 1) < 0.02
+    assert abs(found.std() - 2) < 0.02
+    assert not np.array_equal(uniform(8, 2, -0.05, 0.05)(many).numpy(), drawn)
+    shares = np.bincount(owner_of(many, 7).numpy())
+    assert len(shares) == 7
+    assert shares.min() > 0.9 * 20_000 / 7
+
+
+def test_a_full_table_trains_on_and_counts_the_keys_without_a_row() -> None:
+    made = Made("full", servers=1, capacity=3)
+    made.step(tf.constant([1, 2, 3, 4, 5, NO_KEY], tf.int64))
+    assert (made.numbers(ROWS), made.numbers(REFUSED)) == (3, 2)
+    before = made.rows()
+    assert set(before) == {1, 2, 3}
+    made.step(tf.constant([4, 5, 4, 1], tf.int64))
+    np.testing.assert_array_equal(made.rows()[2]["values"], before[2]["values"])
+    assert (made.rows()[1]["values"] != before[1]["values"]).all()
+    np.testing.assert_array_equal(made.values(tf.constant([4, 5], tf.int64)), np.zeros([2, WIDTH]))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_a_checkpoint_is_restored_on_any_number_of_ps_bit_by_bit(
+    servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.pieces.PIECE_BYTES", 4096)  # several pieces
+    saved = Made(f"saved-{servers}", two.Adagrad(0.1), servers=2)
+    for seed in range(3):
+        saved.step(tf.constant(np.random.default_rng(seed).integers(-(2**62), 2**62, size=300)))
+    prefix = str(tmp_path / "ckpt-3")
+    name = saved.table.name
+    Pieces(saved.table, ["", ""]).save(prefix)
+    assert len({piece for _, _, piece, _ in pieces_of(prefix, name)}) > 3
+    made = Made(f"restored-{servers}", two.Adagrad(0.1), servers=servers)
+    made.table.name = name
+    Pieces(made.table, [""] * servers).restore(prefix)
+    before, after = saved.rows(), made.rows()
+    assert before.keys() == after.keys()
+    assert len(before) == 900
+    for key, row in before.items():
+        for each, value in row.items():
+            np.testing.assert_array_equal(after[key][each], value)
+    assert {int(shard.clock.read()[0]) for shard in made.table.shards} == {3}
+    ids = tf.constant(list(before)[:50], tf.int64)
+    saved.step(ids), made.step(ids)
+    np.testing.assert_array_equal(saved.values(ids), made.values(ids))
+
+
+def test_a_checkpoint_that_does_not_fit_says_why(tmp_path: Path) -> None:
+    saved = Made("misfit", servers=1)
+    saved.step(tf.range(20, dtype=tf.int64))
+    prefix = str(tmp_path / "ckpt-3")
+    Pieces(saved.table, [""]).save(prefix)
+    small, other = Made("small", servers=1, capacity=15), Made("other", two.Adagrad(0.1), servers=1)
+    for made, why in ((small, "5 rows more"), (other, "was .* and is .*slot0")):
+        made.table.name = saved.table.name
+        with pytest.raises(ValueError, match=why):
+            Pieces(made.table, [""]).restore(prefix)
+    with pytest.raises(ValueError, match="no rows of the dynamic table misfit"):
+        Pieces(saved.table, [""]).restore(str(tmp_path / "ckpt-4"))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: two.SGD(0.1, momentum=0.9), "has momentum"),
+        (lambda: two.Adam(0.1, amsgrad=True), "has amsgrad"),
+        (lambda: two.Adagrad(0.1, weight_decay=0.1), "has weight_decay"),
+        (lambda: two.SGD(0.1, clipnorm=1.0), "has clipnorm"),
+        (lambda: three.SGD(0.1, use_ema=True), "has use_ema"),
+        (lambda: two.RMSprop(0.1), "is RMSprop"),
+        (lambda: two.legacy.SGD(0.1), "is legacy.SGD"),
+        (lambda: type("Own", (two.SGD,), {})(0.1), "is Own"),
+    ],
+)
+def test_an_optimizer_that_does_more_is_refused(make: Callable[[], Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        formula_of(make(), lazy=True)
+
+
+def test_adam_is_refused_unless_it_is_lazy_and_so_are_two_optimizers() -> None:
+    with pytest.raises(UserError, match="set lazy_adam: true"):
+        formula_of(two.Adam(0.1), lazy=False)
+    with pytest.raises(UserError, match="the model has 2 optimizers"):
+        one_optimizer([two.SGD(0.1), two.SGD(0.1)])
+    with pytest.raises(UserError, match="the model has 0 optimizers"):
+        one_optimizer([None])
+    built = two.SGD(0.1)
+    built.build([tf.Variable(1.0)])
+    with pytest.raises(UserError, match="built already"):
+        train_rows(built, lambda *_: None, formula_of(built, lazy=False))
+
+
+def test_a_table_that_is_asked_in_a_function_of_its_own_is_refused() -> None:
+    made = Made("inner")
+    inner = tf.function(made.table.look_up, autograph=False)
+
+    @tf.function(autograph=False)
+    def step(ids: Any) -> None:
+        with giving_rows(), tf.GradientTape() as tape:
+            loss = tf.reduce_sum(inner(ids))
+        gradients = tape.gradient(loss, made.table.variables)
+        made.optimizer.apply_gradients(list(zip(gradients, made.table.variables, strict=True)))
+
+    with pytest.raises(UserError, match="in a function of its own"):
+        step(tf.constant([1], tf.int64))
+
+
+def test_nobody_reads_a_table_as_a_whole() -> None:
+    [variable, _] = Made("whole").table.variables
+    for read in (variable.numpy, variable.read_value, lambda: tf.convert_to_tensor(variable), lambda: variable + 1):
+        with pytest.raises(UserError, match="can't be read as a whole"):
+            read()
+
+
+def test_reserved_rows_take_no_memory_until_they_are_given() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096
+
+    Made("small-first", servers=1).step(tf.constant([1], tf.int64))
+    before = resident()
+    made = Made("large", servers=1, capacity=20_000_000)  # 320 MB of values and more of the rest
+    made.step(tf.range(1000, dtype=tf.int64))
+    assert resident() - before < 64 * 1024 * 1024
+    del made

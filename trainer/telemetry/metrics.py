@@ -55,6 +55,12 @@ METRICS = {
         Metric("psfleet_worker_stale_updates_max", "gauge", "The most of them in one step", ("worker",)),
         Metric("psfleet_update_wait_seconds_total", "counter", "Time that updates have waited on the parameter servers "
                "for other updates of the same variable"),
+        Metric("psfleet_table_rows", "gauge", "Rows of a dynamic table", ("table",)),
+        Metric("psfleet_table_size_bytes", "gauge", "What its rows take, with slots and index", ("table",)),
+        Metric("psfleet_table_new_rows_total", "counter", "Rows that new keys were given", ("table",)),
+        Metric("psfleet_table_evicted_rows_total", "counter", "Rows that were taken away", ("table",)),
+        Metric("psfleet_table_refused_keys_total", "counter", "Keys of batches that found no room for a row",
+               ("table",)),
         Metric("psfleet_step_seconds", "histogram", "Time of a step on its worker: a call's time divided by its steps, "
                "without its time in the queue"),
         Metric("psfleet_time_seconds_total", "counter", "Time of the run by what became of it, over all processes",
@@ -146,6 +152,12 @@ def of_progress(progress: Progress) -> Iterator[Sample]:
         yield "psfleet_worker_stale_updates_total", (worker,), stale
         yield "psfleet_worker_stale_updates_max", (worker,), tally.worker_stale_max[worker]
     yield "psfleet_update_wait_seconds_total", (), tally.update_wait_seconds
+    for name, table in tally.tables.items():
+        yield "psfleet_table_rows", (name,), table["rows"]
+        yield "psfleet_table_size_bytes", (name,), table["bytes"]
+        yield "psfleet_table_new_rows_total", (name,), table["new"]
+        yield "psfleet_table_evicted_rows_total", (name,), table["evicted"]
+        yield "psfleet_table_refused_keys_total", (name,), table["refused"]
     yield "psfleet_step_seconds", (), tally.step_seconds
     yield "psfleet_checkpoint_save_seconds", (), tally.save_seconds
     if progress.events.counts is not None:

@@ -48,6 +48,9 @@ class Status:
     """Under parameter_server: the `steps` that each worker gave, lost ones among them, its `steps_per_second`, and how
     many updates of others lie between a step's read of the weights and its own update: the mean (`staleness`) and the
     most (`staleness_max`), of what this process has seen."""
+    tables: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Of each dynamic table its `rows`, how many were given and taken away of late (`new_per_minute`,
+    `evicted_per_minute`), how many keys found no room (`refused`), and what its rows take (`bytes`)."""
     faults: int = 0
     """How many were told, over all of the run's processes."""
     ledger: dict[str, Any] | None = None
@@ -140,6 +143,7 @@ def describe(status: Status) -> str:
         rows.append(("training", numbers({"loss": status.loss, **status.metrics})))
     if status.evaluation:
         rows.append(("evaluation", f"{numbers(status.evaluation['metrics'])} (step {status.evaluation['step']})"))
+    rows += [("table", f"{name}: {describe_table(table)}") for name, table in sorted(status.tables.items())]
     if status.ledger:
         rows.append(("time", describe_ledger(status.ledger)))
     rows += [("checkpoint", status.checkpoint), ("export", status.export), ("directory", status.run_dir)]
@@ -163,6 +167,15 @@ def lay_out(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def describe_table(table: Mapping[str, Any]) -> str:
+    """Say what a dynamic table holds, and how it changes."""
+    refused = f", {table['refused']:,} keys without room" if table["refused"] else ""
+    return (
+        f"{table['rows']:,} rows, {table['bytes'] / 2**20:,.4g} MiB, {table['new_per_minute']:,.4g} new and "
+        f"{table['evicted_per_minute']:,.4g} evicted a minute{refused}"
     )
 
 

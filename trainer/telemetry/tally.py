@@ -67,6 +67,9 @@ class Tally:
     worker_stale_max: dict[str, int] = dataclasses.field(default_factory=dict)
     update_wait_seconds: float | None = None
     """How long updates have waited for others' updates of the same variable, on all ps together."""
+    tables: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    """Of each dynamic table its rows, how many were given (`new`) and taken away (`evicted`), how many keys found no
+    room (`refused`), and its bytes."""
     step_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(STEP_BOUNDS))
     save_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(SAVE_BOUNDS))
     restore_seconds: float | None = None
@@ -79,6 +82,7 @@ class Tally:
     """How each member reaches each other one."""
     members: Callable[[], Mapping[str, Seen]] | None = None
     """What asks for the members, where there are some to be watched."""
+    _tables_before: tuple[Mapping[str, Mapping[str, int]], float] = ({}, 0.0)
 
     def returned(self, worker: int, steps: int, seconds: float, stale: tuple[int, int] | None = None) -> None:
         """Count a call that has ended, for which a worker took so long.
@@ -95,6 +99,26 @@ class Tally:
         if stale is not None:
             self.worker_stale[name] = self.worker_stale.get(name, 0) + stale[0]
             self.worker_stale_max[name] = max(self.worker_stale_max.get(name, 0), stale[1])
+
+    def table_rates(self, now: float) -> dict[str, dict[str, float | int]]:
+        """Return what dynamic tables hold at this time, with the rows given and taken a minute since the last call."""
+        (before, at), self._tables_before = self._tables_before, (self.tables, now)
+        minutes = (now - at) / 60
+        found: dict[str, dict[str, float | int]] = {}
+        for name, table in self.tables.items():
+            known = before.get(name, table)
+            # A restore counts from the start.
+            rates = {
+                key: max(0, table[key] - known[key]) / minutes if minutes > 0 else 0.0 for key in ("new", "evicted")
+            }
+            found[name] = {
+                "rows": table["rows"],
+                "new_per_minute": round(rates["new"], 1),
+                "evicted_per_minute": round(rates["evicted"], 1),
+                "refused": table["refused"],
+                "bytes": table["bytes"],
+            }
+        return found
 
     def staleness(self, worker: str) -> dict[str, float | int]:
         """Return a worker's mean and greatest number of updates of others between a read and an update, where known."""

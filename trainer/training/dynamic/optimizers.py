@@ -103,9 +103,9 @@ def train_rows(optimizer: Optimizer, update: Callable[[Any, Any, Change], None],
 
     def build_others(variables: Sequence[Variable]) -> None:
         build([one for one in variables if not is_dynamic(one)])
-        for one in variables:  # Keras 3 refuses what it was not built with
-            if is_dynamic(one) and hasattr(optimizer, "_trainable_variables_indices"):
-                optimizer._trainable_variables_indices[optimizer._var_key(one)] = -1
+        # Both Keras refuse what they were not built with.
+        places = "_trainable_variables_indices" if hasattr(optimizer, "_trainable_variables_indices") else "_index_dict"
+        getattr(optimizer, places).update({optimizer._var_key(one): -1 for one in variables if is_dynamic(one)})
 
     def update_step(gradient: Tensor, variable: Variable, *rate: Tensor) -> None:
         if not is_dynamic(variable):

@@ -29,8 +29,7 @@ class Pieces:
     def __init__(self, table: Table, mutexes: Sequence[str], io_device: str | None = None) -> None:
         """`mutexes` are those of the shards' updates; `io_device` reads and writes where the ps share no path."""
         self._table, self._mutexes, self._io_device = table, mutexes, io_device
-        row = sum(one.dtype.size * (one.shape[1] if len(one.shape) > 1 else 1) for one in self._kept.values())
-        self._length = max(1, PIECE_BYTES // row)
+        self._length = max(1, PIECE_BYTES // table.shards[0].row_bytes)
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
         ends = tf.TensorSpec([len(table.shards)], tf.int64)
         self._ends = tf.function(self._read_ends, autograph=False).get_concrete_function()

@@ -16,26 +16,34 @@ from trainer.core.contracts import Operation, Tensor
 from trainer.training.atomic_updates import give_back, locks_of
 from trainer.training.dynamic.arrays import Array, Index
 from trainer.training.dynamic.hashing import FirstValues
+from trainer.training.dynamic.sketch import Sketch
 from trainer.training.lookups import GIVEN
 from trainer.training.tf_internals.graphs import APART
 
 # What a key without a row reads, and where what is dropped is written; nobody reads that.
 DEFAULT, SCRATCH, FIRST = 0, 1, 2
 # Of a shard's numbers: the row to give next, how many are free again, how many keys found no room, how many rows are
-# in use, and how many were given and taken away since the table was made.
-NEXT, FREE, REFUSED, ROWS, GIVEN_ROWS, EVICTED = range(6)
+# in use, how many were given and taken away since the table was made, and how many sightings the sketch has counted.
+NEXT, FREE, REFUSED, ROWS, GIVEN_ROWS, EVICTED, SEEN = range(7)
+INDEX_BYTES = 56  # of a key at most (docs/decisions/0224)
 NO_KEY = tf.int64.min
-BEGIN = [FIRST, 0, 0, 0, 0, 0]
+BEGIN = [FIRST, 0, 0, 0, 0, 0, 0]
 Change = Callable[..., Sequence[Any]]
 
 
 class Shard:
     """What one ps has of a table. Make it, and call its methods, with that ps as the device."""
 
-    def __init__(self, name: str, mutex: str, width: int, capacity: int, first: FirstValues) -> None:
-        """`first` gives keys their first values; it has no slots yet, and nothing is reserved."""
+    def __init__(
+        self, name: str, mutex: str, width: int, capacity: int, first: FirstValues, sightings: int = 1
+    ) -> None:
+        """`first` gives keys their first values; a key gets a row when it was seen in `sightings` steps.
+
+        It has no slots yet, and nothing is reserved.
+        """
         self.name, self.mutex, self.width, self.capacity = name, mutex, width, capacity
         self.first_values, self.begins, self.slots = first, list[float](), list[Array]()
+        self.sketch = Sketch(f"{name}/sketch", capacity, sightings) if sightings > 1 else None
         length = capacity + FIRST
         self.values = Array(f"{name}/values", [length, width], tf.float32)
         self.keys = Array(f"{name}/keys", [length], tf.int64)
@@ -61,6 +69,12 @@ class Shard:
         slots = {f"slot{number}": slot for number, slot in enumerate(self.slots)}
         return {"values": self.values, **slots, "keys": self.keys, "told": self.told}
 
+    @property
+    def row_bytes(self) -> int:
+        """What a row takes, with its entry in the index, as it was measured."""
+        lengths = ((one.dtype.size, one.shape[1] if len(one.shape) > 1 else 1) for one in self.kept.values())
+        return sum(size * length for size, length in lengths) + INDEX_BYTES
+
     def reserve(self) -> None:
         """Make the arrays, without a row."""
         made = [one.reserve() for one in (*self.kept.values(), self.free)]
@@ -76,6 +90,8 @@ class Shard:
         self.told.set(rows, tf.zeros([FIRST, 2], tf.int32))
         self.numbers.assign(tf.constant(BEGIN, tf.int64))
         self.clock.assign(tf.zeros([1], tf.int64))
+        if self.sketch is not None:
+            self.sketch.begin()
         self.index.clear()
 
     def known_rows(self, keys: Tensor) -> Tensor:
@@ -92,15 +108,17 @@ class Shard:
             locks = locks_of([self.mutex], after=asked)
             with tf.control_dependencies([locks[-1]]):
                 # Another worker may have been first.
-                done = self.give(tf.boolean_mask(asked, (self.index.find(asked) < 0) & (asked != NO_KEY)))
+                new = tf.boolean_mask(asked, (self.index.find(asked) < 0) & (asked != NO_KEY))
+                seen = tf.size(new, tf.int64)
+                done = self.give(new if self.sketch is None else self.sketch.seen_enough(new), seen)
             with tf.control_dependencies(done):
                 now = self.index.find(asked)
             give_back(locks, [*done, now])
             rows = tf.maximum(tf.tensor_scatter_nd_update(found, lacking, now), DEFAULT)
         return tf.identity(tf.ensure_shape(rows, [None]), name=GIVEN)
 
-    def give(self, keys: Tensor) -> list[Operation]:
-        """Give keys rows, as long as there is room, with the mutex held.
+    def give(self, keys: Tensor, seen: Tensor) -> list[Operation]:
+        """Give keys rows, as long as there is room, with the mutex held; `seen` is how many were new.
 
         In this order, a step that is cancelled in between may lose rows, but never gives one twice.
         """
@@ -110,7 +128,7 @@ class Shard:
         again = tf.minimum(count, free)
         rows = tf.concat([self.free.rows(free - again + tf.range(again)), numbers[NEXT] + tf.range(count - again)], 0)
         keys = keys[:count]
-        changes = tf.stack([count - again, -again, wanted - count, count, count, tf.zeros([], tf.int64)])
+        changes = tf.stack([count - again, -again, wanted - count, count, count, tf.zeros([], tf.int64), seen])
         counted = self.numbers.assign(numbers + changes)
         with tf.control_dependencies([counted]):
             last = tf.cast(self.clock.read(), tf.int32)
@@ -137,12 +155,53 @@ class Shard:
             count = tf.minimum(wanted, self.capacity + FIRST - numbers[NEXT])
             rows, chosen = numbers[NEXT] + tf.range(count), chosen[:count]
             nothing = tf.zeros([], tf.int64)
-            changes = tf.stack([count, nothing, wanted - count, count, nothing, nothing])
+            changes = tf.stack([count, nothing, wanted - count, count, nothing, nothing, nothing])
             done = [self.numbers.assign(numbers + changes)]
             done += [array.set(rows, tf.gather(restored[name], chosen)) for name, array in self.kept.items()]
             done.append(self.clock.assign(tf.maximum(self.clock.read(), restored["clock"])))
             with tf.control_dependencies(done):
                 self.index.insert(tf.gather(keys, chosen), rows)
+
+    def evict(self, start: Tensor, end: Tensor, before: Tensor, mutex: str) -> Tensor:
+        """Take the rows away, from one number to another, that no step has trained since the clock was `before`.
+
+        Returns how many. `mutex` is the update's: rows are taken while nobody trains or gives any.
+        """
+        with tf.name_scope(APART):
+            locks = locks_of([self.mutex, *([mutex] if mutex else [])], after=before)
+            with tf.control_dependencies([locks[-1]]):
+                rows = tf.range(start, end)
+                old = tf.cast(self.told.rows(rows)[:, 1], tf.int64) < before
+                rows = tf.boolean_mask(rows, old)
+                keys = self.keys.rows(rows)
+                used = self.index.find(keys) == rows
+                rows, keys = tf.boolean_mask(rows, used), tf.boolean_mask(keys, used)
+                count, numbers = tf.size(rows, tf.int64), self.numbers.read()
+                gone = self.index.remove(keys)
+            with tf.control_dependencies([gone]):  # whoever is cancelled here loses rows, and gives none twice
+                done = [
+                    self.keys.set(rows, tf.fill([count], NO_KEY)),
+                    self.free.set(numbers[FREE] + tf.range(count), rows),
+                ]
+            with tf.control_dependencies(done):
+                nothing = tf.zeros([], tf.int64)
+                changes = tf.stack([nothing, count, nothing, -count, nothing, count, nothing])
+                done.append(self.numbers.assign(numbers + changes))
+            give_back(locks, done)
+            return count
+
+    def age_sketch(self) -> None:
+        """Halve what the sketch has counted, so that it has room for the keys to come."""
+        if self.sketch is None:
+            return
+        with tf.name_scope(APART):
+            locks = locks_of([self.mutex])
+            with tf.control_dependencies([locks[-1]]):
+                halved = self.sketch.halve()
+                seen = tf.one_hot(SEEN, len(BEGIN), dtype=tf.int64)
+                numbers = self.numbers.read()
+                counted = self.numbers.assign(numbers - seen * numbers[SEEN])
+            give_back(locks, [halved, counted])
 
     def piece(self, start: Tensor, end: Tensor, mutex: str) -> dict[str, Tensor]:
         """Return what is `kept` of the rows from one number to another that are a key's, and the clock.

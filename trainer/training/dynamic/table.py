@@ -12,6 +12,7 @@ from trainer.core.failures import UserError
 from trainer.training.dynamic.hashing import owner_of
 from trainer.training.dynamic.shard import Change, Shard
 from trainer.training.lookups import lookups_of
+from trainer.training.tf_internals.graphs import register_dispatchable_type
 from trainer.training.tf_internals.variables import Reserved
 
 _giving = [False]
@@ -27,6 +28,7 @@ def giving_rows() -> Iterator[None]:
         _giving.pop()
 
 
+@register_dispatchable_type
 class Table:
     """A shard on each ps. Keys lie where their hash says."""
 
@@ -91,7 +93,5 @@ def look_up_dynamic(params: Table, ids: Tensor, max_norm: float | None = None, n
     """Look keys up, where Keras's layers look up rows of weights."""
     del name
     if max_norm is not None:
-        raise UserError(
-            f"dynamic_tables: {params.name}: its lookup has max_norm {max_norm}, expected none"
-        )
+        raise UserError(f"dynamic_tables: {params.name}: its lookup has max_norm {max_norm}, expected none")
     return params.look_up(ids)

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from trainer.core.config import Config
@@ -17,17 +18,19 @@ from trainer.core.contracts import Layer, Optimizer, Strategy
 from trainer.core.dynamic_tables import TableSettings, tables_of
 from trainer.core.failures import UserError, first_line
 from trainer.training.dynamic.arrays import CONTAINER
+from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.layers import attach, check_layer, first_values_of, take_over_layers
 from trainer.training.dynamic.optimizers import Formula, formula_of, one_optimizer, train_rows
 from trainer.training.dynamic.pieces import Pieces
-from trainer.training.dynamic.shard import Change, Shard
+from trainer.training.dynamic.shard import EVICTED, GIVEN_ROWS, REFUSED, ROWS, Change, Shard
 from trainer.training.dynamic.table import Table
+from trainer.training.tf_internals.graphs import APART
 from trainer.training.tf_internals.variables import Reserved
 from trainer.training.tf_internals.workers import ps_of
 
 log = logging.getLogger(__name__)
 # What the names of a shard's resources end with, but for the index, which is no variable.
-PARTS = ("values", "slot0", "slot1", "keys", "told", "free", "numbers", "clock")
+PARTS = ("values", "slot0", "slot1", "keys", "told", "free", "numbers", "clock", "sketch")
 DEVIATIONS = 6  # of the number of keys that fall to one ps, above the mean
 
 
@@ -55,8 +58,11 @@ class DynamicTables:
         self._layers: dict[str, Any] = {}
         self._formula: Formula | None = None
         self._pieces: dict[str, Pieces] = {}
+        self._evictions: dict[str, Eviction] = {}
         self.mutex_of: Callable[[Any], str] = lambda handle: ""
         """Names the mutex with which the variable of a handle is updated."""
+        self.told: dict[str, dict[str, int]] = {}
+        """The numbers of each table, as the last call has told them: rows, new, evicted and refused ones, and bytes."""
         self._end = weakref.finalize(self, destroy, self.record, self._devices)
         self._end.atexit = False  # type: ignore[misc]  # a process that ends leaves them to the next one
 
@@ -110,6 +116,7 @@ class DynamicTables:
                             int(layer.output_dim),
                             capacity,
                             first_values_of(layer),
+                            self._settings[name].sightings,
                         )
                     )
             table = self.tables[name] = Table(name, int(layer.output_dim), shards, self._devices)
@@ -170,17 +177,41 @@ class DynamicTables:
                 with tf.device(device):
                     tf.function(shard.begin, autograph=False)()
 
+    def numbers(self) -> list[Any]:
+        """Return the numbers of all shards, in what is traced, table by table."""
+        found = []
+        for table in self.tables.values():
+            for shard, device in zip(table.shards, table.devices, strict=True):
+                with tf.device(device), tf.name_scope(APART):
+                    found.append(shard.numbers.read())
+        return found
+
+    def tell(self, numbers: Sequence[Any]) -> None:
+        """Take what `numbers` has given; `told` says it from then on."""
+        count = len(self._devices)
+        for place, (name, table) in enumerate(self.tables.items()):
+            added = np.sum([np.asarray(one) for one in numbers[place * count : (place + 1) * count]], 0)
+            self.told[name] = {
+                "rows": int(added[ROWS]),
+                "new": int(added[GIVEN_ROWS]),
+                "evicted": int(added[EVICTED]),
+                "refused": int(added[REFUSED]),
+                "bytes": int(added[ROWS]) * table.shards[0].row_bytes,
+            }
+
     def prepare_saves(self, io_device: str | None) -> None:
         """Trace what saves and restores them, once, when their updates are traced."""
         for name, table in self.tables.items():
             if name not in self._pieces:
                 mutexes = [self.mutex_of(shard.values.handle) for shard in table.shards]
                 self._pieces[name] = Pieces(table, mutexes, io_device)
+                self._evictions[name] = Eviction(table, mutexes, self._settings[name].evict_after_steps)
 
     def save(self, prefix: str) -> None:
-        """Write all rows beside the checkpoint of this name."""
-        for pieces in self._pieces.values():
+        """Write all rows beside the checkpoint of this name, and then take away those that are too old."""
+        for name, pieces in self._pieces.items():
             pieces.save(prefix)
+            self._evictions[name].make()
 
     def restore(self, prefix: str) -> None:
         """Read the rows beside the checkpoint of this name, and forget all others; raises ValueError for a misfit."""

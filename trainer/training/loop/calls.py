@@ -48,3 +48,5 @@ class Calls:
             self._progress.tally.returned(call.worker, call.steps, seconds, call.stale)
             self.outputs = call.outputs
         self._progress.tally.update_wait_seconds = self._runner.seconds_waited
+        if self._runner.tables is not None:
+            self._progress.tally.tables = dict(self._runner.tables.told)

@@ -118,6 +118,7 @@ class RemoteStepRunner:
             self._reports,
             self._metrics.states,
             updates,
+            self.tables,
             unrolled=unrolled,
         )
         self._calls: dict[int, Call] = {}
@@ -199,7 +200,10 @@ class RemoteStepRunner:
             report = self._told.pop(0)
             # One that ran twice, because its worker died, may have told twice.
             if call := self._calls.pop(report.number, None):
-                (call.outputs, states, waited), call.worker, call.counted = report.told, report.worker, report.step
+                (call.outputs, states, waited, numbers), call.worker = report.told, report.worker
+                call.counted = report.step
+                if self.tables is not None:
+                    self.tables.tell(numbers)
                 self._metrics.add(states)
                 call.stale = self._stale.found(states[len(states) - len(self._stale.states) :], call.steps)
                 self.seconds_waited = max(self.seconds_waited, sum(float(one) for one in waited))

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import DataIterator, ElementSpec, Graph, Strategy, Tensor, Traced, Variable
 from trainer.training.atomic_updates import AtomicUpdates, in_turn
+from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import MetricStates
 from trainer.training.staleness import SCOPE
@@ -29,13 +30,15 @@ def trace_call(
     reports: Reports | None = None,
     states: MetricStates | None = None,
     updates: AtomicUpdates | None = None,
+    tables: DynamicTables | None = None,
     *,
     unrolled: int = 1,
 ) -> Traced:
     """Trace the packed call, which does a traced step as often as it is told to and counts that.
 
     It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
-    would return otherwise: the step's outputs, the metrics' states, and how long `updates` have waited. A call for
+    would return otherwise: the step's outputs, the metrics' states, how long `updates` have waited, and the numbers of
+    dynamic tables. A call for
     other processes takes the learning rate as its last argument, and keeps `states` itself. `unrolled` is the number of
     steps in a round of the call's loop; what that leaves over is done first, in rounds of one step. The first step of a
     round counts how stale its update is, which costs a tiny step a fifth of its speed. A step that would
@@ -79,7 +82,9 @@ def trace_call(
             if reports is None:
                 return outputs
             waited = updates.waited() if updates else []
-            reports.put(order[1], counter.read_value(), (outputs, [state.read_value() for state in kept], waited))
+            numbers = tables.numbers() if tables else []
+            kept_states = [state.read_value() for state in kept]
+            reports.put(order[1], counter.read_value(), (outputs, kept_states, waited, numbers))
             return None
 
     takes = (iterator, tf.TensorSpec([None], tf.int64), *((rate.spec,) if rate else ()))

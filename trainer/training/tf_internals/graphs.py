@@ -10,6 +10,7 @@ from tensorflow.python.data.experimental.ops.testing import sleep as sleep
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
 from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.util.dispatch import register_dispatchable_type as register_dispatchable_type
 
 from trainer.core.contracts import Graph, Operation, Tensor, Trackable
 
