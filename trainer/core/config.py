@@ -199,7 +199,7 @@ class Config:
             (self.export, "export is true, and a dynamic table can't be exported yet: set export: false"),
             (
                 self.evaluation in ("sidecar", "exact"),
-                f"evaluation is {self.evaluation!r}, which reads a checkpoint or copies the model; expected distributed, "
+                f"evaluation is {self.evaluation!r}, which reads a checkpoint or copies the model: take distributed, "
                 "inline or none, which look up on the ps",
             ),
             (

@@ -87,7 +87,8 @@ def add_local_options(parser: argparse.ArgumentParser) -> None:
     for field in dataclasses.fields(Config):
         if field.name == "program_args":
             continue
-        default = "./psfleet-runs" if field.name == "shared_dir" else field.default
+        made = field.default_factory is not dataclasses.MISSING
+        default = "./psfleet-runs" if field.name == "shared_dir" else "{}" if made else field.default
         required = default is dataclasses.MISSING
         one_of = f"{', '.join(CHOICES[field.name])}; " if field.name in CHOICES else ""
         settings.add_argument(
@@ -116,6 +117,9 @@ def setting(key: str, text: str) -> Any:
     kinds = KINDS[key]
     if bool in kinds and text in ("true", "false"):
         return text == "true"
+    if Mapping in kinds:
+        with contextlib.suppress(ValueError):
+            return json.loads(text)
     for kind in (int, float):
         if kind in kinds:
             with contextlib.suppress(ValueError):

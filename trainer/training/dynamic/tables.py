@@ -76,12 +76,17 @@ class DynamicTables:
         tables = cls(tables_of(config.dynamic_tables), devices, lazy=config.lazy_adam, left=left)
         if handover is not None:
             handover.announce(tables)
+            tables.keep()
         return tables
 
     @property
     def record(self) -> dict[str, Any]:
         """What the next coordinator must know to find them, as JSON can say it."""
-        return {"id": self.id, "look": self._look}
+        return {"id": self.id, "look": self._look, "rows": {name: self._row(one) for name, one in self.tables.items()}}
+
+    def _row(self, table: Table) -> list[Any]:
+        """Return how a row of a table looks: its width, its slots, and how it is given."""
+        return [table.width, list(self._formula.slots if self._formula else ()), self._settings[table.name].sightings]
 
     @property
     def are_left(self) -> bool:
@@ -158,7 +163,7 @@ class DynamicTables:
                 shard.add_slots(self._formula.slots)
                 arrays = [*shard.kept.values(), shard.free, shard.numbers]
                 there = all(bool(tf.raw_ops.VarIsInitializedOp(resource=one.handle)) for one in arrays)
-                if self._left and there:
+                if there and self._left and self._left["rows"].get(table.name) == self._row(table):
                     continue
                 self._left = None
                 try:

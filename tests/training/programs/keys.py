@@ -1,0 +1,85 @@
+"""Programs with a table that has no vocabulary: keys of a large range, of which each batch has new ones."""
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import testing
+
+BATCH, IDS, KNOWN, STRIDE = 64, 8, 2_000, 1_000_003
+
+
+class Keys:
+    """A label is whether most ids are even; every second id of a batch was perhaps never there."""
+
+    keras = tf.keras
+
+    def __init__(self, rate: float = 0.5, new: float = 0.0, pause_ms: int = 0) -> None:
+        self.rate, self.new, self.pause_ms = rate, new, pause_ms
+
+    def build_model(self):
+        keras = self.keras
+        ids = keras.Input([IDS], dtype="int64")
+        rows = keras.layers.Embedding(100, 8, name="items")(ids)
+        mean = keras.layers.GlobalAveragePooling1D()(rows)
+        model = keras.Model(ids, keras.layers.Dense(2)(mean))
+        model.compile(
+            optimizer=keras.optimizers.Adagrad(self.rate),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        return model
+
+    def train_dataset(self, context):
+        random = np.random.default_rng()
+        ids = random.integers(KNOWN, size=(20_000, IDS))
+        labels = ((ids % 2).mean(1) > 0.5).astype(np.int32)
+
+        def renewed(ids, label):
+            drawn = tf.random.uniform([IDS], maxval=2**40, dtype=tf.int64) + KNOWN
+            return tf.where(tf.random.uniform([IDS]) < self.new, drawn, ids) * STRIDE, label
+
+        dataset = tf.data.Dataset.from_tensor_slices((ids, labels)).repeat().map(renewed).batch(BATCH)
+        return dataset.apply(testing.sleep(1000 * self.pause_ms)) if self.pause_ms else dataset
+
+    def eval_dataset(self, context):
+        dataset = self.train_dataset(context).take(8)
+        return dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+
+class Subclassed(Keys):
+    """The same with a model that is built by its first call, and a train_step of its own."""
+
+    def build_model(self):
+        keras = self.keras
+
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.items = keras.layers.Embedding(100, 8, name="items")
+                self.out = keras.layers.Dense(2)
+
+            def call(self, ids):
+                left, right = self.items(ids[:, : IDS // 2]), self.items(ids[:, IDS // 2 :])
+                return self.out(tf.reduce_mean(left, 1) + tf.reduce_mean(right, 1))
+
+            def train_step(self, data):
+                ids, labels = data
+                with tf.GradientTape() as tape:
+                    found = self(ids, training=True)
+                    loss = self.compute_loss(x=ids, y=labels, y_pred=found)
+                gradients = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.apply_gradients(list(zip(gradients, self.trainable_variables)))
+                return {"loss": loss}
+
+        model = Model()
+        model.compile(
+            optimizer=keras.optimizers.Adam(self.rate / 20),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        return model
+
+
+def of_keras3(kind: type) -> type:
+    import keras
+
+    return type(f"{kind.__name__}3", (kind,), {"keras": keras})

@@ -1,0 +1,179 @@
+"""A plain program trains a table without a vocabulary, in one process and with tasks that die."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import PROGRAMS, Runs, kill, until
+
+from trainer import testing
+from trainer.core.config import ConfigError
+from trainer.core.failures import UserError
+from trainer.run.directory import RunDirectory
+from trainer.telemetry.status import describe, read_status
+
+# isort: split
+import tensorflow as tf
+
+from trainer.training.dynamic.pieces import pieces_of
+
+pytestmark = pytest.mark.timeout(600)
+TABLES = {"items": {"capacity": 200_000}}
+SETTINGS: dict[str, Any] = {"export": False, "evaluation": "distributed", "dynamic_tables": TABLES}
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    import keys
+
+    return keys
+
+
+def rows_of(prefix: str) -> dict[int, np.ndarray]:
+    """Return the values of each key in a checkpoint; raises AssertionError where a key stands there twice."""
+    found: dict[int, np.ndarray] = {}
+    for *_, path in pieces_of(prefix, "items"):
+        reader = tf.train.load_checkpoint(path)
+        keys, values = reader.get_tensor("keys"), reader.get_tensor("values")
+        assert len(set(keys)) == len(keys)
+        assert not set(map(int, keys)) & set(found)
+        found |= dict(zip(map(int, keys), values, strict=True))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "three"),
+    [("Keys", False), ("Subclassed", True), pytest.param("Subclassed", False, marks=pytest.mark.matrix),
+     pytest.param("Keys", True, marks=pytest.mark.matrix)],
+)  # fmt: skip
+def test_a_plain_program_trains_rows_by_key(programs: Any, kind: str, three: bool, tmp_path: Path) -> None:
+    """Trained on 2 ps, and then on 3, from the checkpoint."""
+    made = getattr(programs, kind)
+    program = (programs.of_keras3(made) if three else made)()
+    lazy = {"lazy_adam": True} if kind == "Subclassed" else {}
+    first = testing.train(program, 150, ps=2, directory=tmp_path, **SETTINGS, **lazy)
+    before = rows_of(str(first.directory / "checkpoints" / "ckpt-150"))
+    assert set(before) == {key * programs.STRIDE for key in range(programs.KNOWN)}
+    result = testing.train(program, 300, ps=3, directory=tmp_path, **SETTINGS, **lazy)
+    after = rows_of(str(result.directory / "checkpoints" / "ckpt-300"))
+    assert set(after) == set(before)
+    assert result.evaluation["accuracy"] > 0.8
+    status = read_status(RunDirectory(tmp_path, "test"))
+    assert status.tables["items"]["rows"] == programs.KNOWN
+    assert "items: 2,000 rows" in describe(status)
+
+
+def test_an_evaluation_gives_no_row(programs: Any, tmp_path: Path) -> None:
+    class Evaluated(programs.Keys):  # type: ignore[misc, name-defined]
+        def eval_dataset(self, context: Any) -> Any:
+            return super().eval_dataset(context).map(lambda ids, labels: (ids + 1, labels))
+
+    result = testing.train(Evaluated(), 20, ps=1, directory=tmp_path, **SETTINGS)
+    keys = rows_of(str(result.directory / "checkpoints" / "ckpt-20"))
+    assert keys
+    assert not any(key % programs.STRIDE for key in keys)
+    assert result.evaluation["loss"] == pytest.approx(np.log(2), abs=0.2)  # nothing is known of these
+
+
+def test_rows_that_no_step_trains_leave(programs: Any, tmp_path: Path) -> None:
+    """Of new keys none comes again, and each save takes away those that are 20 steps old."""
+    tables = {"items": {"capacity": 200_000, "evict_after_steps": 20}}
+    settings = {**SETTINGS, "dynamic_tables": tables, "checkpoint_steps": 30, "checkpoint_seconds": 0}
+    settings["steps_per_execution"] = 5
+    result = testing.train(programs.Keys(new=0.5), 150, ps=2, directory=tmp_path, **settings)
+    last = rows_of(str(result.directory / "checkpoints" / "ckpt-150"))
+    new = [key for key in last if key >= programs.KNOWN * programs.STRIDE]
+    in_all = 150 * programs.BATCH * programs.IDS // 2
+    assert len(new) < 0.7 * in_all
+    known = {key * programs.STRIDE for key in range(programs.KNOWN)}
+    assert len(known & set(last)) > 0.95 * programs.KNOWN
+    assert read_status(RunDirectory(tmp_path, "test")).tables["items"]["evicted_per_minute"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"export": True}, "set export: false"),
+        ({"evaluation": "sidecar"}, "take distributed, inline or none"),
+        ({"strategy": "one_device"}, "has no parameter servers"),
+        ({"initial_weights": "other@5"}, "initial_weights"),
+        ({"dynamic_tables": {"items": {}}}, "capacity is missing"),
+        ({"dynamic_tables": {"items": {"capacity": 0}}}, "from 1 to"),
+        ({"dynamic_tables": {"items": {"capacity": 5, "sighting": 3}}}, "did you mean sightings"),
+        ({"dynamic_tables": {"a/b": {"capacity": 5}}}, "no name of a layer"),
+        ({"dynamic_tables": {"items": 5}}, "expected a mapping"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], why: str) -> None:
+    from trainer.core.config import Config
+
+    with pytest.raises(ConfigError, match=why):
+        Config.from_dict({"program": "a:B", **SETTINGS, **settings})
+
+
+def test_a_model_that_has_no_such_layer_is_refused(programs: Any) -> None:
+    settings = {**SETTINGS, "dynamic_tables": {"itmes": {"capacity": 5}}}
+    with pytest.raises(UserError, match="no Embedding layer named 'itmes'; its layers are .*items"):
+        testing.train(programs.Keys(), 5, **settings)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [({"embeddings_regularizer": "l2"}, "embeddings_regularizer"), ({"embeddings_initializer": "orthogonal"}, "Orth")],
+)
+def test_a_layer_that_does_more_is_refused(programs: Any, layer: dict[str, Any], why: str) -> None:
+    class More(programs.Keys):  # type: ignore[misc, name-defined]
+        def build_model(self) -> Any:
+            ids = tf.keras.Input([8], dtype="int64")
+            rows = tf.keras.layers.Embedding(10, 4, name="items", **layer)(ids)
+            model = tf.keras.Model(ids, tf.keras.layers.Dense(2)(tf.reduce_mean(rows, 1)))
+            model.compile(optimizer="adagrad", loss="mse")
+            return model
+
+    with pytest.raises(UserError, match=why):
+        testing.train(More(), 5, **SETTINGS)
+
+
+OPTIONS = (
+    *("--dynamic-tables", json.dumps({"items": {"capacity": 5_000_000}})),
+    *("--export", "false", "--evaluation", "none", "--set", "new=0.2", "--set", "pause_ms=5"),
+    *("--checkpoint-steps", "100", "--checkpoint-seconds", "0", "--log-seconds", "0.5", "--steps-per-execution", "10"),
+)
+
+
+def test_tasks_that_die_lose_no_key_and_give_none_two_rows(runs: Runs) -> None:
+    """A worker dies three times in the middle of its insertions, then the coordinator, then a ps."""
+    run = "dying"
+    process = runs.local("keys:Keys", run, 1_000_000, *OPTIONS)
+    process.search(r"saved \S+/ckpt-\d+ in")
+
+    def reached() -> int:
+        return int(read_status(RunDirectory(runs.shared, run)).step or 0)
+
+    def goes_on(steps: int) -> None:
+        began = reached()
+        until(lambda: reached() >= began + steps, f"{steps} steps more", say=lambda: process.output)
+
+    for _ in range(3):
+        kill(process.pids("worker-0")[-1])
+        goes_on(40)
+    kill(process.pids("chief-0")[-1])
+    process.search(r"attached to the variables on the ps")
+    goes_on(100)
+    kill(process.pids("ps-1")[-1])
+    process.search(r"restored \S+/ckpt-\d+")
+    goes_on(100)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143, process.output
+    catalogue = RunDirectory(runs.shared, run).catalogue
+    for step in catalogue.steps():
+        assert not catalogue.check(step)
+        rows = rows_of(catalogue.prefix(step))
+        assert len({key for key in rows if key < 2_000 * 1_000_003}) > 1_900
+        assert all(np.isfinite(values).all() for values in rows.values())
