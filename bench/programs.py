@@ -186,6 +186,29 @@ class TableAdagrad(Table):
     optimizer = staticmethod(lambda: tf.keras.optimizers.Adagrad(0.01))
 
 
+class TableNew(TableAdagrad):
+    """The same, where one id of twenty is drawn from so many that it was hardly ever there before."""
+
+    new, drawn_from = 0.05, 2**40
+
+    def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        def renew(ids: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            drawn = tf.random.uniform(tf.shape(ids), 0, self.drawn_from, tf.int64)
+            return tf.where(tf.random.uniform(tf.shape(ids)) < self.new, drawn, ids), labels
+
+        return super().train_dataset(context).map(renew)
+
+    eval_dataset = train_dataset
+
+
+class TableHashed(TableNew):
+    """The same with the ids that a hash makes of these, for a fixed table."""
+
+    @property
+    def drawn_from(self) -> int:  # type: ignore[override]
+        return int(os.environ["BENCH_ROWS"])
+
+
 class ManyTables(Table):
     """A recommender's step with 26 features of one id each, as Criteo's data has them: a table for each."""
 

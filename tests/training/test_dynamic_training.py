@@ -99,8 +99,7 @@ def test_rows_that_no_step_trains_leave(programs: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"export": True}, "set export: false"),
-        ({"evaluation": "sidecar"}, "take distributed, inline or none"),
+        ({"evaluation": "exact"}, "take distributed, inline or sidecar"),
         ({"strategy": "one_device"}, "has no parameter servers"),
         ({"initial_weights": "other@5"}, "initial_weights"),
         ({"dynamic_tables": {"items": {}}}, "capacity is missing"),
@@ -119,7 +118,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], why: str)
 
 def test_a_model_that_has_no_such_layer_is_refused(programs: Any) -> None:
     settings = {**SETTINGS, "dynamic_tables": {"itmes": {"capacity": 5}}}
-    with pytest.raises(UserError, match="no Embedding layer named 'itmes'; its layers are .*items"):
+    with pytest.raises(UserError, match="no Embedding layer named 'itmes'"):
         testing.train(programs.Keys(), 5, **settings)
 
 

@@ -196,11 +196,9 @@ class Config:
         """Raise ConfigError unless the rest of the settings can do with dynamic tables."""
         refused = (
             (not self.traits.remote, f"strategy {self.strategy} has no parameter servers: choose parameter_server"),
-            (self.export, "export is true, and a dynamic table can't be exported yet: set export: false"),
             (
-                self.evaluation in ("sidecar", "exact"),
-                f"evaluation is {self.evaluation!r}, which reads a checkpoint or copies the model: take distributed, "
-                "inline or none, which look up on the ps",
+                self.evaluation == "exact",
+                "evaluation is 'exact', which copies the model by its configuration: take distributed, inline or sidecar",
             ),
             (
                 self.initial_weights != "",

@@ -63,12 +63,17 @@ class SaveFailed(Infrastructure):
         self.at = time.monotonic()
 
 
-class Tables(Protocol):
+class RestoredTables(Protocol):
+    """What takes rows from files beside a checkpoint's."""
+
+    def restore(self, prefix: str) -> None: ...
+
+
+class Tables(RestoredTables, Protocol):
     """What is saved and restored in files of its own beside a checkpoint's."""
 
     def prepare_saves(self, io_device: str | None) -> None: ...
     def save(self, prefix: str) -> None: ...
-    def restore(self, prefix: str) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -482,8 +487,8 @@ def conclude(end: Future[int], function: Callable[[], int]) -> None:
         end.set_exception(error)
 
 
-def read_model(directory: RunDirectory, model: Model, step: int) -> None:
-    """Restore the weights of a model that has no strategy, without its optimizer.
+def read_model(directory: RunDirectory, model: Model, step: int, tables: RestoredTables | None = None) -> None:
+    """Restore the weights of a model that has no strategy, without its optimizer, and its tables.
 
     Raises tf.errors.OpError or IndexError when the checkpoint can't be read, perhaps because it was just removed.
     """
@@ -492,6 +497,8 @@ def read_model(directory: RunDirectory, model: Model, step: int) -> None:
     prefix = directory.catalogue.prefix(step)
     try:
         tf.train.Checkpoint(model=model).read(prefix).assert_existing_objects_matched().expect_partial()
+        if tables is not None:
+            tables.restore(prefix)
     except (AssertionError, ValueError) as error:
         raise misfit(prefix, error) from error
 

@@ -269,6 +269,7 @@ class Evaluator:
     def __init__(
         self, program: Program, directory: RunDirectory, best_metric: str = "", tally: Tally | None = None
     ) -> None:
+        from trainer.training.dynamic.served import ServedTables
         from trainer.training.evaluation import Results
         from trainer.training.export import bytes_of_checkpoint, lacks_evaluation
         from trainer.training.input import eval_dataset
@@ -277,12 +278,14 @@ class Evaluator:
         self._directory = directory
         if (newest := directory.catalogue.newest()) is not None:
             check_room(bytes_of_checkpoint(directory, newest), "evaluation: sidecar", ROOM)
-        self._model = build_model(program)
-        if why := lacks_evaluation(self._model):
-            raise UserError(why)
-        self._dataset = eval_dataset(program)
-        keras = keras_of(self._model)
-        keras.ensure_built(self._dataset.element_spec)
+        self._tables = ServedTables.of(directory)
+        with self._tables.of_layers():
+            self._model = build_model(program)
+            if why := lacks_evaluation(self._model):
+                raise UserError(why)
+            self._dataset = eval_dataset(program)
+            keras = keras_of(self._model)
+            keras.ensure_built(self._dataset.element_spec)
         self._trained = keras.trained(with_optimizers=False)
         self._results = Results(directory, best_metric=best_metric)
         self._tally = tally or Tally()
@@ -301,7 +304,7 @@ class Evaluator:
         wrong = self._directory.catalogue.check(step)
         try:
             if not wrong:
-                read_model(self._directory, self._trained, step)
+                read_model(self._directory, self._trained, step, self._tables)
         except (tf.errors.OpError, IndexError, UserError) as error:
             wrong = self._directory.catalogue.check(step)
             if not wrong and isinstance(error, UserError):

@@ -23,6 +23,7 @@ from trainer.core.program import build_model, program_file
 from trainer.run.checkpoints import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
+from trainer.training.dynamic.served import ServedTables, piece_bytes
 from trainer.training.export_tables import UNTRACKED, track_tables
 from trainer.training.input import WHOLE
 from trainer.training.keras.adapters import keras_of
@@ -94,15 +95,17 @@ def export_model(program: Program, directory: RunDirectory, step: int, element_s
     """
     mend = "when others on it have ended, or on a larger chief's host: fab export --run NAME"
     check_room(bytes_of_checkpoint(directory, step), "the export", mend, now=True)
-    model = build_model(program)
+    tables = ServedTables.of(directory)
+    with tables.of_layers():
+        model = build_model(program)
     element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
     temporary = directory.export.with_name(".export.new")
     shutil.rmtree(temporary, ignore_errors=True)
 
     def restore() -> None:
-        read_model(directory, keras_of(model).trained(with_optimizers=False), step)
+        read_model(directory, keras_of(model).trained(with_optimizers=False), step, tables)
 
-    save_model(program, model, str(temporary), element_spec, restore)
+    save_model(program, model, str(temporary), element_spec, restore, tables)
     sync_tree(temporary)
     replace_directory(temporary, directory.export)
     log.info("exported the model of step %d to %s", step, directory.export)
@@ -110,17 +113,27 @@ def export_model(program: Program, directory: RunDirectory, step: int, element_s
 
 
 def save_model(
-    program: Program, model: Model, path: str, element_spec: ElementSpec, restore: Callable[[], None] = lambda: None
+    program: Program,
+    model: Model,
+    path: str,
+    element_spec: ElementSpec,
+    restore: Callable[[], None] = lambda: None,
+    tables: ServedTables | None = None,
 ) -> None:
     """Save a model that is built outside any strategy; `restore` gives it its weights when it has all variables.
+
+    `tables` are its dynamic ones.
 
     Raises UserError where there is nothing to export, or what it uses can't be exported.
     """
     if why := lacks_export(program, model):
         raise UserError(why)
     keras = keras_of(model)
-    takes_data = keras.ensure_built(element_spec)
+    with tables.of_layers() if tables else contextlib.nullcontext():
+        takes_data = keras.ensure_built(element_spec)
     restore()
+    if tables is not None:
+        tables.track()
     signature = getattr(program, "serving_signature", None)
     with tracked(program, model):
         if signature is None:
@@ -183,7 +196,8 @@ def bytes_of_checkpoint(directory: RunDirectory, step: int) -> int:
         return 0
     types, shapes = variables.get_variable_to_dtype_map(), variables.get_variable_to_shape_map()
     slots = of_optimizers(shapes)
-    return sum(
+    settings = (read_record(directory.settings) or {}).get("settings", {})
+    return piece_bytes(directory.catalogue.prefix(step), settings.get("dynamic_tables", {})) + sum(
         tf.TensorShape(shape).num_elements() * types[name].size
         for name, shape in shapes.items()
         if name.startswith("model/") and name not in slots and types[name] != tf.string

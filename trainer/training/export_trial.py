@@ -25,6 +25,7 @@ from trainer.core.failures import UserError, explain
 from trainer.core.program import build_model, program_file
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
+from trainer.training.dynamic.served import ServedTables
 from trainer.training.export import save_model
 from trainer.training.tf_internals.saving import tracing_saves
 from trainer.training.tf_internals.seeds import kept_seeds
@@ -68,7 +69,10 @@ def trace_export(program: Program, directory: RunDirectory, element_spec: Elemen
     """Do what the export does but for the values; raises what goes wrong."""
     own = copy.copy(program)  # what build_model keeps in it is not the training's
     with kept_randomness(), tf.variable_creator_scope(reserve), tracing_saves():
-        save_model(own, build_model(own), str(directory.export), element_spec)
+        tables = ServedTables.of(directory)
+        with tables.of_layers():
+            model = build_model(own)
+        save_model(own, model, str(directory.export), element_spec, tables=tables)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ class Subclassed(Keys):
                     found = self(ids, training=True)
                     loss = self.compute_loss(x=ids, y=labels, y_pred=found)
                 gradients = tape.gradient(loss, self.trainable_variables)
-                self.optimizer.apply_gradients(list(zip(gradients, self.trainable_variables)))
+                self.optimizer.apply_gradients(list(zip(gradients, self.trainable_variables, strict=True)))
                 return {"loss": loss}
 
         model = Model()

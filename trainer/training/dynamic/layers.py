@@ -14,10 +14,9 @@ import tensorflow as tf
 from trainer.core.contracts import Layer
 from trainer.core.failures import UserError
 from trainer.training.dynamic.hashing import FirstValues, constant, normal, salt_of, uniform
-from trainer.training.dynamic.table import Table
 from trainer.training.keras.keras3.shards import LOOKS_UP_ROWS
 
-Build = Callable[[Any], Table | None]
+Build = Callable[[Any], Any]
 _build: list[Build] = [lambda layer: None]
 INITIALIZERS = ("RandomUniform", "RandomNormal", "Zeros", "Ones", "Constant")
 # What an Embedding may be told that a dynamic table can't do, by its attribute, with what it is without.
@@ -62,8 +61,11 @@ def ask(kind: Any, base: Any) -> None:
     kind.build = build
 
 
-def attach(layer: Layer, table: Table) -> None:
-    """Give a layer a table in the place of its weights; no checkpoint finds it there."""
+def attach(layer: Layer, table: Any) -> None:
+    """Give a layer a table in the place of its weights; no checkpoint finds it there.
+
+    The table has `variables`, what is trained of it.
+    """
     if isinstance(layer, tf.keras.layers.Layer):
         object.__setattr__(layer, "embeddings", table)
         layer._trainable_weights.extend(table.variables)

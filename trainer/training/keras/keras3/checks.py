@@ -34,6 +34,11 @@ def refuse_settings(config: Config, model: Model) -> None:
             config.lazy_adam and not config.dynamic_tables,
             "it is for tf_keras's Adam, and for dynamic tables; leave it out",
         ),
+        (
+            "export",
+            config.export and bool(config.dynamic_tables),
+            "a model of it with dynamic tables is not exported; set export: false",
+        ),
         ("evaluation: exact", config.evaluation == "exact", "take distributed, which gives each example once as well"),
         ("initial_weights", config.initial_weights != "", "call model.load_weights in build_model instead"),
     )

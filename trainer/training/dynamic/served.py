@@ -1,0 +1,113 @@
+"""Dynamic tables as a checkpoint has them, for a model outside the cluster: the side-car's evaluation and the export.
+
+Keys lie sorted in one plain variable, and their rows in another, so that anything that loads a SavedModel can look
+them up. The first row is that of an unknown key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.core.contracts import Layer, Tensor
+from trainer.run.directory import RunDirectory
+from trainer.run.records import read_record
+from trainer.training.dynamic.layers import attach, take_over_layers
+from trainer.training.dynamic.pieces import pieces_of
+from trainer.training.dynamic.shard import NO_KEY
+from trainer.training.tf_internals.graphs import register_dispatchable_type, track
+
+
+@register_dispatchable_type
+class ServedTable:
+    """A layer's keys and rows in this process."""
+
+    variables = ()
+    """What is trained: nothing."""
+
+    def __init__(self, name: str, width: int) -> None:
+        self.name, self.width = name, width
+        self.keys = tf.Variable([NO_KEY], shape=[None], dtype=tf.int64, trainable=False, name=f"{name}/keys")
+        self.rows = tf.Variable(tf.zeros([1, width]), shape=[None, width], trainable=False, name=f"{name}/rows")
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids, zeros for unknown ones."""
+        if isinstance(ids, tf.RaggedTensor):
+            return ids.with_flat_values(self.look_up(ids.flat_values))
+        keys = self.keys.read_value()
+        asked = tf.cast(tf.reshape(ids, [-1]), tf.int64)
+        places = tf.minimum(tf.searchsorted(keys, asked, out_type=tf.int64), tf.size(keys, tf.int64) - 1)
+        found = tf.gather(self.rows, tf.where(tf.gather(keys, places) == asked, places, 0))
+        found = tf.reshape(found, tf.concat([tf.shape(ids), [self.width]], axis=0))
+        found.set_shape([*ids.shape, self.width])
+        return found
+
+    def restore(self, prefix: str) -> None:
+        """Take the rows beside the checkpoint of this name; raises ValueError where there are none."""
+        readers = [tf.train.load_checkpoint(path) for *_, path in pieces_of(prefix, self.name)]
+        if not readers:
+            raise ValueError(f"it has no rows of the dynamic table {self.name}")
+        keys = np.concatenate([[NO_KEY], *(reader.get_tensor("keys") for reader in readers)])
+        rows = np.concatenate([np.zeros([1, self.width]), *(reader.get_tensor("values") for reader in readers)])
+        keys, order = np.unique(keys, return_index=True)
+        self.keys.assign(keys)
+        self.rows.assign(rows[order].astype(np.float32))
+
+
+@tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": ServedTable})
+def look_up_served(params: ServedTable, ids: Tensor, max_norm: float | None = None, name: str | None = None) -> Tensor:
+    """Look keys up, where Keras's layers look up rows of weights."""
+    del max_norm, name
+    return params.look_up(ids)
+
+
+class ServedTables:
+    """Those of a model that is built meanwhile."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = set(names)
+        self._tables: list[tuple[Layer, ServedTable]] = []
+
+    @classmethod
+    def of(cls, directory: RunDirectory) -> ServedTables:
+        """Return those of a run's settings."""
+        settings = (read_record(directory.settings) or {}).get("settings", {})
+        return cls(settings.get("dynamic_tables", {}))
+
+    @contextlib.contextmanager
+    def of_layers(self) -> Iterator[None]:
+        """Have the layers that are built meanwhile get their tables, without a key."""
+        with take_over_layers(lambda layer: self._build(layer) if layer.name in self._names else None):
+            yield
+
+    def _build(self, layer: Layer) -> ServedTable:
+        with tf.init_scope():
+            table = ServedTable(layer.name, int(layer.output_dim))
+        attach(layer, table)
+        self._tables.append((layer, table))
+        return table
+
+    def restore(self, prefix: str) -> None:
+        """Take the rows beside the checkpoint of this name; raises ValueError where there are none."""
+        for _, table in self._tables:
+            table.restore(prefix)
+
+    def track(self) -> None:
+        """Have a SavedModel take them along; a checkpoint that is read before knows nothing of them."""
+        for layer, table in self._tables:
+            track(layer, "dynamic_keys", table.keys)
+            track(layer, "dynamic_rows", table.rows)
+
+
+def piece_bytes(prefix: str, names: Iterable[str]) -> int:
+    """Return what the keys and values of these tables take that lie beside a checkpoint."""
+    total = 0
+    for name in names:
+        for *_, path in pieces_of(prefix, name):
+            shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+            rows, width = shapes["values"]
+            total += rows * (4 * width + 8)
+    return total
