@@ -176,3 +176,17 @@ def test_tasks_that_die_lose_no_key_and_give_none_two_rows(runs: Runs) -> None:
         rows = rows_of(catalogue.prefix(step))
         assert len({key for key in rows if key < 2_000 * 1_000_003}) > 1_900
         assert all(np.isfinite(values).all() for values in rows.values())
+
+
+def test_the_side_car_and_the_export_know_the_rows(programs: Any, tmp_path: Path) -> None:
+    settings = {"dynamic_tables": TABLES, "evaluation": "sidecar"}
+    result = testing.train(programs.Keys(), 200, ps=2, directory=tmp_path, **settings)
+    assert result.evaluation["accuracy"] > 0.8
+    rows = rows_of(str(result.directory / "checkpoints" / "ckpt-200"))
+    loaded = tf.saved_model.load(str(result.directory / "export"))
+    known, unknown = (np.full([1, programs.IDS], key, np.int64) for key in (3 * programs.STRIDE, 7))
+    reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-200"))
+    shapes = reader.get_variable_to_shape_map()
+    [kernel] = [reader.get_tensor(name) for name, shape in shapes.items() if shape == [8, 2] and "model/" in name]
+    difference = loaded.serve(known) - loaded.serve(unknown)
+    np.testing.assert_allclose(difference, rows[3 * programs.STRIDE][np.newaxis] @ kernel, rtol=1e-4, atol=1e-5)

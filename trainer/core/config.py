@@ -198,7 +198,7 @@ class Config:
             (not self.traits.remote, f"strategy {self.strategy} has no parameter servers: choose parameter_server"),
             (
                 self.evaluation == "exact",
-                "evaluation is 'exact', which copies the model by its configuration: take distributed, inline or sidecar",
+                "evaluation is 'exact', which copies the model: take distributed, inline or sidecar",
             ),
             (
                 self.initial_weights != "",
