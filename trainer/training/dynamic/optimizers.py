@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer.core.contracts import Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.dynamic.shard import Change
-from trainer.training.row_updates import touches_all_rows
+from trainer.training.row_updates import add_up_rows_once, touches_all_rows
 from trainer.training.tf_internals.variables import Reserved
 
 WHICH = "SGD without momentum, Adagrad, or Adam with lazy_adam: true"
@@ -114,6 +114,8 @@ def train_rows(optimizer: Optimizer, update: Callable[[Any, Any, Change], None],
         now = tf.cast(rate[0] if rate else optimizer.learning_rate, tf.float32)
         update(getattr(variable, "_value", variable), gradient, formula.change(optimizer, now))
 
+    if hasattr(optimizer, "_deduplicate_sparse_grad"):
+        add_up_rows_once(optimizer)  # the update does so itself, with the keys
     object.__setattr__(optimizer, "build", build_others)
     object.__setattr__(optimizer, "update_step", update_step)
 
