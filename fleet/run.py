@@ -55,6 +55,7 @@ class Run:
     without: Mapping[str, str] = field(default_factory=dict)  # members that take no part, and what they are
     ways: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # how each member reaches each other one
     workers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # their `steps` and `steps_per_second`
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the dynamic ones: what each holds
     faults: int = 0
     begun_from: str | None = None  # RUN@STEP of another run
     ledger: Mapping[str, Any] | None = None  # where the time went (trainer/telemetry/goodput.py)
@@ -75,6 +76,7 @@ def parse_run(values: Mapping[str, Any]) -> Run:
     kept["without"] = kept.get("without") or {}
     kept["ways"] = kept.get("ways") or {}
     kept["workers"] = kept.get("workers") or {}
+    kept["tables"] = kept.get("tables") or {}
     kept["message"] = kept.get("message") or ""
     kept["events"] = kept.get("events") or []
     return Run(**kept)

@@ -187,6 +187,8 @@ def test_the_side_car_and_the_export_know_the_rows(programs: Any, tmp_path: Path
     known, unknown = (np.full([1, programs.IDS], key, np.int64) for key in (3 * programs.STRIDE, 7))
     reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-200"))
     shapes = reader.get_variable_to_shape_map()
-    [kernel] = [reader.get_tensor(name) for name, shape in shapes.items() if shape == [8, 2] and "optimizer" not in name]
+    [kernel] = [
+        reader.get_tensor(name) for name, shape in shapes.items() if shape == [8, 2] and "optimizer" not in name
+    ]
     difference = loaded.serve(known) - loaded.serve(unknown)
     np.testing.assert_allclose(difference, rows[3 * programs.STRIDE][np.newaxis] @ kernel, rtol=1e-4, atol=1e-5)

@@ -219,6 +219,7 @@ def test_module_needs_nothing_but_python() -> None:
         "trainer",
         "trainer.core",
         "trainer.core.config",
+        "trainer.core.dynamic_tables",
         "trainer.core.parameters",
         "trainer.core.relations",
     }

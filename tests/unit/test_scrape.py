@@ -64,6 +64,7 @@ def full(progress: Progress) -> Told:
     tally.returned(0, 100, 0.4, (90, 3))
     tally.returned(1, 20, 0.9, (40, 5))
     tally.update_wait_seconds = 0.25
+    tally.tables = {"items": {"rows": 90, "new": 100, "evicted": 10, "refused": 3, "bytes": 9000}}
     tally.save_seconds.add(0.7)
     tally.restore_seconds = 1.5
     tally.checkpoint = Saved(100, 1_700_000_000.0, 4096)
