@@ -17,8 +17,8 @@ from fleet.inventory import find_problems, load_inventory, read_source
 from fleet.schema.shapes import shape_problems
 from fleet.schema.sources import beside_problems, file_problems, range_problems
 from fleet.schema.texts import text_problems, unread_problems
-from fleet.validate import validate
 from fleet.verbs import Desk
+from fleet.verbs.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = """chief:

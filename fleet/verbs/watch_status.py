@@ -14,7 +14,9 @@ from fleet.cluster import Cluster, Observation
 from fleet.inventory import Inventory
 from fleet.tables import ProgressLine
 from fleet.terminal import is_terminal
-from fleet.verbs import RUN_SECONDS, UNITS_SECONDS, UNITS_SHARE, Desk, status_record
+from fleet.verbs import Desk
+from fleet.verbs.status import status_record
+from fleet.verbs.watch import RUN_SECONDS, UNITS_SECONDS, UNITS_SHARE
 from fleet.view import console_of, draw
 
 # Each host is asked by itself, and all of them no more often together than this.
