@@ -99,9 +99,7 @@ def _groups(given: Sequence[str], site: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises OperatorMistake with everything that is wrong with their names and addresses.
     """
-    from preflight import inventory_problems
-
-    from fleet.inventory import FILTERS  # noqa: F401  # so that `preflight` is found
+    from fleet.site.preflight import inventory_problems
 
     addresses: dict[str, str] = {}
     for word in given:

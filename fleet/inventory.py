@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -28,6 +27,7 @@ from fleet.schema.sources import (
     variable_files,
 )
 from fleet.schema.texts import text_problems
+from fleet.site.topology import ClusterSpecError, cluster_spec, storage_of
 from fleet.vault import open_vaults
 from trainer.core.config import Config
 
@@ -35,11 +35,6 @@ _YAML = (".yml", ".yaml", ".json")
 # What Ansible says of a file before its name.
 _UNPARSED = "Completely failed to parse inventory source "
 _FOR_A_PLUGIN = "Plugin configuration YAML file"
-FILTERS = str(KIT / "ansible" / "filter_plugins")
-
-# The tasks come from the filter that Ansible renders TF_CONFIG with, so both name the same ones.
-sys.path.insert(0, FILTERS)
-from cluster_spec import ClusterSpecError, cluster_spec, storage_of  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -340,7 +335,8 @@ def read_source(
 def find_problems(source: Source) -> list[Problem]:
     """List everything that `ansible/preflight.yml` would find wrong, and what keeps Ansible from reading."""
     from ansible.release import __version__
-    from preflight import control_problems, inventory_problems
+
+    from fleet.site.preflight import control_problems, inventory_problems
 
     tagged = {host: getattr(variables, "tagged", variables) for host, variables in source.variables.items()}
     found = [*source.problems, *map(Problem, control_problems(__version__))]
@@ -365,7 +361,7 @@ def refuse_problems(inventory: Inventory) -> None:
 
 def list_notes(inventory: Inventory) -> list[str]:
     """List what `ansible/preflight.yml` says about a right inventory: which groups stand idle, and the like."""
-    from preflight import preflight_notes
+    from fleet.site.preflight import preflight_notes
 
     return preflight_notes(inventory.groups, inventory.variables)
 
@@ -448,7 +444,8 @@ def _load_ansible_plugins() -> None:
     from ansible.plugins.loader import filter_loader, init_plugin_loader
 
     init_plugin_loader()
-    filter_loader.add_directory(FILTERS)  # beside the playbooks, where Ansible itself finds them without a setting
+    # Beside the playbooks, where Ansible itself finds them without a setting.
+    filter_loader.add_directory(str(KIT / "ansible" / "filter_plugins"))
 
 
 def find_source(given: str | None, environment: Mapping[str, str], default: Sequence[str]) -> str:

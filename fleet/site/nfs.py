@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cluster_spec import JOBS, _address, _bracketed
+from fleet.site.topology import JOBS, _address, _bracketed
 
 OLD_HEADER = "# The whole of this machine's exports: psfleet owns this file."
 CLIENT_GROUPS = (*JOBS, "tensorboard")
@@ -44,14 +41,3 @@ def without_own_exports(text: str) -> str:
     while end < len(lines) and served.startswith("/") and lines[end].startswith(f"{served} "):
         end += 1
     return "".join(lines[:first] + lines[end:])
-
-
-class FilterModule:
-    """Ansible's entry point."""
-
-    def filters(self) -> dict[str, Any]:
-        return {
-            "nfs_clients": nfs_clients,
-            "nfs_source": nfs_source,
-            "without_own_exports": without_own_exports,
-        }

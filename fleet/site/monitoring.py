@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cluster_spec import metrics_targets
+from fleet.site.topology import metrics_targets
 
 
 def scrape_targets(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -38,10 +35,3 @@ def listen_address(endpoint: Mapping[str, Any]) -> str:
     """Return `address:port`, with brackets around an IPv6 address."""
     address = endpoint["address"]
     return f"{f'[{address}]' if ':' in address else address}:{endpoint['port']}"
-
-
-class FilterModule:
-    """Ansible's entry point."""
-
-    def filters(self) -> dict[str, Any]:
-        return {"listen_address": listen_address, "scrape_targets": scrape_targets}

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-# The role is in `roles/` of a checkout, and in `ansible/roles/` of an installed package.
-_KIT = next(each for each in Path(__file__).resolve().parents if (each / "ansible/filter_plugins").is_dir())
-FILTERS = _KIT / "ansible/filter_plugins"
-if str(FILTERS) not in sys.path:
-    sys.path.append(str(FILTERS))
-import wireguard  # noqa: E402
+runpy.run_path(str(Path(__file__).parents[1] / "kit.py"))
+from fleet.site import wireguard  # noqa: E402
 
 SAID = "__wireguard_key"
 

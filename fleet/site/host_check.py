@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent)]
-from cluster_spec import JOBS, SERVICES  # noqa: E402
-from outcome import outcome  # noqa: E402
-from wireguard import endpoint  # noqa: E402
+from fleet.site.outcome import outcome
+from fleet.site.topology import JOBS, SERVICES
+from fleet.site.wireguard import endpoint
 
 # What sudo says, and what mends it.
 SUDO = {
@@ -41,10 +38,3 @@ def sudo_mend(result: Mapping[str, Any], user: str = "the login") -> str:
         if sign in text.lower():
             return f"{mend.format(user=user)} (sudo: {text.splitlines()[-1]})"
     return f"the login does not become root: {text}"
-
-
-class FilterModule:
-    """Ansible's entry point."""
-
-    def filters(self) -> dict[str, Any]:
-        return {"member_addresses": member_addresses, "sudo_mend": sudo_mend}

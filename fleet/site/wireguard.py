@@ -158,16 +158,3 @@ def deaf_hosts(
         if host in asked and said.get("rc") != 0:
             deaf.append(f"{host}: {said.get('stderr') or said.get('msg') or 'it did not answer'}")
     return deaf
-
-
-class FilterModule:
-    """Ansible's entry point."""
-
-    def filters(self) -> dict[str, Any]:
-        return {
-            "deaf_hosts": deaf_hosts,
-            "other_peers": other_peers,
-            "tunnel_address": lambda variables, host: tunnel_address(host, variables),
-            "wireguard_hosts": wireguard_hosts,
-            "tunnel_network": lambda variables: str(tunnel_network(variables)),
-        }

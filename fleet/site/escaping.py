@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 # What neither systemd nor a shell takes for anything but itself.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@+=\[\]-]+")
@@ -43,13 +42,3 @@ def limit_word(value: object) -> str:
             f"{text[:80]!r} is no limit; expected a number with %, M, G or T, or infinity (trainer_limits)"
         )
     return text
-
-
-FILTERS = {"environment_value": environment_value, "config_word": config_word, "limit_word": limit_word}
-
-
-class FilterModule:
-    """Ansible's entry point."""
-
-    def filters(self) -> dict[str, Any]:
-        return FILTERS

@@ -5,15 +5,23 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-from cluster_spec import (  # noqa: E402
+from fleet.schema import check, formats
+from fleet.schema.control import control_file_problems
+from fleet.schema.definition import definition
+from fleet.schema.problems import Problem, name_hosts, name_some, show
+from fleet.schema.reading import Reading, read
+from fleet.schema.relations import relation_problems
+from fleet.schema.shapes import shape_problems
+from fleet.schema.sources import beside_problems, file_problems, range_problems, special_file_problems
+from fleet.schema.texts import text_problems, unread_problems
+from fleet.site.gpus import gpu_problems
+from fleet.site.topology import (
     DEFAULT_PORTS,
     JOBS,
     MAX_ENVIRONMENT_STRING,
@@ -27,8 +35,7 @@ from cluster_spec import (  # noqa: E402
     strategy_of,
     tf_config,
 )
-from gpu_devices import gpu_problems  # noqa: E402
-from wireguard import (  # noqa: E402
+from fleet.site.wireguard import (
     WireguardError,
     endpoint,
     is_encrypted,
@@ -38,18 +45,7 @@ from wireguard import (  # noqa: E402
     tunnel_network,
     wireguard_hosts,
 )
-
-from fleet import places  # noqa: E402
-from fleet.schema import check, formats  # noqa: E402
-from fleet.schema.control import control_file_problems  # noqa: E402
-from fleet.schema.definition import definition  # noqa: E402
-from fleet.schema.problems import Problem, name_hosts, name_some, show, tell  # noqa: E402
-from fleet.schema.reading import Reading, read  # noqa: E402
-from fleet.schema.relations import relation_problems  # noqa: E402
-from fleet.schema.shapes import shape_problems  # noqa: E402
-from fleet.schema.sources import beside_problems, file_problems, range_problems, special_file_problems  # noqa: E402
-from fleet.schema.texts import text_problems, unread_problems  # noqa: E402
-from trainer.core.config import STRATEGIES, Config  # noqa: E402
+from trainer.core.config import STRATEGIES, Config
 
 Groups = Mapping[str, Sequence[str]]
 HostVars = Mapping[str, Mapping[str, Any]]
@@ -786,18 +782,3 @@ def _size_problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
             f"TF_CONFIG for {len(spec['tasks'])} tasks is {size:,} bytes; one environment variable holds at most "
             f"{MAX_ENVIRONMENT_STRING:,}. Use fewer tasks"
         )
-
-
-class FilterModule:
-    """Ansible's entry point."""
-
-    def filters(self) -> dict[str, Any]:
-        return {
-            "preflight_problems": preflight_problems,
-            "preflight_notes": preflight_notes,
-            "tell_problems": tell,
-            # Paths of the control machine, for the roles.
-            "site_path": lambda path: str(places.site_file(path)),
-            "lock_path": lambda path: str(places.lock_file(places.site(), path)),
-            "code_path": lambda name: str(places.CODE / name),
-        }

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-from gpu_devices import HIDDEN, GpuError, computes, host_devices, share_devices  # noqa: E402
-from wireguard import WireguardError, endpoint, is_encrypted, tunnel_address, wireguard_hosts  # noqa: E402
-
-from trainer.cluster.spec import SERVICE_JOBS  # noqa: E402
-from trainer.core.config import CHECKS, STRATEGIES, Config  # noqa: E402
+from fleet.site.gpus import HIDDEN, GpuError, computes, host_devices, share_devices
+from fleet.site.wireguard import WireguardError, endpoint, is_encrypted, tunnel_address, wireguard_hosts
+from trainer.cluster.spec import SERVICE_JOBS
+from trainer.core.config import CHECKS, STRATEGIES, Config
 
 # Jobs in the order in which a host's tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
 JOBS = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)
@@ -396,10 +392,3 @@ def _metrics_port(host: str, variables: Mapping[str, Any], scraped: bool) -> int
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-class FilterModule:
-    """Ansible's entry point."""
-
-    def filters(self) -> dict[str, Any]:
-        return {"cluster_spec": cluster_spec, "host_tasks": host_tasks, "metrics_targets": metrics_targets}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-TABLE = Path(__file__).parents[1] / "nvidia_compatibility.yml"
+from fleet.places import KIT
+
+TABLE = KIT / "ansible" / "nvidia_compatibility.yml"
 
 
 @cache
@@ -231,10 +232,3 @@ def _offered(system: str) -> str:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
-
-
-class FilterModule:
-    """Ansible's entry point."""
-
-    def filters(self) -> dict[str, Any]:
-        return {"nvidia_driver": nvidia_driver}

@@ -37,10 +37,3 @@ def outcome(result: Mapping[str, Any], most: int = 15) -> str:
         return "it ended and printed nothing"
     meaning = SYSTEMD.get(code) if isinstance(code, int) else None
     return f"it ended with exit code {code} and printed nothing" + (f"; {meaning}" if meaning else "")
-
-
-class FilterModule:
-    """Ansible's entry point."""
-
-    def filters(self) -> dict[str, Any]:
-        return {"outcome": outcome}

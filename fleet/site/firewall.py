@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cluster_spec import ENDPOINT, MEMBER
-from wireguard import INTERFACE, PORT, is_encrypted, tunnel_network
+from fleet.site.topology import ENDPOINT, MEMBER
+from fleet.site.wireguard import INTERFACE, PORT, is_encrypted, tunnel_network
 
 NFS_PORT = 2049
 # Local users that may reach a port on their own host: who logged in, and Prometheus with its exporters.
@@ -314,22 +311,3 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(text)
     except ValueError:
         return None
-
-
-class FilterModule:
-    """Ansible's entry point."""
-
-    def filters(self) -> dict[str, Any]:
-        return {
-            "firewall_doors": firewall_doors,
-            "firewall_notes": firewall_notes,
-            "firewall_refusals": firewall_refusals,
-            "firewall_sources": firewall_sources,
-            "firewall_tunnel": firewall_tunnel,
-            "guarded_ports": guarded_ports,
-            "names_among": names_among,
-            "networks_of_family": networks_of_family,
-            "of_family": of_family,
-            "reached": reached,
-            "uids_of": uids_of,
-        }

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nvidia_compatibility import branch_problem, capability_problem
-
+from fleet.site.nvidia import branch_problem, capability_problem
 from trainer.core.config import STRATEGIES
 
 # A UUID as `nvidia-smi -L` prints it. CUDA takes the beginning of one too, but then nobody can compare it.
@@ -120,10 +119,3 @@ def count_devices(task: Mapping[str, Any]) -> int:
     """Count the GPUs that a task may use."""
     devices = task.get("cuda_visible_devices", HIDDEN)
     return 0 if devices == HIDDEN else len(devices.split(","))
-
-
-class FilterModule:
-    """Ansible's entry point; the functions here are called by other plugins."""
-
-    def filters(self) -> dict[str, Any]:
-        return {}
