@@ -85,7 +85,7 @@ def sweep(
         with call.cluster() as cluster:
             show_sweep(cluster, call.desk, name, call.json)
         return
-    from fleet.sweep import read_sweep_file
+    from fleet.site.sweep_file import read_sweep_file
     from fleet.verbs.start import StartRequest, start_cluster
 
     if not file:

@@ -17,9 +17,9 @@ from invoke import Context, Exit, Task
 
 from fleet.cluster import Cluster
 from fleet.errors import FleetError
-from fleet.inventory import load_inventory
 from fleet.known import recall_inventory
-from fleet.schema.problems import show
+from fleet.site.inventory import load_inventory
+from fleet.site.schema.problems import show
 from fleet.ssh import SshHosts
 from fleet.terminal import printable
 from fleet.verbs import Desk

@@ -12,7 +12,7 @@ import yaml
 
 from fleet.errors import OperatorMistake
 from fleet.places import CODE, KIT
-from fleet.schema.problems import show, tell
+from fleet.site.schema.problems import show, tell
 
 _TEMPLATES = Path(__file__).with_name("new_site")
 _HOSTS = "inventory/hosts.yml"

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.inventory import Inventory
 from fleet.places import CODE, KIT, ROLES, lock_file, site, site_file
-from fleet.schema.control import program_problem
 from fleet.signals import undisturbed
+from fleet.site.inventory import Inventory
+from fleet.site.schema.control import program_problem
 from fleet.tables import render_duration
 from fleet.vault import lend
 

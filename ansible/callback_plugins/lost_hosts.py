@@ -13,7 +13,7 @@ from ansible import context
 
 runpy.run_path(str(Path(__file__).parents[1] / "kit.py"))
 from fleet import places  # noqa: E402
-from fleet.schema.problems import name_some  # noqa: E402
+from fleet.site.schema.problems import name_some  # noqa: E402
 from fleet.tables import render_table  # noqa: E402
 
 DOCUMENTATION = """

@@ -40,7 +40,7 @@ from fleet.drills.scenes import (
 from fleet.drills.stage import LONG_STEP, Stage
 from fleet.drills.watch import Watch
 from fleet.drills.ways import Doubled, Late, Lossy, NoConnection, NoWayIn
-from fleet.inventory import Task
+from fleet.site.inventory import Task
 
 RECOVERS = recovers()
 

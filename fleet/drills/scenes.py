@@ -20,7 +20,7 @@ from fleet.drills.watch import (
     new_steps,
     steps_lost,
 )
-from fleet.inventory import Task
+from fleet.site.inventory import Task
 from trainer.cluster.spec import SERVICE_JOBS
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fleet import places
-from fleet.schema.problems import tell
 from fleet.site import escaping, firewall, host_check, monitoring, nfs, nvidia, preflight, topology, wireguard
 from fleet.site.outcome import outcome
+from fleet.site.schema.problems import tell
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "environment_value": escaping.environment_value,

@@ -11,16 +11,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleet.schema import check, formats
-from fleet.schema.control import control_file_problems
-from fleet.schema.definition import definition
-from fleet.schema.problems import Problem, name_hosts, name_some, show
-from fleet.schema.reading import Reading, read
-from fleet.schema.relations import relation_problems
-from fleet.schema.shapes import shape_problems
-from fleet.schema.sources import beside_problems, file_problems, range_problems, special_file_problems
-from fleet.schema.texts import text_problems, unread_problems
 from fleet.site.gpus import gpu_problems
+from fleet.site.schema import check, formats
+from fleet.site.schema.control import control_file_problems
+from fleet.site.schema.definition import definition
+from fleet.site.schema.problems import Problem, name_hosts, name_some, show
+from fleet.site.schema.reading import Reading, read
+from fleet.site.schema.relations import relation_problems
+from fleet.site.schema.shapes import shape_problems
+from fleet.site.schema.sources import beside_problems, file_problems, range_problems, special_file_problems
+from fleet.site.schema.texts import text_problems, unread_problems
 from fleet.site.topology import (
     DEFAULT_PORTS,
     JOBS,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from fleet.answers import render as render_answer
-from fleet.inventory import Inventory
 from fleet.release import Display, Shipment, Shipped, build_release, check_deeply, find_program, ship
+from fleet.site.inventory import Inventory
 from fleet.tables import put
 from fleet.terminal import printable
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from fleet import decision
 from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
-from fleet.schema.formats import control_path
-from fleet.schema.problems import show
+from fleet.site.schema.formats import control_path
+from fleet.site.schema.problems import show
 from fleet.verbs import Desk
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from fleet import report
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, HostsUnreachable
-from fleet.inventory import Inventory
 from fleet.plan import Plan
 from fleet.quorum import chosen_minimum, find_shortages
 from fleet.release import SWITCH, Shipment, Shipped
+from fleet.site.inventory import Inventory
 from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 

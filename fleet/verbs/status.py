@@ -9,7 +9,7 @@ from typing import Any
 from fleet import report
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, HostsUnreachable
-from fleet.inventory import Inventory
+from fleet.site.inventory import Inventory
 from fleet.tables import ProgressLine, render_duration
 from fleet.terminal import is_terminal
 from fleet.verbs import Desk

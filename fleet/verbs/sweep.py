@@ -8,7 +8,7 @@ from typing import Any
 from fleet import decision, report
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.sweep import is_same
+from fleet.site.sweep_file import is_same
 from fleet.tables import ProgressLine
 from fleet.units import Health
 from fleet.verbs import Desk

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fleet import decision, report
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
-from fleet.inventory import Task
 from fleet.run import Run
+from fleet.site.inventory import Task
 from fleet.tables import ProgressLine
 from fleet.units import Health
 from fleet.verbs import Desk

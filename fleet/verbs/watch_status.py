@@ -11,7 +11,7 @@ from rich.live import Live
 
 from fleet import report
 from fleet.cluster import Cluster, Observation
-from fleet.inventory import Inventory
+from fleet.site.inventory import Inventory
 from fleet.tables import ProgressLine
 from fleet.terminal import is_terminal
 from fleet.verbs import Desk

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet.cluster import AS_TRAINER, CURRENT, Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import Inventory, Task
+from fleet.site.inventory import Inventory, Task
 from fleet.ssh import Answer
 from fleet.tables import render_table
 from fleet.verbs import Desk

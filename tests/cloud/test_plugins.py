@@ -9,7 +9,7 @@ import pytest
 from clouds import Cloud
 
 from fleet.errors import OperatorMistake
-from fleet.inventory import Inventory, load_inventory, refuse_problems
+from fleet.site.inventory import Inventory, load_inventory, refuse_problems
 
 INVENTORIES = Path(__file__).parents[2] / "inventory"
 # The machine with each worker_index, in the order of the indices. By name and by id they would come in another order.

@@ -1,4 +1,4 @@
-"""What each verb answers with `--json` is as fleet/schema/answers.json says, and all of it is said there."""
+"""What each verb answers with `--json` is as fleet/site/schema/answers.json says, and all of it is said there."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from fleet.drills import rehearsal
 from fleet.drills.catalogue import CATALOGUE
 from fleet.drills.scenes import Findings
 from fleet.errors import FleetError, HostsUnreachable, OperatorMistake
-from fleet.inventory import Host, Inventory, Task
-from fleet.schema.problems import Problem
+from fleet.site.inventory import Host, Inventory, Task
+from fleet.site.schema.problems import Problem
 from fleet.ssh import Answer
 from fleet.verbs.export import export_run
 from fleet.verbs.gpu_check import check_gpus
@@ -47,7 +47,7 @@ from tests.unit.test_gpu_fab import Pretence as GpuHosts
 from trainer.telemetry.status import Status
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = json.loads((ROOT / "fleet/schema/answers.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((ROOT / "fleet/site/schema/answers.json").read_text(encoding="utf-8"))
 WORKERS = {"worker-0": {"steps": 20, "steps_per_second": 2.5}}
 EVENT = {"time": 1.0, "event": "ps-lost", "task": "ps-0", "host": "x", "seconds": 1.5, "steps_lost": 3, "message": "m"}
 

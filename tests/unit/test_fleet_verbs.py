@@ -25,7 +25,6 @@ from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.decision import choose, pick_restarts
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import Host, Inventory, Task
 from fleet.places import KIT
 from fleet.release import (
     STAGE,
@@ -41,6 +40,7 @@ from fleet.release import (
     ship,
 )
 from fleet.run import Run
+from fleet.site.inventory import Host, Inventory, Task
 from fleet.ssh import Answer
 from fleet.units import Unit
 from fleet.verbs.export import export_run

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import Host, Inventory, Task
+from fleet.site.inventory import Host, Inventory, Task
 from fleet.ssh import Answer
 from fleet.verbs import Desk
 from fleet.verbs.ways import show_ways

@@ -20,8 +20,8 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 
 from fleet.cluster import PUT_BACK, REMEMBER
 from fleet.errors import OperatorMistake
-from fleet.inventory import load_inventory
 from fleet.release import Shipment
+from fleet.site.inventory import load_inventory
 from fleet.verbs import Desk
 from fleet.verbs.validate import validate
 from tests.unit.test_put_back import host, run

@@ -23,10 +23,10 @@ import yaml
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.inventory import Inventory, load_inventory
 from fleet.places import KIT
 from fleet.release import make_release, sign_release
 from fleet.roles import Role
+from fleet.site.inventory import Inventory, load_inventory
 from fleet.ssh import Answer
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.wanted import UnknownTask

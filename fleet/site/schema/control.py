@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from fleet.places import CODE, ROLES, lock_file
-from fleet.schema import formats
-from fleet.schema.check import our_hosts, reference_host
-from fleet.schema.definition import definition
-from fleet.schema.problems import Problem, name_hosts, show
-from fleet.schema.reading import Reading
+from fleet.site.schema import formats
+from fleet.site.schema.check import our_hosts, reference_host
+from fleet.site.schema.definition import definition
+from fleet.site.schema.problems import Problem, name_hosts, show
+from fleet.site.schema.reading import Reading
 from trainer.core.config import PROGRAM_NAME
 from trainer.core.program import REQUIRED
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.schema.definition import definition
-from fleet.schema.problems import Problem, name_hosts, show
+from fleet.site.schema.definition import definition
+from fleet.site.schema.problems import Problem, name_hosts, show
 
 # Anchors let a short file stand for more values than any memory holds.
 MAX_VALUES = 20_000

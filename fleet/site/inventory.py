@@ -12,12 +12,12 @@ from typing import Any
 
 from fleet.errors import OperatorMistake, first_line
 from fleet.places import KIT, site, site_file
-from fleet.schema.check import loose_problems
-from fleet.schema.formats import ROUTE_OPTIONS, control_file, control_path, ssh_options
-from fleet.schema.problems import Problem, show, tell
-from fleet.schema.reading import VAULT_MEND, plain
-from fleet.schema.shapes import shape_problems
-from fleet.schema.sources import (
+from fleet.site.schema.check import loose_problems
+from fleet.site.schema.formats import ROUTE_OPTIONS, control_file, control_path, ssh_options
+from fleet.site.schema.problems import Problem, show, tell
+from fleet.site.schema.reading import VAULT_MEND, plain
+from fleet.site.schema.shapes import shape_problems
+from fleet.site.schema.sources import (
     beside_problems,
     directories,
     empty_problems,
@@ -26,7 +26,7 @@ from fleet.schema.sources import (
     special_file_problems,
     variable_files,
 )
-from fleet.schema.texts import text_problems
+from fleet.site.schema.texts import text_problems
 from fleet.site.topology import ClusterSpecError, cluster_spec, storage_of
 from fleet.vault import open_vaults
 from trainer.core.config import Config

@@ -1,4 +1,4 @@
-"""docs/inventory.md, and the arguments of the roles, by inventory.yml. `python -m fleet.schema.page` writes it."""
+"""docs/inventory.md, and the arguments of the roles, by inventory.yml. `python -m fleet.site.schema.page` writes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.places import CODE
-from fleet.schema.definition import Variable, definition
+from fleet.site.schema.definition import Variable, definition
 
 PAGE = CODE / "docs" / "inventory.md"
 HEAD = Path(__file__).with_name("page.md")

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from fleet.schema import formats
-from fleet.schema.definition import RUN_SETTINGS, Variable, definition, meant_group, meant_variable
-from fleet.schema.problems import Problem, name_hosts, name_some, show
-from fleet.schema.reading import Reading, read
+from fleet.site.schema import formats
+from fleet.site.schema.definition import RUN_SETTINGS, Variable, definition, meant_group, meant_variable
+from fleet.site.schema.problems import Problem, name_hosts, name_some, show
+from fleet.site.schema.reading import Reading, read
 from trainer.core.config import Config, ConfigError, key_problem, unknown_key
 
 # TF_CONFIG, which every task gets, has room for some 5,000 members.

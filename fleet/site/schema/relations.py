@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Any
 
-from fleet.schema.check import HIDDEN, our_hosts, reference_host
-from fleet.schema.definition import definition
-from fleet.schema.problems import Problem, name_hosts, name_some, show
-from fleet.schema.reading import NOWHERE, Reading
+from fleet.site.schema.check import HIDDEN, our_hosts, reference_host
+from fleet.site.schema.definition import definition
+from fleet.site.schema.problems import Problem, name_hosts, name_some, show
+from fleet.site.schema.reading import NOWHERE, Reading
 from trainer.core.config import SOURCE, Config
 
 # Roles of psfleet call them; the list in the inventory takes the place of the default.

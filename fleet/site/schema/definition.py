@@ -1,4 +1,4 @@
-"""The groups and variables of fleet/schema/inventory.yml, and the check of one value by its JSON Schema."""
+"""The groups and variables of fleet/site/schema/inventory.yml, and the check of one value by its JSON Schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from fleet.schema.formats import FORMATS
+from fleet.site.schema.formats import FORMATS
 from trainer.core.config import Config
 
 # Ansible imports this again in the process of each host's task, and jsonschema takes most of that time.

@@ -7,9 +7,9 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from fleet.schema.check import ANSIBLES_GROUPS, MAX_HOSTS
-from fleet.schema.definition import definition, meant_group
-from fleet.schema.problems import Problem, show
+from fleet.site.schema.check import ANSIBLES_GROUPS, MAX_HOSTS
+from fleet.site.schema.definition import definition, meant_group
+from fleet.site.schema.problems import Problem, show
 
 # As Ansible's own plugin for these directories: what ends otherwise is never read.
 VARIABLE_SUFFIXES = ("", ".yml", ".yaml", ".json")

@@ -1,4 +1,4 @@
-"""docs/verbs.md, by the verbs of fabfile.py. `python -m fleet.schema.verbs` writes it."""
+"""docs/verbs.md, by the verbs of fabfile.py. `python -m fleet.verbs.page` writes it."""
 
 from __future__ import annotations
 
