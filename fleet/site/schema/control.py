@@ -13,12 +13,11 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.places import CODE, ROLES, lock_file
+from fleet.places import CODE, lock_file, role_module
 from fleet.site.schema import formats
 from fleet.site.schema.check import our_hosts, reference_host
 from fleet.site.schema.definition import definition
@@ -219,16 +218,10 @@ def _sources(program: Path) -> dict[str, bytes]:
 
     Raises what the release's own reader does, so that nothing is refused only after other phases changed the hosts.
     """
-    _find_the_releases_modules()
-    from release_archive import read_program  # Ansible's part of it takes a while
-
-    return {name: content for name, content in read_program(str(program)).items() if name.endswith(".py")}
-
-
-def _find_the_releases_modules() -> None:
-    library = str(ROLES / "release" / "library")
-    if library not in sys.path:
-        sys.path.append(library)
+    release_archive = role_module("release", "release_archive")  # only here: Ansible's part of it takes a while
+    return {
+        name: content for name, content in release_archive.read_program(str(program)).items() if name.endswith(".py")
+    }
 
 
 def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: Reading) -> Iterator[Problem]:
@@ -236,20 +229,18 @@ def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: 
     named, signers = site.get("release_key", ""), site.get("release_signers", [])
     if not named and not signers:
         return  # the control machine's own key, which the hosts are told
-    _find_the_releases_modules()
-    from release_signature import SigningError, pick_signers, read_public
-
+    release_signature = role_module("release", "release_signature")
     key = formats.control_file(root, named) if named else _cache_of(site, root) / "release-key"
     variable = "release_key" if named else "release_signers"
     try:
         if named or key.exists():
-            pick_signers(key, read_public(key), signers)
+            release_signature.pick_signers(key, release_signature.read_public(key), signers)
             return
         said = (
             f"{variable} names others' keys, and this machine's own, {key}, is not made yet; expected a key of this "
             "machine among them. Name yours in release_key, or leave release_signers out"
         )
-    except (SigningError, OSError) as error:
+    except (release_signature.SigningError, OSError) as error:
         said = str(error)
     yield Problem(said, (chief,), variable, None, *reading.place(chief, variable))
 
