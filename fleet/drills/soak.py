@@ -16,7 +16,8 @@ from enum import Enum
 from itertools import count
 from typing import Any
 
-from fleet.drills.catalogue import SOON, Drill
+from fleet.drills.catalogue import SOON
+from fleet.drills.drill import Drill
 from fleet.drills.faults import Fault, Kill, await_save, run_everywhere
 from fleet.drills.scenes import PATIENCE, last_restart, take_part_again, tensors_that_equal
 from fleet.drills.stage import DrillFailed, Process, Sample, Stage

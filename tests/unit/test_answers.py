@@ -21,7 +21,7 @@ from fleet.answers import VERSION
 from fleet.cluster import Cluster
 from fleet.drills import rehearsal
 from fleet.drills.catalogue import CATALOGUE
-from fleet.drills.scenes import Findings
+from fleet.drills.drill import Findings
 from fleet.errors import FleetError, HostsUnreachable, OperatorMistake
 from fleet.site.inventory import Host, Inventory, Task
 from fleet.site.schema.problems import Problem

@@ -19,9 +19,10 @@ import pytest
 
 from fleet.cluster import Cluster, Observation
 from fleet.drills import rehearsal, soak
-from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN, Drill
+from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN
+from fleet.drills.drill import Drill, Findings
 from fleet.drills.faults import Cut, Damage, Fault, Freeze, Kill, PowerOff, one
-from fleet.drills.scenes import Findings, Traffic, read_traffic, recovers
+from fleet.drills.scenes import Traffic, read_traffic, recovers
 from fleet.drills.soak import Blow, Moment, Outcome, Round, Soak, judge, rounds, went_back_too_far
 from fleet.drills.stage import (
     DrillFailed,
