@@ -57,11 +57,11 @@ def test_a_plain_program_trains_rows_by_key(programs: Any, kind: str, three: boo
     made = getattr(programs, kind)
     program = (programs.of_keras3(made) if three else made)()
     lazy = {"lazy_adam": True} if kind == "Subclassed" else {}
-    first = testing.train(program, 150, ps=2, directory=tmp_path, **SETTINGS, **lazy)
-    before = rows_of(str(first.directory / "checkpoints" / "ckpt-150"))
+    first = testing.train(program, 100, ps=2, directory=tmp_path, **SETTINGS, **lazy)
+    before = rows_of(str(first.directory / "checkpoints" / "ckpt-100"))
     assert set(before) == {key * programs.STRIDE for key in range(programs.KNOWN)}
-    result = testing.train(program, 300, ps=3, directory=tmp_path, **SETTINGS, **lazy)
-    after = rows_of(str(result.directory / "checkpoints" / "ckpt-300"))
+    result = testing.train(program, 200, ps=3, directory=tmp_path, **SETTINGS, **lazy)
+    after = rows_of(str(result.directory / "checkpoints" / "ckpt-200"))
     assert set(after) == set(before)
     assert result.evaluation["accuracy"] > 0.8
     status = read_status(RunDirectory(tmp_path, "test"))
@@ -69,6 +69,7 @@ def test_a_plain_program_trains_rows_by_key(programs: Any, kind: str, three: boo
     assert "items: 2,000 rows" in describe(status)
 
 
+@pytest.mark.matrix
 def test_an_evaluation_gives_no_row(programs: Any, tmp_path: Path) -> None:
     class Evaluated(programs.Keys):  # type: ignore[misc, name-defined]
         def eval_dataset(self, context: Any) -> Any:
