@@ -153,11 +153,9 @@ QUICK = (("Adagrad", 2), ("Adam", 1), ("keras3-Adam", 2))
 @pytest.mark.parametrize(
     ("make", "lookups"),
     [
-        pytest.param(
-            make, lookups, id=f"{name}-{lookups}", marks=[] if (name, lookups) in QUICK else pytest.mark.matrix
-        )
+        pytest.param(make, times, id=f"{name}-{times}", marks=[] if (name, times) in QUICK else pytest.mark.matrix)
         for name, make in MAKES.items()
-        for lookups in (1, 2)
+        for times in (1, 2)
     ],
 )
 def test_rows_are_trained_as_the_optimizer_of_a_fixed_table_does(make: Callable[[], Any], lookups: int) -> None:

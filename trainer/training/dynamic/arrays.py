@@ -25,6 +25,13 @@ class Array:
         self.name, self.shape, self.dtype = name, list(shape), dtype
         self.handle = handle_of(CONTAINER, name, self.shape, dtype)
 
+    def apart(self) -> Array:
+        """Return the same with a handle of its own, in what is traced.
+
+        tf.function orders all that uses one handle. What holds a mutex would wait for what the step does before.
+        """
+        return Array(self.name, self.shape, self.dtype)
+
     def reserve(self) -> Operation:
         """Give it memory that is taken as it is written."""
         empty = tf.raw_ops.Empty(shape=self.shape, dtype=self.dtype, init=False)
@@ -56,6 +63,10 @@ class Index:
         self.handle = tf.raw_ops.MutableHashTableV2(
             key_dtype=tf.int64, value_dtype=tf.int64, container=CONTAINER, shared_name=name
         )
+
+    def apart(self) -> Index:
+        """Return the same with a handle of its own, in what is traced."""
+        return Index(self.name)
 
     def find(self, keys: Tensor) -> Tensor:
         """Return the rows of keys, ABSENT for those without one."""

@@ -7,6 +7,7 @@ names the key with the row, and looks whether the row is still the key's (docs/d
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -75,6 +76,15 @@ class Shard:
         lengths = ((one.dtype.size, one.shape[1] if len(one.shape) > 1 else 1) for one in self.kept.values())
         return sum(size * length for size, length in lengths) + INDEX_BYTES
 
+    def apart(self) -> Shard:
+        """Return the same with handles of its own, for what holds its mutex: by explicit dependencies alone."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Array | Index | Sketch):
+                setattr(other, name, value.apart())
+        other.slots = [slot.apart() for slot in self.slots]
+        return other
+
     def reserve(self) -> None:
         """Make the arrays, without a row."""
         made = [one.reserve() for one in (*self.kept.values(), self.free)]
@@ -97,22 +107,23 @@ class Shard:
     def known_rows(self, keys: Tensor) -> Tensor:
         """Return the rows of keys, DEFAULT for those without one."""
         with tf.name_scope(APART):
-            return tf.maximum(self.index.find(keys), DEFAULT)
+            return tf.maximum(self.index.apart().find(keys), DEFAULT)
 
     def given_rows(self, keys: Tensor) -> Tensor:
         """Return the rows of keys, each named once; those without one get one, or DEFAULT where there is no room."""
         with tf.name_scope(APART):
-            found = self.index.find(keys)
+            own = self.apart()
+            found = own.index.find(keys)
             lacking = tf.where(found < 0)
             asked = tf.gather_nd(keys, lacking)
             locks = locks_of([self.mutex], after=asked)
             with tf.control_dependencies([locks[-1]]):
                 # Another worker may have been first.
-                new = tf.boolean_mask(asked, (self.index.find(asked) < 0) & (asked != NO_KEY))
+                new = tf.boolean_mask(asked, (own.index.find(asked) < 0) & (asked != NO_KEY))
                 seen = tf.size(new, tf.int64)
-                done = self.give(new if self.sketch is None else self.sketch.seen_enough(new), seen)
+                done = own.give(new if own.sketch is None else own.sketch.seen_enough(new), seen)
             with tf.control_dependencies(done):
-                now = self.index.find(asked)
+                now = own.index.find(asked)
             give_back(locks, [*done, now])
             rows = tf.maximum(tf.tensor_scatter_nd_update(found, lacking, now), DEFAULT)
         return tf.identity(tf.ensure_shape(rows, [None]), name=GIVEN)
@@ -168,25 +179,26 @@ class Shard:
         Returns how many. `mutex` is the update's: rows are taken while nobody trains or gives any.
         """
         with tf.name_scope(APART):
-            locks = locks_of([self.mutex, *([mutex] if mutex else [])], after=before)
+            own = self.apart()
+            locks = locks_of([own.mutex, *([mutex] if mutex else [])], after=before)
             with tf.control_dependencies([locks[-1]]):
                 rows = tf.range(start, end)
-                old = tf.cast(self.told.rows(rows)[:, 1], tf.int64) < before
+                old = tf.cast(own.told.rows(rows)[:, 1], tf.int64) < before
                 rows = tf.boolean_mask(rows, old)
-                keys = self.keys.rows(rows)
-                used = self.index.find(keys) == rows
+                keys = own.keys.rows(rows)
+                used = own.index.find(keys) == rows
                 rows, keys = tf.boolean_mask(rows, used), tf.boolean_mask(keys, used)
-                count, numbers = tf.size(rows, tf.int64), self.numbers.read()
-                gone = self.index.remove(keys)
+                count, numbers = tf.size(rows, tf.int64), own.numbers.read()
+                gone = own.index.remove(keys)
             with tf.control_dependencies([gone]):  # whoever is cancelled here loses rows, and gives none twice
                 done = [
-                    self.keys.set(rows, tf.fill([count], NO_KEY)),
-                    self.free.set(numbers[FREE] + tf.range(count), rows),
+                    own.keys.set(rows, tf.fill([count], NO_KEY)),
+                    own.free.set(numbers[FREE] + tf.range(count), rows),
                 ]
             with tf.control_dependencies(done):
                 nothing = tf.zeros([], tf.int64)
                 changes = tf.stack([nothing, count, nothing, -count, nothing, count, nothing])
-                done.append(self.numbers.assign(numbers + changes))
+                done.append(own.numbers.assign(numbers + changes))
             give_back(locks, done)
             return count
 
@@ -195,12 +207,13 @@ class Shard:
         if self.sketch is None:
             return
         with tf.name_scope(APART):
-            locks = locks_of([self.mutex])
+            own = self.apart()
+            locks = locks_of([own.mutex])
             with tf.control_dependencies([locks[-1]]):
-                halved = self.sketch.halve()
+                halved = own.sketch.halve()
                 seen = tf.one_hot(SEEN, len(BEGIN), dtype=tf.int64)
-                numbers = self.numbers.read()
-                counted = self.numbers.assign(numbers - seen * numbers[SEEN])
+                numbers = own.numbers.read()
+                counted = own.numbers.assign(numbers - seen * numbers[SEEN])
             give_back(locks, [halved, counted])
 
     def piece(self, start: Tensor, end: Tensor, mutex: str) -> dict[str, Tensor]:
@@ -209,13 +222,14 @@ class Shard:
         `mutex` is the update's: a row and its slots are of one moment.
         """
         with tf.name_scope(APART):
+            own = self.apart()
             rows = tf.range(start, end)
             locks = locks_of([mutex] if mutex else [])
             with tf.control_dependencies(locks):
-                found = {name: array.rows(rows) for name, array in self.kept.items()}
-                clock = self.clock.read()
+                found = {name: array.rows(rows) for name, array in own.kept.items()}
+                clock = own.clock.read()
             give_back(locks, [*found.values(), clock])
-            used = self.index.find(found["keys"]) == rows
+            used = own.index.find(found["keys"]) == rows
             return {**{name: tf.boolean_mask(value, used) for name, value in found.items()}, "clock": clock}
 
     def update(self, rows: Tensor, keys: Tensor, gradient: Tensor, change: Change) -> None:

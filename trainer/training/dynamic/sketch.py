@@ -21,9 +21,14 @@ class Sketch:
 
     def __init__(self, name: str, capacity: int, sightings: int) -> None:
         """It lets a key have a row when it was seen in so many steps; its size follows from the rows there may be."""
+        self._made = name, capacity, sightings
         self.sightings = sightings
         self.cells = min(MOST_CELLS, max(LEAST_CELLS, 1 << (4 * capacity - 1).bit_length()))
         self.counts = Array(name, [len(SALTS) * self.cells], tf.int32)
+
+    def apart(self) -> Sketch:
+        """Return the same with a handle of its own, in what is traced."""
+        return Sketch(*self._made)
 
     def begin(self) -> Operation:
         """Have seen nothing."""

@@ -188,7 +188,7 @@ class DynamicTables:
         for table in self.tables.values():
             for shard, device in zip(table.shards, table.devices, strict=True):
                 with tf.device(device), tf.name_scope(APART):
-                    found.append(shard.numbers.read())
+                    found.append(shard.numbers.apart().read())
         return found
 
     def tell(self, numbers: Sequence[Any]) -> None:
