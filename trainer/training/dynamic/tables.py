@@ -64,7 +64,7 @@ class DynamicTables:
         self.told: dict[str, dict[str, int]] = {}
         """The numbers of each table, as the last call has told them: rows, new, evicted and refused ones, and bytes."""
         self._end = weakref.finalize(self, destroy, self.record, self._devices)
-        self._end.atexit = False  # type: ignore[misc]  # a process that ends leaves them to the next one
+        self._end.atexit = False  # a process that ends leaves them to the next one
 
     @classmethod
     def of(cls, config: Config, strategy: Strategy, handover: TablesLeft | None = None) -> DynamicTables | None:

@@ -12,6 +12,7 @@ from trainer.core.failures import UserError
 from trainer.run.position import Position
 from trainer.run.snapshot import copy_each
 from trainer.training.data_service import DataService
+from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.input import own_train_dataset, replica_element_spec
 from trainer.training.keras.adapters import keras_of
 from trainer.training.steps.draws import draw_anew, draw_seed, seeded_by
@@ -30,7 +31,7 @@ class LocalStepRunner:
     position = None
     seconds_waited = 0.0
     copy = staticmethod(copy_each)
-    tables = None
+    tables: DynamicTables | None = None
 
     def __init__(
         self,
