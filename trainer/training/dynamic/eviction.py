@@ -31,7 +31,7 @@ class Eviction:
         numbers, clocks = (one.numpy() for one in self._read())
         sketch = self._table.shards[0].sketch
         if sketch is not None and numbers[:, SEEN].max() >= SIGHTINGS_A_CELL * sketch.cells:
-            self._age()
+            self._age().numpy()
         if not self._after:
             return 0
         ends, before, gone = numbers[:, NEXT], clocks - self._after, 0
@@ -49,10 +49,12 @@ class Eviction:
                 clocks.append(shard.clock.read()[0])
         return tf.stack(numbers), tf.stack(clocks)
 
-    def _age_sketches(self) -> None:
+    def _age_sketches(self) -> Tensor:
+        aged = []
         for shard, device in zip(self._table.shards, self._table.devices, strict=True):
             with tf.device(device):
-                shard.age_sketch()
+                aged.append(shard.age_sketch())
+        return tf.add_n(aged)
 
     def _evict_piece(self, starts: Tensor, stops: Tensor, before: Tensor) -> Tensor:
         gone = []

@@ -46,7 +46,7 @@ class Pieces:
         numbers = self._ends().numpy()
         longest = int(numbers[:, NEXT].max()) - FIRST
         for piece in range(max(1, -(-longest // self._length))):
-            self._write(tf.constant(prefix), tf.constant(piece, tf.int64), tf.constant(numbers[:, NEXT]))
+            self._write(tf.constant(prefix), tf.constant(piece, tf.int64), tf.constant(numbers[:, NEXT])).numpy()
 
     def restore(self, prefix: str) -> None:
         """Read the rows beside the checkpoint of this name; raises ValueError where they don't fit."""
@@ -63,7 +63,7 @@ class Pieces:
         else:
             reads = [[path] * servers for *_, path in found]
         for paths in reads:
-            self._read(tf.constant(paths))
+            self._read(tf.constant(paths)).numpy()
         if (refused := int(self._ends().numpy()[:, REFUSED].sum())) > 0:
             raise ValueError(
                 f"it has {refused:,} rows more of the dynamic table {self._table.name} than the ps have room for: set "
@@ -86,8 +86,8 @@ class Pieces:
                 found.append(shard.numbers.read())
         return tf.stack(found)
 
-    def _write_piece(self, prefix: Tensor, piece: Tensor, ends: Tensor) -> None:
-        table, count = self._table, len(self._table.shards)
+    def _write_piece(self, prefix: Tensor, piece: Tensor, ends: Tensor) -> Tensor:
+        table, count, written = self._table, len(self._table.shards), []
         for number, (shard, device, mutex) in enumerate(zip(table.shards, table.devices, self._mutexes, strict=True)):
             start = tf.minimum(FIRST + piece * self._length, ends[number])
             with tf.device(device):
@@ -96,12 +96,15 @@ class Pieces:
             with tf.device(self._io_device or device):
                 path = tf.strings.join([prefix, name, tf.strings.as_string(piece, width=6, fill="0")])
                 names, values = zip(*sorted(rows.items()), strict=True)
-                tf.raw_ops.SaveV2(
+                saved = tf.raw_ops.SaveV2(
                     prefix=path, tensor_names=names, shape_and_slices=[""] * len(names), tensors=list(values)
                 )
+                written.append(saved)
+        with tf.control_dependencies(written):
+            return tf.constant(len(written))
 
-    def _read_piece(self, paths: Tensor) -> None:
-        table, kept = self._table, self._kept
+    def _read_piece(self, paths: Tensor) -> Tensor:
+        table, kept, taken = self._table, self._kept, []
         names = sorted([*kept, CLOCK])
         dtypes = [tf.int64 if name == CLOCK else kept[name].dtype for name in names]
         for number, (shard, device) in enumerate(zip(table.shards, table.devices, strict=True)):
@@ -113,7 +116,8 @@ class Pieces:
             with tf.device(device):
                 shapes = {CLOCK: [1], **{name: [None, *array.shape[1:]] for name, array in kept.items()}}
                 restored = {name: tf.ensure_shape(value, shapes[name]) for name, value in restored.items()}
-                shard.take(restored, owner_of(restored["keys"], len(table.shards)) == number)
+                taken.append(shard.take(restored, owner_of(restored["keys"], len(table.shards)) == number))
+        return tf.add_n(taken)
 
 
 def pieces_of(prefix: str, name: str) -> list[tuple[int, int, int, str]]:

@@ -151,10 +151,10 @@ class Shard:
         with tf.control_dependencies(begun):
             return [counted, *begun, self.index.insert(keys, rows)]
 
-    def take(self, restored: Mapping[str, Any], own: Tensor) -> None:
+    def take(self, restored: Mapping[str, Any], own: Tensor) -> Tensor:
         """Give the `own` ones among restored rows a row each, with all that is `kept` of them; clocks go on.
 
-        A key that is there already stays as it is. Those without room are counted.
+        A key that is there already stays as it is. Those without room are counted. Returns how many got one.
         """
         with tf.name_scope(APART):
             keys = restored["keys"]
@@ -171,7 +171,9 @@ class Shard:
             done += [array.set(rows, tf.gather(restored[name], chosen)) for name, array in self.kept.items()]
             done.append(self.clock.assign(tf.maximum(self.clock.read(), restored["clock"])))
             with tf.control_dependencies(done):
-                self.index.insert(tf.gather(keys, chosen), rows)
+                inserted = self.index.insert(tf.gather(keys, chosen), rows)
+            with tf.control_dependencies([inserted]):
+                return tf.identity(count)
 
     def evict(self, start: Tensor, end: Tensor, before: Tensor, mutex: str) -> Tensor:
         """Take the rows away, from one number to another, that no step has trained since the clock was `before`.
@@ -200,21 +202,23 @@ class Shard:
                 changes = tf.stack([nothing, count, nothing, -count, nothing, count, nothing])
                 done.append(own.numbers.assign(numbers + changes))
             give_back(locks, done)
-            return count
+            with tf.control_dependencies(done):
+                return tf.identity(count)
 
-    def age_sketch(self) -> None:
-        """Halve what the sketch has counted, so that it has room for the keys to come."""
-        if self.sketch is None:
-            return
+    def age_sketch(self) -> Tensor:
+        """Halve what the sketch has counted, so that it has room for the keys to come; returns how much that was."""
         with tf.name_scope(APART):
             own = self.apart()
             locks = locks_of([own.mutex])
             with tf.control_dependencies([locks[-1]]):
+                assert own.sketch is not None
                 halved = own.sketch.halve()
                 seen = tf.one_hot(SEEN, len(BEGIN), dtype=tf.int64)
                 numbers = own.numbers.read()
                 counted = own.numbers.assign(numbers - seen * numbers[SEEN])
             give_back(locks, [halved, counted])
+            with tf.control_dependencies([halved, counted]):
+                return numbers[SEEN]
 
     def piece(self, start: Tensor, end: Tensor, mutex: str) -> dict[str, Tensor]:
         """Return what is `kept` of the rows from one number to another that are a key's, and the clock.

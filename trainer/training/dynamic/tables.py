@@ -102,6 +102,8 @@ class DynamicTables:
     def build(self, layer: Layer) -> Table:
         """Make the table of a layer that is built now."""
         name, count = layer.name, len(self._devices)
+        if self._layers.get(name) is layer:  # Keras 3 builds again what it has built with symbols
+            return self.tables[name]
         if name in self._layers:
             raise UserError(
                 f"dynamic_tables: {name}: two layers of the model have this name, expected one: give one of them "
