@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.hashing import constant, normal, owner_of, uniform
 from trainer.training.dynamic.optimizers import formula_of, one_optimizer, train_rows
 from trainer.training.dynamic.pieces import Pieces, pieces_of
@@ -33,10 +34,17 @@ class Made:
     """A table on this process's CPU that an optimizer trains, as on so many ps."""
 
     def __init__(
-        self, name: str, optimizer: Any = None, servers: int = 2, capacity: int = 5000, first: Any = None, rows: int = 1
+        self,
+        name: str,
+        optimizer: Any = None,
+        servers: int = 2,
+        capacity: int = 5000,
+        first: Any = None,
+        rows: int = 1,
+        sightings: int = 1,
     ) -> None:
         first = first or constant(WIDTH, 0.5)
-        shards = [Shard(f"{name}/{n}", f"test/{name}/{n}", WIDTH, capacity, first) for n in range(servers)]
+        shards = [Shard(f"{name}/{n}", f"test/{name}/{n}", WIDTH, capacity, first, sightings) for n in range(servers)]
         self.table = Table(name, WIDTH, shards, [CPU] * servers)
         optimizer = two.SGD(0.1) if optimizer is None else optimizer
         formula = formula_of(optimizer, lazy=True)
@@ -190,6 +198,41 @@ def test_first_values_and_owners_depend_on_the_key_alone() -> None:
     shares = np.bincount(owner_of(many, 7).numpy())
     assert len(shares) == 7
     assert shares.min() > 0.9 * 20_000 / 7
+
+
+def test_a_key_gets_a_row_when_it_was_seen_often_enough() -> None:
+    made = Made("seen", servers=1, sightings=3)
+    for step in range(3):
+        assert not made.step(tf.constant([1, 1, 2 + step], tf.int64)).numpy().any() or step == 2
+    assert set(made.rows()) == {1}
+    Eviction(made.table, [""], 0).make()
+    made.step(tf.constant([2], tf.int64))
+    assert set(made.rows()) == {1}
+    made.step(tf.constant([2], tf.int64))
+    assert set(made.rows()) == {1, 2}
+
+
+def test_rows_that_are_old_go_and_are_given_again_and_what_still_trains_them_is_dropped() -> None:
+    made = Made("old", servers=1)
+    [shard] = made.table.shards
+    made.step(tf.range(10, dtype=tf.int64))
+    for _ in range(5):
+        made.step(tf.range(5, dtype=tf.int64))
+    rows = shard.index.find(tf.range(5, 10, dtype=tf.int64))
+    assert Eviction(made.table, [""], 4).make() == 5
+    assert set(made.rows()) == set(range(5))
+    made.step(tf.range(100, 105, dtype=tf.int64))
+    assert made.numbers(NEXT) - FIRST == 10  # none beyond
+    before = made.rows()
+    assert set(before) == {*range(5), *range(100, 105)}
+
+    @tf.function(autograph=False)
+    def late() -> None:
+        shard.update(rows, tf.range(5, 10, dtype=tf.int64), tf.ones([5, WIDTH]), lambda gradient, values: (values - 9,))
+
+    late()
+    for key, row in made.rows().items():
+        np.testing.assert_array_equal(row["values"], before[key]["values"])
 
 
 def test_a_full_table_trains_on_and_counts_the_keys_without_a_row() -> None:

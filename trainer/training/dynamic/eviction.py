@@ -23,7 +23,9 @@ class Eviction:
         self._table, self._mutexes, self._after = table, mutexes, after_steps
         vector = tf.TensorSpec([len(table.shards)], tf.int64)
         self._read = tf.function(self._read_numbers, autograph=False).get_concrete_function()
-        self._age = tf.function(self._age_sketches, autograph=False).get_concrete_function()
+        self._has_sketch = table.shards[0].sketch is not None
+        if self._has_sketch:
+            self._age = tf.function(self._age_sketches, autograph=False).get_concrete_function()
         self._evict = tf.function(self._evict_piece, autograph=False).get_concrete_function(vector, vector, vector)
 
     def make(self) -> int:

@@ -242,7 +242,8 @@ class Shard:
         `change` takes the gradient, the values and the slots, and returns what values and slots become. Call it where
         an update is traced: all that uses what is written here is one act.
         """
-        rows = tf.where(self.keys.rows(rows) == keys, rows, tf.constant(SCRATCH, tf.int64))
+        is_own = (self.keys.rows(rows) == keys) & (rows >= FIRST)
+        rows = tf.where(is_own, rows, tf.constant(SCRATCH, tf.int64))
         for array, value in zip(self.trained, change(gradient, *(one.rows(rows) for one in self.trained)), strict=True):
             array.set(rows, value)
         clock = self.clock.read() + 1
