@@ -74,7 +74,6 @@ class Subclassed(Keys):
         model.compile(
             optimizer=keras.optimizers.Adam(self.rate / 20),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
         )
         return model
 
