@@ -72,12 +72,12 @@ def attach(layer: Layer, table: Any) -> None:
         return
     import keras
 
+    made = [keras.Variable(one, dtype="float32", name=f"part_{number}") for number, one in enumerate(table.variables)]
+    for variable in made:
+        variable._path, variable._autocast = f"{table.name}/{variable.name}", False
+    layer._trainable_variables.extend(made)
     object.__setattr__(layer, "_embeddings", SimpleNamespace(_value=table))
     object.__setattr__(layer, LOOKS_UP_ROWS, True)
-    for number, one in enumerate(table.variables):
-        variable = keras.Variable(one, dtype="float32", name=f"{table.name}_part_{number}")
-        variable._path, variable._autocast = f"{table.name}/part_{number}", False
-        layer._trainable_variables.append(variable)
 
 
 def check_layer(layer: Layer) -> None:

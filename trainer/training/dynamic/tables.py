@@ -102,7 +102,7 @@ class DynamicTables:
     def build(self, layer: Layer) -> Table:
         """Make the table of a layer that is built now."""
         name, count = layer.name, len(self._devices)
-        if self._layers.get(name) is layer:  # Keras 3 builds again what it has built with symbols
+        if self._layers.get(name) is layer:
             return self.tables[name]
         if name in self._layers:
             raise UserError(
@@ -126,9 +126,9 @@ class DynamicTables:
                             self._settings[name].sightings,
                         )
                     )
-            table = self.tables[name] = Table(name, int(layer.output_dim), shards, self._devices)
-            self._layers[name] = layer
-            attach(layer, table)
+            table = Table(name, int(layer.output_dim), shards, self._devices)
+            attach(layer, table)  # Keras 3 refuses it where it only looks at shapes, and builds again
+            self.tables[name], self._layers[name] = table, layer
             if self._formula is not None:
                 self._prepare(table)
         return table
