@@ -72,7 +72,18 @@ def attach(layer: Layer, table: Any) -> None:
         return
     import keras
 
-    made = [keras.Variable(one, dtype="float32", name=f"part_{number}") for number, one in enumerate(table.variables)]
+    class Part(keras.Variable):
+        """A part of the table. Keras looks at shapes before it lets anybody make a variable, and asks again then."""
+
+        __module__ = keras.Variable.__module__  # by which one of Keras's is known
+
+        def _initialize_with_initializer(self, initializer: Callable[[], Any]) -> None:
+            self._value = initializer()
+
+    made = [
+        Part(lambda one=one: one, shape=tuple(one.shape), dtype="float32", name=f"part_{number}")
+        for number, one in enumerate(table.variables)
+    ]
     for variable in made:
         variable._path, variable._autocast = f"{table.name}/{variable.name}", False
     layer._trainable_variables.extend(made)
