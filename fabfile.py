@@ -474,3 +474,105 @@ def drill(
             rehearsal.soak(cluster, _desk(json), chosen, length, factor)
             return
         rehearsal.drill(cluster, _desk(json), [name for name in (names or "").split(",") if name], all, factor)
+
+
+_REASON = {"reason": "why, for the history and for who comes after you"}
+_PLAN = {"plan": "say what would be done and what it costs, from live state, and do nothing"}
+_ANSWER = {"json": "print JSON, and what is done meanwhile on standard error"}
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "verb": "of one verb only, such as drain or start-cluster",
+        "host": "what names this host",
+        "who": "of one user only",
+        "since": "since then: '10 min', '2 h', '14:30', '2026-03-02 14:30'",
+        "lines": "how many of the last (default: 20)",
+        **_ANSWER,
+        **_WHERE,
+    },
+)
+def history(
+    context: Context,
+    verb: str | None = None,
+    host: str | None = None,
+    who: str | None = None,
+    since: str | None = None,
+    lines: str = "20",
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Show what was done to the cluster: when, by whom, from where, and why."""
+    from fleet.verbs_day2.history import show_history
+
+    number = _whole("lines", lines)
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        show_history(cluster, _desk(json), verb, host, who, since, number)
+
+
+@task(auto_shortflags=False, help={**_ANSWER, **_WHERE})
+def hosts(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
+    """Show each host: its tasks, state and why, release, load, memory, disks, clock, GPUs."""
+    from fleet.verbs_day2.hosts import show_hosts
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        show_hosts(cluster, _desk(json))
+
+
+_HOST = {"host": "which host of the inventory; --host may be left out"}
+
+
+@task(auto_shortflags=False, positional=["host"], help={**_HOST, **_REASON, **_PLAN, **_ANSWER, **_WHERE})
+def drain(
+    context: Context,
+    host: str,
+    reason: str | None = None,
+    plan: bool = False,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Take a host out of the training in order, and keep it out until `undrain`."""
+    from fleet.verbs_day2 import drain as verb
+
+    left = f"left in the middle of it. Go on: fab drain {host}. Or have it back: fab undrain {host}"
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving(left):
+        verb.drain(cluster, _desk(json), host, reason, plan)
+
+
+@task(auto_shortflags=False, positional=["host"], help={**_HOST, **_REASON, **_PLAN, **_ANSWER, **_WHERE})
+def undrain(
+    context: Context,
+    host: str,
+    reason: str | None = None,
+    plan: bool = False,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Have a drained host back in the training."""
+    from fleet.verbs_day2 import drain as verb
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving(f"left. Go on: fab undrain {host}"):
+        verb.undrain(cluster, _desk(json), host, reason, plan)
+
+
+@task(
+    auto_shortflags=False,
+    positional=["hosts"],
+    help={"hosts": "which hosts, with commas between them; --hosts may be left out", **_ANSWER, **_WHERE},
+)
+def ok_to_stop(
+    context: Context,
+    hosts: str,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Say whether hosts may be taken away now: what stops, for how long, and what is lost. Exit code 0 or 1."""
+    from fleet.verbs_day2.ok_to_stop import ok_to_stop as check
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        check(cluster, _desk(json), hosts.split(","))

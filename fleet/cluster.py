@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from fleet import journal
+from fleet import facts, journal, readings
 from fleet.asked import RECEIVE, feed
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
 from fleet.inventory import Inventory, Task
@@ -144,6 +144,9 @@ class Observation:
     looks: dict[str, Any] = field(default_factory=dict)  # by host: what fleet/agent.py says, where it was asked
     failed: dict[str, str] = field(default_factory=dict)  # by host: why what it was to do first was not done
     clocks: dict[str, float] = field(default_factory=dict)  # by host: seconds since 1970
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host, where asked for (fleet/facts.py)
+    drains: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host that an operator has taken out
+    marked: set[str] = field(default_factory=set)  # hosts that know of their drain themselves
     unreachable: dict[str, str] = field(default_factory=dict)  # by host: why
     run: Run | None = None
     run_error: FleetError | None = None  # why there is no run
@@ -153,7 +156,7 @@ class Observation:
         """Take what another look has said; what it doesn't speak of stays."""
         for each in fields(self):
             known, said = getattr(self, each.name), getattr(other, each.name)
-            if isinstance(known, dict):
+            if isinstance(known, (dict, set)):
                 known |= said
             elif said is not None:
                 setattr(self, each.name, said)
@@ -181,6 +184,7 @@ class Cluster:
         by_trainer: bool = False,
         new_is_enough: bool = False,
         first: Mapping[str, str] | None = None,
+        with_facts: bool = False,
     ) -> Observation:
         """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run.
 
@@ -189,9 +193,13 @@ class Cluster:
         The run is read from its files where they say all of it. `by_trainer` asks the trainer in any case, which
         refuses wrong settings. With `new_is_enough` it is not asked what a run will train that has told nothing yet.
         `first` are scripts that hosts run before they look; `failed` has why one did not do it.
+        `with_facts` asks each host for its load, memory, disks and GPUs too.
         """
         asked = list(self.inventory.hosts if only is None else only)
         scripts = {host: self._observe_script(host, running, settings, by_trainer) for host in asked}
+        if with_facts:
+            look = facts.script(self.inventory.shared_dir)
+            scripts = {host: f"{script}\n{look}" for host, script in scripts.items()}
         if looks:
             # First: it reads all of standard input.
             scripts |= {host: f"echo '@look'; {self._agent(host)}; echo\n{scripts[host]}" for host in looks}
@@ -325,9 +333,10 @@ class Cluster:
         )
         if not record:
             script = f"{AS_TRAINER} rm -f {shlex.quote(path)}"
-        self._on_shared(script, f"{path} can't be written")
+        self.on_shared(script, f"{path} can't be written")
 
-    def _on_shared(self, script: str, trouble: str) -> None:
+    def on_shared(self, script: str, trouble: str) -> Answer:
+        """Run a script on one host that has the shared path: the chief's, else whichever is there."""
         chief = self.inventory.chief.host
         others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
         away: dict[str, str] = {}
@@ -338,7 +347,7 @@ class Cluster:
             elif answer.code:
                 raise ClusterTrouble(f"{trouble} on {host}: {_last_line(answer)}")
             else:
-                return
+                return answer
         raise HostsUnreachable(away)
 
     def list_runs(self) -> list[dict[str, Any]]:
@@ -369,7 +378,7 @@ class Cluster:
     def forget(self, run: str) -> None:
         """Remove a run that `begin` has made and no task has seen."""
         path = f"{self.inventory.shared_dir}/runs/{run}"
-        self._on_shared(f"{AS_TRAINER} rm -rf {shlex.quote(path)}", f"{path} can't be removed")
+        self.on_shared(f"{AS_TRAINER} rm -rf {shlex.quote(path)}", f"{path} can't be removed")
 
     def export_run(self, run: str | None) -> dict[str, Any]:
         """Have the trainer export the newest checkpoint of a run that has ended; returns step and place."""
@@ -483,6 +492,7 @@ class Cluster:
             f"echo '@release'; readlink {CURRENT}",
             "echo '@environments'; (cd /etc/trainer 2>/dev/null && echo *)",
             "echo '@ports'; ss -Hltn",
+            readings.SCRIPT,
             f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names})",
             "printf '%s\\n' \"$units\"",
         ]
@@ -495,7 +505,10 @@ class Cluster:
             )
         if host == self.inventory.chief.host:
             selection = shlex.quote(f"{self.inventory.shared_dir}/selection.json")
-            chosen = f"echo '@selection'; {AS_TRAINER} cat {selection} 2>/dev/null; echo"
+            look = (
+                f"{readings.script_of_shared(self.inventory.shared_dir)}; echo @selection; cat {selection} 2>/dev/null"
+            )
+            chosen = f"{AS_TRAINER} sh -c {shlex.quote(look)}; echo"
             script += [chosen, _STATUS] if by_trainer else [script_of_files(self.inventory.shared_dir)]
         return "\n".join(script)
 
@@ -512,6 +525,14 @@ class Cluster:
             observation.looks[host] = look
         if "settings" in parts:
             observation.settings[host] = parts["settings"]
+        if "facts" in parts:
+            observation.facts[host] = facts.parse(parts["facts"])
+        if parts.get("drain"):
+            observation.drains[host] = readings.parse(parts["drain"]).get(host, {"host": host})
+            observation.marked.add(host)
+        for name, drain in readings.parse(parts.get("drains", "")).items():
+            if name in self.inventory.hosts:
+                observation.drains.setdefault(name, drain)
         directories = dict(line.split(" ", 1) for line in parts.get("directories", "").splitlines() if " " in line)
         for task in self.inventory.tasks_on(host):
             if task.unit not in units:

@@ -178,6 +178,8 @@ def is_done(unit: Unit, run: Run | None) -> bool:
 def judge_task(task: Task, observation: Observation) -> tuple[str, bool]:
     """Say how a task is, as `fab status` shows it, and whether that is trouble."""
     unit = observation.units[task.name]
+    if task.host in observation.drains and unit.health is Health.STOPPED:
+        return "drained", False
     if unit.health is Health.ABSENT or not observation.configured[task.name]:
         return "not installed", True
     if unit.health is Health.FAILED:

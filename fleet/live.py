@@ -87,6 +87,9 @@ class Watch:
             for known in (self._seen.units, self._seen.listening, self._seen.configured, self._seen.running):
                 known.pop(task.name, None)
         self._seen.unreachable.pop(host, None)
+        self._seen.marked.discard(host)
+        if host == self._cluster.inventory.chief.host and host not in seen.unreachable:
+            self._seen.drains = {name: self._seen.drains[name] for name in self._seen.marked}
         if host == self._cluster.inventory.chief.host and host not in seen.unreachable:
             self._seen.run, self._seen.run_error, self._seen.selection = None, None, {}
         self._seen.take(seen)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from fleet import decision, report
+from fleet import decision, drains, report
 from fleet.answers import render as render_answer
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
+from fleet.history import Trail
 from fleet.inventory import Inventory, Task, list_notes
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.plan import Plan, make_plan, render_plan
@@ -118,9 +119,9 @@ def start_cluster(
         cluster.keep_starts_away()
     short = ShortWay(cluster)
     before = cluster.observe(settings=True, looks=short.questions(), by_trainer=True)
-    if before.unreachable:
+    if before.unreachable or before.drains:
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
-        _agree_on_missing(inventory, desk, before.unreachable, allow_missing)
+        _agree_on_missing(inventory, desk, before.unreachable, allow_missing, before.drains)
     cluster.refuse_when_not_installed(before)
     if source is not None:
         origin = decision.find_source(source, cluster.list_runs())
@@ -170,66 +171,93 @@ def start_cluster(
     except BaseException:
         desk.say("nothing was stopped, switched or selected: what ran goes on")
         raise
-    begun_run = None
-    try:
-        # Ansible restarts what it finds stale by itself, and who asks for a restart wants new processes.
-        _stop(cluster, desk, before, plan.stop, cluster.stop if plan.by_ansible or restart else cluster.park)
-        plan, shipped = _ship_to_those_there(desk, plan, SWITCH, allow_missing)
-        if source is not None and run_name is not None and cluster.begin(run_name, source, program, program_args or {}):
-            begun_run = run_name
-        if choice.write:
-            cluster.select(choice.selection)
-        ready = _observe_all(cluster, desk, plan.hosts)
-        changed = _compare(cluster, desk, before, ready, shipped)
-        cluster.refuse_when_not_configured(ready)
-        # Asked only now: new code, or another choice, may be the mend.
-        if ready.run_error:
-            raise ready.run_error
-        idle = [task for task in plan.tasks if ready.units[task.name].idle]
-        begun, begun_run = desk.clock(), None  # a run that was started is kept, as each that fails
-        cluster.start(plan.tasks)
-    except BaseException:
-        _put_back(cluster, desk, plan, before, begun_run)
-        raise
-    names = ", ".join(task.name for task in idle)
-    desk.say(f"started {names}" if idle else "every task runs already")
-    with _what_was_started_goes_on():
-        if "sweep" in choice.selection:
-            cluster.let_starts_in()
-            followed = _follow_sweep(cluster, desk, choice.selection["sweep"]["name"], detach)
-            _answer_start(desk, verb, "finished" if followed else "training", plan=plan.as_json(), sweep=followed)
-            return
-        watch = _Watch(cluster, desk, ready.clocks[inventory.chief.host], begun, plan.hosts)
+    with Trail(cluster, desk, verb) as trail:
+        trail.begin(**_describe_choice(plan, before))
+        begun_run = None
         try:
-            try:
-                run = watch.until_trained(timeout)
-            except (ClusterTrouble, OperatorMistake):
-                watch.progress.end()
-                if (changed or choice.write) and not watch.timed_out:
-                    _put_back(cluster, desk, plan, before)
-                raise
-            cluster.let_starts_in()
-            if detach:
-                desk.say(f"run {run.run} trains: {report.render_progress(run)}")
-                desk.say(report.render_tasks(report.task_rows(inventory, cluster.observe())))
-                _answer_start(desk, verb, "training", plan=plan.as_json(), run=run.as_json())
+            # Ansible restarts what it finds stale by itself, and who asks for a restart wants new processes.
+            _stop(cluster, desk, before, plan.stop, cluster.stop if plan.by_ansible or restart else cluster.park)
+            plan, shipped = _ship_to_those_there(desk, plan, SWITCH, allow_missing)
+            if (
+                source is not None
+                and run_name is not None
+                and cluster.begin(run_name, source, program, program_args or {})
+            ):
+                begun_run = run_name
+            if choice.write:
+                cluster.select(choice.selection)
+            ready = _observe_all(cluster, desk, plan.hosts)
+            changed = _compare(cluster, desk, before, ready, shipped)
+            cluster.refuse_when_not_configured(ready)
+            # Asked only now: new code, or another choice, may be the mend.
+            if ready.run_error:
+                raise ready.run_error
+            idle = [task for task in plan.tasks if ready.units[task.name].idle]
+            begun, begun_run = desk.clock(), None  # a run that was started is kept, as each that fails
+            if plan.drained:  # the coordinator may be on another host by now
+                drains.tell_coordinator(cluster, drains.tasks_of(inventory, list(plan.drained)))
+            cluster.start(plan.tasks)
+        except BaseException:
+            _put_back(cluster, desk, plan, before, begun_run)
+            raise
+        names = ", ".join(task.name for task in idle)
+        desk.say(f"started {names}" if idle else "every task runs already")
+        with _what_was_started_goes_on():
+            if "sweep" in choice.selection:
+                cluster.let_starts_in()
+                trail.end()
+                followed = _follow_sweep(cluster, desk, choice.selection["sweep"]["name"], detach)
+                _answer_start(desk, verb, "finished" if followed else "training", plan=plan.as_json(), sweep=followed)
                 return
-            run = watch.until_finished()
-            seconds = desk.clock() - begun
-            evaluated = inventory.evaluator not in plan.tasks or watch.until_evaluated(run)
-        finally:
-            watch.progress.end()
-    last = watch.run or run
-    desk.say(report.render_summary(inventory, last, seconds, watch.steps_per_second))
-    _answer_start(
-        desk, verb, "finished", plan=plan.as_json(), run=last.as_json(), seconds=round(seconds, 1), evaluated=evaluated
-    )
-    if not evaluated:
-        assert inventory.evaluator is not None
-        raise ClusterTrouble(
-            f"the last step isn't evaluated {EVALUATION_SECONDS:.0f} s after the end",
-            cluster.trouble({inventory.evaluator: "no evaluation of the last checkpoint"}),
+            watch = _Watch(cluster, desk, ready.clocks[inventory.chief.host], begun, plan.hosts)
+            try:
+                try:
+                    run = watch.until_trained(timeout)
+                except (ClusterTrouble, OperatorMistake):
+                    watch.progress.end()
+                    if (changed or choice.write) and not watch.timed_out:
+                        _put_back(cluster, desk, plan, before)
+                    raise
+                cluster.let_starts_in()
+                trail.end(step=run.step)
+                if detach:
+                    desk.say(f"run {run.run} trains: {report.render_progress(run)}")
+                    desk.say(report.render_tasks(report.task_rows(inventory, cluster.observe())))
+                    _answer_start(desk, verb, "training", plan=plan.as_json(), run=run.as_json())
+                    return
+                run = watch.until_finished()
+                seconds = desk.clock() - begun
+                evaluated = inventory.evaluator not in plan.tasks or watch.until_evaluated(run)
+            finally:
+                watch.progress.end()
+        last = watch.run or run
+        desk.say(report.render_summary(inventory, last, seconds, watch.steps_per_second))
+        _answer_start(
+            desk,
+            verb,
+            "finished",
+            plan=plan.as_json(),
+            run=last.as_json(),
+            seconds=round(seconds, 1),
+            evaluated=evaluated,
         )
+        if not evaluated:
+            assert inventory.evaluator is not None
+            raise ClusterTrouble(
+                f"the last step isn't evaluated {EVALUATION_SECONDS:.0f} s after the end",
+                cluster.trouble({inventory.evaluator: "no evaluation of the last checkpoint"}),
+            )
+
+
+def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
+    """Say for the history what a start changes."""
+    chosen = {key: plan.choice.selection[key] for key in ("run", "program") if key in plan.choice.selection}
+    if sweep := plan.choice.selection.get("sweep"):
+        chosen["sweep"] = sweep["name"]
+    if not chosen and before.run:
+        chosen["run"] = before.run.run
+    was = before.releases.get(plan.inventory.chief.host)
+    return {**chosen, "release": plan.release, "before": was, "without": list(plan.missing)}
 
 
 def _answer_start(desk: Desk, verb: str, outcome: str, **known: Any) -> None:
@@ -331,30 +359,33 @@ def stop_cluster(cluster: Cluster, desk: Desk) -> None:
         for task in cluster.inventory.tasks
         if task.name in before.units and before.units[task.name].health is not Health.ABSENT
     ]
-    errors: list[FleetError] = []
-    try:
-        _stop(cluster, desk, before, [task for task in installed if task.trains])
-    except FleetError as error:
-        errors.append(error)
-    others = [task for task in installed if not task.trains and before.units[task.name].health not in DOWN]
-    if others:
-        desk.say(f"stopping {', '.join(task.name for task in others)}")
-    after = cluster.take_down(others, installed)
-    if after.failed:
-        errors.append(
-            ClusterTrouble("\n".join(f"{host}: systemctl failed: {why}" for host, why in after.failed.items()))
-        )
-    rows = report.task_rows(cluster.inventory, after)
-    desk.say(report.render_tasks(rows))
-    if after.run:
-        desk.say(report.render_run(after.run))
-    if desk.answers is not None:
-        desk.answer("stop-cluster", status_record(cluster.inventory, after))
-    if after.unreachable:
-        raise HostsUnreachable(after.unreachable, "What runs there goes on; run `fab stop-cluster` again")
-    if errors:
-        raise errors[0]
-    _refuse_running(cluster, after)
+    with Trail(cluster, desk, "stop-cluster") as trail:
+        trail.begin(run=before.run.run if before.run else None)
+        errors: list[FleetError] = []
+        try:
+            _stop(cluster, desk, before, [task for task in installed if task.trains])
+        except FleetError as error:
+            errors.append(error)
+        others = [task for task in installed if not task.trains and before.units[task.name].health not in DOWN]
+        if others:
+            desk.say(f"stopping {', '.join(task.name for task in others)}")
+        after = cluster.take_down(others, installed)
+        if after.failed:
+            errors.append(
+                ClusterTrouble("\n".join(f"{host}: systemctl failed: {why}" for host, why in after.failed.items()))
+            )
+        rows = report.task_rows(cluster.inventory, after)
+        desk.say(report.render_tasks(rows))
+        if after.run:
+            desk.say(report.render_run(after.run))
+        if desk.answers is not None:
+            desk.answer("stop-cluster", status_record(cluster.inventory, after))
+        if after.unreachable:
+            raise HostsUnreachable(after.unreachable, "What runs there goes on; run `fab stop-cluster` again")
+        if errors:
+            raise errors[0]
+        _refuse_running(cluster, after)
+        trail.end(step=after.run.step if after.run else None)
 
 
 def show_status(cluster: Cluster, desk: Desk, as_json: bool = False, deep: bool = False) -> None:
@@ -381,11 +412,13 @@ def show_status(cluster: Cluster, desk: Desk, as_json: bool = False, deep: bool 
         if account := report.render_account(observation.run):
             desk.say(account)
     wrong = [row for row in rows if row["trouble"] and row["state"] != "unreachable"]
+    # One that is drained may be off.
+    lost = {host: why for host, why in observation.unreachable.items() if host not in observation.drains}
     said = ", ".join(f"{row['task']} on {row['host']}" for row in wrong)
     damaged = [f"{host}: {line}" for host, told in damage.items() for line in told.splitlines()]
-    if observation.unreachable:
+    if lost:
         more = [f"and not as they should be: {said}"] if said else []
-        raise HostsUnreachable(observation.unreachable, "\n".join(more + damaged))
+        raise HostsUnreachable(lost, "\n".join(more + damaged))
     cluster.refuse_when_not_installed(observation)
     cluster.refuse_when_not_configured(observation)
     if observation.run_error:
@@ -702,7 +735,7 @@ class _Watch:
         seen = self._cluster.observe(self._hosts)
         late: dict[Task, str] = {}
         for task in self._inventory.tasks:
-            unit = seen.units.get(task.name)
+            unit = None if task.host in seen.drains else seen.units.get(task.name)
             if unit and unit.health is not Health.RUNNING:
                 late[task] = f"is {unit.active} ({unit.sub})"
         if not late and self._inventory.chief.name in seen.units:
@@ -712,13 +745,23 @@ class _Watch:
         return HostsUnreachable(seen.unreachable, str(trouble)) if seen.unreachable else trouble
 
 
-def _agree_on_missing(inventory: Inventory, desk: Desk, missing: Mapping[str, str], allowed: bool) -> None:
-    """Raise unless a start may go on without hosts that don't answer.
+def _agree_on_missing(
+    inventory: Inventory, desk: Desk, missing: Mapping[str, str], allowed: bool, drained: Collection[str] = ()
+) -> None:
+    """Raise unless a start may go on without hosts that don't answer, and without those that were drained.
 
     It may where each job has its minimum, and the operator says so: with cluster_minimum, with `allowed`, or when asked
-    on a terminal.
+    on a terminal. Of a drained host the operator has said so already.
     """
-    shortages = find_shortages(inventory, missing)
+    shortages = find_shortages(inventory, {*missing, *drained})
+    if shortages and not missing:
+        raise OperatorMistake(
+            f"nothing was started: {'; '.join(shortages)}, and {', '.join(drained)} is drained. Bring a host back: "
+            f"fab undrain {next(iter(drained))}"
+        )
+    missing = {host: why for host, why in missing.items() if host not in drained or shortages}
+    if not missing:
+        return
     if shortages:
         raise HostsUnreachable(
             missing,
@@ -774,7 +817,7 @@ def _ship_to_those_there(desk: Desk, plan: Plan, playbooks: Sequence[str], allow
             lost = {host: reason for host, reason in error.reasons.items() if host in plan.hosts}
             if not lost:
                 raise
-            _agree_on_missing(plan.inventory, desk, {**plan.missing, **lost}, allowed)
+            _agree_on_missing(plan.inventory, desk, {**plan.missing, **lost}, allowed, plan.drained)
             plan = plan.without(lost)
             desk.say(f"going on without {', '.join(lost)}")
 

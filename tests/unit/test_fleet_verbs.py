@@ -940,7 +940,7 @@ def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
 
 
 def test_a_stop_takes_few_scripts_a_host(hosts: Pretence, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look; the coordinator; then all others, with what is seen afterwards."""
+    """Look; the coordinator; then all others, with what is seen afterwards. The history gets two lines."""
     for name in hosts.units:
         hosts.set(name, **UP)
     hosts.run_status = status("stopped", 17)
@@ -948,7 +948,7 @@ def test_a_stop_takes_few_scripts_a_host(hosts: Pretence, desk: verbs.Desk, monk
     run = hosts.run
     monkeypatch.setattr(hosts, "run", lambda scripts, *more: (asked.extend(scripts), run(scripts, *more))[1])
     verbs.stop_cluster(Cluster(hosts.inventory, hosts), desk)
-    assert (asked.count("far"), asked.count("head")) == (2, 3)
+    assert (asked.count("far"), asked.count("head")) == (2, 5)
 
 
 def test_members_that_train_in_step_are_told_to_stop_at_once(hosts: Pretence, desk: verbs.Desk) -> None:

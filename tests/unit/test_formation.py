@@ -117,6 +117,28 @@ def test_a_generation_begins_at_once_without_a_ps_that_leaves(tmp_path: Path, mo
     assert take(Hears(**here), ps_wait_seconds=1e6) == {"worker-0": "w0", "ps-0": "p0"}
 
 
+def test_the_first_training_does_not_wait_for_hosts_that_were_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "DRAINED", tmp_path)
+    for task in ("ps-1", "worker-1", "worker-2"):
+        (tmp_path / task).touch()
+    here = Hears(worker_0="w0", ps_0="p0")
+    settings = config(ps_wait_seconds=1e6, worker_wait_seconds=1e6)
+    began = time.monotonic()
+    for task in ("ps-1", "worker-1", "worker-2"):
+        here.records[task] = Member(task, "x:1", State.AWAY)
+    assert form(settings, CLUSTER, here, True, (), lambda missing: None) == {"worker-0": "w0", "ps-0": "p0"}  # type: ignore[arg-type]
+    assert time.monotonic() - began < 10
+
+
+def test_a_drained_host_counts_in_the_limit_of_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "DRAINED", tmp_path)
+    (tmp_path / "ps-1").touch()
+    with pytest.raises(UserError, match="member_wait_timeout_seconds"):
+        take(Hears(worker_0="w0"), member_wait_timeout_seconds=0.2, ps_wait_seconds=0.1)
+
+
 def test_a_process_that_shall_start_anew_is_waited_for() -> None:
     hears = Hears(worker_0="w0", ps_0="p0", ps_1="p1")
     hears.records["ps-1"] = Member("ps-1", "e:1", must_restart="p1")
@@ -168,7 +190,7 @@ def test_a_planned_reboot_is_named_and_no_part_of_the_limit(tmp_path: Path, monk
 
     monkeypatch.setattr(formation, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     assert take(hears, tell, elastic=False, member_wait_timeout_seconds=1000.0)["ps-1"] == "p1"
-    assert named == {"waiting until ps-1 (e:1) is back from a planned reboot", "no answer from ps-1 (e:1)"}
+    assert named == {"waiting until ps-1 (e:1) is back: its host was taken out in order", "no answer from ps-1 (e:1)"}
 
 
 def test_one_on_another_release_is_named_with_both_and_the_mend() -> None:

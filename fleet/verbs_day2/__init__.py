@@ -1,0 +1,1 @@
+"""The verbs of the second day: who takes part, and what was done."""
