@@ -79,7 +79,7 @@ def cost_of(
     stopping = [task for task in tasks if task.name in stops]
     trains = run is not None and run.state in ("training", "waiting") and seen.units[inventory.chief.name].up
     refusals = [*find_chief(inventory, hosts, trains), *find_shortages(inventory, hosts, gone)]
-    room = []
+    room: list[str] = []
     if trains and any(task.job == "ps" for task in stopping):
         room, full = find_room(inventory, seen, hosts, gone, checkpoints)
         refusals += full

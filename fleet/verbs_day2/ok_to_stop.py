@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.cluster import Cluster
-from fleet.errors import ClusterTrouble, FleetError
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
 from fleet.verbs import Desk
 from fleet.verbs_day2.cost import Cost, cost_of
 from fleet.verbs_day2.names import find_hosts
@@ -42,6 +42,9 @@ def problems_of(cost: Cost, hosts: Sequence[str]) -> list[str]:
 def look(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> Cost:
     """Ask the hosts, and work out what it costs to take some of them away."""
     seen = cluster.observe(with_facts=True)
+    chief = cluster.inventory.chief.host
+    if chief in seen.unreachable:
+        raise HostsUnreachable({chief: seen.unreachable[chief]}, "Without it nobody knows what the training does")
     checkpoints = []
     if seen.run and seen.run.state in ("training", "waiting"):
         try:
