@@ -576,3 +576,29 @@ def ok_to_stop(
 
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         check(cluster, _desk(json), hosts.split(","))
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "to": "which release, as fab history shows it (default: what the hosts had before)",
+        **_REASON,
+        **_PLAN,
+        **_ANSWER,
+        **_WHERE,
+    },
+)
+def rollback(
+    context: Context,
+    to: str | None = None,
+    reason: str | None = None,
+    plan: bool = False,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Switch code, environment and run settings back, from what the hosts have kept."""
+    from fleet.verbs_day2.rollback import rollback as roll_back
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving("left. Look: fab status, fab history"):
+        roll_back(cluster, _desk(json), to, reason, plan)

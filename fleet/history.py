@@ -20,7 +20,7 @@ from fleet.cluster import Cluster
 from fleet.errors import FleetError, first_line
 from fleet.inventory import Inventory
 from fleet.places import ROLES
-from fleet.run import AS_TRAINER
+from fleet.run import AS_TRAINER, SETTINGS
 
 NAME = "history.jsonl"
 # Of a line: a command's words have an end, and so has what a reader can use.
@@ -42,8 +42,12 @@ class Trail:
     stopped.
     """
 
-    def __init__(self, cluster: Cluster, desk: Says, verb: str, reason: str | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, desk: Says, verb: str, reason: str | None = None, settings: bool = False
+    ) -> None:
+        """With `settings` the last line has the run settings of the host that writes it, for a rollback."""
         self._cluster = cluster
+        self._settings = settings
         self._desk = desk
         self._line: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "verb": verb, **origin(cluster.inventory)}
         if reason:
@@ -78,7 +82,7 @@ class Trail:
 
     def _write(self, outcome: str) -> None:
         try:
-            append(self._cluster, {**self._line, "outcome": outcome})
+            append(self._cluster, {**self._line, "outcome": outcome}, self._settings and outcome == DONE)
         except FleetError as error:
             self._desk.say(f"this is not in the cluster's history: {first_line(error)}")
 
@@ -97,11 +101,11 @@ def digest_of(inventory: Inventory) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def append(cluster: Cluster, line: Mapping[str, Any]) -> None:
-    """Append a line; raises FleetError where no host can write it."""
+def append(cluster: Cluster, line: Mapping[str, Any], settings: bool = False) -> None:
+    """Append a line, with the run settings of a host; raises FleetError where no host can write it."""
     script = (ROLES / "release/files/append_history.sh").read_text(encoding="utf-8")
     path = f"{cluster.inventory.shared_dir}/{NAME}"
-    given = f"HISTORY={shlex.quote(path)} LINE={shlex.quote(json.dumps(line))}"
+    given = f"SETTINGS={SETTINGS if settings else ''} HISTORY={shlex.quote(path)} LINE={shlex.quote(json.dumps(line))}"
     cluster.on_shared(f"{AS_TRAINER} env {given} sh -c {shlex.quote(script)}", f"{path} can't be written")
 
 

@@ -171,7 +171,7 @@ def start_cluster(
     except BaseException:
         desk.say("nothing was stopped, switched or selected: what ran goes on")
         raise
-    with Trail(cluster, desk, verb) as trail:
+    with Trail(cluster, desk, verb, settings=True) as trail:
         trail.begin(**_describe_choice(plan, before))
         begun_run = None
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fleet import drains, history
@@ -12,11 +12,11 @@ from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
 from fleet.inventory import Task
 from fleet.readings import describe
-from fleet.tables import ProgressLine
-from fleet.verbs import RUN_SECONDS, Desk
+from fleet.verbs import Desk
 from fleet.verbs_day2.cost import Cost
 from fleet.verbs_day2.names import find_hosts
 from fleet.verbs_day2.ok_to_stop import look
+from fleet.verbs_day2.waiting import wait
 
 # A save of a large model, and a model that is laid out again.
 LET_GO_SECONDS = 900.0
@@ -133,7 +133,7 @@ def _wait_until_let_go(cluster: Cluster, desk: Desk, seen: Observation, tasks: S
         return run is not None and run.state == "training" and all(name in run.without for name in names)
 
     what = f"the coordinator saves, and lays the model out without {', '.join(names)}"
-    if not _wait(cluster, desk, what, is_gone, LET_GO_SECONDS):
+    if not wait(cluster, desk, what, is_gone, LET_GO_SECONDS):
         drains.tell_coordinator_back(cluster, tasks)
         host = tasks[0].host
         drains.forget(cluster, host)
@@ -154,24 +154,7 @@ def _wait_until_joined(cluster: Cluster, desk: Desk, tasks: Sequence[Task]) -> b
         here = all(task.name not in units or units[task.name].up for task in tasks)
         return here and run.state == "training" and not any(name in run.without for name in names)
 
-    return _wait(cluster, desk, f"{', '.join(names)} joins", is_back, JOIN_SECONDS)
-
-
-def _wait(cluster: Cluster, desk: Desk, what: str, happened: Callable[[Observation], bool], seconds: float) -> bool:
-    """Look at the coordinator's host until something has happened; what is heard twice counts, and once may be old."""
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
-    chief, end, times = cluster.inventory.chief.host, desk.clock() + seconds, 0
-    try:
-        while desk.clock() < end:
-            progress.show(what)
-            desk.sleep(RUN_SECONDS)
-            now = cluster.observe([chief], new_is_enough=True)
-            times = times + 1 if chief not in now.unreachable and happened(now) else 0
-            if times == 2:
-                return True
-        return False
-    finally:
-        progress.end()
+    return wait(cluster, desk, f"{', '.join(names)} joins", is_back, JOIN_SECONDS)
 
 
 def _refuse_other_release(cluster: Cluster, seen: Observation, host: str) -> None:

@@ -40,6 +40,7 @@ ORDER = [
     "test_sandbox",
     "test_reboot",
     "test_planned_reboot",
+    "test_second_day",
     "test_plan",
     "test_fab",
     "test_strategies",

@@ -24,6 +24,7 @@ from fleet.verbs_day2.drain import drain, undrain
 from fleet.verbs_day2.history import show_history
 from fleet.verbs_day2.hosts import show_hosts
 from fleet.verbs_day2.ok_to_stop import ok_to_stop
+from fleet.verbs_day2.rollback import rollback
 from tests.unit import test_fleet_verbs as fleet
 
 TASKS = [
@@ -172,9 +173,10 @@ def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, desk: verbs.Desk, mon
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Cluster, "stop", leave)
-        drain(cluster(hosts), desk, "w-b", "a new disk")
+        with pytest.raises(KeyboardInterrupt):
+            drain(cluster(hosts), desk, "w-b", "a new disk")
     assert up(hosts) == ALL
     desk.answers = io.StringIO()
     show_hosts(cluster(hosts), desk)
@@ -367,3 +369,97 @@ def test_lines_that_are_appended_at_once_stay_whole(tmp_path: Path) -> None:
     assert [writer.wait() for writer in writers] == [0] * 20
     acts, damaged = history.merge(path.read_text().splitlines())
     assert (sorted(int(act["id"]) for act in acts), damaged) == (list(range(20)), 1)
+
+
+def shipped(release: str, settings: dict[str, Any] | None, verb: str = "start-cluster", outcome: str = "done") -> str:
+    line = {"time": 1.0, "id": f"{release}{settings}", "verb": verb, "outcome": outcome, "release": release}
+    return json.dumps(line if settings is None else {**line, "settings": settings})
+
+
+NOW, OLD = {"steps": 30, "save": 5}, {"steps": 30, "save": 9}
+KEPT = {"head": "abc123 old1 old2", "others": "abc123 old1 old2"}
+
+
+@pytest.fixture
+def back(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    """Hosts that keep three releases, and do what fleet/agent.py is asked."""
+    answer = hosts._answer
+
+    def reply(host: str, script: str) -> Answer:
+        if "/opt/trainer/releases/*/env" in script:
+            kept = KEPT.get(host, KEPT["others"]).replace(" ", "\n")
+            return Answer(f"{kept}\n@settings\n{json.dumps(NOW)}" if host == "head" else kept)
+        return answer(host, script)
+
+    def act(self: Cluster, asked: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        found = {}
+        for host, each in asked.items():
+            (switch, *more, stale) = each["steps"]
+            hosts.release = switch["arguments"]["id"]
+            hosts.done += [f"{host} has {hosts.release}", *(f"{host} gets {json.loads(step['text'])}" for step in more)]
+            names = [task.name for task in hosts.inventory.tasks_on(host)]
+            assert stale["module"] == "stale_tasks"
+            found[host] = {"steps": {"switch": {}, "stale": {"tasks": dict.fromkeys(names, "x"), "warm": names}}}
+        return found
+
+    monkeypatch.setattr(hosts, "_answer", reply)
+    monkeypatch.setattr(Cluster, "act", act)
+    hosts.tick = lambda _: hosts.run_status.update(step=hosts.run_status["step"] + 1)  # type: ignore[union-attr]
+    return hosts
+
+
+def test_a_rollback_brings_back_release_and_settings(back: Hosts, desk: verbs.Desk) -> None:
+    back.lines = [shipped("old1", OLD), shipped("abc123", NOW), shipped("bad", NOW, outcome="failed")]
+    rollback(cluster(back), desk, reason="worse")
+    assert "head has old1" in back.done
+    assert f"w-b gets {dict(sorted(OLD.items()))}" in back.done
+    assert {f"park {name}" for name in ALL} | {f"go on {name}" for name in ALL} <= set(back.done)
+    assert back.done.index("park chief-0") < back.done.index("park ps-0")
+    assert "setting  save: 5 -> 9" in fleet.printed(desk)
+    line = json.loads(back.lines[-1])
+    assert (line["verb"], line["outcome"], line["reason"]) == ("rollback", "done", "worse")
+    assert (line["release"], line["before"]) == ("old1", "abc123")
+
+
+@pytest.mark.parametrize(
+    ("to", "lines", "said"),
+    [
+        (None, [], "the history has nothing before the present release and settings"),
+        (None, [shipped("abc123", NOW)], "the history has nothing before"),
+        (
+            "new",
+            [],
+            "--to 'new' names no release that the history or the hosts know; the hosts have abc123, old1, old2",
+        ),
+        ("old", [], "--to 'old' names old1, old2: give more of it"),
+        ("gone", [shipped("gone", OLD)], "head, ps-a, ps-b, w-a, w-b has release gone no more"),
+    ],
+)
+def test_a_rollback_to_what_is_not_there_changes_nothing(
+    back: Hosts, desk: verbs.Desk, to: str | None, lines: list[str], said: str
+) -> None:
+    back.lines = list(lines)
+    with pytest.raises(OperatorMistake, match=re.escape(said)):
+        rollback(cluster(back), desk, to)
+    assert (back.done, back.lines) == ([], lines)
+
+
+def test_a_rollback_that_fails_is_put_back(back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ClusterTrouble("a file of it was changed")
+
+    back.lines = [shipped("old1", OLD)]
+    monkeypatch.setattr(Cluster, "act", fail)
+    with pytest.raises(ClusterTrouble, match="a file of it was changed"):
+        rollback(cluster(back), desk)
+    assert "put back" in back.done
+    assert up(back) == ALL
+    assert json.loads(back.lines[-1])["outcome"] == "failed"
+
+
+def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, desk: verbs.Desk) -> None:
+    rollback(cluster(back), desk, "old2", plan_only=True)
+    assert back.done == []
+    assert "settings stay" in fleet.printed(desk)
+    rollback(cluster(back), desk, "old2")
+    assert [line for line in back.done if "gets" in line] == []

@@ -1,0 +1,235 @@
+"""`fab rollback`: the code, environment and run settings of before, from what the hosts have kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet import history
+from fleet.asked import sources
+from fleet.cluster import Cluster, Observation
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.history import Trail
+from fleet.inventory import Task
+from fleet.run import SETTINGS
+from fleet.schema.problems import show
+from fleet.short import SWITCH_SECONDS, leave_stale, refuse_failures
+from fleet.signals import undisturbed
+from fleet.verbs import Desk
+from fleet.verbs_day2.waiting import wait
+
+RELEASES = "/opt/trainer/releases"
+# These acts have brought a release and its settings to the hosts.
+SHIPPING = ("start-cluster", "restart-cluster", "sweep", "site.yml", "rollback")
+TRAIN_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class State:
+    """A release with its run settings; None where nobody wrote them down."""
+
+    release: str
+    settings: Mapping[str, Any] | None
+
+    def differs(self, other: State) -> bool:
+        """Whether going to the other changes anything."""
+        return self.release != other.release or (other.settings is not None and self.settings != other.settings)
+
+
+def rollback(
+    cluster: Cluster, desk: Desk, to: str | None = None, reason: str | None = None, plan_only: bool = False
+) -> None:
+    """Switch the hosts to what they had before, or to a release that they have kept.
+
+    The run goes on: the coordinator saves, and each task restarts on the older files. Raises OperatorMistake where
+    nothing is known of it, or hosts don't have it any more.
+    """
+    if not plan_only:
+        cluster.keep_starts_away("rollback")
+    seen = cluster.observe(new_is_enough=True)
+    lost = {host: why for host, why in seen.unreachable.items() if host not in seen.drains}
+    if lost:
+        raise HostsUnreachable(lost, "Nothing was changed. A drained host may be away: fab drain HOST")
+    hosts = [host for host in cluster.inventory.hosts if host not in seen.unreachable]
+    kept, settings = _look(cluster, hosts)
+    present = State(seen.releases[cluster.inventory.chief.host] or "", settings)
+    target = choose(history.read(cluster)[0], present, to, kept)
+    running = [task for task in cluster.inventory.tasks if task.name in seen.units and seen.units[task.name].up]
+    plan = describe(present, target, running)
+    if not present.differs(target) and set(seen.releases.values()) == {target.release}:
+        desk.say(f"the hosts have release {target.release} and these settings already")
+        _answer(desk, "nothing to do", present, target, running)
+        return
+    desk.say(plan)
+    if plan_only:
+        desk.say("nothing was done. Do it: fab rollback" + (f" --to {to}" if to else ""))
+        _answer(desk, "planned", present, target, running)
+        return
+    with Trail(cluster, desk, "rollback", reason, settings=True) as trail:
+        trail.begin(release=target.release, before=present.release, run=seen.run.run if seen.run else None)
+        _switch(cluster, desk, hosts, present, target, running)
+        trained = _wait_for_a_step(cluster, desk, seen)
+        trail.end()
+    desk.say(
+        f"release {target.release} is on {len(hosts)} hosts"
+        + (", and the training goes on" if trained else "")
+        + ". The checkout may still have what was rolled back: the next fab start-cluster ships it again. "
+        "Look: fab history"
+    )
+    _answer(desk, "done", present, target, running)
+
+
+def choose(
+    acts: Sequence[Mapping[str, Any]], present: State, to: str | None, kept: Mapping[str, Sequence[str]]
+) -> State:
+    """Return the state to go to: the last one before the present, or the last one of release `to`.
+
+    `kept` has the releases of each host. Raises OperatorMistake where there is none, or a host lacks it.
+    """
+    states = [
+        State(str(act["release"]), act.get("settings"))
+        for act in acts
+        if act.get("verb") in SHIPPING and act.get("outcome") == "done" and act.get("release")
+    ]
+    everywhere = set.intersection(*map(set, kept.values())) if kept else set()
+    if to is not None:
+        found = [state for state in states if state.release.startswith(to)]
+        names = {state.release for state in found} or {name for name in everywhere if name.startswith(to)}
+        if not names:
+            raise OperatorMistake(
+                f"--to {show(to)} names no release that the history or the hosts know; the hosts have "
+                f"{', '.join(sorted(everywhere)) or 'none in common'}: fab history shows when each came"
+            )
+        if len(names) > 1:
+            raise OperatorMistake(f"--to {show(to)} names {', '.join(sorted(names))}: give more of it")
+        target = found[-1] if found else State(names.pop(), None)
+    else:
+        earlier = [state for state in states if present.differs(state)]
+        if not earlier:
+            raise OperatorMistake(
+                "the history has nothing before the present release and settings: name a release, --to RELEASE; the "
+                f"hosts have {', '.join(sorted(everywhere)) or 'none in common'}"
+            )
+        target = earlier[-1]
+    if without := [host for host, names in kept.items() if target.release not in names]:
+        raise OperatorMistake(
+            f"{', '.join(without)} has release {target.release} no more (release_keep): check that commit out and run "
+            "`fab start-cluster`"
+        )
+    return target
+
+
+def describe(present: State, target: State, running: Sequence[Task]) -> str:
+    """Return what is done, a line for each thing."""
+    lines = ["rollback", f"  release  {present.release} -> {target.release}"]
+    if target.settings is None:
+        lines.append("  settings stay: the history has none with this release")
+    else:
+        before = present.settings or {}
+        for key in sorted({*before, *target.settings}):
+            was, now = before.get(key), target.settings.get(key)
+            if was != now:
+                lines.append(f"  setting  {key}: {json.dumps(was)} -> {json.dumps(now)}")
+    if running:
+        lines.append(f"  restart  {', '.join(task.name for task in running)}")
+        lines.append("  pause    until TensorFlow is up again, or some seconds where the kit is the same; no step lost")
+    else:
+        lines.append("  restart  nothing: nothing runs")
+    return "\n".join(lines)
+
+
+def _look(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any] | None]:
+    """Return the releases that each host has whole, and the run settings of the chief's."""
+    # One that an installation left half has no link to its environment.
+    script = f'for each in {RELEASES}/*/env; do [ -d "$each/" ] && basename "${{each%/env}}"; done; true'
+    chief = cluster.inventory.chief.host
+    scripts = dict.fromkeys(hosts, script)
+    scripts[chief] += f"; echo @settings; cat {SETTINGS}"
+    answers = cluster.hosts.run(scripts)
+    lost = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
+    if lost:
+        raise HostsUnreachable(lost)
+    kept = {host: answer.stdout.partition("@settings")[0].split() for host, answer in answers.items()}
+    try:
+        settings = json.loads(answers[chief].stdout.partition("@settings")[2])
+    except ValueError:
+        settings = None
+    return kept, settings if isinstance(settings, dict) else None
+
+
+def _switch(
+    cluster: Cluster, desk: Desk, hosts: Sequence[str], present: State, target: State, running: Sequence[Task]
+) -> None:
+    """Switch, and restart what ran; a failure before the tasks start puts back what was there."""
+    cluster.remember(hosts)
+    try:
+        answers = cluster.act({host: _steps(cluster, host, present, target) for host in hosts}, SWITCH_SECONDS)
+        refuse_failures(answers)
+        cluster.tell_release(target.release)
+        leave_stale(cluster, answers)
+        if running:
+            cluster.start(running)
+    except BaseException:
+        with undisturbed():
+            desk.say("the rollback is broken off: what was there before is put back")
+            cluster.put_back(hosts)
+            cluster.tell_release(present.release)
+            cluster.start_again(hosts)
+        raise
+
+
+def _steps(cluster: Cluster, host: str, present: State, target: State) -> dict[str, Any]:
+    """Return what fleet/agent.py does on a host; the modules are the roles' own."""
+    readers = [task.name for task in cluster.inventory.tasks_on(host) if not task.server]
+    steps: list[dict[str, Any]] = [
+        {"name": "switch", "module": "host_release", "arguments": {"state": "current", "id": target.release}}
+    ]
+    # A file that is written again, with the same content, would make its readers restart.
+    if target.settings is not None and target.settings != present.settings:
+        text = json.dumps(target.settings, indent=4, sort_keys=True) + "\n"  # as Ansible's to_nice_json
+        steps.append({"name": "settings", "write": SETTINGS, "text": text})
+    look = {
+        "root": "/opt/trainer",
+        "config_dir": "/etc/trainer",
+        "unit": "/etc/systemd/system/trainer@.service",
+        "settings_readers": readers,
+    }
+    steps.append({"name": "stale", "module": "stale_tasks", "arguments": look})
+    return {"steps": steps, "sources": sources(steps), "alone": True}
+
+
+def _wait_for_a_step(cluster: Cluster, desk: Desk, seen: Observation) -> bool:
+    """Wait until a step is trained on what was switched to; False where nothing trained before."""
+    run = seen.run
+    if run is None or run.state not in ("training", "waiting") or not seen.units[cluster.inventory.chief.name].up:
+        return False
+    begun = cluster.observe([cluster.inventory.chief.host], new_is_enough=True)
+    before = max(run.step or 0, (begun.run.step or 0) if begun.run else 0)
+
+    def trains(now: Observation) -> bool:
+        return now.run is not None and now.run.state == "training" and (now.run.step or 0) > before
+
+    if not wait(cluster, desk, "the training goes on", trains, TRAIN_SECONDS):
+        chief = cluster.inventory.chief
+        raise ClusterTrouble(
+            f"no step was trained in {TRAIN_SECONDS:.0f} s; the tasks go on trying",
+            cluster.trouble({chief: "has trained no step since the rollback"}),
+        )
+    return True
+
+
+def _answer(desk: Desk, outcome: str, present: State, target: State, running: Sequence[Task]) -> None:
+    if desk.answers is not None:
+        desk.answer(
+            "rollback",
+            {
+                "outcome": outcome,
+                "release": target.release,
+                "before": present.release,
+                "settings": dict(target.settings) if target.settings is not None else None,
+                "restarts": [task.name for task in running],
+                "next": "fab history",
+            },
+        )
