@@ -602,3 +602,51 @@ def rollback(
 
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving("left. Look: fab status, fab history"):
         roll_back(cluster, _desk(json), to, reason, plan)
+
+
+@task(auto_shortflags=False, positional=["host"], help={**_HOST, **_REASON, **_PLAN, **_ANSWER, **_WHERE})
+def remove_host(
+    context: Context,
+    host: str,
+    reason: str | None = None,
+    plan: bool = False,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Clean a drained or dead host, and take it out of the inventory."""
+    from fleet.verbs_day2.remove_host import remove_host as remove
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving(f"left. Go on: fab remove-host {host}"):
+        remove(cluster, _desk(json), host, reason, plan)
+
+
+@task(
+    auto_shortflags=False,
+    positional=["old", "new"],
+    help={
+        "old": "the host whose place and numbers are taken; --old may be left out",
+        "new": "the new host's name in the inventory; --new may be left out",
+        "address": "the new host's address (default: its name)",
+        **_REASON,
+        **_PLAN,
+        **_ANSWER,
+        **_WHERE,
+    },
+)
+def replace_host(
+    context: Context,
+    old: str,
+    new: str,
+    address: str | None = None,
+    reason: str | None = None,
+    plan: bool = False,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Have a new host take the place of one that is drained or dead."""
+    from fleet.verbs_day2.remove_host import replace_host as replace
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving("left. Type it again to go on"):
+        replace(cluster, _desk(json), old, new, address, reason, plan)

@@ -100,6 +100,11 @@ class Hosts(fleet.Pretence):
 
 @pytest.fixture
 def hosts() -> Hosts:
+    return make_hosts()
+
+
+def make_hosts() -> Hosts:
+    """Hosts on which a run trains at step 20, saved at 15."""
     inventory = fleet.make_inventory(TASKS)
     run = {**inventory.variables["head"]["trainer_run"], "strategy": "parameter_server"}
     variables = {host: {**values, "trainer_run": run} for host, values in inventory.variables.items()}
@@ -382,7 +387,11 @@ KEPT = {"head": "abc123 old1 old2", "others": "abc123 old1 old2"}
 
 @pytest.fixture
 def back(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Hosts:
-    """Hosts that keep three releases, and do what fleet/agent.py is asked."""
+    return keep_releases(hosts, monkeypatch)
+
+
+def keep_releases(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    """Have hosts keep three releases, and do what fleet/agent.py is asked."""
     answer = hosts._answer
 
     def reply(host: str, script: str) -> Answer:
