@@ -170,7 +170,7 @@ def _refuse_other_release(cluster: Cluster, seen: Observation, host: str) -> Non
 def _pause_of_joining(tasks: Sequence[Task]) -> str:
     if any(task.job == "ps" for task in tasks):
         return "some seconds, after the next save: the model is laid out over one more"
-    return "none: others train on"
+    return "none; or some seconds after a save, where the cluster was formed again meanwhile" if tasks else "none"
 
 
 def _names(tasks: Sequence[Task]) -> str:
