@@ -6,6 +6,7 @@ One training of two workers and two ps is under way in all of these.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.hosts import answer, wait_until
+from tests.hosts import ROOT, answer, wait_until
 
 from .conftest import fab, play, reboot, status, units, wait_for_progress
 from .test_planned_reboot import FAULTS, events
@@ -122,9 +124,34 @@ def test_a_drain_survives_reboots_and_site_yml(training: Training, lab, long_run
     training.check("worker-1")
 
 
+def test_a_rollback_brings_the_release_and_settings_of_before(training: Training, lab, long_run, tmp_path) -> None:
+    """Half a minute; no process restarts but the supervisors' children."""
+    programs, edited = tmp_path / "programs", tmp_path / "lab"
+    shutil.copytree(ROOT / "tests/infra/programs", programs)
+    (programs / "slow.py").write_text((programs / "slow.py").read_text() + "# edited\n")
+    shutil.copytree(long_run, edited)
+    variables = edited / "group_vars/all.yml"
+    values = yaml.safe_load(variables.read_text())
+    run = values["trainer_run"] | {"log_seconds": 3}
+    variables.write_text(yaml.safe_dump(values | {"release_program": str(programs), "trainer_run": run}))
+    before = answer(lab["head"], "readlink /opt/trainer/current; cat /etc/trainer/run.json")
+    done("start-cluster", "--detach", inventory=edited)
+    assert answer(lab["head"], "readlink /opt/trainer/current; cat /etc/trainer/run.json") != before
+    begun = time.monotonic()
+    said = done("rollback", "--reason", "a test", inventory=long_run)
+    print(f"rollback: {time.monotonic() - begun:.1f} s\n{said}")
+    assert "setting  log_seconds: 3 -> null" in said
+    assert {answer(host, "readlink /opt/trainer/current; cat /etc/trainer/run.json") for host in lab.values()} == {
+        before
+    }
+    training.check()
+    assert "way     fab by itself" in done("start-cluster", "--detach", inventory=long_run)
+    training.check()
+
+
 def test_the_history_has_each_act(long_run) -> None:
     acts = json.loads(done("history", "--json", "--since", "30 min", "--lines", "100", inventory=long_run))
     assert acts["damaged"] == 0
     found = [(act["verb"], act["outcome"], act.get("reason")) for act in acts["history"]]
-    assert ("drain", "done", "a new disk") in found
+    assert {("drain", "done", "a new disk"), ("rollback", "done", "a test")} <= set(found)
     assert {("start-cluster", "done", None), ("undrain", "done", None)} <= set(found)
