@@ -14,6 +14,7 @@ from fleet.drills.scenes import Findings
 from fleet.drills.soak import Soak, rounds
 from fleet.drills.stage import DrillFailed, NotHere, Stage, victim
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
+from fleet.history import Trail
 from fleet.inventory import Inventory
 from fleet.signals import undisturbed
 from fleet.tables import render_table
@@ -116,17 +117,19 @@ def taken(cluster: Cluster, desk: Desk) -> Iterator[Stage]:
     """
     stage = Stage(cluster, desk)
     cluster.keep_starts_away("drill")
-    stage.take()
-    try:
-        yield stage
-    finally:
-        with undisturbed():
-            try:
-                stage.keep()
-                stage.give_back()
-            finally:
-                cluster.let_starts_in()
-        desk.say("the cluster is as it was before")
+    with Trail(cluster, desk, "drill") as trail:
+        stage.take()
+        trail.begin()
+        try:
+            yield stage
+        finally:
+            with undisturbed():
+                try:
+                    stage.keep()
+                    stage.give_back()
+                finally:
+                    cluster.let_starts_in()
+            desk.say("the cluster is as it was before")
 
 
 def choose(names: Sequence[str], everything: bool) -> list[Drill]:

@@ -13,6 +13,7 @@ from typing import Any
 from fleet.cluster import AS_TRAINER, Cluster, Observation
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.inventory import Inventory, Task
+from fleet.readings import describe
 from fleet.ssh import ANSWER_SECONDS
 from fleet.verbs import Desk
 from trainer.cluster.spec import SERVICE_JOBS
@@ -150,6 +151,9 @@ class Stage:
         before = self.cluster.observe()
         if before.unreachable:
             raise HostsUnreachable(before.unreachable, "No drill was begun")
+        if before.drains:
+            host = next(iter(before.drains))
+            raise OperatorMistake(f"{host} is {describe(before.drains[host])}, and drills need all: fab undrain {host}")
         self.cluster.refuse_when_not_installed(before)
         self.cluster.refuse_when_not_configured(before)
         answers = self.everywhere(f"cat {SETTINGS}; test -e {PROGRAM} || echo '@missing'")

@@ -14,7 +14,8 @@ from fabric.main import make_program
 from invoke import Exit
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs", "export", "checkpoints"]
+VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs", "export", "checkpoints", "hosts"]
+VERBS += ["history"]
 
 
 def fab(*words: str) -> int:
