@@ -31,8 +31,7 @@ def drain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, pl
     off. Raises OperatorMistake where the training would not go on.
     """
     (host,) = find_hosts(cluster.inventory, [host])
-    cost = look(cluster, [host], in_order=True)
-    seen = cluster.observe(new_is_enough=True)
+    seen, cost = look(cluster, [host], in_order=True)
     if plan_only:
         desk.say(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
         _answer(desk, "drain", "refused" if cost.refusals else "planned", host, cost)
@@ -46,34 +45,39 @@ def drain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, pl
     if host in seen.unreachable:
         raise HostsUnreachable(
             {host: seen.unreachable[host]},
-            "The training goes on without it already. Drain it when it is back, or take it out: fab remove-host "
-            f"{host}",
+            f"The training goes on without it. Drain it when it is back, or take it out: fab remove-host {host}",
         )
     with Trail(cluster, desk, "drain", reason) as trail:
         trail.begin(hosts=[host], tasks=list(cost.stops))
-        earlier = seen.drains.get(host, {})
-        record = {
-            "host": host,
-            "since": earlier.get("since", time.time()),
-            **history.origin(cluster.inventory),
-            "reason": reason or earlier.get("reason"),
-        }
-        drains.record(cluster, host, record)
-        tasks = cluster.inventory.tasks_on(host)
-        drains.tell_coordinator(cluster, tasks)
-        _wait_until_let_go(cluster, desk, seen, [task for task in tasks if task.job == "ps"])
-        drains.mark(cluster, host, record)
-        running = [task for task in tasks if seen.units[task.name].up]
-        if running:
-            desk.say(f"stopping {', '.join(task.name for task in running)}")
-            cluster.stop(running)
-        after = cluster.observe(new_is_enough=True)
-        if not is_drained(cluster, after, host):
-            up = ", ".join(task.name for task in tasks if task.name in after.units and after.units[task.name].up)
-            raise ClusterTrouble(f"{up} on {host} still runs: look with fab status, then fab drain {host} again")
+        after = _leave(cluster, desk, seen, host, reason)
         trail.end(step=after.run.step if after.run else None)
-    desk.say(f"{host} is drained: nothing starts {_names(tasks)} until fab undrain {host}")
+    names = _names(cluster.inventory.tasks_on(host))
+    desk.say(f"{host} is drained: nothing starts {names} until fab undrain {host}")
     _answer(desk, "drain", "done", host, cost)
+
+
+def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: str | None) -> Observation:
+    """Mark a host as drained, step by step, and stop its tasks; returns what is seen then."""
+    earlier = seen.drains.get(host, {})  # a drain that was broken off
+    record = {
+        "host": host,
+        "since": earlier.get("since", time.time()),
+        **history.origin(cluster.inventory),
+        "reason": reason or earlier.get("reason"),
+    }
+    tasks = cluster.inventory.tasks_on(host)
+    drains.record(cluster, host, record)
+    drains.tell_coordinator(cluster, tasks)
+    _wait_until_let_go(cluster, desk, seen, [task for task in tasks if task.job == "ps"])
+    drains.mark(cluster, host, record)
+    if running := [task for task in tasks if seen.units[task.name].up]:
+        desk.say(f"stopping {_names(running)}")
+        cluster.stop(running)
+    after = cluster.observe(new_is_enough=True)
+    if not is_drained(cluster, after, host):
+        up = [task for task in tasks if task.name in after.units and after.units[task.name].up]
+        raise ClusterTrouble(f"{_names(up)} on {host} still runs: look with fab status, then fab drain {host} again")
+    return after
 
 
 def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.cluster import Cluster
+from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
 from fleet.verbs import Desk
 from fleet.verbs_day2.cost import Cost, cost_of
@@ -17,7 +17,7 @@ def ok_to_stop(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> None:
     They may where the training goes on without a pause and loses no step.
     """
     chosen = find_hosts(cluster.inventory, hosts)
-    cost = look(cluster, chosen, in_order=False)
+    _, cost = look(cluster, chosen, in_order=False)
     problems = problems_of(cost, chosen)
     if desk.answers is not None:
         desk.answer("ok-to-stop", {"ok": not problems, "cost": cost.as_json(), "problems": problems})
@@ -39,7 +39,7 @@ def problems_of(cost: Cost, hosts: Sequence[str]) -> list[str]:
     return []
 
 
-def look(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> Cost:
+def look(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> tuple[Observation, Cost]:
     """Ask the hosts, and work out what it costs to take some of them away."""
     seen = cluster.observe(with_facts=True)
     chief = cluster.inventory.chief.host
@@ -51,4 +51,4 @@ def look(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> Cost:
             checkpoints = cluster.list_checkpoints()
         except FleetError:
             checkpoints = []  # the run has not saved yet, or its host does not answer: the cost says so
-    return cost_of(cluster.inventory, seen, hosts, checkpoints, in_order)
+    return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order)
