@@ -255,6 +255,7 @@ def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, desk: verbs
     verbs.start_cluster(cluster(hosts), desk, detach=True)
     assert "without worker-1 on w-b: drained since" in fleet.printed(desk)
     assert "a new disk (fab undrain w-b)" in fleet.printed(desk)
+    assert "started chief-0, ps-0, ps-1, worker-0, evaluator-0" in fleet.printed(desk)
     assert "worker-1" not in up(hosts)
     assert hosts.leavers == {"worker-1"}
 
