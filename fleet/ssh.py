@@ -113,6 +113,7 @@ class SshHosts:
         self._connections: dict[str, Connection] = {}
         self._held: list[paramiko.Channel] = []
         self._opening = {name: threading.Lock() for name in hosts}
+        self._making = threading.Lock()  # Invoke empties its settings for a moment where one of them is set
         self._threads = min(MOST_AT_ONCE, max(1, len(hosts)))
         self._pool = ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="ssh")
 
@@ -263,7 +264,8 @@ class SshHosts:
         with self._opening[host.name]:  # two scripts may need one host at a time
             connection = self._connections.get(host.name)
             if connection is None:
-                connection = self._connections[host.name] = self._connection(host)
+                with self._making:
+                    connection = self._connections[host.name] = self._connection(host)
             if not connection.is_connected:
                 _open(connection)
                 keep_alive(connection)
