@@ -25,13 +25,27 @@ MOST_FAILURES = 1000
 USER = 10001
 
 
+class Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as they are."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True  # kubectl would take them, readers would not
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+Dumper.add_representer(str, _text)
+
+
 def render(wanted: Wanted, image: str, size: str, storage_class: str | None = None) -> str:
     """Return the objects as YAML, for `kubectl apply -f -`."""
     objects = [_settings(wanted), _claim(wanted, size, storage_class), _policy(wanted), _budget(wanted)]
     for job, count in wanted.tasks.items():
         objects.append(_service(wanted, job))
         objects.append(_coordinator(wanted, image) if job == "chief" else _servers(wanted, job, count, image))
-    return yaml.safe_dump_all(objects, sort_keys=False, explicit_start=True, width=1000)
+    return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, explicit_start=True, width=1000)
 
 
 def addresses(wanted: Wanted) -> dict[str, list[str]]:

@@ -44,7 +44,11 @@ def render(
                 "registry.example.org/mine:1 (docs/other-managers.md)"
             )
         cluster = wanted(inventory, name, run, program, SHARED_DIR)
-        desk.say(kubernetes.render(cluster, image, size, storage_class).rstrip("\n"))
+        text = kubernetes.render(cluster, image, size, storage_class)
     else:
         cluster = wanted(inventory, name, run, program, shared_dir or inventory.shared_dir)
-        desk.say(slurm.render(cluster, python).rstrip("\n"))
+        text = slurm.render(cluster, python)
+    if desk.answers:
+        desk.answer("render", {"manager": manager, "text": text})
+    else:
+        desk.say(text.rstrip("\n"))
