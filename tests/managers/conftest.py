@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -76,14 +75,10 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
     (tmp_path / "munge.key").write_bytes(os.urandom(1024))
     (tmp_path / "munge.key").chmod(0o400)
     cluster = Slurm(tmp_path)
-    munge = ["munged", "--foreground", "--force", f"--key-file={tmp_path}/munge.key"]
+    munge = ["/usr/sbin/munged", "--foreground", "--force", f"--key-file={tmp_path}/munge.key"]
     munge += [f"--socket={tmp_path}/munge.socket", f"--log-file={tmp_path}/munge.log"]
     munge += [f"--pid-file={tmp_path}/munge.pid", f"--seed-file={tmp_path}/munge.seed"]
-    daemons = [
-        [shutil.which("munged") or "/usr/sbin/munged", *munge[1:]],
-        ["/usr/sbin/slurmctld", "-D"],
-        ["/usr/sbin/slurmd", "-D", "-N", host],
-    ]
+    daemons = [munge, ["/usr/sbin/slurmctld", "-D"], ["/usr/sbin/slurmd", "-D", "-N", host]]
     running: list[subprocess.Popen[bytes]] = []
     try:
         for command in daemons:
@@ -94,6 +89,10 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
             assert time.monotonic() < until, (tmp_path / "slurmctld.log").read_text()
             time.sleep(1)
         yield cluster
+        subprocess.run(["scancel", "--user=root"], env=cluster.environment)
+        until = time.monotonic() + 90
+        while cluster.call("squeue", "--noheader") and time.monotonic() < until:
+            time.sleep(1)
     finally:
         for daemon in reversed(running):
             daemon.terminate()

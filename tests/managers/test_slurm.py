@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_job_that_is_asked_to_end_saves_and_is_queued_again(slurm) -> None:  #
     slurm.wait(job, {"RUNNING"}, 60)
     until_step(slurm, 100)
     slurm.call("scancel", "--batch", "--signal=TERM", job)
-    slurm.wait(job, {"PENDING"}, 120)
+    slurm.wait(job, {"PENDING"}, 240)
     saved = status(slurm)
     assert saved["state"] == "stopped"
     step = saved["step"]
@@ -63,9 +64,7 @@ def test_a_job_that_is_asked_to_end_saves_and_is_queued_again(slurm) -> None:  #
 
 
 def until_step(cluster, step: int) -> None:  # type: ignore[no-untyped-def]
-    import time
-
-    until = time.monotonic() + 300
+    until = time.monotonic() + 400
     while True:
         try:
             if (found := status(cluster)).get("state") == "training" and int(str(found.get("step") or 0)) >= step:
