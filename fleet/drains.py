@@ -15,9 +15,9 @@ from typing import Any
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable
-from fleet.inventory import Inventory, Task
 from fleet.readings import LEAVERS, MARK
 from fleet.run import AS_TRAINER
+from fleet.site.inventory import Inventory, Task
 
 
 def mark(cluster: Cluster, host: str, record: Mapping[str, Any]) -> None:

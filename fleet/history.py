@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from fleet.cluster import Cluster
 from fleet.errors import FleetError, first_line
-from fleet.inventory import Inventory
 from fleet.places import ROLES
 from fleet.run import AS_TRAINER, SETTINGS
+from fleet.site.inventory import Inventory
 
 NAME = "history.jsonl"
 # Of a line: a command's words have an end, and so has what a reader can use.

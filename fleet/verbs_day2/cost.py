@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet.cluster import Observation
-from fleet.inventory import Inventory, Task
 from fleet.quorum import JOBS, minimum
 from fleet.run import Run
+from fleet.site.inventory import Inventory, Task
 from fleet.tables import render_duration
 from trainer.core.config import STRATEGIES, Config
 

@@ -10,8 +10,8 @@ from fleet import drains, history
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
-from fleet.inventory import Task
 from fleet.readings import describe
+from fleet.site.inventory import Task
 from fleet.verbs import Desk
 from fleet.verbs_day2.cost import Cost
 from fleet.verbs_day2.names import find_hosts

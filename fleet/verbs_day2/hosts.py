@@ -9,7 +9,7 @@ from typing import Any
 from fleet.cluster import Cluster, Observation
 from fleet.errors import HostsUnreachable
 from fleet.facts import describe_gpus
-from fleet.inventory import Inventory
+from fleet.site.inventory import Inventory
 from fleet.tables import render_duration, render_table
 from fleet.units import Health
 from fleet.verbs import Desk

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from fleet.errors import FleetError
-from fleet.inventory import Inventory, load_inventory
+from fleet.site.inventory import Inventory, load_inventory
 
 
 class NotPlain(Exception):

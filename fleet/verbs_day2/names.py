@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.errors import OperatorMistake
-from fleet.inventory import Inventory
-from fleet.schema.problems import show
+from fleet.site.inventory import Inventory
+from fleet.site.schema.problems import show
 
 
 def find_hosts(inventory: Inventory, given: Sequence[str]) -> list[str]:

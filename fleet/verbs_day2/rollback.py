@@ -12,11 +12,11 @@ from fleet.asked import sources
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
-from fleet.inventory import Task
 from fleet.run import SETTINGS
-from fleet.schema.problems import show
 from fleet.short import SWITCH_SECONDS, leave_stale, refuse_failures
 from fleet.signals import undisturbed
+from fleet.site.inventory import Task
+from fleet.site.schema.problems import show
 from fleet.verbs import Desk
 from fleet.verbs_day2.waiting import wait
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from fleet.cluster import Cluster, Observation
 from fleet.tables import ProgressLine
-from fleet.verbs import RUN_SECONDS, Desk
+from fleet.verbs import Desk
+from fleet.verbs.watch import RUN_SECONDS
 
 
 def wait(cluster: Cluster, desk: Desk, what: str, happened: Callable[[Observation], bool], seconds: float) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
-from fleet.inventory import load_inventory
+from fleet.site.inventory import load_inventory
 from fleet.verbs_day2.drain import drain
 from fleet.verbs_day2.remove_host import remove_host, replace_host
 from tests.unit import test_fleet_verbs as fleet

@@ -17,9 +17,12 @@ import pytest
 from fleet import history, readings, verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import Task
 from fleet.places import ROLES
+from fleet.site.inventory import Task
 from fleet.ssh import Answer
+from fleet.verbs.start import StartRequest, start_cluster
+from fleet.verbs.status import show_status
+from fleet.verbs.stop import stop_cluster
 from fleet.verbs_day2.drain import drain, undrain
 from fleet.verbs_day2.history import show_history
 from fleet.verbs_day2.hosts import show_hosts
@@ -252,7 +255,7 @@ def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, desk: verbs
     hosts.run_status, hosts.heeds, hosts.leavers = fleet.status("new", None), False, set()
     hosts.tick = fleet.train()
     desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
-    verbs.start_cluster(cluster(hosts), desk, detach=True)
+    start_cluster(cluster(hosts), desk, StartRequest(detach=True))
     assert "without worker-1 on w-b: drained since" in fleet.printed(desk)
     assert "a new disk (fab undrain w-b)" in fleet.printed(desk)
     assert "started chief-0, ps-0, ps-1, worker-0, evaluator-0" in fleet.printed(desk)
@@ -262,13 +265,13 @@ def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, desk: verbs
 
 def test_status_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, desk: verbs.Desk) -> None:
     drain(cluster(hosts), desk, "w-b", "a new disk")
-    verbs.show_status(cluster(hosts), desk)
+    show_status(cluster(hosts), desk)
     hosts.unreachable["w-b"] = "no route"
-    verbs.show_status(cluster(hosts), desk)
+    show_status(cluster(hosts), desk)
     assert len(re.findall(r"worker-1 +w-b +drained .*a new disk", fleet.printed(desk))) == 2
     hosts.recorded.clear()
     with pytest.raises(HostsUnreachable):
-        verbs.show_status(cluster(hosts), desk)
+        show_status(cluster(hosts), desk)
 
 
 def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, desk: verbs.Desk) -> None:
@@ -312,11 +315,11 @@ def test_hosts_that_may_go_now(hosts: Hosts, desk: verbs.Desk) -> None:
 
 
 def test_starts_and_stops_leave_lines(hosts: Hosts, desk: verbs.Desk) -> None:
-    verbs.stop_cluster(cluster(hosts), desk)
+    stop_cluster(cluster(hosts), desk)
     hosts.run_status, hosts.heeds = fleet.status("new", None), False
     hosts.tick = fleet.train()
     desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
-    verbs.start_cluster(cluster(hosts), desk, "digits-2", detach=True)
+    start_cluster(cluster(hosts), desk, StartRequest("digits-2", detach=True))
     desk.answers = io.StringIO()
     show_history(cluster(hosts), desk)
     acts = json.loads(desk.answers.getvalue())["history"]
@@ -331,14 +334,14 @@ def test_a_start_that_fails_leaves_its_reason(hosts: Hosts, desk: verbs.Desk) ->
 
     desk.ship, desk.build = fleet.shipping(fail), lambda _: "abc123"
     with pytest.raises(ClusterTrouble):
-        verbs.start_cluster(cluster(hosts), desk)
+        start_cluster(cluster(hosts), desk, StartRequest())
     assert [json.loads(line)["outcome"] for line in hosts.lines] == ["begun", "failed"]
     assert json.loads(hosts.lines[-1])["message"] == "the switch failed"
 
 
 def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
     hosts.full = True
-    verbs.stop_cluster(cluster(hosts), desk)
+    stop_cluster(cluster(hosts), desk)
     assert up(hosts) == set()
     assert "this is not in the cluster's history" in fleet.printed(desk)
 
