@@ -29,6 +29,7 @@ from fleet.verbs_day2.hosts import show_hosts
 from fleet.verbs_day2.ok_to_stop import ok_to_stop
 from fleet.verbs_day2.rollback import rollback
 from tests.unit import test_fleet_verbs as fleet
+from trainer.cluster import leaving
 
 TASKS = [
     Task("chief", 0, "head", "192.0.2.10", 2222, server=False),
@@ -476,3 +477,9 @@ def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, desk: ve
     assert "settings stay" in fleet.printed(desk)
     rollback(cluster(back), desk, "old2")
     assert [line for line in back.done if "gets" in line] == []
+
+
+def test_unit_and_coordinator_look_where_a_drain_is_marked() -> None:
+    unit = (ROLES / "trainer/templates/trainer@.service.j2").read_text(encoding="utf-8")
+    assert f"\nConditionPathExists=!{readings.MARK}\n" in unit
+    assert str(leaving.DRAINED) == readings.LEAVERS
