@@ -36,7 +36,7 @@ class Kind:
 
 KINDS = {
     "SGD": Kind("Table", 10, 24.0),
-    "Adam": Kind("TableAdam", 4, 24.0, {"lazy_adam": True}),
+    "Adam": Kind("TableAdam", 4, 24.0, {"lazy_optimizers": True}),
     "Adagrad": Kind("TableAdagrad", 200, 2.0),
 }
 

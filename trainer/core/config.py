@@ -66,6 +66,7 @@ PARTITIONERS = ("min_size", "max_size", "fixed_shards", "none")
 # Keys that had another name once.
 RENAMED = {
     "chief_alone": "local_run_dir",
+    "lazy_adam": "lazy_optimizers",
     "silent_seconds": "heartbeat_timeout_seconds",
     "steps_per_call": "steps_per_execution",
     "storage_seconds": "storage_timeout_seconds",
@@ -117,7 +118,7 @@ class Config:
     partitioner_min_bytes: int = 256 * 1024
     partitioner_max_bytes: int = 64 * 1024 * 1024
     partitioner_shards: int = 2
-    lazy_adam: bool = False
+    lazy_optimizers: bool = False
     heartbeat_timeout_seconds: float = 5.0
     elastic: bool = True
     ps_wait_seconds: float = 30.0
@@ -180,9 +181,9 @@ class Config:
                 f"input_position: exact is for workers of parameter servers, and strategy {self.strategy} has none: "
                 "leave it out, or choose parameter_server"
             )
-        if self.lazy_adam and not self.traits.remote:
+        if self.lazy_optimizers and not self.traits.remote:
             raise ConfigError(
-                f"lazy_adam: it is for tables on parameter servers, and strategy {self.strategy} has none: "
+                f"lazy_optimizers: it is for tables on parameter servers, and strategy {self.strategy} has none: "
                 "leave it out, or choose parameter_server"
             )
         if problem := next(relation_problems(self), None):
