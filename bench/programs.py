@@ -206,14 +206,8 @@ class ManyTablesAdagrad(ManyTables):
     optimizer = staticmethod(lambda: tf.keras.optimizers.Adagrad(0.01))
 
 
-class TableAny(Table):
-    """The same in small batches, with the optimizer of BENCH_OPTIMIZER, as bench/right names it.
-
-    The first batches name a small part of the rows each, so that most rows are looked up for the first time while
-    others train.
-    """
-
-    batch, batches = 16, 125
+class TableOf(Table):
+    """The same with the optimizer of BENCH_OPTIMIZER, as bench/right names it; `SGD` has momentum."""
 
     def keras(self) -> Any:
         return importlib.import_module("keras") if "keras3." in os.environ["BENCH_OPTIMIZER"] else tf.keras
@@ -222,3 +216,13 @@ class TableAny(Table):
         name = os.environ["BENCH_OPTIMIZER"].removeprefix("keras3.")
         more = {"momentum": 0.9} if name == "SGD" else {}
         return attrgetter(name)(self.keras().optimizers)(0.01, **more)
+
+
+class TableAny(TableOf):
+    """The same in small batches.
+
+    The first batches name a small part of the rows each, so that most rows are looked up for the first time while
+    others train.
+    """
+
+    batch, batches = 16, 125

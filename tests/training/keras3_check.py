@@ -562,7 +562,7 @@ def refusals():
     found = {
         "strategy": no(Program(), strategy="one_device", partitioner_min_bytes=1),
         "api": no(Program(), api="fit"),
-        "lazy_adam": no(Program(), lazy_adam=True),
+        "lazy_optimizers": no(compiled(lambda: optimizers.Muon(0.1)), lazy_optimizers=True),
         "exact": no(Program(), evaluation="exact"),
         "initial_weights": no(Program(), initial_weights="/nowhere/x.weights.h5"),
         "run_eagerly": no(compiled(run_eagerly=True)),

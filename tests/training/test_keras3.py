@@ -157,7 +157,7 @@ def test_a_loss_that_is_no_number_ends_the_training(callbacks: dict[str, Any]) -
 REFUSED = {
     "strategy": "strategy: one_device is not for models of Keras 3",
     "api": "set api to custom_loop",
-    "lazy_adam": "leave it out",
+    "lazy_optimizers": "Muon",
     "exact": "take distributed",
     "initial_weights": "call model.load_weights in build_model",
     "run_eagerly": "run_eagerly=True, which workers cannot do",

@@ -12,7 +12,6 @@ import pytest
 
 from trainer import testing
 from trainer.core.config import Config, ConfigError
-from trainer.core.failures import UserError
 from trainer.run.checkpoints import check_fit
 from trainer.training.one_update import gather
 from trainer.training.optimizers import is_wrapper, optimizers_of, share_among_workers
