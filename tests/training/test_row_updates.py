@@ -258,14 +258,27 @@ def saved(result: testing.Result) -> dict[str, np.ndarray]:
     return {name: reader.get_tensor(name) for name in names if "save_counter" not in name}
 
 
+LAZY = {"lazy_optimizers": True}
+OTHERS: dict[str, Make] = {
+    "momentum": lambda: keras.SGD(0.01, momentum=0.9, nesterov=True),
+    "rmsprop": lambda: keras.RMSprop(0.01, centered=True, momentum=0.5),
+    "ftrl": lambda: keras.Ftrl(0.01),
+    "adamw": lambda: keras.AdamW(0.01),
+    "nadam": lambda: keras.Nadam(0.01),
+    "adamax": lambda: keras.Adamax(0.01),
+    "averages": lambda: keras.Adagrad(0.01, use_ema=True),
+}
+
+
 @pytest.mark.parametrize(
     ("make", "batches", "settings"),
     [
         pytest.param(lambda: keras.SGD(0.01), SOME_ROWS, {}, marks=pytest.mark.matrix),
         pytest.param(lambda: keras.Adagrad(0.1), SOME_ROWS, {}, marks=pytest.mark.matrix),
-        (lambda: keras.Adam(0.01), ALL_ROWS, {"lazy_optimizers": True}),
+        (lambda: keras.Adam(0.01), ALL_ROWS, LAZY),
+        *(pytest.param(make, ALL_ROWS, LAZY, marks=pytest.mark.matrix) for make in OTHERS.values()),
     ],
-    ids=["sgd", "adagrad", "lazy-adam"],
+    ids=["sgd", "adagrad", "lazy-adam", *(f"lazy-{name}" for name in OTHERS)],
 )
 def test_tables_of_two_shards_train_as_whole_ones_do_alone(
     tmp_path: Path, make: Make, batches: list[list[int]], settings: dict[str, Any]
