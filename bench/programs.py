@@ -13,6 +13,8 @@ import tensorflow as tf
 # tf.data's own sleep: it holds no CPU and no Python lock, like a step that waits for an accelerator.
 from tensorflow.python.data.experimental.ops.testing import sleep
 
+from trainer.examples import criteo
+
 BATCH = 32
 EXAMPLES = 32 * 256
 FEATURES = 16
@@ -226,3 +228,35 @@ class TableAny(TableOf):
     """
 
     batch, batches = 16, 125
+
+
+class Apart:
+    """Has workers read different parts where the guide tells each of them that it is the only one."""
+
+    def part(self, context: tf.distribute.InputContext) -> tf.Tensor:
+        if context.num_input_pipelines > 1:
+            return tf.cast(context.input_pipeline_id, tf.int64)
+        return tf.random.uniform([], maxval=2**20, dtype=tf.int64)
+
+
+class Kept:
+    """Has each worker read the same 64 batches again and again, so that nothing is measured of making them."""
+
+    def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return super().train_dataset(context).take(64).cache().repeat().prefetch(2)
+
+
+class WideAndDeep(Apart, criteo.WideAndDeep):
+    """Trained by bench/recommender to see what it learns."""
+
+
+class DLRM(Apart, criteo.DLRM):
+    """The same."""
+
+
+class WideAndDeepKept(Kept, WideAndDeep):
+    """Trained by bench/recommender to see how fast."""
+
+
+class DLRMKept(Kept, DLRM):
+    """The same."""
