@@ -2,8 +2,8 @@
 
 An example has 13 numbers and 26 ids. There are as many different ids as in Criteo's data, some ten million of one
 kind, and few of them are seen often. Ids are raw, any number of 64 bits: each kind has a table, and an id the row that
-is its remainder, so that nobody keeps a vocabulary. The data is made up here, without an end: each id is worth
-something, and so are pairs, which a model must find out. docs/recommenders.md goes on from here.
+is its remainder, so that nobody keeps a vocabulary. Without files the data is made up here, without an end: each id is
+worth something, and so are pairs, which a model must find out. docs/recommenders.md goes on from here.
 """
 
 from __future__ import annotations
@@ -28,9 +28,23 @@ class Criteo:
 
     width = 16
 
-    def __init__(self, rows: int = 100_000, batch: int = 1024, hidden: tuple[int, ...] = (128, 64)) -> None:
-        """Take the rows of a table at most: a kind with fewer ids has as many rows as ids."""
+    def __init__(
+        self,
+        rows: int = 100_000,
+        batch: int = 1024,
+        hidden: tuple[int, ...] = (128, 64),
+        files: str = "",
+        eval_files: str = "",
+    ) -> None:
+        """Take the rows of a table at most: a kind with fewer ids has as many rows as ids.
+
+        `files` and `eval_files` are patterns of files like Criteo's, which all workers see: a click, 13 numbers and 26
+        texts a line, with tabs between. Without them the data is made up.
+        """
+        if bool(files) != bool(eval_files):
+            raise ValueError(f"files is {files!r} and eval_files is {eval_files!r}: give both, or none of them")
         self.rows, self.batch, self.hidden = rows, batch, hidden
+        self.files, self.eval_files = files, eval_files
 
     def tables(self, ids: Any, width: int) -> list[Any]:
         """Return the rows of each kind's table, each of shape [batch, width]."""
@@ -66,13 +80,34 @@ class Criteo:
         return tf.cast(context.input_pipeline_id, tf.int64)
 
     def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        if self.files:
+            paths = tf.data.Dataset.list_files(self.files, shuffle=False)
+            paths = paths.shard(context.num_input_pipelines, context.input_pipeline_id)
+            lines = paths.interleave(tf.data.TextLineDataset, num_parallel_calls=tf.data.AUTOTUNE)
+            return lines.shuffle(50_000).repeat().batch(self.batch).map(parsed).prefetch(tf.data.AUTOTUNE)
         part = self.part(context)
         batches = tf.data.Dataset.range(2**40).map(lambda number: examples(self.batch, number, part + 1))
         return batches.prefetch(tf.data.AUTOTUNE)
 
     def eval_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
-        batches = tf.data.Dataset.range(EVALUATED).map(lambda number: examples(self.batch, number, 0))
+        if self.eval_files:
+            lines = tf.data.TextLineDataset(tf.data.Dataset.list_files(self.eval_files, shuffle=False))
+            batches = lines.batch(self.batch).map(parsed)
+        else:
+            batches = tf.data.Dataset.range(EVALUATED).map(lambda number: examples(self.batch, number, 0))
         return batches.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+    def serving_signature(self, model: tf.keras.Model) -> tf.types.experimental.PolymorphicFunction:
+        """Let the exported model take ids as the data has them, and answer with the chance of a click."""
+        kind = tf.string if self.files else tf.int64
+        specs = tf.TensorSpec([None, NUMBERS], name="numbers"), tf.TensorSpec([None, len(KINDS)], kind, name="ids")
+
+        @tf.function(input_signature=specs)
+        def click(numbers: tf.Tensor, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+            given = raw_ids(ids) if self.files else ids
+            return {"chance": tf.sigmoid(model({"numbers": numbers, "ids": given}))[:, 0]}
+
+        return click
 
 
 class WideAndDeep(Criteo):
@@ -97,6 +132,19 @@ class DLRM(Criteo):
         pairs = [count * first + second for first in range(count) for second in range(first)]
         products = tf.gather(tf.reshape(products, [-1, count * count]), pairs, axis=1)
         return self.deep(tf.keras.layers.Concatenate()([numbers, products]))
+
+
+def parsed(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Return what lines of Criteo's files say, as `examples` does; a number that is missing or below 0 is 0."""
+    fields = tf.io.decode_csv(lines, [["0"]] * (1 + NUMBERS + len(KINDS)), field_delim="\t", use_quote_delim=False)
+    clicked, *numbers = (tf.strings.to_number(field) for field in fields[: 1 + NUMBERS])
+    given = {"numbers": tf.maximum(tf.stack(numbers, 1), 0), "ids": raw_ids(tf.stack(fields[1 + NUMBERS :], 1))}
+    return given, clicked[:, tf.newaxis]
+
+
+def raw_ids(texts: tf.Tensor) -> tf.Tensor:
+    """Return a number for each text, the same in training and where the model is served."""
+    return tf.strings.to_hash_bucket_fast(texts, 2**62)
 
 
 def examples(batch: int, number: Any, part: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
