@@ -264,7 +264,6 @@ OTHERS: dict[str, Make] = {
     "rmsprop": lambda: keras.RMSprop(0.01, centered=True, momentum=0.5),
     "ftrl": lambda: keras.Ftrl(0.01),
     "adamw": lambda: keras.AdamW(0.01),
-    "nadam": lambda: keras.Nadam(0.01),
     "adamax": lambda: keras.Adamax(0.01),
     "averages": lambda: keras.Adagrad(0.01, use_ema=True),
 }
