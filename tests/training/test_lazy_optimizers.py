@@ -331,6 +331,14 @@ def test_a_table_of_a_mixed_policy_is_trained_in_32_bits() -> None:
 
 
 @libraries
+def test_ftrl_keeps_what_keras_sets_to_0(library: Any) -> None:
+    """As docs/large-tables.md says: its first step takes the first values of all rows away."""
+    ours, plain = (Trained(library.Ftrl(RATE), lazy=lazy).train([1]) for lazy in (True, None))
+    np.testing.assert_array_equal(ours[2], START[2])
+    np.testing.assert_array_equal(plain[2], 0)
+
+
+@libraries
 def test_without_the_setting_they_are_keras_own(library: Any) -> None:
     for name in set(LAZY) - {"SGD", "Adagrad"}:
         ours, plain = (Trained(getattr(library, name)(RATE), lazy=lazy) for lazy in (False, None))
