@@ -136,7 +136,8 @@ class DLRM(Criteo):
 
 def parsed(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
     """Return what lines of Criteo's files say, as `examples` does; a number that is missing or below 0 is 0."""
-    fields = tf.io.decode_csv(lines, [["0"]] * (1 + NUMBERS + len(KINDS)), field_delim="\t", use_quote_delim=False)
+    missing = [["0"]] * (1 + NUMBERS) + [[""]] * len(KINDS)
+    fields = tf.io.decode_csv(lines, missing, field_delim="\t", use_quote_delim=False)
     clicked, *numbers = (tf.strings.to_number(field) for field in fields[: 1 + NUMBERS])
     given = {"numbers": tf.maximum(tf.stack(numbers, 1), 0), "ids": raw_ids(tf.stack(fields[1 + NUMBERS :], 1))}
     return given, clicked[:, tf.newaxis]
