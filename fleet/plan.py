@@ -8,7 +8,8 @@ from typing import Any
 
 from fleet.cluster import Observation
 from fleet.decision import Choice, pick_restarts
-from fleet.site.inventory import Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.units import Health
 from trainer.core.parameters import describe_values
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.drills.faults import Fault
 from fleet.drills.stage import Stage
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 
 
 @dataclass

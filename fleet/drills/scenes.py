@@ -19,7 +19,7 @@ from fleet.drills.watch import (
     new_steps,
     steps_lost,
 )
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 from trainer.cluster.spec import SERVICE_JOBS
 
 # After this time beyond its bound, what is watched for is given up.

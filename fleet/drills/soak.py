@@ -24,7 +24,7 @@ from fleet.drills.stage import DrillFailed, Process, Sample, Stage
 from fleet.drills.watch import Watch, describe_process, longest_pause, steps_lost
 from fleet.drills.ways import AWay
 from fleet.errors import FleetError
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 
 PROGRAM = "trainer.drill:Soak"
 START_PAUSE = 90.0  # a start of the whole cluster, from the command to the first step

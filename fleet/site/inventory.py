@@ -12,6 +12,7 @@ from typing import Any
 
 from fleet.errors import OperatorMistake, first_line
 from fleet.places import KIT, site, site_file
+from fleet.site.members import ClusterSpecError, storage_of
 from fleet.site.schema.check import loose_problems
 from fleet.site.schema.formats import ROUTE_OPTIONS, control_file, control_path, ssh_options
 from fleet.site.schema.problems import Problem, show, tell
@@ -27,7 +28,7 @@ from fleet.site.schema.sources import (
     variable_files,
 )
 from fleet.site.schema.texts import text_problems
-from fleet.site.topology import ClusterSpecError, cluster_spec, storage_of
+from fleet.site.topology import Task, cluster_spec, derive_topology
 from fleet.vault import open_vaults
 from trainer.core.config import Config
 
@@ -35,31 +36,6 @@ _YAML = (".yml", ".yaml", ".json")
 # What Ansible says of a file before its name.
 _UNPARSED = "Completely failed to parse inventory source "
 _FOR_A_PLUGIN = "Plugin configuration YAML file"
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task of the cluster: a systemd unit on a host."""
-
-    job: str
-    index: int
-    host: str
-    address: str
-    port: int | None
-    server: bool  # it waits for the coordinator's orders; the others train or evaluate, and end with the run
-
-    @property
-    def trains(self) -> bool:
-        """Whether it runs the training program: the coordinator, and without parameter servers each worker."""
-        return not self.server and self.job != "evaluator"
-
-    @property
-    def name(self) -> str:
-        return f"{self.job}-{self.index}"
-
-    @property
-    def unit(self) -> str:
-        return f"trainer@{self.name}.service"
 
 
 @dataclass(frozen=True)
@@ -104,7 +80,7 @@ class Inventory:
     @property
     def shared_dir(self) -> str:
         """Where the chief's host has the runs: the path that all hosts share, or its own directory."""
-        shared = storage_of(self.variables[self.chief.host])["path"]
+        shared = storage_of(self.variables[self.chief.host]).path
         if not isinstance(shared, str) or not shared.startswith("/"):
             raise OperatorMistake(
                 f"cluster_shared_dir is {shared!r} in {self.source}; expected the absolute path that every host "
@@ -115,7 +91,7 @@ class Inventory:
     @property
     def is_shared(self) -> bool:
         """Whether the hosts share a path at all."""
-        return bool(storage_of(self.variables[self.chief.host])["shared"])
+        return storage_of(self.variables[self.chief.host]).shared
 
     @property
     def steps(self) -> int:
@@ -137,7 +113,7 @@ class Inventory:
 
     @cached_property
     def spec(self) -> Mapping[str, Any]:
-        """The cluster, as the filter of this name derives it for Ansible."""
+        """The cluster as Ansible's roles get it, in plain data."""
         return cluster_spec(self.groups, self.variables)
 
     def tasks_on(self, host: str) -> list[Task]:
@@ -371,20 +347,17 @@ def describe(source: Source) -> Inventory:
     groups = {str(group): list(hosts) for group, hosts in source.groups.items()}
     variables = source.variables
     try:
-        spec = cluster_spec(groups, variables)
+        topology = derive_topology(groups, variables)
     except ClusterSpecError as error:
         raise OperatorMistake(f"{source.name}: {error}") from error
-    tasks = [
-        Task(task["job"], task["index"], task["host"], task["address"], task["port"], task["server"])
-        for task in spec["tasks"]
-    ]
+    tasks = topology.tasks
     # Every verb asks the chief's host for the run. What else a cluster needs is for preflight to say, before a start.
     if not any(task.job == "chief" for task in tasks):
         raise OperatorMistake(
             f"group 'chief' has no task in {source.name}; expected one host, which fab asks for the run. "
             "Put it under `chief:` there and run `ansible-playbook site.yml`"
         )
-    boards = [f"http://{board['address']}:{board['port']}" for board in spec["tensorboard"].values()]
+    boards = [f"http://{board.address}:{board.port}" for board in topology.listeners["tensorboard"].values()]
     hosts = {
         name: ssh_host(name, variables[name], source.defaults) for name in dict.fromkeys(task.host for task in tasks)
     }

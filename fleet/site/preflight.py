@@ -12,6 +12,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fleet.site.gpus import gpu_problems
+from fleet.site.members import (
+    DEFAULT_PORTS,
+    JOBS,
+    NUMBERED_JOBS,
+    SERVICES,
+    ClusterSpecError,
+    Groups,
+    HostVars,
+    busy_jobs,
+    run_settings,
+    storage_of,
+    strategy_of,
+)
 from fleet.site.schema import check, formats
 from fleet.site.schema.control import control_file_problems
 from fleet.site.schema.definition import definition
@@ -21,20 +34,7 @@ from fleet.site.schema.relations import relation_problems
 from fleet.site.schema.shapes import shape_problems
 from fleet.site.schema.sources import beside_problems, file_problems, range_problems, special_file_problems
 from fleet.site.schema.texts import text_problems, unread_problems
-from fleet.site.topology import (
-    DEFAULT_PORTS,
-    JOBS,
-    MAX_ENVIRONMENT_STRING,
-    NUMBERED_JOBS,
-    SERVICES,
-    ClusterSpecError,
-    busy_jobs,
-    cluster_spec,
-    run_settings,
-    storage_of,
-    strategy_of,
-    tf_config,
-)
+from fleet.site.topology import MAX_ENVIRONMENT_STRING, Topology, derive_topology, tf_config
 from fleet.site.wireguard import (
     WireguardError,
     endpoint,
@@ -46,9 +46,6 @@ from fleet.site.wireguard import (
     wireguard_hosts,
 )
 from trainer.core.config import STRATEGIES, Config
-
-Groups = Mapping[str, Sequence[str]]
-HostVars = Mapping[str, Mapping[str, Any]]
 
 ANSIBLE = ((2, 19), (2, 20))
 # More vacant places for each member that is there are no machines that went, but a mistyped index.
@@ -115,11 +112,11 @@ def _cluster_problems(reading: Reading) -> Iterator[Problem]:
         yield Problem("the inventory has no host in any of psfleet's groups; expected chief, ps and worker")
         return
     storage = storage_of(reading.values[chief])
-    settings = storage["settings"] | ({} if isinstance(storage["path"], str) else {"shared_dir": "/srv/trainer"})
+    settings = storage.settings | ({} if isinstance(storage.path, str) else {"shared_dir": "/srv/trainer"})
     yield from check.run_problems(reading, settings)
     yield from _group_problems(reading)
     yield from _nfs_problems(reading)
-    if not storage["shared"]:
+    if not storage.shared:
         yield from _unshared_problems(groups)
     yield from _address_problems(reading)
     if is_encrypted(reading.values[chief]):
@@ -142,17 +139,17 @@ def _cluster_problems(reading: Reading) -> Iterator[Problem]:
         yield from _unwaited_problems(reading, busy)
         yield from _taskless_problems(reading, busy)
         yield from _unevaluated_problems(reading, busy)
-        spec = cluster_spec(groups, hostvars)
+        topology = derive_topology(groups, hostvars)
     except ClusterSpecError as error:
         # An unknown strategy is among the run settings' problems already.
         if not str(error).startswith("trainer_run"):
             yield Problem(str(error))
         return
-    yield from _vacancy_problems(spec, groups, hostvars)
-    yield from _port_problems(spec, reading)
-    yield from _opened_problems(spec, reading)
-    yield from _size_problems(spec)
-    for said in gpu_problems(groups, hostvars, spec["tasks"], strategy_of(groups, hostvars)):
+    yield from _vacancy_problems(topology, groups, hostvars)
+    yield from _port_problems(topology, reading)
+    yield from _opened_problems(topology, reading)
+    yield from _size_problems(topology)
+    for said in gpu_problems(groups, hostvars, topology.tasks, strategy_of(groups, hostvars)):
         yield Problem(said)
 
 
@@ -175,10 +172,10 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
         if groups.get(job) and job not in busy and job not in ("evaluator", "data")
     ]
     storage = storage_of(hostvars[groups["chief"][0]])
-    if not storage["shared"]:
+    if not storage.shared:
         notes.append(
             f"no path is shared (cluster_shared_dir is empty): the runs lie on the disk of {groups['chief'][0]} alone, "
-            f"in {storage['path']}, and checkpoints go through the coordinator's memory; wheels are copied to each "
+            f"in {storage.path}, and checkpoints go through the coordinator's memory; wheels are copied to each "
             "host; there is no evaluator, and no lease that another host would see: docs/storage.md"
         )
     if groups.get("evaluator") and "evaluator" not in busy:
@@ -194,11 +191,11 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
     if evaluation == "sidecar" and not _tasks_of(groups, hostvars, "evaluator"):
         notes.append(
             "nobody evaluates: evaluation is sidecar and the group evaluator is empty. "
-            + ("Put a host there, or let the " if storage["shared"] else "Let the ")
+            + ("Put a host there, or let the " if storage.shared else "Let the ")
             + "coordinator do it with trainer_run: {evaluation: inline}"
         )
     numbered = any(f"{job}_index" in hostvars[groups[job][0]] for job in NUMBERED_JOBS if groups.get(job))
-    vacant = ", ".join(cluster_spec(groups, hostvars)["vacant"]) if numbered else ""
+    vacant = ", ".join(derive_topology(groups, hostvars).vacant) if numbered else ""
     if vacant:
         notes.append(f"no host is {vacant}: the training goes on without, until a new machine has that index")
     notes += _idle_notes(groups, hostvars)
@@ -688,31 +685,31 @@ def _unevaluated_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Pro
         )
 
 
-def _vacancy_problems(spec: Mapping[str, Any], groups: Groups, hostvars: HostVars) -> Iterator[Problem]:
+def _vacancy_problems(topology: Topology, groups: Groups, hostvars: HostVars) -> Iterator[Problem]:
     strategy = strategy_of(groups, hostvars)
     elastic = STRATEGIES[strategy].remote and run_settings(groups, hostvars).get("elastic", Config.elastic)
     for job in NUMBERED_JOBS:
-        places = [name for name in spec["vacant"] if name.startswith(f"{job}-")]
-        present = [task for task in spec["tasks"] if task["job"] == job]
+        places = [name for name in topology.vacant if name.startswith(f"{job}-")]
+        present = [task for task in topology.tasks if task.job == job]
         if len(places) > MOST_VACANT * len(present):
-            last = max(present, key=lambda task: int(task["index"]))
+            last = max(present, key=lambda task: task.index)
             yield Problem(
-                f"{last['name']} on '{last['host']}' has the highest {job}_index, and of the places below "
+                f"{last.name} on '{last.host}' has the highest {job}_index, and of the places below "
                 f"{len(places)} are vacant; {len(present)} are taken. Number the hosts from 0 on, with few gaps"
             )
-    if spec["vacant"] and not elastic:
+    if topology.vacant and not elastic:
         why = "elastic: false" if STRATEGIES[strategy].remote else f"the strategy {strategy}"
         yield Problem(
-            f"no host is {name_some(spec['vacant'])}, and {why} needs every member. Give a new machine that index "
+            f"no host is {name_some(topology.vacant)}, and {why} needs every member. Give a new machine that index "
             "(ps_index, worker_index), or number the hosts without a gap"
         )
 
 
-def _port_problems(spec: Mapping[str, Any], reading: Reading) -> Iterator[Problem]:
-    listeners = [(task["port"], task["host"], task["name"]) for task in spec["tasks"] if task["port"]]
-    listeners += [(task["metrics_port"], task["host"], "metrics") for task in spec["tasks"] if task["metrics_port"]]
+def _port_problems(topology: Topology, reading: Reading) -> Iterator[Problem]:
+    listeners = [(task.port, task.host, task.name) for task in topology.tasks if task.port]
+    listeners += [(task.metrics_port, task.host, "metrics") for task in topology.tasks if task.metrics_port]
     for service in (*SERVICES, "node_exporter"):
-        listeners += [(each["port"], host, service) for host, each in spec[service].items()]
+        listeners += [(each.port, host, service) for host, each in topology.listeners[service].items() if each.port]
     taken: dict[tuple[str, int], str] = {}
     for host in check.our_hosts(reading.groups):
         values = reading.values[host]
@@ -744,15 +741,15 @@ def _port_problems(spec: Mapping[str, Any], reading: Reading) -> Iterator[Proble
         taken[host, port] = name
 
 
-def _opened_problems(spec: Mapping[str, Any], reading: Reading) -> Iterator[Problem]:
+def _opened_problems(topology: Topology, reading: Reading) -> Iterator[Problem]:
     """Refuse a task's port that is opened to everybody: TensorFlow's servers run what they are sent, unasked who it is.
 
     TensorBoard's may be opened; it shows the training and runs nothing.
     """
     ports: dict[str, dict[int, str]] = {}
-    for task in spec["tasks"]:
-        if task["port"]:
-            ports.setdefault(task["host"], {})[task["port"]] = task["name"]
+    for task in topology.tasks:
+        if task.port:
+            ports.setdefault(task.host, {})[task.port] = task.name
     told: dict[str, list[str]] = {}
     for host, names in ports.items():
         for entry in reading.values[host].get("firewall_open", ()):
@@ -772,13 +769,13 @@ def _opened_problems(spec: Mapping[str, Any], reading: Reading) -> Iterator[Prob
         )
 
 
-def _size_problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
-    if not spec["tasks"]:
+def _size_problems(topology: Topology) -> Iterator[Problem]:
+    if not topology.tasks:
         return
-    longest = max(spec["tasks"], key=lambda task: len(task["name"]))
-    size = len("TF_CONFIG=") + len(tf_config(spec["cluster_json"], longest["job"], longest["index"]))
+    longest = max(topology.tasks, key=lambda task: len(task.name))
+    size = len("TF_CONFIG=") + len(tf_config(topology.cluster_json, longest.job, longest.index))
     if size > MAX_ENVIRONMENT_STRING:
         yield Problem(
-            f"TF_CONFIG for {len(spec['tasks'])} tasks is {size:,} bytes; one environment variable holds at most "
+            f"TF_CONFIG for {len(topology.tasks)} tasks is {size:,} bytes; one environment variable holds at most "
             f"{MAX_ENVIRONMENT_STRING:,}. Use fewer tasks"
         )

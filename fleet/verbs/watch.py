@@ -8,7 +8,7 @@ from fleet import decision, report
 from fleet.cluster import Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
 from fleet.run import Run
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 from fleet.tables import ProgressLine
 from fleet.units import Health
 from fleet.verbs import Desk

@@ -9,7 +9,8 @@ from typing import Any
 
 from fleet.cluster import AS_TRAINER, CURRENT, Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.tables import render_table
 from fleet.verbs import Desk

@@ -40,7 +40,8 @@ from fleet.release import (
     ship,
 )
 from fleet.run import Run
-from fleet.site.inventory import Host, Inventory, Task
+from fleet.site.inventory import Host, Inventory
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.units import Unit
 from fleet.verbs.export import export_run
