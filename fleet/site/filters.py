@@ -8,6 +8,7 @@ from typing import Any
 from fleet import places
 from fleet.site import escaping, firewall, host_check, monitoring, nfs, nvidia, preflight, topology, wireguard
 from fleet.site.outcome import outcome
+from fleet.site.preflight.notes import preflight_notes
 from fleet.site.schema.problems import tell
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -38,7 +39,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "nvidia_driver": nvidia.nvidia_driver,
     "outcome": outcome,
     "preflight_problems": preflight.preflight_problems,
-    "preflight_notes": preflight.preflight_notes,
+    "preflight_notes": preflight_notes,
     "tell_problems": tell,
     "deaf_hosts": wireguard.deaf_hosts,
     "other_peers": wireguard.other_peers,

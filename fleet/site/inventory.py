@@ -312,7 +312,8 @@ def find_problems(source: Source) -> list[Problem]:
     """List everything that `ansible/preflight.yml` would find wrong, and what keeps Ansible from reading."""
     from ansible.release import __version__
 
-    from fleet.site.preflight import control_problems, inventory_problems
+    from fleet.site.preflight import inventory_problems
+    from fleet.site.preflight.control_machine import control_problems
 
     tagged = {host: getattr(variables, "tagged", variables) for host, variables in source.variables.items()}
     found = [*source.problems, *map(Problem, control_problems(__version__))]
@@ -337,7 +338,7 @@ def refuse_problems(inventory: Inventory) -> None:
 
 def list_notes(inventory: Inventory) -> list[str]:
     """List what `ansible/preflight.yml` says about a right inventory: which groups stand idle, and the like."""
-    from fleet.site.preflight import preflight_notes
+    from fleet.site.preflight.notes import preflight_notes
 
     return preflight_notes(inventory.groups, inventory.variables)
 

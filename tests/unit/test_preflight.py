@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.site.preflight import preflight_notes, preflight_problems
+from fleet.site.preflight import preflight_problems
+from fleet.site.preflight.notes import preflight_notes
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = "2.19.4"

@@ -1,4 +1,4 @@
-"""What is wrong with an inventory's groups, names and values, each by itself. `fleet/site/preflight.py` has
+"""What is wrong with an inventory's groups, names and values, each by itself. `fleet/site/preflight/` has
 what must fit together."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Values of an inventory that are right alone and senseless together: each relation with the sentence that refuses it.
 
-What decides which tasks there are is `fleet/site/preflight.py`'s, and what the run settings say among
+What decides which tasks there are is `fleet/site/preflight/`'s, and what the run settings say among
 themselves `trainer/core/config.py`'s.
 """
 
