@@ -37,7 +37,8 @@ from fleet.drills.stage import (
 from fleet.drills.watch import Watch, longest_pause, lowest_step, new_steps, steps_lost
 from fleet.drills.ways import AWay
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Host, Inventory
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
 from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.verbs import Desk

@@ -40,7 +40,8 @@ from fleet.release import (
     ship,
 )
 from fleet.run import Run
-from fleet.site.inventory import Host, Inventory
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
 from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.units import Unit

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fleet.quorum import find_shortages, minimum
-from fleet.site.inventory import Host, Inventory
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
 from fleet.site.schema.definition import definition
 from fleet.site.topology import Task
 
