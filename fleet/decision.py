@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.cluster import Observation
 from fleet.errors import OperatorMistake
+from fleet.observation import Observation
 from fleet.run import Run
 from fleet.site.inventory import Inventory
 from fleet.site.schema.problems import show

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet.cluster import Observation
 from fleet.decision import Choice, pick_restarts
+from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.units import Health

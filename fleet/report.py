@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fleet.cluster import Observation
 from fleet.decision import judge_task
+from fleet.observation import Observation
 from fleet.run import Run
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task

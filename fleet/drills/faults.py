@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from fleet.cluster import AS_TRAINER
 from fleet.drills.stage import DrillFailed, Process, Stage
 from fleet.errors import HostsUnreachable
+from fleet.run import AS_TRAINER
 from fleet.site.routes import Host
 from fleet.site.topology import Task
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-from fleet.cluster import AS_TRAINER
 from fleet.drills.drill import Drill, Findings, Scene
 from fleet.drills.stage import SHORT_STEP, DrillFailed, Process, Stage
 from fleet.drills.watch import (
@@ -19,6 +18,7 @@ from fleet.drills.watch import (
     new_steps,
     steps_lost,
 )
+from fleet.run import AS_TRAINER
 from fleet.site.topology import Task
 from trainer.cluster.spec import SERVICE_JOBS
 

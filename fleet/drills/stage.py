@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.cluster import AS_TRAINER, Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.observation import Observation
+from fleet.run import AS_TRAINER
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.ssh import ANSWER_SECONDS

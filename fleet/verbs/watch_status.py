@@ -10,7 +10,8 @@ from typing import TextIO
 from rich.live import Live
 
 from fleet import report
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
+from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.tables import ProgressLine
 from fleet.terminal import is_terminal

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.drills import rehearsal, soak
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN
 from fleet.drills.drill import Drill, Findings
@@ -37,6 +37,7 @@ from fleet.drills.stage import (
 from fleet.drills.watch import Watch, longest_pause, lowest_step, new_steps, steps_lost
 from fleet.drills.ways import AWay
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task

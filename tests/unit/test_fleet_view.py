@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from fleet import verbs
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
+from fleet.observation import Observation
 from fleet.report import render_account
 from fleet.run import parse_run
 from fleet.site.topology import Task
