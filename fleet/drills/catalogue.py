@@ -7,31 +7,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fleet.drills import faults
+from fleet.drills import host_faults
 from fleet.drills.drill import Drill
-from fleet.drills.faults import (
-    NOTHING,
-    Cut,
-    Damage,
-    Down,
-    Freeze,
-    Full,
-    Kill,
-    KillWhileSaving,
-    PowerOff,
-    ReadOnly,
-    Reboot,
-    Slow,
-    every,
-    one,
-)
+from fleet.drills.faults import NOTHING, Down, Freeze, Kill, KillWhileSaving, Slow, every, one
+from fleet.drills.host_faults import Cut, Damage, Full, PowerOff, ReadOnly, Reboot
+from fleet.drills.recovery import recovers
 from fleet.drills.scenes import (
     all_checkpoints_bad,
     fails,
     finishes,
     five_times,
     never_starts,
-    recovers,
     saves_again,
     second_coordinator,
     undisturbed,
@@ -161,15 +147,15 @@ _DRILLS = (
     _drill("reboot", "every host reboots at once",
            Reboot(), detected=None, paused=240, destructive=True),
     _drill("data-truncated", "the newest checkpoint's data is cut in half: it is set aside, and the one before it used",
-           Damage(faults.TRUNCATE_DATA), detected=15, paused=60, scene=recovers(restored=before_the_newest),
+           Damage(host_faults.TRUNCATE_DATA), detected=15, paused=60, scene=recovers(restored=before_the_newest),
            may_too=ANEW),
     _drill("index-truncated", "the newest checkpoint's index is cut in half: likewise",
-           Damage(faults.TRUNCATE_INDEX), detected=15, paused=60, scene=recovers(restored=before_the_newest),
+           Damage(host_faults.TRUNCATE_INDEX), detected=15, paused=60, scene=recovers(restored=before_the_newest),
            may_too=ANEW),
     _drill("state-file-deleted", "TensorFlow's file `checkpoint` is deleted: nobody misses it",
-           Damage(faults.REMOVE_STATE_FILE), detected=15, paused=60, may_too=ANEW),
+           Damage(host_faults.REMOVE_STATE_FILE), detected=15, paused=60, may_too=ANEW),
     _drill("all-checkpoints-bad", "no checkpoint can be read: one clear, permanent error",
-           Damage(faults.TRUNCATE_ALL), detected=120, paused=120, scene=all_checkpoints_bad),
+           Damage(host_faults.TRUNCATE_ALL), detected=120, paused=120, scene=all_checkpoints_bad),
     # The log complains, and nothing else: events.jsonl is where nothing can be written.
     _drill("path-full", "the shared path is full for half a minute: training goes on, complains, and saves again",
            Full(), detected=None, paused=15, scene=saves_again(recovers()), may_too=("evaluator",), destructive=True),

@@ -19,7 +19,7 @@ from typing import Any
 from fleet.drills.catalogue import SOON
 from fleet.drills.drill import Drill
 from fleet.drills.faults import Fault, Kill, await_save, run_everywhere
-from fleet.drills.scenes import PATIENCE, last_restart, take_part_again, tensors_that_equal
+from fleet.drills.recovery import PATIENCE, last_restart, take_part_again, tensors_that_equal
 from fleet.drills.stage import DrillFailed, Process, Sample, Stage
 from fleet.drills.watch import Watch, describe_process, longest_pause, steps_lost
 from fleet.drills.ways import AWay

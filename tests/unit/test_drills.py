@@ -21,8 +21,9 @@ from fleet.cluster import Cluster
 from fleet.drills import rehearsal, soak
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN
 from fleet.drills.drill import Drill, Findings
-from fleet.drills.faults import Cut, Damage, Fault, Freeze, Kill, PowerOff, one
-from fleet.drills.scenes import Traffic, read_traffic, recovers
+from fleet.drills.faults import Fault, Freeze, Kill, one
+from fleet.drills.host_faults import Cut, Damage, PowerOff
+from fleet.drills.recovery import Traffic, read_traffic, recovers
 from fleet.drills.soak import Blow, Moment, Outcome, Round, Soak, judge, rounds, went_back_too_far
 from fleet.drills.stage import (
     DrillFailed,
