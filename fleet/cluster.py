@@ -274,7 +274,7 @@ class Cluster:
         verb = f"sweep --name {shlex.quote(name)}" if name else "sweep"
         answer = self._ask(host, TRAINER.format(verb=verb))
         sweep = load_json(answer.stdout)
-        # A release of before there were sweeps has none.
+        # A host without a sweep has none.
         if "there is no sweep" in answer.stderr or "invalid choice: 'sweep'" in answer.stderr:
             return None
         if answer.code or not isinstance(sweep, dict):

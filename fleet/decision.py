@@ -24,7 +24,7 @@ PORT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Choice:
-    """The run and program that the cluster shall train; `new` when the coordinator's present ones are others."""
+    """The run and program that the cluster is to train; `new` when the coordinator's present ones are others."""
 
     selection: Mapping[str, Any]
     write: bool

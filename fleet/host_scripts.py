@@ -15,8 +15,8 @@ STATUS = (
     "code=$?; echo; echo '@run-code'; echo $code; fi"
 )
 
-# What a planned reboot has stopped, and whom the coordinator lets go of (roles/trainer/tasks/leave.yml). Who starts or
-# stops the tasks by hand has decided anew.
+# What a planned reboot has stopped, and whom the coordinator lets go of (roles/trainer/tasks/leave.yml). A start or
+# a stop by hand replaces both.
 FORGET_DRAINED = "rm -rf /opt/trainer/drained /run/psfleet-leaving"
 DISABLE = f'{FORGET_DRAINED}; systemctl reset-failed "$@" 2>/dev/null; systemctl disable --quiet "$@"'
 BEFORE = "/opt/trainer/before"

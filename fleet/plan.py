@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks that shall run."""
+        """The tasks that are to run."""
         return [task for task in self.inventory.tasks if task.host not in self.missing]
 
     def as_json(self) -> dict[str, Any]:

@@ -41,11 +41,11 @@ class Drill:
     name: str
     text: str
     fault: Fault
-    detected: float | None  # somebody notices within this time; None where nobody has to
+    detected: float | None  # it is noticed within this time; None where it need not be
     paused: float  # no longer without a new step; or, where the run ends, until it does
     scene: Scene
-    restarts: bool = True  # whether what is hit must be started anew
-    may_too: Sequence[str] = ()  # jobs whose tasks may be started anew beside it
+    restarts: bool = True  # whether what is hit must be restarted
+    may_too: Sequence[str] = ()  # jobs whose tasks may be restarted beside it
     program: str = "trainer.drill:Drill"
     settings: Mapping[str, Any] = field(default_factory=dict)
     long_step: bool = False

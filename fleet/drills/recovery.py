@@ -111,7 +111,7 @@ def _expect_untouched(found: Findings, stage: Stage, hit: Sequence[Task], others
     now = stage.processes()
     for name in others:
         same = name in now and not now[name].succeeds(others[name])
-        found.expect(same, f"{name} was started anew when {', '.join(task.name for task in hit)} came back")
+        found.expect(same, f"{name} was restarted when {', '.join(task.name for task in hit)} came back")
 
 
 def last_restart(watch: Watch) -> float:
@@ -134,11 +134,11 @@ def describe_recovery(
     found.lost = steps_lost(watch.samples)
     found.restarted = watch.restarted()
     for task in stage.inventory.tasks:
-        anew = task.name in found.restarted
+        restarted = task.name in found.restarted
         if drill.must_restart(stage, task, hit):
-            found.expect(anew, f"{task.name} was not started anew")
+            found.expect(restarted, f"{task.name} was not restarted")
         elif not drill.may_restart(stage, task, hit):
-            found.expect(not anew, f"{task.name} was started anew, and should have gone on")
+            found.expect(not restarted, f"{task.name} was restarted, and should have gone on")
     for name, process in watch.processes.items():
         found.expect(process.runs, f"{name} is {describe_process(process)}")
     found.expect(
@@ -168,7 +168,7 @@ class Traffic:
         process = self._stage.processes([self._task.host])[self._task.name]
         text = self._stage.on(self._task.host, "root ss -Htnpi state established")
         received = read_traffic(text, process.pid, self._addresses)
-        # Less than before: connections were closed, and others are counted anew.
+        # Less than before: connections were closed, and others are counted again.
         before, self._least = self._least, received if self._least is None else min(self._least, received)
         return before is not None and received > before
 

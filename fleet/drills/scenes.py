@@ -168,7 +168,7 @@ def _is_waited_for(
         still = stage.look()
         found.proof = f"systemd's status line names {named}"
         found.expect(still.state == "waiting", f"it doesn't wait: {still.said}")
-        found.expect(still.coordinator.start == sample.coordinator.start, "the coordinator started anew")
+        found.expect(still.coordinator.start == sample.coordinator.start, "the coordinator was restarted")
     finally:
         mend()
         stage.cluster.start(later)

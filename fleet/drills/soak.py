@@ -28,7 +28,7 @@ from fleet.site.topology import Task
 
 PROGRAM = "trainer.drill:Soak"
 START_PAUSE = 90.0  # a start of the whole cluster, from the command to the first step
-PROCESS_SECONDS = 60.0  # until whoever is to be hit has a process
+PROCESS_SECONDS = 60.0  # until the task that is to be hit has a process
 ACTION_SECONDS = 600.0
 TWO_AT_ONCE = 0.5  # of the rounds have two faults
 
@@ -276,7 +276,7 @@ class Soak:
         return watch.has_trained_since(max(healed, last_restart(watch)) + 1.0)
 
     def _await_processes(self, watch: Watch, fault: Fault) -> None:
-        """Wait until whoever is to be hit has a process: it may be on its way back from the fault before."""
+        """Wait until the task that is to be hit has a process: it may be on its way back from the fault before."""
         stage, tasks = self._stage, fault.aims(self._stage)
         hosts = [task.host for task in tasks]
 

@@ -51,7 +51,7 @@ class NotHere(DrillFailed):
 
 @dataclass(frozen=True)
 class Process:
-    """A task as systemd sees it. `invocation` changes when, and only when, systemd starts the unit anew."""
+    """A task as systemd sees it. `invocation` changes when, and only when, systemd starts the unit again."""
 
     invocation: str
     active: str
@@ -72,11 +72,11 @@ class Process:
 
     @property
     def start(self) -> tuple[str, int]:
-        """What is another when, and only when, the task was started anew: by systemd or by its supervisor."""
+        """What is another when, and only when, the task was restarted: by systemd or by its supervisor."""
         return self.invocation, self.pid
 
     def succeeds(self, before: Process) -> bool:
-        """Whether the task was started anew; the first child of a supervisor is no second start."""
+        """Whether the task was restarted; the first child of a supervisor is no second start."""
         return self.start != before.start if before.child else self.invocation != before.invocation
 
     @property

@@ -32,7 +32,7 @@ OTHERS = {
 def opened_by(jobs: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Say for each job whose hosts open connections to it, by the jobs that the cluster has.
 
-    Seen by counting them (tests/security/test_training.py): whoever has a part of a function fetches what the others
+    Seen by counting them (tests/security/test_training.py): a process with a part of a function fetches what the others
     computed. Members in step call the chief, and one another.
     """
     present = set(jobs)

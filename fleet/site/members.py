@@ -185,7 +185,7 @@ def port_of(host: str, job: str, variables: Mapping[str, Any]) -> int | None:
 
 
 def metrics_port_of(host: str, variables: Mapping[str, Any], scraped: bool) -> int | None:
-    """Return the first port where a host's tasks are scraped: as the host says, else where somebody scrapes."""
+    """Return the first port where a host's tasks are scraped: as the host says, else where Prometheus scrapes."""
     if "metrics_port" not in variables and not scraped:
         return None
     return None if variables.get("metrics_port") == 0 else port_of(host, "metrics", variables)

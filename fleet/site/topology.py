@@ -271,7 +271,7 @@ def _listeners(service: str, hosts: Iterable[str], hostvars: HostVars) -> dict[s
 
 
 def _watched(groups: Groups) -> list[str]:
-    """Return the hosts that node_exporter is for: all of psfleet's, where somebody scrapes them."""
+    """Return the hosts that node_exporter is for: all of psfleet's, where Prometheus scrapes them."""
     if not groups.get("prometheus"):
         return []
     ours = (*JOBS, *SERVICES, "nfs_server", "gpu")
@@ -311,7 +311,7 @@ def host_tasks(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
     the workers' in `metrics_of_workers`, as a line of JSON.
 
     Called for every host, so it takes care not to walk through all tasks: Ansible makes each element that a filter
-    touches anew (0.2 s a call for 1,000 tasks).
+    touches again (0.2 s a call for 1,000 tasks).
     """
     tasks = []
     for task in spec["by_host"].get(host, ()):

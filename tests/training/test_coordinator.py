@@ -89,7 +89,7 @@ def test_a_path_that_hangs_keeps_no_coordinator_that_has_failed(
     def load(name: str, arguments: object) -> Any:
         for path in (directory.state, directory.attempts):
             path.unlink(missing_ok=True)
-            os.mkfifo(path)  # whoever reads it waits for ever
+            os.mkfifo(path)  # its readers wait for ever
         raise UserError("the user's limit is over")
 
     ends_with(load)

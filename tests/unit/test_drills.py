@@ -478,7 +478,7 @@ class Simulated(Stage):
 
     def __init__(self, after: float, back_to: int, restarted: tuple[str, ...]) -> None:
         self.now, self.struck, self.healed = 100.0, 1e9, 0.0
-        self.after, self.back_to, self.anew = after, back_to, restarted
+        self.after, self.back_to, self.again = after, back_to, restarted
         desk = Desk(out=io.StringIO(), clock=lambda: self.now, sleep=self.sleep)
         super().__init__(Cluster(inventory(), Pretence()), desk)
         self.run = "drill-1"
@@ -505,8 +505,8 @@ class Simulated(Stage):
         return Sample(self.now, self.now, chief, "training", step, "", {}, (900, 1000), events)
 
     def processes(self, hosts: Any = None, away: Any = ()) -> dict[str, Process]:
-        anew = self.anew if self.now >= self.struck + self.after / 2 else ()
-        return {task.name: replace(RUNS, invocation="b2" if task.name in anew else "a1") for task in TASKS}
+        again = self.again if self.now >= self.struck + self.after / 2 else ()
+        return {task.name: replace(RUNS, invocation="b2" if task.name in again else "a1") for task in TASKS}
 
 
 class Strike(Fault):
@@ -581,7 +581,7 @@ def test_a_host_that_boots_holds_up_neither_the_steps_nor_the_other_hosts_units(
     watch.begin()
     stage.asked = watch._asked
     stage.up.clear()
-    stage.struck, stage.after, stage.anew = stage.now, 1.0, ("ps-1", "worker-1")
+    stage.struck, stage.after, stage.again = stage.now, 1.0, ("ps-1", "worker-1")
     watch.until(lambda: False, 11.0)
     assert longest_pause(watch.begun, watch.samples) < 1.0
     assert watch.restarted() == ["worker-1"]
@@ -623,7 +623,7 @@ class RestartsAtTheReturn(TakesIn):
     [
         (TakesIn, []),
         (SaysSomethingAndGoes, ["ps-1 takes no part"]),
-        (RestartsAtTheReturn, ["worker-0 was started anew when ps-1 came back"]),
+        (RestartsAtTheReturn, ["worker-0 was restarted when ps-1 came back"]),
     ],
 )
 def test_who_comes_back_may_disturb_nobody(cluster: type[Simulated], problems: list[str]) -> None:
@@ -637,8 +637,8 @@ def test_who_comes_back_may_disturb_nobody(cluster: type[Simulated], problems: l
     [
         ({"after": 25.0}, "no step for 2"),
         ({"back_to": 900}, "it went back to step 90"),
-        ({"restarted": ("ps-1", "worker-0")}, "worker-0 was started anew, and should have gone on"),
-        ({"restarted": ()}, "ps-1 was not started anew"),
+        ({"restarted": ("ps-1", "worker-0")}, "worker-0 was restarted, and should have gone on"),
+        ({"restarted": ()}, "ps-1 was not restarted"),
     ],
 )
 def test_what_goes_wrong_is_said(seen: dict[str, Any], problem: str) -> None:

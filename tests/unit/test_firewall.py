@@ -426,7 +426,7 @@ def test_the_login_is_found_above_sudo(tmp_path: Path) -> None:
         (40, 30, "sudo", 0, connection),
         (30, 20, "a) b", login, connection),
         (20, 10, "sshd-session", login, b""),
-        (10, 5, "sshd", 0, b"SSH_CONNECTION=7 8 9 2022\0"),  # somebody else's login started it
+        (10, 5, "sshd", 0, b"SSH_CONNECTION=7 8 9 2022\0"),  # another login started it
         (5, 1, "bash", 0, b"SSH_CONNECTION=7 8 9 2022\0"),
     ):
         process = tmp_path / str(pid)

@@ -350,7 +350,7 @@ def test_what_is_held_is_let_go_also_where_the_connection_is_lost(server: Server
     hosts.let_go()
     assert channel.closed
     hosts.hold("here", "echo held; read -r line")
-    hosts._connections["here"].transport.packetizer.close()  # found out by whoever sends next
+    hosts._connections["here"].transport.packetizer.close()  # found out by the next sender
     hosts.let_go()
     assert hosts._held == []
     hosts.close()

@@ -25,7 +25,7 @@ HEAR_SECONDS = 3.0  # all have answered by then, or failed to
 
 
 class MembershipChanged(Exception):
-    """The cluster shall be formed anew in this process, from the newest checkpoint; nothing is in flight."""
+    """The cluster is to be formed again in this process, from the newest checkpoint; nothing is in flight."""
 
 
 def form(

@@ -131,7 +131,7 @@ def once(gradient: Tensor) -> tf.IndexedSlices | None:
 
 
 def leave_xla_out(optimizer: Optimizer) -> None:
-    """Keep XLA from an update of rows, which it would compile anew at each step: their number is another one."""
+    """Keep XLA from an update of rows, which it would compile again at each step: their number is another one."""
     object.__setattr__(optimizer, "jit_compile", False)
 
 
