@@ -44,7 +44,7 @@ CHIEF_TOO = ("chief",)
 GOES_ON: Mapping[str, Any] = {"restarts": False, "may_too": CHIEF_TOO}
 COORDINATOR = Kill(one("chief"))
 SERVICE = {"input": "service", "input_sharding": "dynamic"}
-SOON = {"ps_wait_seconds": 10.0, "worker_wait_seconds": 10.0}
+SOON = {"ps_grace_seconds": 10.0, "worker_wait_seconds": 10.0}
 # systemd's watchdog takes 30 s.
 WATCHDOG = 35
 # SSH to a host that boots takes some seconds more than the host itself.

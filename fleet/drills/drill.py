@@ -58,6 +58,6 @@ class Drill:
     def may_restart(self, stage: Stage, task: Task, hit: Sequence[Task]) -> bool:
         return task in hit or task.job in self.may_too
 
-    def with_slack(self, slack: float) -> Drill:
-        detected = None if self.detected is None else self.detected * slack
-        return replace(self, detected=detected, paused=self.paused * slack)
+    def with_bounds_times(self, factor: float) -> Drill:
+        detected = None if self.detected is None else self.detected * factor
+        return replace(self, detected=detected, paused=self.paused * factor)

@@ -67,7 +67,7 @@ class Round:
     moment: Moment
     blows: tuple[Blow, ...]
 
-    def bound(self, slack: float) -> float:
+    def bound(self, factor: float) -> float:
         """The longest time without a new step (seconds): that of the drills, one after the other.
 
         A fault that stays is done without, unless it holds up the coordinator, a start, or what another fault needs.
@@ -76,7 +76,7 @@ class Round:
         stays = max(blow.fault.lasts for blow in self.blows)
         hits_coordinator = any(blow.task and blow.task.job == "chief" for blow in self.blows)
         held_up = hits_coordinator or len(self.blows) > 1 or self.moment is Moment.START
-        return pauses * slack + stays * held_up
+        return pauses * factor + stays * held_up
 
     def __str__(self) -> str:
         first, *others = self.blows
@@ -185,9 +185,9 @@ def describe(each: Round, outcome: Outcome, bound: float) -> list[str]:
 class Soak:
     """A run that is hit until the time is over."""
 
-    def __init__(self, stage: Stage, seed: int, slack: float) -> None:
+    def __init__(self, stage: Stage, seed: int, factor: float) -> None:
         self._stage = stage
-        self._slack = slack
+        self._factor = factor
         self._settings = {**SOON, "api": random.Random(seed).choice(("custom_loop", "fit"))}
         self.outcomes: list[tuple[Round, Outcome]] = []
 
@@ -199,7 +199,7 @@ class Soak:
             if stage.desk.clock() >= end:
                 break
             stage.keep()
-            bound = each.bound(self._slack)
+            bound = each.bound(self._factor)
             outcome = self._do(each, bound)
             self.outcomes.append((each, outcome))
             for line in describe(each, outcome, bound):
@@ -311,7 +311,7 @@ class Soak:
             stage.cluster.start(stage.inventory.tasks)
             stage.wait(
                 lambda: (sample := stage.look()).state == "training" and (sample.step or 0) > (step or 0),
-                START_PAUSE * self._slack + PATIENCE,
+                START_PAUSE * self._factor + PATIENCE,
                 f"it goes on after step {step}",
             )
             if not (equal := tensors_that_equal(stage, since)):

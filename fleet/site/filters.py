@@ -18,7 +18,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "cluster_spec": topology.cluster_spec,
     "host_tasks": topology.host_tasks,
     "metrics_targets": topology.metrics_targets,
-    "firewall_doors": firewall.firewall_doors,
+    "firewall_rules": firewall.firewall_rules,
     "firewall_notes": firewall.firewall_notes,
     "firewall_refusals": firewall.firewall_refusals,
     "firewall_sources": firewall.firewall_sources,

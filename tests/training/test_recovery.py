@@ -189,7 +189,7 @@ def test_a_phase_that_hangs_ends_in_a_clear_error(runs: Runs) -> None:
     assert len(process.pids("chief-0")) == 3
     status = runs.status("stuck")
     assert status["state"] == "failed"
-    assert "restarts_without_step is 1" in status["message"]
+    assert "max_restarts_without_step is 1" in status["message"]
 
 
 def test_a_part_that_ends_once_is_a_fault_s_and_twice_is_empty(runs: Runs, tmp_path: Path) -> None:

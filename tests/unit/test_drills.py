@@ -308,17 +308,17 @@ def test_findings_beyond_a_bound_fail() -> None:
     assert rehearsal.describe(late, drill)[0].startswith("FAIL  worker: noticed 6 s (bound 5 s); paused 11 s")
 
 
-def test_slack_loosens_the_bounds() -> None:
+def test_a_factor_loosens_the_bounds() -> None:
     late = Findings(proof="gone", detected=6.0, paused=11.0)
-    rehearsal.judge(late, replace(named("worker"), detected=5, paused=10).with_slack(1.5))
+    rehearsal.judge(late, replace(named("worker"), detected=5, paused=10).with_bounds_times(1.5))
     assert late.problems == []
-    assert named("evaluator").with_slack(2).detected is None
+    assert named("evaluator").with_bounds_times(2).detected is None
 
 
-@pytest.mark.parametrize("slack", [0.5, 0.0, float("nan"), float("inf")])
-def test_a_slack_that_is_no_factor_is_refused(slack: float) -> None:
-    with pytest.raises(OperatorMistake, match=f"--slack {slack:g}.*from 1 on"):
-        rehearsal.drill(Cluster(inventory(), Pretence()), Desk(out=io.StringIO()), ["worker"], slack=slack)
+@pytest.mark.parametrize("factor", [0.5, 0.0, float("nan"), float("inf")])
+def test_a_bounds_factor_that_is_no_factor_is_refused(factor: float) -> None:
+    with pytest.raises(OperatorMistake, match=f"--bounds-factor {factor:g}.*from 1 on"):
+        rehearsal.drill(Cluster(inventory(), Pretence()), Desk(out=io.StringIO()), ["worker"], factor=factor)
 
 
 def test_a_host_that_says_half_of_it_is_named() -> None:
@@ -791,7 +791,7 @@ class Interrupted(Strike):
 def soaked(made: Ends, fault: Fault | None = None, paused: float = 20.0, count: int = 1) -> list[str]:
     blow = Blow(replace(named("ps"), fault=fault or Strike(), paused=paused), None, 1.0, 10.0)
     coming = (Round(number, Moment.TRAINING, (blow,)) for number in range(1, count + 1))
-    return Soak(made, seed=1, slack=1.0).go_on_until(made.now + 3600, coming)
+    return Soak(made, seed=1, factor=1.0).go_on_until(made.now + 3600, coming)
 
 
 @pytest.fixture

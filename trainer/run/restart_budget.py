@@ -34,8 +34,8 @@ def begin_attempt(directory: RunDirectory, step: int | None, limit: int) -> floa
     if spent:
         told = f"the last one said: {message}" if message else "none of them could say why: look at its journal"
         raise UserError(
-            f"the coordinator crashed {crashes} times without a new checkpoint, and restarts_without_step is {limit}; "
-            f"{told}. Start the run again when that is mended"
+            f"the coordinator crashed {crashes} times without a new checkpoint, and max_restarts_without_step is "
+            f"{limit}; {told}. Start the run again when that is mended"
         )
     return back_off(crashes + troubles)
 

@@ -80,9 +80,9 @@ def _idle_notes(groups: Groups, hostvars: HostVars) -> Iterator[str]:
 
 
 def _webhook_notes(settings: Mapping[str, Any], chief: str, hostvars: HostVars) -> Iterator[str]:
-    """Say where the coordinator's list of addresses (firewall_outward) keeps it from a webhook."""
+    """Say where the coordinator's list of addresses (firewall_egress) keeps it from a webhook."""
     url, secret = settings.get("notify_webhook"), settings.get("notify_webhook_secret")
-    outward = hostvars[chief].get("firewall_outward", [])
+    outward = hostvars[chief].get("firewall_egress", [])
     if not (url or secret) or hostvars[chief].get("firewall_closes") == "none" or "any" in outward:
         return
     named = urlsplit(url).hostname or "" if url else ""
@@ -93,7 +93,7 @@ def _webhook_notes(settings: Mapping[str, Any], chief: str, hostvars: HostVars) 
         if not outward and named != "localhost":
             where = f"notify_webhook names {named}" if url else f"notify_webhook_secret is {secret}"
             yield (
-                f"{where}, and firewall_outward of {chief} is empty: its tasks reach members and name servers alone. "
+                f"{where}, and firewall_egress of {chief} is empty: its tasks reach members and name servers alone. "
                 "Name the webhook's networks there, or [any]"
             )
         return
@@ -101,6 +101,6 @@ def _webhook_notes(settings: Mapping[str, Any], chief: str, hostvars: HostVars) 
     networks = [ipaddress.ip_network(each, strict=False) for each in outward]
     if not address.is_loopback and named not in members and not any(address in network for network in networks):
         yield (
-            f"notify_webhook names {named}, which the coordinator does not reach: add it to firewall_outward of "
-            f"{chief}, as in firewall_outward: [{named}/{address.max_prefixlen}]"
+            f"notify_webhook names {named}, which the coordinator does not reach: add it to firewall_egress of "
+            f"{chief}, as in firewall_egress: [{named}/{address.max_prefixlen}]"
         )
