@@ -294,3 +294,38 @@ def drill(
             rehearsal.soak(cluster, call.desk, chosen, length, factor)
             return
         rehearsal.drill(cluster, call.desk, [name for name in (names or "").split(",") if name], all, factor)
+
+
+@verb(
+    {
+        "manager": "kubernetes or slurm; --manager may be left out",
+        "name": "name of the objects or of the job (default: psfleet)",
+        "run": "name of the run, instead of the inventory's",
+        "program": "what to train, instead of the inventory's: package.module:Name",
+        "shared_dir": "slurm: the path that all nodes share (default: the inventory's)",
+        "image": "kubernetes: the container image, with Python, psfleet[trainer] and the program",
+        "size": "kubernetes: the size of the shared volume (default: 100Gi)",
+        "storage_class": "kubernetes: its storage class, which must have volumes for many nodes",
+        "python": "slurm: the Python that has psfleet[trainer] and the program (default: python)",
+    },
+    positional=["manager"],
+)
+def render(
+    call: Call,
+    manager: str,
+    name: str = "psfleet",
+    run: str | None = None,
+    program: str | None = None,
+    shared_dir: str | None = None,
+    image: str | None = None,
+    size: str = "100Gi",
+    storage_class: str | None = None,
+    python: str = "python",
+) -> None:
+    """Print the same cluster for another manager: what kubectl apply or sbatch takes."""
+    from fleet.verbs.render import render
+
+    with call.cluster() as cluster:
+        render(
+            cluster.inventory, call.desk, manager, name, run, program, shared_dir, image, size, storage_class, python
+        )
