@@ -94,7 +94,7 @@ class Reading(Tiny):
 
 
 class Counted(Waiting):
-    """Writes down each step that begins, whoever trains it: a file for each dataset that was made, with a number."""
+    """Writes down each step that begins, in each process: a numbered file for each dataset that was made."""
 
     def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
         made = tf.strings.as_string(tf.random.uniform([], maxval=tf.int64.max, dtype=tf.int64))
