@@ -124,7 +124,7 @@ drills: venv lab  ## every drill, and ten minutes of faults by chance (more than
 
 soak: venv lab  ## an hour of faults by chance (SOAK="--seed 4711 --minutes 60")
 	ansible-playbook site.yml
-	fab drill --random --slack=2 $(SOAK)
+	fab drill --random --bounds-factor=2 $(SOAK)
 
 cloud: venv  ## the clouds' inventory plugins against stand-ins (adds locks/cloud.txt to .venv)
 	uv pip install --quiet --python .venv/bin/python --require-hashes -r locks/cloud.txt

@@ -17,7 +17,8 @@ from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.readings import LEAVERS, MARK
 from fleet.run import AS_TRAINER
-from fleet.site.inventory import Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 
 
 def mark(cluster: Cluster, host: str, record: Mapping[str, Any]) -> None:

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from fleet.asked import list_of, pack, sources
-from fleet.cluster import CURRENT, Cluster
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake, first_line
+from fleet.host_scripts import CURRENT
 from fleet.places import ROLES, site_file
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role
 from fleet.run import SETTINGS
 from fleet.signals import undisturbed
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 from fleet.wanted import State, UnknownTask, Wanted, files_differ
 from trainer.run.release import kit_of
 

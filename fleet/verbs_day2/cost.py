@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.cluster import Observation
+from fleet.observation import Observation
 from fleet.quorum import JOBS, minimum
 from fleet.run import Run
-from fleet.site.inventory import Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.tables import render_duration
 from trainer.core.config import STRATEGIES, Config
 
@@ -188,7 +189,7 @@ def _loss(
         return "some seconds: the model is laid out again from a checkpoint that is saved first", 0, "no step"
     settings = inventory.run_settings
     seconds = settings.get("heartbeat_timeout_seconds", Config.heartbeat_timeout_seconds)
-    seconds += settings.get("ps_wait_seconds", Config.ps_wait_seconds)
+    seconds += settings.get("ps_grace_seconds", Config.ps_grace_seconds)
     pause = f"{render_duration(seconds)} until it is done without, then some seconds for the layout"
     return (pause, *_since_checkpoint(run, checkpoints, seen, inventory))
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet import drains, history
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
+from fleet.observation import Observation
 from fleet.readings import describe
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 from fleet.verbs import Desk
 from fleet.verbs_day2.cost import Cost
 from fleet.verbs_day2.names import find_hosts

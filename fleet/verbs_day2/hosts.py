@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable
 from fleet.facts import describe_gpus
+from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.tables import render_duration, render_table
 from fleet.units import Health

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
+from fleet.observation import Observation
 from fleet.verbs import Desk
 from fleet.verbs_day2.cost import Cost, cost_of
 from fleet.verbs_day2.names import find_hosts

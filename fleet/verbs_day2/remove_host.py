@@ -11,9 +11,10 @@ from fleet import drains
 from fleet.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.history import Trail
-from fleet.site.inventory import Inventory, Task
+from fleet.site.inventory import Inventory
 from fleet.site.schema.formats import control_path
 from fleet.site.schema.problems import show
+from fleet.site.topology import Task
 from fleet.units import Health
 from fleet.verbs import Desk
 from fleet.verbs_day2 import inventory_file

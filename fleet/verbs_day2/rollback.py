@@ -9,14 +9,15 @@ from typing import Any
 
 from fleet import history
 from fleet.asked import sources
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
+from fleet.observation import Observation
 from fleet.run import SETTINGS
 from fleet.short import SWITCH_SECONDS, leave_stale, refuse_failures
 from fleet.signals import undisturbed
-from fleet.site.inventory import Task
 from fleet.site.schema.problems import show
+from fleet.site.topology import Task
 from fleet.verbs import Desk
 from fleet.verbs_day2.waiting import wait
 

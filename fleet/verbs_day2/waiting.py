@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
+from fleet.observation import Observation
 from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 from fleet.verbs.watch import RUN_SECONDS

@@ -18,7 +18,7 @@ from fleet import history, readings, verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import ROLES
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status

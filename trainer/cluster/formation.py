@@ -25,7 +25,7 @@ HEAR_SECONDS = 3.0  # all have answered by then, or failed to
 
 
 class MembershipChanged(Exception):
-    """The cluster shall be formed anew in this process, from the newest checkpoint; nothing is in flight."""
+    """The cluster is to be formed again in this process, from the newest checkpoint; nothing is in flight."""
 
 
 def form(
@@ -93,7 +93,7 @@ def can_do_without(
     waited_for = [task for task in workers if missing[task].state is not State.HALF and task not in without]
     if first and waited_for and waited < config.worker_wait_seconds:
         return False
-    return ps <= set(without) or waited >= config.ps_wait_seconds
+    return ps <= set(without) or waited >= config.ps_grace_seconds
 
 
 def describe_missing(missing: Mapping[str, Member]) -> str:

@@ -1,4 +1,4 @@
-"""Which members leave in order, because somebody is about to take their hosts away for a while.
+"""Which members leave in order, because their hosts are about to be taken away for a while.
 
 A planned reboot (roles/trainer/tasks/leave.yml) and `fab drain` name them on the coordinator's host before they stop
 them: a file for each task, of a reboot in a directory that a boot empties. The coordinator lets go of a ps after a
