@@ -474,3 +474,111 @@ def drill(
             rehearsal.soak(cluster, _desk(json), chosen, length, factor)
             return
         rehearsal.drill(cluster, _desk(json), [name for name in (names or "").split(",") if name], all, factor)
+
+
+_RUN = {"plan": "say what would be done, and do nothing", "json": _START["json"], **_WHERE}
+_YES = {"yes": "agree beforehand, instead of being asked"}
+
+
+@task(auto_shortflags=False, positional=["run"], help={"run": "which run", **_YES, **_RUN})
+def delete_run(
+    context: Context,
+    run: str,
+    yes: bool = False,
+    plan: bool = False,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Remove a run that nobody trains and that is not selected."""
+    from fleet.verbs_runs import delete_run as verb
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        verb.delete_run(cluster, _desk(json), run, yes, plan)
+
+
+@task(
+    auto_shortflags=False,
+    iterable=["only"],
+    help={
+        "keep": "how many of the newest runs and releases stay, whatever else is in use",
+        "only": "runs, releases or wheels (default: all of them); may be repeated",
+        **_YES,
+        **_RUN,
+    },
+)
+def prune(
+    context: Context,
+    keep: str,
+    only: list[str] | None = None,
+    yes: bool = False,
+    plan: bool = False,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Remove old runs, releases and wheels; with --plan, say how much that frees."""
+    from fleet.verbs_runs import prune as verb
+
+    number = _whole("keep", keep)
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        verb.prune(cluster, _desk(json), number, only or (), yes, plan)
+
+
+@task(
+    auto_shortflags=False,
+    positional=["run"],
+    help={"run": "which run", "to": "a folder of the chief's host, as /srv/backup; the copy is RUN@STEP there", **_RUN},
+)
+def backup(
+    context: Context,
+    run: str,
+    to: str,
+    plan: bool = False,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Copy a run, also one that trains, with a manifest of its files."""
+    from fleet.verbs_runs import backup as verb
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        verb.back_up(cluster, _desk(json), run, to, plan)
+
+
+@task(
+    auto_shortflags=False,
+    positional=["copy"],
+    help={"copy": "the copy's folder on the chief's host", "run": "the run's name (default: the copy's)", **_RUN},
+)
+def restore_run(
+    context: Context,
+    copy: str,
+    run: str | None = None,
+    plan: bool = False,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Make a run of a copy, proven by its manifest."""
+    from fleet.verbs_runs import restore_run as verb
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        verb.restore_run(cluster, _desk(json), copy, run, plan)
+
+
+@task(auto_shortflags=False, positional=["run", "new"], help={"run": "which run", "new": "the new run's name", **_RUN})
+def clone_run(
+    context: Context,
+    run: str,
+    new: str,
+    plan: bool = False,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Make a second run that goes on where a first one is now."""
+    from fleet.verbs_runs import clone_run as verb
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        verb.clone_run(cluster, _desk(json), run, new, plan)

@@ -21,7 +21,7 @@ LEVELS = (
     ("cluster",),
     ("training",),
     ("tasks",),
-    ("__main__", "check", "drill", "examples", "export_run", "gpu_check", "testing"),
+    ("__main__", "check", "drill", "examples", "export_run", "gpu_check", "keep_run", "testing"),
 )
 HEAVY = ("tensorflow", "keras", "tf_keras", "numpy")
 LEVEL_OF = {name: number for number, names in enumerate(LEVELS) for name in names}

@@ -1,0 +1,1 @@
+"""The verbs for whole runs, a module each."""
