@@ -582,3 +582,12 @@ def clone_run(
 
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         verb.clone_run(cluster, _desk(json), run, new, plan)
+
+
+@task(auto_shortflags=False, help={"json": "print all findings as JSON", **_WHERE})
+def doctor(context: Context, json: bool = False, inventory: str | None = None, ask_vault_pass: bool = False) -> None:
+    """Look at control machine, hosts, ways, tasks and run; say what is wrong and what mends it."""
+    from fleet.verbs_runs import doctor as verb
+
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        verb.doctor(cluster, _desk(json))
