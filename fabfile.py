@@ -591,3 +591,30 @@ def doctor(context: Context, json: bool = False, inventory: str | None = None, a
 
     with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
         verb.doctor(cluster, _desk(json))
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "out": "the file to write (default: psfleet-bundle-TIME.tar.gz here)",
+        "lines": "how many of the last lines of each host's journal (default: 2000)",
+        "run": "whose records (default: the chosen run's)",
+        "json": "print where it is, and what is in it, as JSON",
+        **_WHERE,
+    },
+)
+def bundle(
+    context: Context,
+    out: str | None = None,
+    lines: str = "2000",
+    run: str | None = None,
+    json: bool = False,
+    inventory: str | None = None,
+    ask_vault_pass: bool = False,
+) -> None:
+    """Write one archive for a bug report, with secrets removed."""
+    from fleet.verbs_runs import bundle as verb
+
+    number = _whole("lines", lines)
+    with _cluster(context, inventory, ask_vault_pass) as cluster, _leaving():
+        verb.bundle(cluster, _desk(json), out, number, run)
