@@ -110,7 +110,7 @@ def _units(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
             yield Finding(ERROR, host, "units", f"{unit} has failed", mend)
     if not facts["units"]["clock"]:
         what = "no service keeps its clock"
-        yield Finding(WARNING, host, "clock", what, "apt install chrony, there; a container has its machine's clock")
+        yield Finding(WARNING, host, "clock", what, "apt install chrony, there, or ansible-playbook site.yml")
 
 
 def _limits(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:

@@ -186,7 +186,7 @@ def probe(asked: dict[str, Any]) -> dict[str, Any]:
     shared = asked["shared_dir"]
     return {
         "clock": time.time(),
-        "room": {path: room(path) for path in ("/", "/opt/trainer", "/var", shared)},
+        "room": {path: room(path) for path in ("/", "/opt/trainer", "/var", "/var/tmp", shared)},
         "memory": memory(),
         "memory_pace": memory_pace(),
         "disk_pace": own_pace("/var/tmp", asked["mebibytes"]),

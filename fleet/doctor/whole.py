@@ -124,7 +124,9 @@ def _run(look: Look) -> list[Finding]:
             Finding(WARNING, where, "run", f"it goes on without {task}, which is {why}", f"fab logs --task {task}")
         )
     if has_broken(run.ways):
-        found.append(Finding(ERROR, where, "addresses and routes", describe_ways(run.ways), "fab ways"))
+        broken = any(how.startswith("broken") for row in run.ways.values() for how in row.values())
+        level = ERROR if broken else WARNING  # or slow, which a look at a busy host may find too
+        found.append(Finding(level, where, "addresses and routes", describe_ways(run.ways), "fab ways"))
     return [*found, *_silence(look.observation.clocks, run.state, run.updated, where)]
 
 

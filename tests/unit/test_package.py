@@ -23,6 +23,7 @@ PLACES = {
     "locks/": "psfleet/locks/",
     "inventory/": "psfleet/inventory/",
     "site.yml": "psfleet/site.yml",
+    "reset.yml": "psfleet/reset.yml",
     "ansible.cfg": "psfleet/ansible.cfg",
     "fabfile.py": "psfleet/fabfile.py",
 }
