@@ -130,13 +130,17 @@ def unit_of(pid: str) -> str:
 
 
 def units() -> dict[str, list[str]]:
-    """Return the kit's units that have failed, and the services that keep the time."""
+    """Return the kit's units that have failed, and what keeps the time: services, or the machine of a container."""
     _, failed, _ = run("systemctl", "list-units", "--plain", "--no-legend", "--state=failed", *PSFLEET_UNITS)
     names = [f"{name}.service" for name in CLOCK_UNITS]
     _, active, _ = run("systemctl", "list-units", "--plain", "--no-legend", "--state=active", *names)
-    return {
-        key: [line.split()[0] for line in text.splitlines()] for key, text in (("failed", failed), ("clock", active))
-    }
+    is_container = run("systemd-detect-virt", "--quiet", "--container")[0] == 0
+    clock = ["the container's machine"] if is_container else _first_words(active)
+    return {"failed": _first_words(failed), "clock": clock}
+
+
+def _first_words(text: str) -> list[str]:
+    return [line.split()[0] for line in text.splitlines() if line.strip()]
 
 
 def limits(names: list[str]) -> dict[str, int]:

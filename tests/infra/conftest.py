@@ -42,6 +42,7 @@ ORDER = [
     "test_planned_reboot",
     "test_plan",
     "test_fab",
+    "test_runs",
     "test_strategies",
     "test_local_run_dir",
     "test_encryption",

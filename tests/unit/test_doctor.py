@@ -301,6 +301,13 @@ def test_the_probe_says_what_the_check_of_the_path_says(probe: Any, tmp_path: Pa
     assert probe.check_path(str(script)) == {"rc": 1, "why": "shared path: full"}
 
 
+def test_a_container_has_its_machines_clock(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, kept in ((0, ["the container's machine"]), (1, ["chrony.service"])):
+        said = {"systemd-detect-virt": (code, "", ""), "systemctl": (0, "chrony.service loaded active\n", "")}
+        monkeypatch.setattr(probe, "run", lambda *words, said=said, **_: said[words[0]])
+        assert probe.units()["clock"] == kept
+
+
 def test_what_a_user_cant_read_is_named(probe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "there").touch()
     asked: list[str] = []
