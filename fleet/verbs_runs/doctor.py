@@ -11,7 +11,7 @@ from fleet.doctor.look import Look, look_at
 from fleet.doctor.whole import judge_control, judge_look
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.gpu import ask_gpus, gpu_hosts
-from fleet.inventory import find_problems, read_source
+from fleet.inventory import Inventory, find_problems, read_source
 from fleet.places import site
 from fleet.schema.problems import Problem
 from fleet.tables import ProgressLine
@@ -26,7 +26,7 @@ def diagnose(cluster: Cluster, desk: Desk) -> list[Finding]:
     progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
     try:
         progress.show("looking at the control machine")
-        found = judge_control(site(), cluster.inventory, inventory_problems(cluster.inventory.source))
+        found = judge_control(site(), cluster.inventory, inventory_problems(cluster.inventory))
         progress.show(f"looking at {len(cluster.inventory.hosts)} hosts")
         look = look_at(cluster)
         found += judge_hosts(cluster.inventory, look.observation, look.facts)
@@ -60,10 +60,12 @@ def doctor(cluster: Cluster, desk: Desk) -> None:
     raise ClusterTrouble("")
 
 
-def inventory_problems(source: str) -> list[Problem]:
-    """Return what `fab validate` finds."""
+def inventory_problems(inventory: Inventory) -> list[Problem]:
+    """Return what `fab validate` finds; nothing where a vault's password was typed, which it would ask for again."""
+    if inventory.vault_password is not None:
+        return []
     try:
-        return list(find_problems(read_source(source, lenient=True)))
+        return list(find_problems(read_source(inventory.source, lenient=True)))
     except OperatorMistake as error:
         return [Problem(str(error))]
 

@@ -351,6 +351,12 @@ def test_a_finding_ends_with_1_and_begins_with_the_worst_mend(calm: Look) -> Non
     assert "begin with: ansible-playbook site.yml --limit store" in fleet.printed(desk)
 
 
+def test_a_typed_password_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "read_source", lambda *_, **__: (_ for _ in ()).throw(OperatorMistake("no password")))
+    assert [str(each) for each in verb.inventory_problems(INVENTORY)] == ["no password"]
+    assert verb.inventory_problems(replace(INVENTORY, vault_password="x")) == []
+
+
 def test_ways_that_are_broken_or_slow_are_found(calm: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(INVENTORY, fleet.Pretence(INVENTORY))
     monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, ["worker-1 to ps-0: no answer"]))
