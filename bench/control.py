@@ -22,9 +22,10 @@ from typing import Any
 
 import jinja2
 import yaml
-from cluster_spec import cluster_spec, host_tasks
-from config_texts import FILTERS
-from preflight import preflight_problems
+
+from fleet.site.filters import FILTERS
+from fleet.site.preflight import preflight_problems
+from fleet.site.topology import cluster_spec, host_tasks
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASE = ROOT / "roles" / "release" / "tasks" / "main.yml"

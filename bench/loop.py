@@ -33,9 +33,9 @@ from bench.control import groups_of, inventory_of, processor_seconds
 from bench.tables import print_row
 from fleet.asked import feed
 from fleet.cluster import Cluster
-from fleet.inventory import load_inventory
 from fleet.release import STAGE, SWITCH, Shipment
 from fleet.short import CURRENT, SUMS, ShortWay
+from fleet.site.inventory import load_inventory
 
 ROOT = Path(__file__).resolve().parent.parent
 IMPORT = f"{CURRENT}/env/bin/python -c 'import tensorflow'"

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tests.browser.chromium import DRAWN, Browser
-from tests.browser.large import write_large_run
+from bench.chromium import DRAWN, Browser
+from bench.large_page import write_large_run
 from trainer.report.html import render
 from trainer.report.summary import read_story
 

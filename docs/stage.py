@@ -22,7 +22,7 @@ LANGUAGES = {".py": "python", ".yml": "yaml", ".json": "json", ".sh": "sh", ".to
 PICTURES = {".png", ".svg"}
 # In the repository a link leads to a recorded run; in the site to the page that the trainer makes of it.
 RUNS = "tests/browser/recorded/runs/"
-HEADS = {"fleet/schema/page.md"}  # text of a page that is made from it
+HEADS = {"fleet/site/schema/page.md"}  # text of a page that is made from it
 
 
 def tracked() -> list[str]:

@@ -1,4 +1,4 @@
-"""What the verbs answer with `--json`; fleet/schema/answers.json describes each, and docs/json.md tells of them."""
+"""What the verbs answer with `--json`: fleet/site/schema/answers.json describes each, docs/json.md tells of them."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from typing import Any, cast
 from fleet import journal
 from fleet.asked import RECEIVE, feed
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
-from fleet.inventory import Inventory, Task
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
 from fleet.run import AS_TRAINER, SETTINGS, Run, parse_run, read_files, script_of_files
+from fleet.site.inventory import Inventory, Task
 from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
 from fleet.units import PROPERTIES, USER_ERROR, Health, Unit, parse_units
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from fleet.cluster import Observation
 from fleet.errors import OperatorMistake
-from fleet.inventory import Inventory, Task
 from fleet.run import Run
-from fleet.schema.problems import show
-from fleet.sweep import is_same
+from fleet.site.inventory import Inventory, Task
+from fleet.site.schema.problems import show
+from fleet.site.sweep_file import is_same
 from fleet.units import Health, Unit, find_trouble
 from trainer.core.config import NO_PROGRAM_NAME, RUN_NAME, SOURCE, program_name_problem
 

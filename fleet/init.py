@@ -12,7 +12,7 @@ import yaml
 
 from fleet.errors import OperatorMistake
 from fleet.places import CODE, KIT
-from fleet.schema.problems import show, tell
+from fleet.site.schema.problems import show, tell
 
 _TEMPLATES = Path(__file__).with_name("new_site")
 _HOSTS = "inventory/hosts.yml"
@@ -100,9 +100,7 @@ def _groups(given: Sequence[str], site: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises OperatorMistake with everything that is wrong with their names and addresses.
     """
-    from preflight import inventory_problems
-
-    from fleet.inventory import FILTERS  # noqa: F401  # so that `preflight` is found
+    from fleet.site.preflight import inventory_problems
 
     addresses: dict[str, str] = {}
     for word in given:

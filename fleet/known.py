@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fleet.inventory import Defaults, Inventory, Source, describe, find_source, plain_value, read_defaults
-from fleet.inventory import read_source as read_by_ansible
 from fleet.places import CODE, site
+from fleet.site.inventory import Defaults, Inventory, Source, describe, find_source, plain_value, read_defaults
+from fleet.site.inventory import read_source as read_by_ansible
 
 KEPT = 8
 _PLUGINS = (("defaults", "vars_plugins"), ("defaults", "vars_plugins_enabled"), ("inventory", "enable_plugins"))
@@ -52,7 +52,7 @@ def name_of(source: str, environment: Mapping[str, str]) -> str | None:
     digest = hashlib.sha256("\0".join([source, sys.version, ansible.origin, *more]).encode(errors="surrogateescape"))
     own = [
         Path(__file__),
-        CODE / "fleet/inventory.py",
+        CODE / "fleet/site/inventory.py",
         Path(ansible.origin).with_name("release.py"),
         site() / "ansible.cfg",
     ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fleet.errors import OperatorMistake
-from fleet.schema.formats import control_file
+from fleet.site.schema.formats import control_file
 
 CODE = Path(__file__).resolve().parents[1]  # has the packages `fleet` and `trainer`
 # A checkout has everything in one folder. An installed package keeps what is no Python package in one of its own.
@@ -48,6 +51,17 @@ def lock_file(root: Path, text: str) -> Path:
     """Return a lock's path without its `-<python>.txt`: the site's own, and psfleet's where the site has none."""
     own = control_file(root, text)
     return own if has_lock(own) or not has_lock(KIT / text) else KIT / text
+
+
+def role_module(role: str, name: str) -> Any:
+    """Import a module of a role's library: Ansible sends it to a host, and what is in it may be needed here as well."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROLES / role / "library" / f"{name}.py")
+        assert spec
+        assert spec.loader
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
 
 
 def has_lock(path: Path) -> bool:

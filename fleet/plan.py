@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.cluster import Observation
 from fleet.decision import Choice, pick_restarts
-from fleet.inventory import Inventory, Task
+from fleet.site.inventory import Inventory, Task
 from fleet.units import Health
 from trainer.core.parameters import describe_values
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fleet.inventory import Inventory
+from fleet.site.inventory import Inventory
 from trainer.core.config import STRATEGIES, Config
 
 JOBS = ("chief", "ps", "worker", "evaluator", "data")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import queue
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.inventory import Inventory
-from fleet.places import CODE, KIT, ROLES, lock_file, site, site_file
-from fleet.schema.control import program_problem
+from fleet.places import CODE, KIT, lock_file, role_module, site, site_file
 from fleet.signals import undisturbed
+from fleet.site.inventory import Inventory
+from fleet.site.schema.control import program_problem
 from fleet.tables import render_duration
 from fleet.vault import lend
 
@@ -122,7 +121,7 @@ def make_release(inventory: Inventory) -> tuple[dict[str, Any], bytes]:
 
 def _read_release(inventory: Inventory, function: str) -> Any:
     """Have a function of the module release_archive read what makes the release."""
-    release_archive = _library("release_archive")
+    release_archive = role_module("release", "release_archive")
     variables = inventory.variables[inventory.chief.host]
     program = variables.get("release_program") or ""
     lock, lock_gpu = locks_of(variables)
@@ -142,22 +141,14 @@ def sign_release(archive: bytes, release: str, cache: Path, key: str, signers: S
 
     Raises OperatorMistake where it can't be signed.
     """
-    release_signature = _library("release_signature")
-    place = _library("release_archive").keep(archive, release, cache / "releases")
+    release_signature = role_module("release", "release_signature")
+    place = role_module("release", "release_archive").keep(archive, release, cache / "releases")
     own = str(site_file(key)) if key else ""
     try:
         signature, allowed = release_signature.sign_with(place, own, cache / "release-key", signers)
     except release_signature.SigningError as error:
         raise OperatorMistake(str(error)) from error
     return signature.read_text(), allowed
-
-
-def _library(module: str) -> Any:
-    """Import a module of the role release."""
-    library = ROLES / "release" / "library"
-    if str(library) not in sys.path:
-        sys.path.append(str(library))
-    return importlib.import_module(module)
 
 
 def find_program(inventory: Inventory, program: str, arguments: Sequence[str]) -> None:

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fleet.inventory import Inventory, plain_value
 from fleet.places import KIT, ROLES, site
 from fleet.readers import AHEAD, NAMING, OF_A_START
+from fleet.site.inventory import Inventory, plain_value
 from fleet.wanted import SKIPPED, UNCHANGED, Call, Pass, UnknownTask, Wanted, expression, files_differ, load
 
 # fleet/short.py asks the host for what they would find.

@@ -29,7 +29,7 @@ from paramiko.ssh_exception import (
 )
 
 from fleet.errors import HostsUnreachable, OperatorMistake
-from fleet.inventory import Host
+from fleet.site.inventory import Host
 
 CONNECT_SECONDS = 10
 LOGIN_SECONDS = 20  # for sshd's first line, and again for the key

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from fleet import report
 from fleet.cluster import Observation
-from fleet.inventory import Inventory
 from fleet.run import Run
+from fleet.site.inventory import Inventory
 from fleet.tables import render_duration, render_metrics, render_number
 from fleet.terminal import one_line
 from trainer.core.parameters import describe_values

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import machine
+from lab import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 

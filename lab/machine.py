@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
-from . import box, vm
+from lab import box, vm
 
 RECORD = Path("/var/lib/psfleet-lab")
 CONTAINERS = Path("/var/lib/lxc")

@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from . import box
+from lab import box
 
 PACKAGES = (
     *box.PACKAGES,

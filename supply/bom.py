@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import FleetError
-from fleet.inventory import load_inventory
 from fleet.places import KIT
 from fleet.release import build_release, locks_of
+from fleet.site.inventory import load_inventory
 from fleet.terminal import printable
 
 CACHE = Path(".cache/releases")

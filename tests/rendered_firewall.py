@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import config_texts
-import firewall
 import jinja2
-import wireguard
-from cluster_spec import cluster_spec
+
+from fleet.site import firewall
+from fleet.site.filters import FILTERS
+from fleet.site.topology import cluster_spec
 
 ROLE = Path(__file__).parents[1] / "roles/firewall"
 SSH = 22
@@ -36,8 +36,7 @@ def render(template: str, role: Path = ROLE, **values: object) -> str:
     environment = jinja2.Environment(
         loader=loader, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    ours = firewall.FilterModule().filters() | wireguard.FilterModule().filters() | config_texts.FILTERS
-    environment.filters |= ours | {"quote": str}
+    environment.filters |= FILTERS | {"quote": str}
     return environment.get_template(template).render(ansible_managed="Ansible managed", **values)
 
 

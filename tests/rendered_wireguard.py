@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import wireguard
 import yaml
 
+from fleet.site import wireguard
 from tests.rendered_firewall import render
 
 ROLE = Path(__file__).parents[1] / "roles/wireguard"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -16,12 +17,10 @@ from typing import Any, cast
 from ansible.context import CLIARGS
 from ansible.plugins.action import ActionBase
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))
+runpy.run_path(str(Path(__file__).parents[1] / "kit.py"))
 from fleet import places  # noqa: E402
 from fleet.errors import OperatorMistake  # noqa: E402
-from fleet.inventory import Host, ssh_host  # noqa: E402
+from fleet.site.inventory import Host, ssh_host  # noqa: E402
 
 
 def host_of(name: str, variables: Mapping[str, Any]) -> Host:

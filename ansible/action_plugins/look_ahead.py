@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
+import runpy
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,11 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 from ansible.template import Templar
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))
+runpy.run_path(str(Path(__file__).parents[1] / "kit.py"))
 from fleet.asked import RECEIVE, feed, sources  # noqa: E402
 from fleet.errors import first_line  # noqa: E402
-from fleet.inventory import plain_value  # noqa: E402
 from fleet.roles import Ahead  # noqa: E402
+from fleet.site.inventory import plain_value  # noqa: E402
 from fleet.wanted import UnknownTask  # noqa: E402
 
 MOST_TEXT = 300

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,9 @@ from ansible.plugins.callback import CallbackBase
 
 from ansible import context
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))
+runpy.run_path(str(Path(__file__).parents[1] / "kit.py"))
 from fleet import places  # noqa: E402
-from fleet.schema.problems import name_some  # noqa: E402
+from fleet.site.schema.problems import name_some  # noqa: E402
 from fleet.tables import render_table  # noqa: E402
 
 DOCUMENTATION = """

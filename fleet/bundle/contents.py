@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleet.cluster import CURRENT, Cluster
-from fleet.inventory import Inventory
+from fleet.site.inventory import Inventory
 
 SECONDS = 60
 TAIL_BYTES = 200_000

@@ -9,10 +9,10 @@ from typing import Any
 
 from fleet.bundle.redaction import NAMES_ONE, REMOVED, SENSITIVE, Redactor
 from fleet.errors import FleetError
-from fleet.inventory import Inventory
 from fleet.places import site
-from fleet.schema.definition import definition
-from fleet.schema.sources import directories
+from fleet.site.inventory import Inventory
+from fleet.site.schema.definition import definition
+from fleet.site.schema.sources import directories
 
 _VAULT = b"$ANSIBLE_VAULT"
 _NAMED = re.compile(rf"(?i){SENSITIVE}")

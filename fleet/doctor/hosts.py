@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.cluster import Observation
 from fleet.doctor.finding import ERROR, WARNING, Finding
-from fleet.inventory import Inventory
+from fleet.site.inventory import Inventory
 from fleet.tables import render_duration
 
 Facts = Mapping[str, Any]

@@ -12,9 +12,9 @@ from fleet import report
 from fleet.doctor.finding import CONTROL, ERROR, WARNING, Finding
 from fleet.doctor.look import Look
 from fleet.errors import FleetError
-from fleet.inventory import Inventory
 from fleet.release import find_ansible
-from fleet.schema.problems import Problem
+from fleet.site.inventory import Inventory
+from fleet.site.schema.problems import Problem
 from fleet.tables import render_duration
 from trainer.telemetry.status import describe_ways, has_broken
 

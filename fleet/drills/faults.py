@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 from fleet.cluster import AS_TRAINER
 from fleet.drills.stage import DrillFailed, Process, Stage
 from fleet.errors import HostsUnreachable
-from fleet.inventory import Host, Task
+from fleet.site.inventory import Host, Task
 
 # A host that nobody heals any more, because the control machine is gone, heals itself after this time.
 HEALS_ITSELF_SECONDS = 900

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from fleet.cluster import Cluster
-from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, Drill
-from fleet.drills.scenes import Findings
+from fleet.drills.catalogue import BY_CHANCE, CATALOGUE
+from fleet.drills.drill import Drill, Findings
 from fleet.drills.soak import Soak, rounds
 from fleet.drills.stage import DrillFailed, NotHere, Stage, victim
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
-from fleet.inventory import Inventory
 from fleet.signals import undisturbed
+from fleet.site.inventory import Inventory
 from fleet.tables import render_table
 from fleet.verbs import Desk
 

@@ -6,11 +6,10 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from fleet.cluster import AS_TRAINER
+from fleet.drills.drill import Drill, Findings, Scene
 from fleet.drills.stage import SHORT_STEP, DrillFailed, Process, Stage
 from fleet.drills.watch import (
     Watch,
@@ -20,11 +19,8 @@ from fleet.drills.watch import (
     new_steps,
     steps_lost,
 )
-from fleet.inventory import Task
+from fleet.site.inventory import Task
 from trainer.cluster.spec import SERVICE_JOBS
-
-if TYPE_CHECKING:
-    from fleet.drills.catalogue import Drill
 
 # After this time beyond its bound, what is watched for is given up.
 PATIENCE = 60.0
@@ -32,28 +28,6 @@ PATIENCE = 60.0
 TRAINS_BY_THEN = 15.0
 RETURN_SECONDS = 90.0
 TIMES_USED = 3
-
-
-@dataclass
-class Findings:
-    """What a drill saw. Times in seconds; None where there is nothing to measure."""
-
-    proof: str = ""
-    detected: float | None = None
-    paused: float | None = (
-        None  # the longest time without a new step; after the healing, where none was possible before
-    )
-    lost: int | None = None
-    restarted: Sequence[str] = ()
-    notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-    def expect(self, holds: object, problem: str) -> None:
-        if not holds:
-            self.problems.append(problem)
-
-
-Scene = Callable[[Stage, "Drill"], Findings]
 
 
 def recovers(*, goes_on: bool = True, tensors: bool = False, restored: Callable[[Watch], int] | None = None) -> Scene:

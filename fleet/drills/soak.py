@@ -16,14 +16,15 @@ from enum import Enum
 from itertools import count
 from typing import Any
 
-from fleet.drills.catalogue import SOON, Drill
+from fleet.drills.catalogue import SOON
+from fleet.drills.drill import Drill
 from fleet.drills.faults import Fault, Kill, await_save, run_everywhere
 from fleet.drills.scenes import PATIENCE, last_restart, take_part_again, tensors_that_equal
 from fleet.drills.stage import DrillFailed, Process, Sample, Stage
 from fleet.drills.watch import Watch, describe_process, longest_pause, steps_lost
 from fleet.drills.ways import AWay
 from fleet.errors import FleetError
-from fleet.inventory import Task
+from fleet.site.inventory import Task
 
 PROGRAM = "trainer.drill:Soak"
 START_PAUSE = 90.0  # a start of the whole cluster, from the command to the first step

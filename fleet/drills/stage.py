@@ -12,7 +12,7 @@ from typing import Any
 
 from fleet.cluster import AS_TRAINER, Cluster, Observation
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import Inventory, Task
+from fleet.site.inventory import Inventory, Task
 from fleet.ssh import ANSWER_SECONDS
 from fleet.verbs import Desk
 from trainer.cluster.spec import SERVICE_JOBS

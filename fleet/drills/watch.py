@@ -29,6 +29,7 @@ NOTICES = frozenset(
         "phase-overdue",
         "save-failed",
         "checkpoint-set-aside",
+        "not-finite",
         "waiting",
         "started",
         "failed",

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.large import write_large_run
+from bench.large_page import write_large_run
 from trainer.report.html import render
 from trainer.report.summary import read_story
 from trainer.run.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from tests.browser.chromium import Browser
+    from bench.chromium import Browser
 
 if importlib.util.find_spec("selenium") is None:  # it is in .cache/browser alone: make test-browser
     collect_ignore_glob = ["test_*.py"]
@@ -24,7 +24,7 @@ RECORDED = Path(__file__).with_name("recorded")
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    from tests.browser.chromium import Browser
+    from bench.chromium import Browser
 
     browser = Browser()
     yield browser

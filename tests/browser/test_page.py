@@ -12,7 +12,7 @@ import pytest
 from axe_core_python.selenium import Axe
 from selenium.webdriver.common.by import By
 
-from tests.browser.chromium import Browser
+from bench.chromium import Browser
 from trainer.report.html import render
 from trainer.report.summary import read_story
 from trainer.run.directory import RunDirectory

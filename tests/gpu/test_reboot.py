@@ -15,8 +15,8 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from config_texts import FILTERS
 
+from fleet.site.filters import FILTERS
 from tests.gpu import machines
 from tests.gpu.chroot import CACHE, ROOT, Machine, run
 

@@ -16,7 +16,7 @@ from trainer.telemetry.goodput import KINDS
 
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
 OBSERVING = ROOT / "docs" / "observing.md"
-SCHEMA = ROOT / "fleet" / "schema" / "inventory.yml"
+SCHEMA = ROOT / "fleet" / "site" / "schema" / "inventory.yml"
 
 
 def rules(**settings: Any) -> dict[str, Any]:

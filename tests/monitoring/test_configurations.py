@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -16,12 +15,10 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
+from fleet.site.monitoring import listen_address, scrape_targets
+from fleet.site.topology import cluster_spec
 from tests.monitoring.promql import NODE
 from tests.monitoring.tools import ROOT, defaults, rendered, run, tool
-
-sys.path.insert(0, str(ROOT / "ansible" / "filter_plugins"))
-from cluster_spec import cluster_spec
-from monitoring import listen_address, scrape_targets
 
 GROUPS = {
     "chief": ["head"], "ps": ["ps-0"], "worker": ["worker-0"], "prometheus": ["head"], "alertmanager": ["head"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import jinja2
 import pytest
 import yaml
 
+from fleet.site.filters import FILTERS
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "ansible" / "filter_plugins"))
-from config_texts import FILTERS  # noqa: E402
 
 UNPACKED = ROOT / ".cache" / "monitoring" / "usr" / "bin"
 

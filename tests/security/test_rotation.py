@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wireguard
 import yaml
 
+from fleet.site import wireguard
 from tests.hosts import ROOT
 from tests.security.hosts import GROUPS, MEMBERS
 from tests.security.wire import Wire

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_spec import cluster_spec, host_tasks
 
 from bench.networks import Networks
+from fleet.site.topology import cluster_spec, host_tasks
 from tests.hosts import ROOT
 from tests.rendered_firewall import table
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import wireguard
-from wireguard import INTERFACE, PORT
 
+from fleet.site import wireguard
+from fleet.site.wireguard import INTERFACE, PORT
 from tests.security.hosts import FAMILIES, GROUPS, MEMBERS, PORTS, SSH, UNASKED
 from tests.security.test_wall import PERMITTED
 from tests.security.wire import Wire

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wireguard
 
+from fleet.site import wireguard
 from tests.security.test_role import OFFLINE, Machine
 
 # For this unit the stand-in does what systemd would; for the others it is the offline one.

@@ -13,9 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from wireguard import INTERFACE, PORT, tunnel_address
-
 from bench.networks import Networks
+from fleet.site.wireguard import INTERFACE, PORT, tunnel_address
 from tests.rendered_wireguard import files
 from tests.security.hosts import GROUPS, MEMBERS, Hosts, Talk
 

@@ -7,6 +7,7 @@ whose step is cancelled, as when its worker dies, although it is made.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ class Recorded:
     """What AtomicUpdates takes as `record`; with what the variables were when an update was traced first."""
 
     def __init__(self) -> None:
-        self.staged: list[tuple[Update, list[str], dict[str, Any]]] = []
+        self.staged: list[tuple[Update, Part, dict[str, Any]]] = []
         self.before: dict[int, np.ndarray] = {}
         self._handles: list[Any] = []
 
@@ -33,7 +34,8 @@ class Recorded:
                 if id(handle) not in self.before:
                     self.before[id(handle)] = read(handle).numpy()
         place = {"dtypes": [tf.int64, *(one.dtype for one in needs)], "shared_name": f"updates/{len(self.staged)}"}
-        self.staged.append((update, [one.name for one in needs], place))
+        # Later the graph is changed: what goes to a ps is packed, and comes from other operations.
+        self.staged.append((update, part_of(update, needs), place))
         # A handle of its own each time: tf.function would have what uses one handle wait for each other.
         with tf.control_dependencies(None):
             order = order_of()
@@ -51,8 +53,8 @@ class Recorded:
             found += [(update.device, int(order), number, values) for order, *values in taken]
         variables = {key: tf.Variable(value) for key, value in self.before.items()}
         again = [
-            again_by(update, needs, [variables[id(outermost(one))] for one in update.handles.values()])
-            for update, needs, _ in self.staged
+            part.again([variables[id(outermost(one))] for one in update.handles.values()])
+            for update, part, _ in self.staged
         ]
         for _, _, number, values in sorted(found, key=lambda one: one[:2]):
             again[number](*values)
@@ -71,8 +73,29 @@ def read(handle: Any) -> Any:
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(data.dtype))
 
 
-def again_by(update: Update, needs: Sequence[str], variables: Sequence[Any]) -> Any:
-    """Return a function that does an update of other variables, from what it needs."""
+@dataclass(frozen=True)
+class Part:
+    """The part of a step's graph that is an update, with the names and types of what it needs, and of its variables."""
+
+    graph: Any
+    needs: list[str]
+    types: list[tf.DType]
+    handles: list[str]
+
+    def again(self, variables: Sequence[Any]) -> Any:
+        """Return a function that does the update of other variables, from what it needs."""
+
+        def do(*values: Any) -> None:
+            graph = tf.compat.v1.get_default_graph()
+            handles = [graph.capture(one.handle) for one in variables]
+            given = dict(zip(self.needs, values, strict=True)) | dict(zip(self.handles, handles, strict=True))
+            tf.graph_util.import_graph_def(self.graph, given, name="again")
+
+        return tf.function(do, autograph=False, input_signature=[tf.TensorSpec(None, one) for one in self.types])
+
+
+def part_of(update: Update, needs: Sequence[Any]) -> Part:
+    """Cut an update out of the graph that is traced."""
     whole = update.operations[0].graph.as_graph_def()
     part = graph_pb2.GraphDef(library=whole.library, versions=whole.versions)
     own = update.names
@@ -86,15 +109,7 @@ def again_by(update: Update, needs: Sequence[str], variables: Sequence[Any]) -> 
             inputs = [one for one in node.input if not one.startswith("^") or one[1:] in own]
             kept.ClearField("input")
             kept.input.extend(inputs)
-
-    def do(*values: Any) -> None:
-        graph = tf.compat.v1.get_default_graph()
-        handles = [graph.capture(one.handle) for one in variables]
-        given = dict(zip(needs, values, strict=True)) | dict(zip(update.handles, handles, strict=True))
-        tf.graph_util.import_graph_def(part, given, name="again")
-
-    types = [update.operations[0].graph.get_tensor_by_name(name).dtype for name in needs]
-    return tf.function(do, autograph=False, input_signature=[tf.TensorSpec(None, one) for one in types])
+    return Part(part, [one.name for one in needs], [one.dtype for one in needs], list(update.handles))
 
 
 def differing(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from nvidia_compatibility import read_table
 from processes import run_check
+
+from fleet.site.nvidia import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 

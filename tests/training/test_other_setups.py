@@ -11,7 +11,7 @@ import pytest
 from pages import write_files
 from processes import MINUTE, ROOT, Runs
 
-from fleet.inventory import load_inventory
+from fleet.site.inventory import load_inventory
 from trainer.tasks.local import local_cluster
 
 pytestmark = pytest.mark.timeout(450)

@@ -27,6 +27,7 @@ NAMED = {
 OTHERS = {
     "LargeStep": "Extra.train_step has arrays of 0.00 GiB in its graph",
     "LargeData": "LargeData.train_dataset has arrays of 0.00 GiB in its graph",
+    "MadeTwice": "tf.function only supports singleton tf.Variables",
     "Eager": "Eager.build_model has called tf.config.run_functions_eagerly(True)",
 }
 WHILE_BUILT = {
@@ -53,7 +54,7 @@ def test_what_is_made_before_the_strategy_is_named(found: dict[str, Any], name: 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_workers_cannot_do_is_named(found: dict[str, Any], name: str) -> None:
-    assert str(found[name]).startswith(OTHERS[name])
+    assert OTHERS[name] in str(found[name])
 
 
 @pytest.mark.parametrize("name", WHILE_BUILT)

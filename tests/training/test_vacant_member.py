@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from cluster_spec import NOBODY, cluster_spec, host_tasks
 from processes import DIGITS, Runs
 
+from fleet.site.topology import NOBODY, cluster_spec, host_tasks
 from trainer.cluster.spec import free_addresses
 
 pytestmark = pytest.mark.timeout(300)

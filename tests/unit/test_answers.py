@@ -1,16 +1,18 @@
-"""What each verb answers with `--json` is as fleet/schema/answers.json says, and all of it is said there."""
+"""What each verb answers with `--json` is as fleet/site/schema/answers.json says, and all of it is said there."""
 
 from __future__ import annotations
 
 import io
 import json
 import re
+import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import invoke
 import jsonschema
 import pytest
 
@@ -19,14 +21,23 @@ from fleet.answers import VERSION
 from fleet.cluster import Cluster
 from fleet.drills import rehearsal
 from fleet.drills.catalogue import CATALOGUE
-from fleet.drills.scenes import Findings
+from fleet.drills.drill import Findings
 from fleet.errors import FleetError, HostsUnreachable, OperatorMistake
-from fleet.gpu import check_gpus
-from fleet.inventory import Host, Inventory, Task
-from fleet.schema.problems import Problem
+from fleet.site.inventory import Host, Inventory, Task
+from fleet.site.schema.problems import Problem
 from fleet.ssh import Answer
-from fleet.validate import validate
-from fleet.ways import show_ways
+from fleet.verbs.export import export_run
+from fleet.verbs.gpu_check import check_gpus
+from fleet.verbs.logs import show_logs
+from fleet.verbs.report import make_report
+from fleet.verbs.runs import show_checkpoints, show_runs
+from fleet.verbs.start import StartRequest, start_cluster
+from fleet.verbs.status import show_status
+from fleet.verbs.stop import stop_cluster
+from fleet.verbs.sweep import show_sweep
+from fleet.verbs.tensorboard import open_tensorboard
+from fleet.verbs.validate import validate
+from fleet.verbs.ways import show_ways
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_fleet_ways import RIGHT as WAYS
 from tests.unit.test_fleet_ways import Pretence as WaysHosts
@@ -36,7 +47,7 @@ from tests.unit.test_gpu_fab import Pretence as GpuHosts
 from trainer.telemetry.status import Status
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = json.loads((ROOT / "fleet/schema/answers.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((ROOT / "fleet/site/schema/answers.json").read_text(encoding="utf-8"))
 WORKERS = {"worker-0": {"steps": 20, "steps_per_second": 2.5}}
 EVENT = {"time": 1.0, "event": "ps-lost", "task": "ps-0", "host": "x", "seconds": 1.5, "steps_lost": 3, "message": "m"}
 
@@ -109,11 +120,10 @@ def test_the_schema_is_one_and_knows_the_version() -> None:
 
 
 def test_each_verb_has_json_a_schema_and_a_row_in_the_docs() -> None:
-    source = (ROOT / "fabfile.py").read_text(encoding="utf-8")
-    parts = re.findall(r"^@task\(.*?^def (\w+)\((.*?)\) -> None:", source, re.MULTILINE | re.DOTALL)
-    named = {name.replace("_", "-") for name, _ in parts}
+    found = [each for each in runpy.run_path(str(ROOT / "fabfile.py")).values() if isinstance(each, invoke.Task)]
+    named = {verb.name.replace("_", "-") for verb in found}
     assert len(named) >= 13
-    assert [name for name, parameters in parts if "json: bool = False" not in parameters] == []
+    assert [verb.name for verb in found if "json" not in [flag.name for flag in verb.get_arguments()]] == []
     assert named == set(SCHEMA["properties"]["verb"]["enum"])
     page = (ROOT / "docs/json.md").read_text(encoding="utf-8")
     assert named == set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE))
@@ -122,7 +132,7 @@ def test_each_verb_has_json_a_schema_and_a_row_in_the_docs() -> None:
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_start_that_is_followed_to_its_end(hosts: fleet.Pretence, desk: verbs.Desk, restart: bool) -> None:
     hosts.tick = fleet.train()
-    verbs.start_cluster(cluster_of(hosts), desk, restart=restart)
+    start_cluster(cluster_of(hosts), desk, StartRequest(restart=restart))
     found = answer_of(desk)
     assert found["verb"] == ("restart-cluster" if restart else "start-cluster")
     assert (found["outcome"], found["run"]["state"], found["evaluated"]) == ("finished", "finished", True)
@@ -131,42 +141,42 @@ def test_a_start_that_is_followed_to_its_end(hosts: fleet.Pretence, desk: verbs.
 
 def test_a_start_that_is_left(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
     hosts.tick = fleet.train()
-    verbs.start_cluster(cluster_of(hosts), desk, "digits-2", detach=True)
+    start_cluster(cluster_of(hosts), desk, StartRequest("digits-2", detach=True))
     found = answer_of(desk)
     assert (found["outcome"], found["plan"]["select"]) == ("training", {"run": "digits-2"})
 
 
 def test_a_plan(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
-    verbs.start_cluster(cluster_of(hosts), desk, plan_only=True)
+    start_cluster(cluster_of(hosts), desk, StartRequest(plan_only=True))
     assert answer_of(desk)["plan"]["start"] == [task.name for task in hosts.inventory.tasks]
 
 
 def test_a_run_that_was_finished_before(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
     hosts.run_status = fleet.status("finished", 30, evaluation={"step": 30, "metrics": {}})
-    verbs.start_cluster(cluster_of(hosts), desk)
+    start_cluster(cluster_of(hosts), desk, StartRequest())
     assert answer_of(desk)["outcome"] == "finished before"
 
 
 def test_what_is_refused_leaves_standard_output_empty(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
     with pytest.raises(OperatorMistake):
-        verbs.start_cluster(cluster_of(hosts), desk, "a/b")
+        start_cluster(cluster_of(hosts), desk, StartRequest("a/b"))
     assert isinstance(desk.answers, io.StringIO)
     assert desk.answers.getvalue() == ""
 
 
 def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
-    verbs.start_cluster(cluster_of(hosts), desk, detach=True, sweep=fleet.SWEEP)
+    start_cluster(cluster_of(hosts), desk, StartRequest(detach=True, sweep=fleet.SWEEP))
     found = answer_of(desk)
     assert (found["verb"], found["outcome"], found["sweep"]) == ("sweep", "training", None)
     hosts.sweep = fleet.swept("finished", "training", present="s-2") | {"attempt": 1}
     desk.answers = io.StringIO()
-    verbs.show_sweep(cluster_of(hosts), desk, as_json=True)
+    show_sweep(cluster_of(hosts), desk, as_json=True)
     assert answer_of(desk)["sweep"]["present"] == "s-2"
 
 
 def test_a_stop(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
     hosts.run_status = fleet.status("stopped", 20)
-    verbs.stop_cluster(cluster_of(hosts), desk)
+    stop_cluster(cluster_of(hosts), desk)
     found = answer_of(desk)
     assert (found["verb"], found["run"]["step"]) == ("stop-cluster", 20)
 
@@ -178,7 +188,7 @@ def test_a_status(hosts: fleet.Pretence, desk: verbs.Desk, deep: bool) -> None:
     hosts.unreachable["far"] = "no route"
     desk.look = lambda *_: {"head": "a file differs"}
     with pytest.raises(HostsUnreachable):
-        verbs.show_status(cluster_of(hosts), desk, as_json=True, deep=deep)
+        show_status(cluster_of(hosts), desk, as_json=True, deep=deep)
     found = answer_of(desk)
     assert found["run"]["workers"] == WORKERS
     assert [task["state"] for task in found["tasks"] if task["host"] == "far"] == ["unreachable"]
@@ -187,9 +197,9 @@ def test_a_status(hosts: fleet.Pretence, desk: verbs.Desk, deep: bool) -> None:
 
 def test_lists_and_an_export(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
     for verb, key, show in (
-        ("runs", "runs", verbs.show_runs),
-        ("checkpoints", "checkpoints", verbs.show_checkpoints),
-        ("export", "export", verbs.export_run),
+        ("runs", "runs", show_runs),
+        ("checkpoints", "checkpoints", show_checkpoints),
+        ("export", "export", export_run),
     ):
         desk.answers = io.StringIO()
         show(cluster_of(hosts), desk, as_json=True)
@@ -200,14 +210,14 @@ def test_lists_and_an_export(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
 
 def test_a_page_that_was_written(hosts: fleet.Pretence, desk: verbs.Desk, tmp_path: Path) -> None:
     hosts.report = Answer(json.dumps({"runs": ["digits"], "html": "<html>"}))
-    verbs.make_report(cluster_of(hosts), desk, [], tmp_path / "page.html", as_json=True)
+    make_report(cluster_of(hosts), desk, [], tmp_path / "page.html", as_json=True)
     found = answer_of(desk)
     assert (found["verb"], found["runs"], found["size"]) == ("report", ["digits"], 6)
     assert Path(found["report"]).read_text(encoding="utf-8") == "<html>"
 
 
 def test_each_line_of_a_journal_is_an_object(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
-    verbs.show_logs(cluster_of(hosts), desk, None, None, follow=False)
+    show_logs(cluster_of(hosts), desk, None, None, follow=False)
     assert isinstance(desk.answers, io.StringIO)
     lines = [json.loads(line) for line in desk.answers.getvalue().splitlines()]
     for line in lines:
@@ -219,14 +229,14 @@ def test_the_address_of_tensorboard(hosts: fleet.Pretence, desk: verbs.Desk, mon
     inventory = fleet.board_at(hosts, "http://10.0.0.9:6006")
     monkeypatch.setattr(hosts, "tunnel", partial(fleet.led, hosts, 0), raising=False)
     with pytest.raises(HostsUnreachable):
-        verbs.open_tensorboard(Cluster(inventory, hosts), desk, 7007)
+        open_tensorboard(Cluster(inventory, hosts), desk, 7007)
     assert answer_of(desk)["url"] == "http://localhost:7007"
 
 
 def test_an_inventory_that_is_wrong(desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem("steps: must be at least 1, not 0", hosts=("a",), variable="trainer_run", value="0")
-    monkeypatch.setattr("fleet.validate.read_source", lambda *_: SimpleNamespace(name="inventory/x"))
-    monkeypatch.setattr("fleet.validate.find_problems", lambda _: [problem])
+    monkeypatch.setattr("fleet.verbs.validate.read_source", lambda *_: SimpleNamespace(name="inventory/x"))
+    monkeypatch.setattr("fleet.verbs.validate.find_problems", lambda _: [problem])
     with pytest.raises(OperatorMistake):
         validate(desk, "inventory/x", True)
     assert answer_of(desk)["problems"][0]["variable"] == "trainer_run"

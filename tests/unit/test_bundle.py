@@ -18,10 +18,10 @@ from fleet.bundle.redaction import REMOVED, Redactor
 from fleet.bundle.secrets import describe_inventory, inventory_secrets
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.inventory import load_inventory
+from fleet.site.inventory import load_inventory
 from fleet.ssh import Answer
 from fleet.verbs import Desk
-from fleet.verbs_runs import bundle as verb
+from fleet.verbs import bundle as verb
 from tests.unit import test_answers as answers
 from tests.unit import test_fleet_verbs as fleet
 

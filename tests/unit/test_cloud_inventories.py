@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fleet.errors import OperatorMistake
-from fleet.inventory import load_inventory, refuse_problems
+from fleet.site.inventory import load_inventory, refuse_problems
 
 ROOT = Path(__file__).parents[2]
 FILES = {"aws": "aws_ec2.yml", "gcp": "gcp_compute.yml", "openstack": "openstack.yml"}

@@ -1,8 +1,9 @@
 import json
 
 import pytest
-from cluster_spec import ClusterSpecError, cluster_spec, host_tasks, metrics_targets
-from monitoring import scrape_targets
+
+from fleet.site.monitoring import scrape_targets
+from fleet.site.topology import ClusterSpecError, cluster_spec, host_tasks, metrics_targets
 
 LAB = {
     "chief": ["head"],

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from preflight import inventory_problems
 
-from fleet.schema.control import key_problem
+from fleet.site.preflight import inventory_problems
+from fleet.site.schema.control import key_problem
 from tests.unit.hostile import inventory
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,12 +25,12 @@ from fleet.doctor.hosts import judge_hosts
 from fleet.doctor.look import PROBE, Look
 from fleet.doctor.whole import judge_control, judge_look
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.inventory import Host
 from fleet.run import Run
+from fleet.site.inventory import Host
 from fleet.ssh import Answer
 from fleet.units import Unit
 from fleet.verbs import Desk
-from fleet.verbs_runs import doctor as verb
+from fleet.verbs import doctor as verb
 from tests.unit import test_answers as answers
 from tests.unit import test_fleet_verbs as fleet
 from trainer.cluster.ways import Way

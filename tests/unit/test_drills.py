@@ -19,9 +19,10 @@ import pytest
 
 from fleet.cluster import Cluster, Observation
 from fleet.drills import rehearsal, soak
-from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN, Drill
+from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN
+from fleet.drills.drill import Drill, Findings
 from fleet.drills.faults import Cut, Damage, Fault, Freeze, Kill, PowerOff, one
-from fleet.drills.scenes import Findings, Traffic, read_traffic, recovers
+from fleet.drills.scenes import Traffic, read_traffic, recovers
 from fleet.drills.soak import Blow, Moment, Outcome, Round, Soak, judge, rounds, went_back_too_far
 from fleet.drills.stage import (
     DrillFailed,
@@ -36,7 +37,7 @@ from fleet.drills.stage import (
 from fleet.drills.watch import Watch, longest_pause, lowest_step, new_steps, steps_lost
 from fleet.drills.ways import AWay
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import Host, Inventory, Task
+from fleet.site.inventory import Host, Inventory, Task
 from fleet.ssh import Answer
 from fleet.verbs import Desk
 

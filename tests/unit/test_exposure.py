@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import config_texts
 import jinja2
 import pytest
 import yaml
 
+from fleet.site.filters import FILTERS
 from tests.rendered_firewall import ROLE as FIREWALL
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ LISTS = "\n[Service]\nIPAddressDeny=any\nIPAddressAllow=127.0.0.0/8\nIPAddressAl
 
 def render(path: Path, **values: Any) -> str:
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= config_texts.FILTERS | {
+    environment.filters |= FILTERS | {
         "dirname": os.path.dirname,
         "combine": lambda *maps: {k: v for each in maps for k, v in each.items()},
     }

@@ -1,17 +1,17 @@
 """The command line: what it lists, and the exit code that each kind of trouble ends with."""
 
-import importlib.util
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fabric.main import make_program
-from invoke import Exit
+from invoke import Context, Exit
+
+from fleet.command_line import Call, leaving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs", "export", "checkpoints"]
@@ -23,15 +23,6 @@ def fab(*words: str) -> int:
     code = ended.value.code
     assert isinstance(code, int)
     return code
-
-
-def load_fabfile() -> Any:
-    spec = importlib.util.spec_from_file_location("fabfile", ROOT / "fabfile.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -60,7 +51,7 @@ def test_what_was_compiled_is_kept_for_the_next_call(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     program = "from fabric.main import make_program; make_program().run()"
     subprocess.run([sys.executable, "-c", program, "--list"], cwd=ROOT, env=environment, check=True)
-    assert list(tmp_path.rglob("fleet/verbs.*.pyc"))
+    assert list(tmp_path.rglob("fleet/command_line.*.pyc"))
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -166,10 +157,8 @@ def test_a_flag_that_is_no_number_exits_2_and_says_what_was_expected(
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_terminal_that_is_shut_and_kill_are_as_ctrl_c(number: signal.Signals) -> None:
-    fabfile = load_fabfile()
-
     def leave() -> None:
-        with fabfile._leaving("left"):
+        with leaving("left"):
             assert signal.getsignal(number) is not signal.SIG_DFL
             try:
                 signal.raise_signal(number)
@@ -191,6 +180,6 @@ def test_a_terminal_that_is_shut_and_kill_are_as_ctrl_c(number: signal.Signals) 
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_how_far_a_verb_is_goes_to_standard_error(as_json: bool) -> None:
-    desk = load_fabfile()._desk(as_json)
+    desk = Call(Context(), as_json, None, False).desk
     assert (desk.meanwhile or desk.out) is sys.stderr
     assert (desk.answers or desk.out) is sys.stdout

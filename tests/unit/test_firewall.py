@@ -15,8 +15,8 @@ from typing import Any
 import firewall_facts
 import firewall_table
 import pytest
-from cluster_spec import MEMBER, cluster_spec
-from firewall import (
+
+from fleet.site.firewall import (
     firewall_doors,
     firewall_notes,
     firewall_refusals,
@@ -26,7 +26,7 @@ from firewall import (
     opened_by,
     reached,
 )
-
+from fleet.site.topology import MEMBER, cluster_spec
 from tests.rendered_firewall import FACTS, table
 
 GROUPS = {

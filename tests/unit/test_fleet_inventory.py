@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleet.errors import OperatorMistake
-from fleet.inventory import Inventory, load_inventory, refuse_problems
+from fleet.site.inventory import Inventory, load_inventory, refuse_problems
 from trainer.core.config import Config
 
 SMALL = """

@@ -16,9 +16,10 @@ import pytest
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.inventory import Task
 from fleet.journal import Chosen, parse, read_time, script
+from fleet.site.inventory import Task
 from fleet.ssh import PREAMBLE, Answer
+from fleet.verbs.logs import show_logs
 from tests.unit import test_fleet_verbs as fleet
 
 TASK = Task("worker", 0, "store", "192.0.2.20", 2400, server=True)
@@ -150,33 +151,33 @@ def hosts() -> Journals:
 @pytest.mark.parametrize("follow", [False, True])
 def test_lines_of_another_run_are_left_out(hosts: Journals, follow: bool) -> None:
     desk = verbs.Desk(io.StringIO())
-    verbs.show_logs(Cluster(hosts.inventory, hosts), desk, "ps-0", None, follow, Chosen(run="digits"))
+    show_logs(Cluster(hosts.inventory, hosts), desk, "ps-0", None, follow, Chosen(run="digits"))
     assert sorted(fleet.printed(desk).split()) == ["first", "third"]
 
 
 def test_lines_without_a_choice_are_all_in_order(hosts: Journals) -> None:
     desk = verbs.Desk(io.StringIO())
-    verbs.show_logs(Cluster(hosts.inventory, hosts), desk, "ps-0", None, follow=False)
+    show_logs(Cluster(hosts.inventory, hosts), desk, "ps-0", None, follow=False)
     assert fleet.printed(desk).split() == ["first", "second", "third"]
 
 
 def test_a_pattern_that_is_found_nowhere_is_no_trouble_and_a_bad_one_is_the_operators(hosts: Journals) -> None:
     cluster, desk, chosen = Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO()), Chosen(grep="(")
     hosts.failed = Answer("", "", 1)
-    verbs.show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
+    show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
     assert fleet.printed(desk) == ""
     hosts.failed = Answer("", 'Bad pattern "(": missing closing parenthesis', 1)
     with pytest.raises(OperatorMistake, match="--grep: expected a regular expression"):
-        verbs.show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
+        show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
     hosts.failed = Answer("", "sudo: a password is required", 1)
     with pytest.raises(ClusterTrouble, match="the journal can't be read"):
-        verbs.show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
+        show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
 
 
 def test_what_was_cut_off_is_said_where_lines_were_chosen(
     hosts: Journals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verbs, "CHOSEN_LINES", 3)
+    monkeypatch.setattr("fleet.verbs.logs.CHOSEN_LINES", 3)
     chosen = Chosen(since=time.time())
-    verbs.show_logs(Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO()), "ps-0", None, False, chosen)
+    show_logs(Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO()), "ps-0", None, False, chosen)
     assert capsys.readouterr().err == "these are the last 3 lines of ps-0; for more: --lines 30\n"

@@ -24,8 +24,8 @@ from paramiko.common import MSG_CHANNEL_SUCCESS
 
 import fleet.ssh
 from fleet.errors import OperatorMistake
-from fleet.inventory import Host
 from fleet.places import KIT
+from fleet.site.inventory import Host
 from fleet.ssh import Answer, SshHosts
 
 ACCEPT = {"stricthostkeychecking": "no"}

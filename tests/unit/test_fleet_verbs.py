@@ -25,7 +25,6 @@ from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.decision import choose, pick_restarts
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import Host, Inventory, Task
 from fleet.places import KIT
 from fleet.release import (
     STAGE,
@@ -41,8 +40,17 @@ from fleet.release import (
     ship,
 )
 from fleet.run import Run
+from fleet.site.inventory import Host, Inventory, Task
 from fleet.ssh import Answer
 from fleet.units import Unit
+from fleet.verbs.export import export_run
+from fleet.verbs.logs import show_logs
+from fleet.verbs.runs import show_checkpoints, show_runs
+from fleet.verbs.start import LEFT, StartRequest, start_cluster
+from fleet.verbs.status import show_status
+from fleet.verbs.stop import stop_cluster
+from fleet.verbs.sweep import show_sweep
+from fleet.verbs.tensorboard import open_tensorboard
 
 TASKS = [
     Task("chief", 0, "head", "192.0.2.10", 2222, server=False),
@@ -346,7 +354,7 @@ def train(per_second: float = 5) -> Callable[[Pretence], None]:
 def test_how_far_a_start_is_stands_apart_from_what_came_of_it(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.tick = train()
     desk.meanwhile = io.StringIO()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     shown = desk.meanwhile.getvalue()
     assert re.search(r"step \d+/30", shown)
     assert not re.search(r"step \d+/30", printed(desk))
@@ -356,7 +364,7 @@ def test_how_far_a_start_is_stands_apart_from_what_came_of_it(hosts: Pretence, d
 
 def test_start_cluster_trains_to_the_end_and_sums_up(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.tick = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert hosts.done == [f"start {name}" for name in ("chief-0", "evaluator-0", "ps-0", "worker-0", "worker-1")]
     assert all(unit.enabled for unit in hosts.units.values())
     text = printed(desk)
@@ -371,7 +379,7 @@ def test_start_cluster_trains_to_the_end_and_sums_up(hosts: Pretence, desk: verb
 
 def test_start_cluster_detached_leaves_after_the_first_step(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.tick = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True))
     assert hosts.units["chief-0"].active == "active"
     assert "run digits trains: step" in printed(desk)
 
@@ -387,21 +395,21 @@ def test_the_first_step_is_what_the_coordinator_tells_of_it(
 
     hosts.tick = tick
     with contextlib.nullcontext() if seen else pytest.raises(ClusterTrouble, match="no step was trained in 20 s"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True, timeout=20)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True, timeout=20))
     assert (hosts.now - 1000 < 20) == seen
 
 
 def test_state_of_an_earlier_coordinator_is_no_first_step(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.run_status = status("training", 12, updated=990.0, steps_per_second=5.0)
     with pytest.raises(ClusterTrouble, match="no step was trained in 20 s"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, timeout=20)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(timeout=20))
 
 
 def test_start_cluster_leaves_running_tasks_alone(hosts: Pretence, desk: verbs.Desk) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
     hosts.tick = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True))
     assert hosts.done == []
 
 
@@ -426,7 +434,9 @@ def test_new_run_restarts_coordinator_and_evaluator(hosts: Pretence, desk: verbs
     hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None
     train_new = train()
     given = {"rate": 0.01, "layers": [64, "a b"]}
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="digits-2", detach=True, program_args=given)
+    start_cluster(
+        Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="digits-2", detach=True, program_args=given)
+    )
     stops = ["stop chief-0", "stop evaluator-0"]
     assert shipped == [("release.yml", []), ("training.yml", stops)]
     assert hosts.done == [*stops, "select", "start chief-0", "start evaluator-0"]
@@ -438,7 +448,7 @@ def test_new_run_begins_from_a_checkpoint_with_the_program_of_the_other(hosts: P
     hosts.runs = json.dumps([status("finished", 30), {**status("stopped", 20), "run": "other", "program": "o:O"}])
     train_new = train()
     hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="new", source="other@20", detach=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="new", source="other@20", detach=True))
     assert hosts.done[:2] == ["begin --run new --from other@20 --program o:O", "select"]
     assert json.loads(hosts.selection) == {"run": "new", "program": "o:O"}
 
@@ -450,7 +460,7 @@ def test_new_run_begins_from_a_checkpoint_with_the_parameters_of_the_other(hosts
     hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None
     given = {"rate": 0.2}
     cluster = Cluster(hosts.inventory, hosts)
-    verbs.start_cluster(cluster, desk, run_name="new", source="other@20", detach=True, program_args=given)
+    start_cluster(cluster, desk, StartRequest(run_name="new", source="other@20", detach=True, program_args=given))
     sets = "--set rate=0.2 --set 'name=\"a b\"'"
     assert hosts.done[:2] == [f"begin --run new --from other@20 --program o:O {sets}", "select"]
     assert json.loads(hosts.selection)["program_args"] == {"rate": 0.2, "name": "a b"}
@@ -459,7 +469,7 @@ def test_new_run_begins_from_a_checkpoint_with_the_parameters_of_the_other(hosts
 def test_a_run_that_is_not_there_is_refused_before_anything_is_done(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.runs = json.dumps([status("finished", 30)])
     with pytest.raises(OperatorMistake, match="there is no run other; the runs are digits"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="new", source="other@20")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="new", source="other@20"))
     assert hosts.done == []
 
 
@@ -467,7 +477,7 @@ def test_a_checkpoint_that_is_not_there_puts_back_what_was(hosts: Pretence, desk
     hosts.runs = json.dumps([status("finished", 30)])
     hosts.begun = Answer("", "error: --from digits@7: run digits has no checkpoint of step 7; it has 30", code=78)
     with pytest.raises(OperatorMistake, match="has no checkpoint of step 7; it has 30"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="new", source="digits@7")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="new", source="digits@7"))
     assert hosts.selection == ""
     assert "put back" in printed(desk)
 
@@ -487,7 +497,7 @@ def test_a_run_that_began_and_was_not_started_leaves_its_name_free(
     hosts.begun = Answer(json.dumps(said))
     hosts.environments = False
     with pytest.raises(OperatorMistake, match="isn't set up for"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="new", source="digits@30")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="new", source="digits@30"))
     assert [each for each in hosts.done if each.startswith("remove")] == removed
     assert "put back: run digits" in printed(desk)
 
@@ -501,7 +511,7 @@ def test_a_run_that_may_be_selected_still_is_not_removed(
     hosts.runs = json.dumps([status("finished", 30)])
     monkeypatch.setattr(Cluster, "select", fail)
     with pytest.raises(ClusterTrouble, match="can't be written"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="new", source="digits@30")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="new", source="digits@30"))
     assert [each for each in hosts.done if each.startswith("remove")] == []
     assert "run new is kept, since it may be selected still" in printed(desk)
 
@@ -515,7 +525,7 @@ def test_a_run_that_began_is_kept_from_the_start_of_its_tasks_on(
     hosts.runs = json.dumps([status("finished", 30)])
     monkeypatch.setattr(Cluster, "start", leave)
     with pytest.raises(KeyboardInterrupt):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="new", source="digits@30")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="new", source="digits@30"))
     assert "put back" in hosts.done
     assert not [each for each in hosts.done if each.startswith("remove")]
 
@@ -529,7 +539,7 @@ def test_new_run_of_the_inventory_stops_the_old_one_once_it_is_proven(hosts: Pre
     desk.ship = record(shipped, hosts)
     hosts.tick = lambda hosts: train_new(hosts) if len(shipped) > 1 else None
     train_new = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True))
     assert shipped == [("release.yml", []), ("training.yml", ["stop chief-0", "stop evaluator-0"])]
 
 
@@ -539,13 +549,13 @@ def test_run_that_was_selected_counts_more_than_the_inventorys(hosts: Pretence, 
     hosts.selection = '{"run": "digits"}'
     hosts.inventory = make_inventory(run="digits-2")
     hosts.tick = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True))
     assert hosts.done == []
 
 
 def test_finished_run_is_not_started_again(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert hosts.done == []
     assert "start a new one with: fab start-cluster --run NAME" in printed(desk)
 
@@ -554,16 +564,16 @@ def test_a_finished_run_that_began_elsewhere_is_not_called_begun_from_there(host
     finished = status("finished", 30, evaluation={"step": 30, "metrics": {}})
     hosts.runs = json.dumps([{**finished, "run": "other"}])
     hosts.run_status = {**finished, "begun_from": "other@10"}
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="digits", source="other@10")
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="digits", source="other@10"))
     assert "It was finished before" in printed(desk)
     with pytest.raises(OperatorMistake, match=r"run digits is there already, is finished and did not .* other@20"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="digits", source="other@20")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="digits", source="other@20"))
 
 
 def test_finished_run_is_started_when_the_inventory_wants_more_steps(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.run_status = status("finished", 20, evaluation={"step": 20, "metrics": {}})
     hosts.tick = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert "start chief-0" in hosts.done
     assert "trained      30 steps" in printed(desk)
 
@@ -571,7 +581,7 @@ def test_finished_run_is_started_when_the_inventory_wants_more_steps(hosts: Pret
 def test_finished_run_without_its_last_evaluation_is_started(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.run_status = status("finished", 30, evaluation={"step": 20, "metrics": {}})
     hosts.tick = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert "start evaluator-0" in hosts.done
     assert "run digits finished" in printed(desk)
 
@@ -581,7 +591,7 @@ def test_trainer_that_leaves_out_the_inventorys_further_steps_is_trouble(hosts: 
     hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
     hosts.tick = lambda hosts: hosts.set("chief-0", active="inactive", sub="dead")
     with pytest.raises(ClusterTrouble, match="finds run digits finished at step 30, but the inventory wants 40 steps"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert "run digits finished" not in printed(desk)
 
 
@@ -594,7 +604,7 @@ def test_trainer_that_finds_a_run_finished_ends_the_watching(hosts: Pretence, de
             hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
 
     hosts.tick = tick
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert "run digits finished" in printed(desk)
 
 
@@ -605,7 +615,7 @@ def test_start_cluster_names_the_task_that_failed_with_its_journal(hosts: Preten
 
     hosts.tick = tick
     with pytest.raises(ClusterTrouble, match="worker-1 on far: exited with code 78") as caught:
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert caught.value.code == 1
     assert caught.value.troubles[0].journal == ["worker-1 says"]
     assert "| worker-1 says" in str(caught.value)
@@ -618,7 +628,7 @@ def test_start_cluster_tells_what_the_failed_run_says(hosts: Pretence, desk: ver
 
     hosts.tick = tick
     with pytest.raises(ClusterTrouble, match="chief-0 on head: no module named digitz"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
 
 
 def test_start_cluster_shows_the_journals_of_the_tasks_that_a_failed_run_names(
@@ -633,7 +643,7 @@ def test_start_cluster_shows_the_journals_of_the_tasks_that_a_failed_run_names(
 
     hosts.tick = tick
     with pytest.raises(ClusterTrouble) as caught:
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     chief, worker = caught.value.troubles
     assert chief.what.endswith(killed)
     assert (worker.task, worker.what, worker.journal) == ("worker-1", "is named by the failed run", ["worker-1 says"])
@@ -650,7 +660,7 @@ def test_task_that_keeps_restarting_before_the_first_step_is_trouble(hosts: Pret
 
     hosts.tick = tick
     with pytest.raises(ClusterTrouble, match=r"ps-0 on store: was restarted \d times.*exited with code 75"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
 
 
 def test_restarts_between_steps_are_recovery(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -662,7 +672,7 @@ def test_restarts_between_steps_are_recovery(hosts: Pretence, desk: verbs.Desk) 
             hosts.set("worker-1", restarts=hosts.units["worker-1"].restarts + 1)
 
     hosts.tick = tick
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert hosts.units["worker-1"].restarts > 3
 
 
@@ -675,7 +685,7 @@ def test_restarts_of_a_coordinator_between_steps_are_recovery(hosts: Pretence, d
             hosts.set("chief-0", restarts=int(hosts.now) // 2)
 
     hosts.tick = tick
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
 
 
 def test_all_hosts_are_asked_seldom_once_a_step_is_trained(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -687,7 +697,7 @@ def test_all_hosts_are_asked_seldom_once_a_step_is_trained(hosts: Pretence, desk
             desk.sleep(2)  # so long does it take to ask them all
 
     hosts.tick = tick
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     step = next(number for number, asked in enumerate(hosts.asked) if asked == ["head"])
     later = [len(asked) for asked in hosts.asked[step + 20 :]]
     assert later.count(3) == pytest.approx(300 / 42, abs=2)
@@ -704,7 +714,7 @@ def test_start_cluster_ends_when_another_operator_stops_the_chief(hosts: Pretenc
 
     hosts.tick = tick
     with pytest.raises(ClusterTrouble, match="chief-0 on head was stopped at step 15"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
 
 
 def test_missing_evaluation_of_the_last_step_is_trouble_after_the_summary(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -717,14 +727,14 @@ def test_missing_evaluation_of_the_last_step_is_trouble_after_the_summary(hosts:
 
     hosts.tick = tick
     with pytest.raises(ClusterTrouble, match="the last step isn't evaluated"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert "run digits finished" in printed(desk)
 
 
 def test_start_cluster_touches_nothing_when_a_host_is_unreachable(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.unreachable = {"far": "no answer from 192.0.2.30:22 in 10 s"}
     with pytest.raises(HostsUnreachable, match="far is unreachable") as caught:
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert caught.value.code == 4
     assert hosts.done == []
     assert "inactive (dead)" in printed(desk)
@@ -747,7 +757,7 @@ def test_a_cluster_starts_without_a_host_that_is_away(hosts: Pretence, desk: ver
 
     desk.ship = ship
     cluster = Cluster(hosts.inventory, hosts)
-    verbs.start_cluster(cluster, desk, detach=True, allow_missing=how == "flag")
+    start_cluster(cluster, desk, StartRequest(detach=True, allow_missing=how == "flag"))
     assert hosts.done == [f"start {name}" for name in ("chief-0", "evaluator-0", "ps-0", "worker-0")]
     assert shipped == [["far"], ["far"]]
     assert "  without worker-1 on far: no answer\n" in printed(desk)
@@ -768,7 +778,7 @@ def test_a_host_that_dies_while_it_is_shipped_to_costs_itself(hosts: Pretence, d
         return Shipped({}, {})
 
     desk.ship = ship
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True, allow_missing=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True, allow_missing=True))
     assert hosts.done == [f"start {name}" for name in ("chief-0", "evaluator-0", "ps-0", "worker-0")]
     assert (dies_in, ["far"]) in shipped
     assert "going on without far\n" in printed(desk)
@@ -783,7 +793,7 @@ def test_a_cluster_does_not_start_below_its_minimum(
         variables["cluster_minimum"] = given  # type: ignore[index]
     desk.ask = lambda _: pytest.fail("asked for what can't be")
     with pytest.raises(HostsUnreachable, match="can be started, and at least"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, allow_missing=True)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(allow_missing=True))
     assert hosts.done == []
 
 
@@ -798,7 +808,7 @@ def test_a_host_that_answers_slowly_is_left_alone_for_as_long(hosts: Pretence, d
         steps(hosts)
 
     hosts.tick = tick
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     gaps = [later[0] - earlier[1] for earlier, later in itertools.pairwise(asked)]
     assert all(gap == 0 or gap >= 7 for gap in gaps)  # a look may ask more than once
     assert sum(gap >= 7 for gap in gaps) > 10
@@ -814,20 +824,20 @@ def test_chief_that_falls_silent_ends_the_watching(hosts: Pretence, desk: verbs.
 
     hosts.tick = tick
     with pytest.raises(HostsUnreachable, match="head is unreachable"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
 
 
 def test_start_cluster_asks_for_site_yml_when_nothing_is_installed(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.release = None
     with pytest.raises(OperatorMistake, match=r"Run `ansible-playbook site\.yml` first") as caught:
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert caught.value.code == 2
 
 
 def test_task_that_has_no_environment_after_shipping_is_not_started(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.environments = False
     with pytest.raises(OperatorMistake, match="head isn't set up for chief-0"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert hosts.done == ["put back", "tell abc123"]
 
 
@@ -839,26 +849,26 @@ def test_task_of_a_new_strategy_gets_its_environment_by_shipping(hosts: Pretence
         hosts.environments, hosts.settings = True, "6a88 -"
 
     desk.ship = shipping(ship)
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert "run digits finished" in printed(desk)
 
 
 def test_start_cluster_asks_for_site_yml_when_a_host_has_no_unit(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.set("worker-1", load="not-found")
     with pytest.raises(OperatorMistake, match=r"far isn't set up: there is no trainer@\.service"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
 
 
 def test_start_cluster_says_which_groups_stand_idle(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.inventory = make_inventory(IN_STEP)
     hosts.tick = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True))
     assert "group ps (store) stands idle: the strategy multi_worker_mirrored has no ps\n" in printed(desk)
 
 
 def test_settings_are_digested_around_the_shipping_alone(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.tick = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert hosts.digested == 2 * len(hosts.inventory.hosts)
 
 
@@ -870,7 +880,7 @@ def test_start_cluster_says_how_many_hosts_got_new_code(hosts: Pretence, desk: v
         return {"localhost": Recap(1, 0, 0), "head": Recap(2, 0, 0)}
 
     desk.ship = shipping(ship)
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True))
     assert "release def456: shipped to 3 of 3 hosts (code)\n" in printed(desk)
 
 
@@ -892,7 +902,7 @@ def test_start_cluster_says_what_was_shipped(
         return {"head": Recap(2, 0, 0)}
 
     desk.ship = shipping(ship)
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True))
     assert f"release {release}: {said}\n" in printed(desk)
 
 
@@ -900,7 +910,7 @@ def test_restart_cluster_stops_everything_but_keeps_it_enabled(hosts: Pretence, 
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
     hosts.tick = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, detach=True, restart=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True, restart=True))
     assert hosts.done[:5] == ["stop chief-0", "stop evaluator-0", "stop ps-0", "stop worker-0", "stop worker-1"]
     assert len(hosts.done) == 10
     assert all(unit.enabled for unit in hosts.units.values())
@@ -911,8 +921,8 @@ def test_stop_cluster_stops_the_coordinator_first_and_is_idempotent(hosts: Prete
         hosts.set(name, file_state="enabled", **UP)
     hosts.run_status = status("stopped", 17)
     cluster = Cluster(hosts.inventory, hosts)
-    verbs.stop_cluster(cluster, desk)
-    verbs.stop_cluster(cluster, desk)
+    stop_cluster(cluster, desk)
+    stop_cluster(cluster, desk)
     assert hosts.done == ["stop chief-0", "stop evaluator-0", "stop ps-0", "stop worker-0", "stop worker-1"]
     assert not any(unit.enabled for unit in hosts.units.values())
     assert "run digits: stopped, step 17/30" in printed(desk)
@@ -935,7 +945,7 @@ def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
 
     monkeypatch.setattr(hosts, "run", fail)
     with pytest.raises(ClusterTrouble, match="store: systemctl failed: Failed to stop"):
-        verbs.stop_cluster(Cluster(hosts.inventory, hosts), desk)
+        stop_cluster(Cluster(hosts.inventory, hosts), desk)
     assert "stop worker-1" in hosts.done
 
 
@@ -947,7 +957,7 @@ def test_a_stop_takes_few_scripts_a_host(hosts: Pretence, desk: verbs.Desk, monk
     asked: list[str] = []
     run = hosts.run
     monkeypatch.setattr(hosts, "run", lambda scripts, *more: (asked.extend(scripts), run(scripts, *more))[1])
-    verbs.stop_cluster(Cluster(hosts.inventory, hosts), desk)
+    stop_cluster(Cluster(hosts.inventory, hosts), desk)
     assert (asked.count("far"), asked.count("head")) == (2, 3)
 
 
@@ -956,7 +966,7 @@ def test_members_that_train_in_step_are_told_to_stop_at_once(hosts: Pretence, de
     for task in IN_STEP:
         hosts.set(task.name, file_state="enabled", **UP)
     hosts.run_status = status("stopped", 17)
-    verbs.stop_cluster(Cluster(hosts.inventory, hosts), desk)
+    stop_cluster(Cluster(hosts.inventory, hosts), desk)
     assert "stopping chief-0, worker-0, worker-1 (a checkpoint is saved first)\nstopping evaluator-0\n" in printed(desk)
     assert sorted(hosts.done) == ["stop chief-0", "stop evaluator-0", "stop worker-0", "stop worker-1"]
     assert hosts.done[-1] == "stop evaluator-0"
@@ -967,7 +977,7 @@ def test_stop_cluster_stops_the_others_when_a_host_is_unreachable(hosts: Pretenc
         hosts.set(name, **UP)
     hosts.unreachable = {"far": "no answer"}
     with pytest.raises(HostsUnreachable):
-        verbs.stop_cluster(Cluster(hosts.inventory, hosts), desk)
+        stop_cluster(Cluster(hosts.inventory, hosts), desk)
     assert hosts.done == ["stop chief-0", "stop evaluator-0", "stop ps-0", "stop worker-0"]
 
 
@@ -975,7 +985,7 @@ def test_status_of_a_running_cluster_is_fine(hosts: Pretence, desk: verbs.Desk) 
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
     hosts.run_status = status("training", 12, 999.0, steps_per_second=5.0)
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    show_status(Cluster(hosts.inventory, hosts), desk)
     text = printed(desk)
     assert "release abc123 on 3 hosts" in text
     assert "run digits: training, step 12/30  5 steps/s" in text
@@ -984,14 +994,14 @@ def test_status_of_a_running_cluster_is_fine(hosts: Pretence, desk: verbs.Desk) 
 @pytest.mark.parametrize("state", ["new", "stopped"])
 def test_status_of_a_stopped_cluster_is_fine(hosts: Pretence, desk: verbs.Desk, state: str) -> None:
     hosts.run_status = status(state, None)
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    show_status(Cluster(hosts.inventory, hosts), desk)
 
 
 def test_status_of_a_finished_run_is_fine_with_its_coordinator_down(hosts: Pretence, desk: verbs.Desk) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled")
     hosts.run_status = status("finished", 30)
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    show_status(Cluster(hosts.inventory, hosts), desk)
     assert re.search(r"chief-0 +head +finished", printed(desk))
 
 
@@ -1000,7 +1010,7 @@ def test_status_of_workers_that_ended_with_their_run_is_finished(hosts: Pretence
     for task in IN_STEP:
         hosts.set(task.name, file_state="enabled")
     hosts.run_status = status("finished", 30)
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    show_status(Cluster(hosts.inventory, hosts), desk)
     assert re.search(r"worker-1 +far +finished", printed(desk))
 
 
@@ -1008,7 +1018,7 @@ def test_status_of_servers_that_ended_with_their_run_is_finished(hosts: Pretence
     for name in hosts.units:
         hosts.set(name, file_state="enabled")
     hosts.run_status = status("finished", 30)
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    show_status(Cluster(hosts.inventory, hosts), desk)
     for name, host in (("ps-0", "store"), ("worker-0", "store"), ("worker-1", "far")):
         assert re.search(rf"{name} +{host} +finished", printed(desk))
 
@@ -1019,7 +1029,7 @@ def test_status_of_a_server_that_ended_before_its_run_is_trouble(hosts: Pretence
     hosts.set("ps-0", active="inactive", sub="dead")
     hosts.run_status = status("waiting", 12)
     with pytest.raises(ClusterTrouble, match="ps-0 on store"):
-        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+        show_status(Cluster(hosts.inventory, hosts), desk)
 
 
 def test_servers_of_a_finished_run_are_started_for_the_next_one(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -1029,7 +1039,7 @@ def test_servers_of_a_finished_run_are_started_for_the_next_one(hosts: Pretence,
     hosts.selection = '{"run": "digits"}'
     hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None
     train_new = train()
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run_name="digits-2", detach=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="digits-2", detach=True))
     tasks = ("chief-0", "evaluator-0", "ps-0", "worker-0", "worker-1")
     assert hosts.done == ["select", *(f"start {name}" for name in tasks)]
 
@@ -1044,7 +1054,7 @@ def test_servers_that_end_with_the_run_are_no_trouble_to_who_watches(hosts: Pret
                 hosts.set(name, active="inactive", sub="dead")
 
     hosts.tick = tick
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert "run digits finished" in printed(desk)
 
 
@@ -1052,7 +1062,7 @@ def test_status_tells_the_users_error_with_its_line(hosts: Pretence, desk: verbs
     hosts.set("chief-0", active="failed", sub="failed", result="exit-code", exit_status=78)
     hosts.run_status = status("failed", 12, message="/srv/program/mine.py:12: ValueError: no such column")
     with pytest.raises(ClusterTrouble, match="chief-0 on head"):
-        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+        show_status(Cluster(hosts.inventory, hosts), desk)
     said = "run digits: failed, step 12/30\n  /srv/program/mine.py:12: ValueError: no such column\n"
     assert said in printed(desk)
 
@@ -1061,14 +1071,14 @@ def test_status_tells_where_the_time_went_and_what_happened_last(hosts: Pretence
     ledger = {"productive": 90.0, "down": 10.0, "elapsed": 100.0, "goodput": 0.9}
     events = [{"time": 0, "event": "ps-lost", "task": "ps-0", "host": "store"}, {"time": 3, "event": "recovered"}]
     hosts.run_status = status("stopped", 12, ledger=ledger, events=events)
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    show_status(Cluster(hosts.inventory, hosts), desk)
     told = printed(desk).splitlines()
     at = told.index("goodput 90.0 % of 100.0 s: productive 90.0 s, down 10.0 s")
     assert told[at + 1] == "last events"
     assert told[at + 2].endswith("ps-lost  ps-0 on store")
     assert told[at + 3].endswith("recovered")
     hosts.run_status = status("new", None)
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    show_status(Cluster(hosts.inventory, hosts), desk)
     assert printed(desk).splitlines()[-1] == "run digits: new"
 
 
@@ -1079,7 +1089,7 @@ def test_status_of_a_worker_that_failed_in_a_finished_run_is_trouble(hosts: Pret
     hosts.set("worker-1", active="failed", sub="failed", result="exit-code", exit_status=78)
     hosts.run_status = status("finished", 30)
     with pytest.raises(ClusterTrouble, match="worker-1 on far"):
-        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+        show_status(Cluster(hosts.inventory, hosts), desk)
 
 
 def test_status_names_the_server_that_has_no_port_and_no_member_that_trains(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -1092,9 +1102,9 @@ def test_status_names_the_server_that_has_no_port_and_no_member_that_trains(host
         cluster = Cluster(hosts.inventory, hosts)
         if said:
             with pytest.raises(ClusterTrouble, match=said):
-                verbs.show_status(cluster, desk)
+                show_status(cluster, desk)
         else:
-            verbs.show_status(cluster, desk)
+            show_status(cluster, desk)
 
 
 def test_status_names_the_task_that_should_run(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -1103,7 +1113,7 @@ def test_status_names_the_task_that_should_run(hosts: Pretence, desk: verbs.Desk
     hosts.set("worker-0", active="inactive", sub="dead")
     hosts.run_status = status("training", 12)
     with pytest.raises(ClusterTrouble, match=r"worker-0 on store \(look: fab logs --task worker-0\)"):
-        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+        show_status(Cluster(hosts.inventory, hosts), desk)
 
 
 def test_status_names_the_release_of_a_process_that_is_not_current(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -1115,7 +1125,7 @@ def test_status_names_the_release_of_a_process_that_is_not_current(hosts: Preten
         "worker-0": "/",
     }
     hosts.run_status = status("training", 12)
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    show_status(Cluster(hosts.inventory, hosts), desk)
     noted = [line for line in printed(desk).splitlines() if "runs release" in line]
     assert len(noted) == 1
     assert re.match(r"ps-0 .* runs release 0ld, current is abc123$", noted[0])
@@ -1124,35 +1134,35 @@ def test_status_names_the_release_of_a_process_that_is_not_current(hosts: Preten
 def test_status_shows_a_failed_task_with_systemds_words(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.set("ps-0", active="failed", sub="failed", result="exit-code", exit_status=78)
     with pytest.raises(ClusterTrouble, match="ps-0 on store"):
-        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+        show_status(Cluster(hosts.inventory, hosts), desk)
     assert re.search(r"ps-0 +store +failed \(exit-code 78\)", printed(desk))
 
 
 def test_status_shows_the_others_when_a_host_is_unreachable(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.unreachable = {"far": "no answer"}
     with pytest.raises(HostsUnreachable):
-        verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+        show_status(Cluster(hosts.inventory, hosts), desk)
     assert re.search(r"worker-1 +far +unreachable", printed(desk))
     assert re.search(r"ps-0 +store +inactive", printed(desk))
 
 
 def test_status_as_json_has_every_task_and_the_run(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.run_status = status("finished", 30)
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk, as_json=True)
+    show_status(Cluster(hosts.inventory, hosts), desk, as_json=True)
     shown = json.loads(printed(desk))
     assert [row["task"] for row in shown["tasks"]] == [task.name for task in TASKS]
     assert shown["run"]["state"] == "finished"
 
 
 def test_logs_of_all_tasks_name_the_task_of_each_line(hosts: Pretence, desk: verbs.Desk) -> None:
-    verbs.show_logs(Cluster(hosts.inventory, hosts), desk, None, 5, follow=False)
+    show_logs(Cluster(hosts.inventory, hosts), desk, None, 5, follow=False)
     assert "ps-0        | ps-0 says\n" in printed(desk)
     assert len(printed(desk).splitlines()) == len(TASKS)
 
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_logs_of_one_task_are_its_lines(hosts: Pretence, desk: verbs.Desk, follow: bool) -> None:
-    verbs.show_logs(Cluster(hosts.inventory, hosts), desk, "worker-1", 5, follow)
+    show_logs(Cluster(hosts.inventory, hosts), desk, "worker-1", 5, follow)
     assert printed(desk) == "worker-1 says\n"
 
 
@@ -1169,14 +1179,14 @@ def test_tensorboard_is_led_to_through_the_chiefs_host(
 ) -> None:
     monkeypatch.setattr(hosts, "tunnel", partial(led, hosts, 3), raising=False)
     with pytest.raises(HostsUnreachable, match="the connection was lost"):
-        verbs.open_tensorboard(Cluster(board_at(hosts, "http://fd00::7:6006"), hosts), desk, 7000)
+        open_tensorboard(Cluster(board_at(hosts, "http://fd00::7:6006"), hosts), desk, 7000)
     assert printed(desk) == "TensorBoard is at http://localhost:7000 until Ctrl-C\n"
     assert hosts.done == [f"tunnel {(hosts.inventory.chief.host, 7000, 'fd00::7', 6006)}"]
 
 
 def test_no_tensorboard_is_the_operators_mistake(hosts: Pretence, desk: verbs.Desk) -> None:
     with pytest.raises(OperatorMistake, match="group tensorboard is empty"):
-        verbs.open_tensorboard(Cluster(board_at(hosts, None), hosts), desk, 6006)
+        open_tensorboard(Cluster(board_at(hosts, None), hosts), desk, 6006)
 
 
 def board_at(hosts: Pretence, url: str | None) -> Inventory:
@@ -1185,29 +1195,29 @@ def board_at(hosts: Pretence, url: str | None) -> Inventory:
 
 def test_runs_are_listed(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.runs = json.dumps([status("finished", 30)])
-    verbs.show_runs(Cluster(hosts.inventory, hosts), desk)
+    show_runs(Cluster(hosts.inventory, hosts), desk)
     assert "digits" in printed(desk)
 
 
 def test_checkpoints_are_listed(hosts: Pretence, desk: verbs.Desk) -> None:
     cluster = Cluster(hosts.inventory, hosts)
-    verbs.show_checkpoints(cluster, desk)
+    show_checkpoints(cluster, desk)
     assert printed(desk) == "no checkpoint yet\n"
     saved = {"step": 20, "created": 1.0, "size": 2**20, "loss": 0.5, "evaluation": {"accuracy": 0.75}, "kept": ["best"]}
     hosts.checkpoints = Answer(json.dumps([saved, {**saved, "loss": None, "evaluation": None}]))
-    verbs.show_checkpoints(cluster, desk, "digits")
+    show_checkpoints(cluster, desk, "digits")
     assert re.search(r"20 .* 1\.0 +0\.5 +accuracy 0\.75 +best", printed(desk))
 
 
 def test_checkpoints_of_a_run_that_is_not_there_are_the_operators_mistake(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.checkpoints = Answer("", "error: there is no run x", code=78)
     with pytest.raises(OperatorMistake, match=r"^there is no run x$"):
-        verbs.show_checkpoints(Cluster(hosts.inventory, hosts), desk, "x")
+        show_checkpoints(Cluster(hosts.inventory, hosts), desk, "x")
 
 
 def test_a_run_is_exported_on_the_chiefs_host(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.exported = Answer(json.dumps({"run": "old", "step": 30, "export": "/srv/trainer/runs/old/export"}))
-    verbs.export_run(Cluster(hosts.inventory, hosts), desk, "old")
+    export_run(Cluster(hosts.inventory, hosts), desk, "old")
     assert printed(desk) == "exported step 30 of old to head:/srv/trainer/runs/old/export\n"
     assert hosts.done == ["trainer export --json --settings /etc/trainer/run.json --run old"]
 
@@ -1215,9 +1225,9 @@ def test_a_run_is_exported_on_the_chiefs_host(hosts: Pretence, desk: verbs.Desk)
 def test_why_a_run_is_not_exported_is_said(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.exported = Answer("", "error: run old is training", code=78)
     with pytest.raises(OperatorMistake, match=r"^run old is training$"):
-        verbs.export_run(Cluster(hosts.inventory, hosts), desk, "old")
+        export_run(Cluster(hosts.inventory, hosts), desk, "old")
     with pytest.raises(OperatorMistake, match="--run"):
-        verbs.export_run(Cluster(hosts.inventory, hosts), desk, "a b")
+        export_run(Cluster(hosts.inventory, hosts), desk, "a b")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", ".hidden", "a" * 150])
@@ -1321,7 +1331,7 @@ def test_what_fails_before_the_switch_changes_nothing(hosts: Pretence, desk: ver
 
     desk.ship = ship
     with pytest.raises(type(error)):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", "p:Misspelt", restart=True)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", "p:Misspelt", restart=True))
     assert (dict(hosts.units), hosts.selection, hosts.release) == before
     assert (hosts.done, shipped) == ([], ["release.yml"])
     assert "nothing was stopped, switched or selected: what ran goes on\n" in printed(desk)
@@ -1331,10 +1341,10 @@ def test_two_starts_are_not_made_at_once(hosts: Pretence, desk: verbs.Desk) -> N
     run_up(hosts)
     hosts.held = Answer("taken by a start of ann@laptop since 10:41:07 UTC")
     with pytest.raises(OperatorMistake, match="this cluster is taken by a start of ann@laptop since 10"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2"))
     assert (hosts.done, hosts.asked) == ([], [])
     desk.ship = shipping(lambda: None)
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", plan_only=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", plan_only=True))
     assert hosts.holds == ["held"]  # a plan harms nobody
 
 
@@ -1349,7 +1359,7 @@ def test_a_start_that_keeps_no_other_away_any_more_stops_before_the_switch(hosts
 
     desk.ship = ship
     with pytest.raises(ClusterTrouble, match="the connection to head that kept other starts away is lost"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", restart=True)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", restart=True))
     assert (hosts.done, dict(hosts.units), hosts.selection, shipped) == ([], units, selection, ["release.yml"])
     assert hosts.remembered is None  # another start may have noted there what it is to put back
     assert "nothing was stopped, switched or selected: what ran goes on\n" in printed(desk)
@@ -1367,11 +1377,11 @@ def test_who_only_looks_on_keeps_no_other_start_away(hosts: Pretence, desk: verb
 
     hosts.tick = tick
     with pytest.raises(KeyboardInterrupt, match="what was started goes on"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert seen == ["held", "let go"]
 
 
-@pytest.mark.parametrize(("started", "said"), [(False, ""), (True, verbs.LEFT)])
+@pytest.mark.parametrize(("started", "said"), [(False, ""), (True, LEFT)])
 def test_who_leaves_is_told_what_goes_on(hosts: Pretence, desk: verbs.Desk, started: bool, said: str) -> None:
     def leave(_: object) -> None:
         raise KeyboardInterrupt
@@ -1381,7 +1391,7 @@ def test_who_leaves_is_told_what_goes_on(hosts: Pretence, desk: verbs.Desk, star
     else:
         desk.ship = shipping(lambda: leave(None))
     with pytest.raises(KeyboardInterrupt) as left:
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2"))
     assert str(left.value) == said
 
 
@@ -1398,7 +1408,7 @@ def test_ctrl_c_does_not_break_off_what_is_put_back(hosts: Pretence, desk: verbs
     hosts.tick = lambda _: signal.raise_signal(signal.SIGINT) if "stop" in str(hosts.done) else None
     desk.ship = shipping(lambda: (_ for _ in ()).throw(ClusterTrouble("no room on ps-0")))
     with pytest.raises((ClusterTrouble, KeyboardInterrupt)):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", "p:Wrong")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", "p:Wrong"))
     assert "put back: run digits, release abc123" in printed(desk)
     assert signal.getsignal(signal.SIGINT) is heeds_ctrl_c
 
@@ -1417,7 +1427,7 @@ def test_the_model_is_built_where_no_run_has_trained_with_the_choice(
 
     desk.ship = ship
     with pytest.raises(ClusterTrouble, match="enough is known"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, run)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run))
     assert shipped == [untried]
 
 
@@ -1440,7 +1450,7 @@ def test_what_fails_after_the_switch_is_put_back(hosts: Pretence, desk: verbs.De
     hosts.tick = tick
     desk.ship = shipping(switch)
     with pytest.raises(KeyboardInterrupt if when == "interrupt" else ClusterTrouble):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", "p:Wrong")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", "p:Wrong"))
     assert (hosts.release, hosts.settings) == ("abc123", "5e77 -")
     assert json.loads(hosts.selection) == {"run": "digits", "program": "p:P"}
     assert all(unit.up for unit in hosts.units.values())
@@ -1460,7 +1470,7 @@ def test_where_the_chiefs_host_dies_in_the_switch_the_others_are_put_back(hosts:
 
     desk.ship = shipping(switch)
     with pytest.raises(HostsUnreachable, match="chief"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2"))
     after = hosts.done[hosts.done.index("put back") :]
     assert after[:3] == ["put back", "select", "tell abc123"]
     assert json.loads(hosts.selection) == {"run": "digits", "program": "p:P"}
@@ -1477,7 +1487,7 @@ def test_a_first_run_that_fails_leaves_the_cluster_as_it_was(hosts: Pretence, de
         else None
     )
     with pytest.raises(ClusterTrouble, match="chief-0 on head: exited with code 78"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2")
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2"))
     assert hosts.selection == ""
     assert not any(unit.up or unit.enabled for unit in hosts.units.values())
     assert "nothing ran, and nothing was started" in printed(desk)
@@ -1486,7 +1496,7 @@ def test_a_first_run_that_fails_leaves_the_cluster_as_it_was(hosts: Pretence, de
 def test_a_run_that_is_slow_to_begin_is_not_put_back(hosts: Pretence, desk: verbs.Desk) -> None:
     run_up(hosts)
     with pytest.raises(ClusterTrouble, match="no step was trained in 20 s"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", timeout=20)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", timeout=20))
     assert "put back" not in hosts.done
     assert json.loads(hosts.selection) == {"run": "digits-2"}
 
@@ -1501,7 +1511,7 @@ def test_a_plan_is_shown_and_nothing_is_done(hosts: Pretence, desk: verbs.Desk) 
         return Shipped({}, {"Write the run settings": ["head", "far"]})
 
     desk.ship = ship
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", plan_only=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", plan_only=True))
     assert hosts.done == []
     (shipment,) = shipped
     assert shipment.check
@@ -1638,17 +1648,17 @@ def test_a_deep_status_says_what_is_wrong_and_on_how_many_hosts_nothing_is(hosts
     found: dict[str, str] = {}
     desk.look = lambda inventory, without, display: asked.append(list(without)) or found  # type: ignore[func-returns-value]
     cluster = Cluster(hosts.inventory, hosts)
-    verbs.show_status(cluster, desk)
+    show_status(cluster, desk)
     assert asked == []
-    verbs.show_status(cluster, desk, deep=True)
+    show_status(cluster, desk, deep=True)
     assert asked == [[]]
     assert "code and environment on 3 hosts are as they were installed" in printed(desk)
     found["store"] = "six.py is missing\nx.py is in no wheel's record"
     with pytest.raises(ClusterTrouble, match=r"^store: six\.py is missing\nstore: x\.py is in no wheel's record$"):
-        verbs.show_status(cluster, desk, deep=True)
+        show_status(cluster, desk, deep=True)
     hosts.unreachable = {"far": "no answer"}
     with pytest.raises(HostsUnreachable, match=r"store: six\.py is missing"):
-        verbs.show_status(cluster, desk, deep=True)
+        show_status(cluster, desk, deep=True)
     assert asked[-1] == ["far"]
 
 
@@ -1767,7 +1777,7 @@ def test_sweep_is_selected_and_followed_past_a_failed_point_to_its_table(hosts: 
         swept("finished", "failed", over=True, present=None),
         swept("finished", "failed", over=True, evaluated=True, present=None),
     )
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(sweep=SWEEP))
     assert json.loads(hosts.selection) == {"sweep": {**SWEEP["sweep"], "attempt": 1, "settings": {"program_args": {}}}}
     said = printed(desk)
     assert "  select  sweep s of 2 points\n" in said
@@ -1782,13 +1792,13 @@ def test_sweep_whose_coordinator_is_down_before_its_end_is_trouble(hosts: Preten
 
     hosts.tick = follow(swept("new", "new"), swept("training", "new"), then=stop)
     with pytest.raises(ClusterTrouble, match=r"chief-0 on head.* is down, and sweep s is not over"):
-        verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
+        start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(sweep=SWEEP))
     assert json.loads(hosts.selection)["sweep"]["attempt"] == 1
 
 
 def test_sweep_whose_evaluator_is_late_ends_with_saying_so(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.tick = follow(swept("new", "new"), swept("finished", "finished", over=True, present=None))
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(sweep=SWEEP))
     assert "\nNot every point is evaluated yet; the evaluator goes on. Look: fab sweep --status\n" in printed(desk)
 
 
@@ -1804,7 +1814,7 @@ def test_sweep_whose_coordinator_is_slow_to_start_is_followed(hosts: Pretence, d
             hosts.sweep = swept("finished", "finished", over=True, evaluated=True, present=None)
 
     hosts.tick = tick
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(sweep=SWEEP))
     assert "sweep s: over\n" in printed(desk)
 
 
@@ -1822,7 +1832,7 @@ def test_chief_that_is_away_for_a_while_does_not_end_the_looking_on(
             says(hosts)
 
     hosts.tick = tick
-    watch = lambda: verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)  # noqa: E731
+    watch = lambda: start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(sweep=SWEEP))  # noqa: E731
     if seconds == 60:
         watch()
         assert "sweep s: over\n" in printed(desk)
@@ -1836,14 +1846,14 @@ def test_sweep_that_is_finished_is_shown_and_one_with_a_failure_is_tried_again(
 ) -> None:
     hosts.selection = json.dumps({"sweep": {**SWEEP["sweep"], "attempt": 1}})
     hosts.sweep = swept("finished", "finished", over=True, evaluated=True, present=None)
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(sweep=SWEEP))
     assert hosts.done == []
     assert re.search(r"sweep s: over\n(.*\n)*For more, add points to the end of its file", printed(desk))
     hosts.sweep = swept("finished", "failed", over=True, evaluated=True, present=None)
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
     assert hosts.done == []
     assert printed(desk).endswith("Try what failed again: fab sweep FILE\n")
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, sweep=SWEEP, detach=True)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(sweep=SWEEP, detach=True))
     assert json.loads(hosts.selection)["sweep"]["attempt"] == 2
     assert "start chief-0" in hosts.done
 
@@ -1851,17 +1861,17 @@ def test_sweep_that_is_finished_is_shown_and_one_with_a_failure_is_tried_again(
 def test_status_of_a_sweep_is_a_table_or_json(hosts: Pretence, desk: verbs.Desk) -> None:
     cluster = Cluster(hosts.inventory, hosts)
     with pytest.raises(OperatorMistake, match="there is no sweep yet: fab sweep FILE"):
-        verbs.show_sweep(cluster, desk)
+        show_sweep(cluster, desk)
     hosts.sweep = swept("finished", "training", present="s-2")
-    verbs.show_sweep(cluster, desk)
+    show_sweep(cluster, desk)
     assert printed(desk).startswith("sweep s: 1 of 2 points have ended\nPARAMETERS")
-    verbs.show_sweep(cluster, desk, as_json=True)
+    show_sweep(cluster, desk, as_json=True)
     assert json.loads(printed(desk)[printed(desk).index("{") :])["sweep"] == hosts.sweep
 
 
 def test_status_says_of_which_sweep_the_run_is_a_point(hosts: Pretence, desk: verbs.Desk) -> None:
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    show_status(Cluster(hosts.inventory, hosts), desk)
     assert "sweep" not in printed(desk)
     hosts.selection = json.dumps({"sweep": {**SWEEP["sweep"], "attempt": 1}})
-    verbs.show_status(Cluster(hosts.inventory, hosts), desk)
+    show_status(Cluster(hosts.inventory, hosts), desk)
     assert "a point of sweep s, which has 2: fab sweep --status\n" in printed(desk)

@@ -15,12 +15,13 @@ import pytest
 
 from fleet import verbs
 from fleet.cluster import Cluster, Observation
-from fleet.inventory import Task
-from fleet.live import is_read, watch_status
 from fleet.report import render_account
 from fleet.run import parse_run
+from fleet.site.inventory import Task
 from fleet.ssh import Answer
 from fleet.terminal import is_terminal
+from fleet.verbs.status import show_status
+from fleet.verbs.watch_status import is_read, watch_status
 from fleet.view import console_of, draw
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_fleet_report import Terminal
@@ -109,11 +110,11 @@ def test_colours_are_left_out_where_the_operator_wants_none(
 
 def test_elsewhere_it_is_plain_text_with_each_workers_pace(hosts: fleet.Pretence) -> None:
     out = io.StringIO()
-    verbs.show_status(Cluster(hosts.inventory, hosts), verbs.Desk(out))
+    show_status(Cluster(hosts.inventory, hosts), verbs.Desk(out))
     assert "\x1b" not in out.getvalue()
     assert "\nsteps/s: worker-0 300.5, worker-1 49.5\n" in out.getvalue()
     terminal = Terminal()
-    verbs.show_status(Cluster(hosts.inventory, hosts), verbs.Desk(terminal))
+    show_status(Cluster(hosts.inventory, hosts), verbs.Desk(terminal))
     assert "━" in terminal.getvalue()
 
 
@@ -167,7 +168,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Hanging:
         ("UNITS_SECONDS", 0.02),
         ("LOOKS_PER_SECOND", 1000),
     ):
-        monkeypatch.setattr(f"fleet.live.{name}", value)
+        monkeypatch.setattr(f"fleet.verbs.watch_status.{name}", value)
     hosts: Hanging = up(Hanging(fleet.make_inventory()))
     hosts.released = threading.Event()
     return hosts

@@ -10,10 +10,10 @@ import pytest
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.inventory import Host, Inventory, Task
+from fleet.site.inventory import Host, Inventory, Task
 from fleet.ssh import Answer
 from fleet.verbs import Desk
-from fleet.ways import show_ways
+from fleet.verbs.ways import show_ways
 from trainer.cluster.ways import Way
 
 TASKS = [

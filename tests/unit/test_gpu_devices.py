@@ -5,10 +5,10 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from cluster_spec import ClusterSpecError, cluster_spec, host_tasks
-from config_texts import FILTERS
-from preflight import preflight_problems
 
+from fleet.site.filters import FILTERS
+from fleet.site.preflight import preflight_problems
+from fleet.site.topology import ClusterSpecError, cluster_spec, host_tasks
 from trainer.core.runtime import PS_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]

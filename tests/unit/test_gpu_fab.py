@@ -8,10 +8,10 @@ from test_fab import fab
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.gpu import check_gpus
-from fleet.inventory import Host, Inventory, Task
+from fleet.site.inventory import Host, Inventory, Task
 from fleet.ssh import Answer
 from fleet.verbs import Desk
+from fleet.verbs.gpu_check import check_gpus
 
 RIGHT = {
     "expected": {"driver": "580.95.05", "gpus": 2, "devices": ["0", "1"]},

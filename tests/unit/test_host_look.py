@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from host_check import member_addresses, sudo_mend
 from host_look import clock_problem, resolve, source_to, way_problems
+
+from fleet.site.host_check import member_addresses, sudo_mend
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = {"w": "127.0.0.1", "ps-0": "10.9.0.1", "ps-1": "10.9.0.2"}

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import pytest
-from preflight import inventory_problems
 
-from fleet.schema.problems import tell
+from fleet.site.preflight import inventory_problems
+from fleet.site.schema.problems import tell
 from tests.unit.hostile import cases, inventory
 
 CASES = list(cases())

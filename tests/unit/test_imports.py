@@ -1,4 +1,4 @@
-"""Dependencies between the trainer's modules point one way, and never in a circle.
+"""Dependencies between modules point one way, and never in a circle: the trainer's, and those of the whole repository.
 
 Each `import` of the sources counts, wherever it stands: in a function, or for the types alone.
 """
@@ -6,6 +6,7 @@ Each `import` of the sources counts, wherever it stands: in a function, or for t
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,13 +24,19 @@ LEVELS = (
     ("tasks",),
     ("__main__", "check", "drill", "examples", "export_run", "gpu_check", "keep_run", "testing"),
 )
+# From the bottom up: the repository's folders. A role's modules are sent to hosts, and import none of it.
+FOLDERS = ("roles", "trainer", "fleet", "supply", "lab", "ansible", "fabfile", "bench", "tests")
 HEAVY = ("tensorflow", "keras", "tf_keras", "numpy")
 LEVEL_OF = {name: number for number, names in enumerate(LEVELS) for name in names}
 
 
 def imports(package: Path) -> dict[str, set[str]]:
     """Return the modules of a package, each with those of its own package that it imports."""
-    sources = {module_name(path, package): path for path in sorted(package.rglob("*.py"))}
+    return graph_of({module_name(path, package): path for path in sorted(package.rglob("*.py"))})
+
+
+def graph_of(sources: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Return the modules, each with those of them that it imports."""
     return {
         module: {known for name in imported(path) if (known := longest_prefix(name, sources)) not in ("", module)}
         for module, path in sources.items()
@@ -46,8 +53,9 @@ def imported(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: write the whole name of what is imported"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            assert not node.level or "tests" in path.parts, f"{path}: write the whole name of what is imported"
+            folders = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
+            yield from (".".join([*folders, str(node.module), alias.name]) for alias in node.names)
 
 
 def longest_prefix(name: str, known: Mapping[str, object]) -> str:
@@ -86,7 +94,16 @@ def arrows_up(graph: Mapping[str, set[str]]) -> list[str]:
     return [f"{a} imports {b}, which stands above it" for a, b in arrows if level(a) < level(b)]
 
 
+def whole() -> dict[str, set[str]]:
+    """Return every module of the repository, by its path."""
+    found = {"fabfile": ROOT / "fabfile.py"}
+    for folder in FOLDERS:
+        found |= {module_name(path, ROOT / folder): path for path in sorted((ROOT / folder).rglob("*.py"))}
+    return graph_of(found)
+
+
 GRAPH = imports(ROOT / "trainer")
+WHOLE = whole()
 
 
 def test_no_import_points_up() -> None:
@@ -116,6 +133,28 @@ def at_import(path: Path) -> Iterator[str]:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert cycles(GRAPH) == []
+
+
+def test_no_folder_imports_one_above_it() -> None:
+    arrows = [(a, b) for a, names in WHOLE.items() for b in names]
+    height = {name: number for number, name in enumerate(FOLDERS)}
+    assert [f"{a} imports {b}" for a, b in arrows if height[a.split(".")[0]] < height[b.split(".")[0]]] == []
+
+
+def test_nothing_in_the_repository_imports_in_a_circle() -> None:
+    assert cycles(WHOLE) == []
+
+
+def test_one_place_edits_where_python_looks() -> None:
+    """For Ansible's plugins. A process of the trainer sets it as a whole, for the program that it becomes."""
+    edit = re.compile(r"^\s*sys\.path\.(?:insert|append|extend)\(", re.MULTILINE)
+    found = [module for module in WHOLE if not module.startswith("tests.") and edit.search(text_of(module))]
+    assert found == ["ansible.kit"]
+
+
+def text_of(module: str) -> str:
+    path = ROOT.joinpath(*module.split("."))
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
 
 
 def test_each_level_is_of_something_that_there_is() -> None:

@@ -9,8 +9,8 @@ import yaml
 
 from fleet.errors import OperatorMistake
 from fleet.init import make_site
-from fleet.inventory import find_problems, read_source
 from fleet.places import CODE, KIT
+from fleet.site.inventory import find_problems, read_source
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from preflight import inventory_problems
+
+from fleet.site.preflight import inventory_problems
 
 RUN = {"program": "trainer.examples.digits:Digits"}
 SITE = {"cluster_shared_dir": "/srv/trainer", "cluster_uid": 6006, "trainer_run": RUN}

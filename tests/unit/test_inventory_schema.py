@@ -13,8 +13,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from fleet.schema import formats, page
-from fleet.schema.definition import definition, meant_group, meant_variable
+from fleet.site.schema import formats, page
+from fleet.site.schema.definition import definition, meant_group, meant_variable
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
@@ -44,7 +44,7 @@ def test_a_role_has_the_defaults_of_the_schema(role: str) -> None:
 
 
 def test_the_page_is_written_from_the_schema() -> None:
-    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "write it: python -m fleet.schema.page"
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "write it: python -m fleet.site.schema.page"
 
 
 @pytest.mark.parametrize("name", definition().variables)
@@ -148,6 +148,6 @@ def test_every_variable_that_the_code_reads_is_in_the_schema() -> None:
 
 def test_filters_are_there_soon() -> None:
     """Ansible imports all filters in the process of each host's task; jsonschema is for the control machine's check."""
-    program = "import sys, preflight; sys.exit('jsonschema' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'ansible' / 'filter_plugins'}"}
+    program = "import sys, fleet.site.filters; sys.exit('jsonschema' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT).returncode == 0

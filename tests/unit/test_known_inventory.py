@@ -14,8 +14,8 @@ import pytest
 
 from fleet import known
 from fleet.errors import OperatorMistake
-from fleet.inventory import Inventory, load_inventory, plain_value
 from fleet.places import CODE as ROOT
+from fleet.site.inventory import Inventory, load_inventory, plain_value
 
 HOSTS = """
 chief: {hosts: {head: {ansible_host: 192.0.2.10}}}

@@ -19,9 +19,9 @@ import yaml
 
 import fleet.lock
 from fleet.errors import OperatorMistake
-from fleet.inventory import Host
 from fleet.lock import hold_for, take_lock
 from fleet.places import KIT
+from fleet.site.inventory import Host
 from fleet.ssh import Answer
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from nfs import nfs_clients, nfs_source, without_own_exports
+
+from fleet.site.nfs import nfs_clients, nfs_source, without_own_exports
 
 ROLE = Path(__file__).parents[2] / "roles/nfs_server"
 HOSTVARS = {

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from nvidia_compatibility import find_gpu, nvidia_driver, read_table, runs_on
 
+from fleet.site.nvidia import find_gpu, nvidia_driver, read_table, runs_on
 from tests.gpu.machines import MACHINES, RECORDS
 
 ROOT = Path(__file__).parents[2]

@@ -1,5 +1,6 @@
 import pytest
-from outcome import outcome
+
+from fleet.site.outcome import outcome
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from preflight import preflight_notes, preflight_problems
+
+from fleet.site.preflight import preflight_notes, preflight_problems
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = "2.19.4"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -91,6 +92,20 @@ def test_hanging_path_stops_no_training_and_the_newest_is_written_when_it_is_bac
     assert read_status(directory).step == 50
     assert progress._board.steps == list(range(1, 51))  # type: ignore[union-attr]
     assert [event["event"] for event in read_status(directory).events] == ["started", "ps-lost"]
+
+
+def test_numbers_that_become_nan_are_said_once(
+    begin: Callable[..., Progress], directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress = begin()
+    numbers = [1.0, math.nan, math.nan, 0.5, math.inf]
+    for step, loss in enumerate(numbers, start=1):
+        progress.trained(step, 10.0, {"loss": loss, "accuracy": 0.5})
+    progress.close(10)
+    told = [event["message"] for event in read_status(directory).events if event["event"] == "not-finite"]
+    assert [message.split(".")[0] for message in told] == ["at step 2: loss nan", "at step 5: loss inf"]
+    assert "--from RUN@STEP" in told[0]
+    assert caplog.text.count("not finite") == 2
 
 
 def test_status_is_written_once_for_all_that_came_while_it_waited(

@@ -18,15 +18,16 @@ from typing import Any
 
 import jinja2
 import pytest
-from cluster_spec import cluster_spec, host_tasks
-from config_texts import FILTERS, config_word, environment_value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from preflight import inventory_problems
 
-from fleet.schema import formats
-from fleet.schema.definition import definition
-from fleet.schema.problems import show, tell
+from fleet.site.escaping import config_word, environment_value
+from fleet.site.filters import FILTERS
+from fleet.site.preflight import inventory_problems
+from fleet.site.schema import formats
+from fleet.site.schema.definition import definition
+from fleet.site.schema.problems import show, tell
+from fleet.site.topology import cluster_spec, host_tasks
 from tests.unit.hostile import RUN, inventory
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleet.cluster import DIGEST, PUT_BACK, REMEMBER, Cluster
-from fleet.inventory import Task
+from fleet.site.inventory import Task
 from fleet.ssh import Answer
 
 UNITS = "etc/systemd/system"

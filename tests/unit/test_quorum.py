@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fleet.inventory import Host, Inventory, Task
 from fleet.quorum import find_shortages, minimum
-from fleet.schema.definition import definition
+from fleet.site.inventory import Host, Inventory, Task
+from fleet.site.schema.definition import definition
 
 
 def make_inventory(workers: int = 5, ps: int = 2, minimum: Any = None, **run: Any) -> Inventory:

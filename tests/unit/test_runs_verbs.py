@@ -17,14 +17,14 @@ import pytest
 
 from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable, OperatorMistake
+from fleet.run_work import render_bytes
 from fleet.ssh import Answer
 from fleet.verbs import Desk
-from fleet.verbs_runs.backup import back_up
-from fleet.verbs_runs.clone_run import clone_run
-from fleet.verbs_runs.delete_run import delete_run
-from fleet.verbs_runs.prune import prune, wheel_set
-from fleet.verbs_runs.restore_run import restore_run
-from fleet.verbs_runs.work import render_bytes
+from fleet.verbs.backup import back_up
+from fleet.verbs.clone_run import clone_run
+from fleet.verbs.delete_run import delete_run
+from fleet.verbs.prune import prune, wheel_set
+from fleet.verbs.restore_run import restore_run
 from tests.unit import test_answers as answers
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_upkeep import make, train

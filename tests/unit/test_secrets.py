@@ -20,10 +20,10 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 
 from fleet.cluster import PUT_BACK, REMEMBER
 from fleet.errors import OperatorMistake
-from fleet.inventory import load_inventory
 from fleet.release import Shipment
-from fleet.validate import validate
+from fleet.site.inventory import load_inventory
 from fleet.verbs import Desk
+from fleet.verbs.validate import validate
 from tests.unit.test_put_back import host, run
 from tests.unit.test_vault import HOSTS, PASSWORD, SITE
 

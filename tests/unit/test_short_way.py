@@ -23,11 +23,12 @@ import yaml
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.inventory import Inventory, load_inventory
 from fleet.places import KIT
 from fleet.release import make_release, sign_release
 from fleet.roles import Role
+from fleet.site.inventory import Inventory, load_inventory
 from fleet.ssh import Answer
+from fleet.verbs.start import StartRequest, start_cluster
 from fleet.wanted import UnknownTask
 from tests.unit.test_fleet_verbs import UP, Clock, Pretence, make_inventory, printed, status, train
 
@@ -200,7 +201,7 @@ def desk(hosts: Rooted) -> verbs.Desk:
 
 
 def start(hosts: Rooted, desk: verbs.Desk, **more: Any) -> str:
-    verbs.start_cluster(Cluster(hosts.inventory, hosts), desk, "digits-2", detach=True, **more)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", detach=True, **more))
     return printed(desk)
 
 

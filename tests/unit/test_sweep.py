@@ -13,7 +13,7 @@ import pytest
 from fleet import decision
 from fleet.errors import OperatorMistake
 from fleet.run import Run
-from fleet.sweep import read_sweep_file
+from fleet.site.sweep_file import read_sweep_file
 from tests.unit.test_evaluator import write_checkpoint
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config, ConfigError

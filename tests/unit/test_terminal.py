@@ -20,6 +20,11 @@ from fleet.run import parse_run
 from fleet.ssh import Answer
 from fleet.tables import ProgressLine, put, render_table
 from fleet.terminal import printable
+from fleet.verbs.export import export_run
+from fleet.verbs.logs import show_logs
+from fleet.verbs.runs import show_checkpoints, show_runs
+from fleet.verbs.status import show_status
+from fleet.verbs.sweep import show_sweep
 from tests.unit.test_fab import fab
 from tests.unit.test_fleet_verbs import UP, Clock, Pretence, make_inventory, nothing, printed, status
 from trainer.telemetry.sweep import describe_sweep
@@ -140,7 +145,7 @@ def hostile() -> Hostile:
 
 
 def test_status_shows_no_escape_and_no_line_of_the_runs_own(hostile: Hostile, desk: verbs.Desk) -> None:
-    verbs.show_status(Cluster(hostile.inventory, hostile), desk)
+    show_status(Cluster(hostile.inventory, hostile), desk)
     refuse_forgeries(printed(desk))
 
 
@@ -152,7 +157,7 @@ def test_a_status_forges_no_part_of_its_hosts_answer(hostile: Hostile) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("verb", [verbs.show_runs, verbs.show_checkpoints, verbs.show_sweep, verbs.export_run])
+@pytest.mark.parametrize("verb", [show_runs, show_checkpoints, show_sweep, export_run])
 def test_lists_show_no_escape(verb: Any, as_json: bool, hostile: Hostile, desk: verbs.Desk) -> None:
     verb(Cluster(hostile.inventory, hostile), desk, as_json=as_json)
     refuse_forgeries(printed(desk))
@@ -162,7 +167,7 @@ def test_lists_show_no_escape(verb: Any, as_json: bool, hostile: Hostile, desk: 
 @pytest.mark.parametrize("follow", [False, True])
 def test_logs_show_no_escape_and_lose_no_line(follow: bool, hostile: Hostile, desk: verbs.Desk) -> None:
     hostile.follow = lambda scripts, line: _stream(hostile, scripts, line)  # type: ignore[method-assign]
-    verbs.show_logs(Cluster(hostile.inventory, hostile), desk, "worker-1", 5, follow)
+    show_logs(Cluster(hostile.inventory, hostile), desk, "worker-1", 5, follow)
     refuse_forgeries(printed(desk))
     assert "worker-1 says" in printed(desk)
 
@@ -206,8 +211,8 @@ def test_what_ends_a_verb_shows_no_escape(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("fleet.verbs.show_status", fail)
-    monkeypatch.setattr("fleet.validate.validate", fail)
+    monkeypatch.setattr("fleet.verbs.status.show_status", fail)
+    monkeypatch.setattr("fleet.verbs.validate.validate", fail)
     assert fab(verb, "--inventory", "inventory/three-machines") in (1, 4)
     said = capsys.readouterr().err
     assert "evil" in said

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from preflight import preflight_problems
 
 from fleet.errors import OperatorMistake
-from fleet.inventory import find_problems, load_inventory, read_source
-from fleet.schema.shapes import shape_problems
-from fleet.schema.sources import beside_problems, file_problems, range_problems
-from fleet.schema.texts import text_problems, unread_problems
-from fleet.validate import validate
+from fleet.site.inventory import find_problems, load_inventory, read_source
+from fleet.site.preflight import preflight_problems
+from fleet.site.schema.shapes import shape_problems
+from fleet.site.schema.sources import beside_problems, file_problems, range_problems
+from fleet.site.schema.texts import text_problems, unread_problems
 from fleet.verbs import Desk
+from fleet.verbs.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = """chief:

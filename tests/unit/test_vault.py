@@ -14,8 +14,8 @@ import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from fleet.errors import OperatorMistake
-from fleet.inventory import load_inventory
 from fleet.release import Shipment, ship
+from fleet.site.inventory import load_inventory
 from fleet.tables import ProgressLine
 
 ROOT = Path(__file__).resolve().parents[2]

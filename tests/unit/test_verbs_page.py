@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet.schema.verbs import PAGE, page
+from fleet.verbs.page import PAGE, page
 
 
 def test_page_is_made_from_the_verbs() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "write it again: python -m fleet.schema.verbs"
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it again: python -m fleet.verbs.page"

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wireguard
 import yaml
-from cluster_spec import ENDPOINT, MEMBER, cluster_spec, host_tasks
-from firewall import firewall_doors, firewall_sources, firewall_tunnel
-from preflight import preflight_problems
-from wireguard import WireguardError, is_key, keys_text, merge_keys, read_keys, tunnel_address
 
+from fleet.site import wireguard
+from fleet.site.firewall import firewall_doors, firewall_sources, firewall_tunnel
+from fleet.site.preflight import preflight_problems
+from fleet.site.topology import ENDPOINT, MEMBER, cluster_spec, host_tasks
+from fleet.site.wireguard import WireguardError, is_key, keys_text, merge_keys, read_keys, tunnel_address
 from tests.rendered_firewall import table
 from tests.rendered_wireguard import files
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import testinfra
 from testinfra.host import Host
-from wireguard import is_encrypted, tunnel_address
 
+from fleet.site.wireguard import is_encrypted, tunnel_address
 from lab.vm import LIBVIRT
 from tests.hosts import ROOT, add_journals, answer, listed_inventory, name_of, wait_until
 

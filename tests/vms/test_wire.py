@@ -14,8 +14,8 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from wireguard import INTERFACE, is_encrypted, tunnel_network
 
+from fleet.site.wireguard import INTERFACE, is_encrypted, tunnel_network
 from lab.vm import NETWORK
 from tests.hosts import name_of, wait_until
 

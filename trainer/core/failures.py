@@ -36,7 +36,11 @@ MADE_EARLY = re.compile(r"/job:localhost/\S+ (unknown device|not found)", re.IGN
 # What Keras and TensorFlow refuse in a train_step without a word of what to do here.
 MENDS = {
     "`merge_call` called while defining a new graph": "an optimizer can't be applied within tf.cond, an `if` over "
-    "tensors or a tf.function: to accumulate gradients, add them up within a step (docs/programs.md)",
+    "tensors or a tf.function: to accumulate gradients, add them up within a step; to leave out gradients that are not "
+    "finite, apply tf.where(finite, gradient, tf.zeros_like(gradient)) (docs/programs.md)",
+    "only supports singleton tf.Variables created on the first call": "a step is traced more than once, so make each "
+    "variable once: in build_model, or in a `build` that returns when it was called before, as Keras's optimizers do "
+    "with `self._built` (docs/programs.md)",
     "/job:localhost/": "the program uses a variable, table, optimizer, metric or model that was made before "
     "build_model was called: make it in build_model, which is called in the strategy's scope (docs/programs.md)",
     "tensor proto whose content is larger than 2GB": "a graph goes to each worker in one message, of 2 GiB at most: "

@@ -21,6 +21,7 @@ FAULTS = {
     "phase-overdue": "phase took too long",
     "save-failed": "checkpoint not saved",
     "checkpoint-set-aside": "damaged checkpoint set aside",
+    "not-finite": "numbers not finite",
     "recovering": "cluster formed anew",
     "failed": "run failed",
 }

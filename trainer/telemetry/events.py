@@ -2,7 +2,7 @@
 
 started, waiting, formed, attached, restored, training, member-lost, member-left, member-silent, member-back,
 member-given-up, member-half-connected, member-other-release, ps-lost, recovering, lease-taken, phase-overdue,
-checkpoint-saved, save-failed, checkpoint-set-aside, evaluated, stopped, failed, finished
+checkpoint-saved, save-failed, checkpoint-set-aside, not-finite, evaluated, stopped, failed, finished
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ ROUTINE = ("checkpoint-saved", "evaluated")
 # What nobody wants to happen to a run: it is counted, and TensorBoard shows it beside the curves.
 FAULTS = (
     "member-lost", "member-silent", "member-given-up", "member-half-connected", "member-other-release", "ps-lost",
-    "recovering", "phase-overdue", "lease-taken", "save-failed", "checkpoint-set-aside", "failed",
+    "recovering", "phase-overdue", "lease-taken", "save-failed", "checkpoint-set-aside",
+    "not-finite", "failed",
 )  # fmt: skip
 
 

@@ -36,6 +36,10 @@ REOPEN_SECONDS = 60.0
 QUEUED = 1000
 CLOSE_SECONDS = 10.0
 ROOM_SECONDS = 10.0  # how often the shared path's room is looked at
+NOT_FINITE = (
+    "Lower the learning rate, clip the gradients, or go back to a checkpoint before that: fab checkpoints, then "
+    "fab start-cluster --run NEW --from RUN@STEP. The callback TerminateOnNaN ends such a run"
+)
 _files = itertools.count()
 
 
@@ -219,6 +223,7 @@ class Progress:
         self._step_examples: int | None = None  # as the history has it
         self._looked_at = -math.inf
         self._config = config
+        self._unsound = False
         self._read()
         if not waits:
             self.begin()
@@ -336,6 +341,7 @@ class Progress:
             status.eta_seconds = round(max(0, (status.steps or 0) - step) / steps_per_second, 1)
             status.loss = values.get("loss")
             status.metrics = {name: value for name, value in values.items() if name != "loss"}
+            self._watch_numbers(step, values)
             if self.leads:
                 if self._board is None:
                     self._board = EventWriter(self._directory.train_events)
@@ -351,6 +357,15 @@ class Progress:
             self.history.numbers(step, steps_per_second, values, status.ledger)
             if self._page is not None:
                 self.post(self._page.write_if_due)
+
+    def _watch_numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Warn once when numbers become NaN or infinite: every step from there on is in vain."""
+        unsound = {name: value for name, value in values.items() if not math.isfinite(value)}
+        if self.leads and unsound and not self._unsound:
+            shown = f"at step {step}: {numbers(unsound)}. {NOT_FINITE}"
+            log.warning("numbers are not finite %s", shown)
+            self.events.write("not-finite", message=shown)
+        self._unsound = bool(unsound)
 
     def _write_settings(self, step: int) -> None:
         """Have TensorBoard show what is trained: the parameters for its HParams, all settings as a page."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -57,7 +57,11 @@ def begin_where_weights_lie(optimizer: Optimizer) -> None:
     plain = optimizer.build
 
     def build(variables: Collection[Variable]) -> None:
-        plain(OnTheirDevices(variables))
+        placed = OnTheirDevices(variables)
+        try:
+            plain(placed)
+        finally:
+            placed.leave()
 
     object.__setattr__(optimizer, "build", build)
 
@@ -65,7 +69,20 @@ def begin_where_weights_lie(optimizer: Optimizer) -> None:
 class OnTheirDevices(list[Any]):
     """Variables: what is computed while one of them is looped over is computed on its device."""
 
+    def __init__(self, variables: Iterable[Variable]) -> None:
+        super().__init__(variables)
+        self._loops: list[Generator[Any, None, None]] = []
+
     def __iter__(self) -> Iterator[Any]:
+        self._loops.append(self._loop())
+        return self._loops[-1]
+
+    def leave(self) -> None:
+        """End the loops that an error has left, the innermost first: each has entered its device."""
+        while self._loops:
+            self._loops.pop().close()
+
+    def _loop(self) -> Generator[Any, None, None]:
         for variable in super().__iter__():
             with tf.device(variable.device):
                 yield variable

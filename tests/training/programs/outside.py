@@ -129,6 +129,27 @@ class OfKeras3(Plain):
         return model
 
 
+class BuildsAgain(tf.keras.optimizers.Optimizer):
+    """An optimizer that makes its variables at each trace."""
+
+    def __init__(self):
+        super().__init__("again")
+        self._learning_rate = self._build_learning_rate(0.01)
+
+    def build(self, var_list):
+        self.momentums = [self.add_variable_from_reference(variable, "momentum") for variable in var_list]
+
+    def get_config(self):
+        return super().get_config()
+
+
+class MadeTwice(Plain):
+    def build_model(self):
+        model = super().build_model()
+        model.compile(BuildsAgain(), "mse")
+        return model
+
+
 class LargeStep(Plain):
     def extra(self):
         return {"t": tf.reduce_sum(ARRAY)}

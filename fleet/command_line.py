@@ -1,0 +1,168 @@
+"""What the verbs of `fabfile.py` have in common: their flags, their cluster, how they end."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from fabric import task
+from invoke import Context, Exit, Task
+
+from fleet.cluster import Cluster
+from fleet.errors import FleetError
+from fleet.known import recall_inventory
+from fleet.site.inventory import load_inventory
+from fleet.site.schema.problems import show
+from fleet.ssh import SshHosts
+from fleet.terminal import printable
+from fleet.verbs import Desk
+from trainer.core.parameters import parse_assignments
+
+# What every verb takes, after its own flags.
+_COMMON = {"json": False, "inventory": None, "ask_vault_pass": False}
+_WHERE = {
+    "inventory": "path of the inventory (else PSFLEET_INVENTORY, else ansible.cfg's)",
+    "ask_vault_pass": "type the password of the inventory's vaults, as with ansible-playbook",
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A verb as it was called."""
+
+    context: Context
+    json: bool
+    inventory: str | None
+    ask_vault_pass: bool
+
+    @property
+    def desk(self) -> Desk:
+        """With `--json` standard output has that alone, so that another program can read it.
+
+        How far a verb is goes to standard error either way.
+        """
+        return Desk(sys.stderr, answers=sys.stdout) if self.json else Desk(meanwhile=sys.stderr)
+
+    @contextmanager
+    def cluster(self, check: bool = False) -> Iterator[Cluster]:
+        """Give the inventory's cluster; what stops a verb becomes its message and exit code here.
+
+        Starting asks for an inventory without fault (`check`); to look and to stop, knowing the tasks is enough.
+        """
+        with ending():
+            if check or self.ask_vault_pass:
+                known = load_inventory(self.inventory, check=check, ask_vault_pass=self.ask_vault_pass)
+            else:
+                known = recall_inventory(self.inventory)
+            hosts = SshHosts(known.hosts, self.context.config)
+            try:
+                yield Cluster(known, hosts)
+            finally:
+                hosts.close()
+
+
+def verb(
+    help: Mapping[str, str] | None = None,
+    json: str = "print JSON instead of a table",
+    flags_of: Callable[..., None] | None = None,
+    **options: Any,
+) -> Callable[[Callable[..., None]], Task[Any]]:
+    """Make a function a verb: it takes a Call, and its further parameters are its flags.
+
+    A flag's text is in `help`, and that of --json in `json`. With `flags_of` the flags are another function's; its
+    parameters after `*` are none. `options` are those of Invoke's task.
+    """
+
+    def decorate(body: Callable[..., None]) -> Task[Any]:
+        own = [*inspect.signature(flags_of or body).parameters.values()][1:]
+        signature = inspect.Signature(
+            [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+            + [parameter for parameter in own if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+            + [
+                inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+                for name, default in _COMMON.items()
+            ]
+        )
+
+        @wraps(body)
+        def run(*words: Any, **flags: Any) -> None:
+            bound = signature.bind(*words, **flags)
+            bound.apply_defaults()
+            given = dict(bound.arguments)
+            body(Call(given.pop("context"), **{name: given.pop(name) for name in _COMMON}), **given)
+
+        run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it
+        texts = {**(help or {}), "json": json, **_WHERE}
+        made: Task[Any] = task(auto_shortflags=False, help=texts, **options)(run)
+        return made
+
+    return decorate
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Turn what stops a verb into its message and exit code."""
+    try:
+        yield
+    except FleetError as error:
+        raise Exit(printable(str(error)) or None, error.code) from error
+
+
+@contextmanager
+def leaving(message: str = "") -> Iterator[None]:
+    """Let Ctrl-C end a verb with its own message, or with this one; 130 is the shell's own code for it.
+
+    A terminal that is shut and `kill` are the same: what was begun must not stay half done. Only the first one counts:
+    shell and kernel both tell of a terminal that is shut.
+    """
+
+    def leave(*_: object) -> None:
+        for each in heeded:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    heeded = [each for each in (signal.SIGHUP, signal.SIGTERM) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in heeded:
+        signal.signal(each, leave)
+    try:
+        yield
+    except KeyboardInterrupt as left:
+        said = str(left) or message
+        raise Exit(f"\n{said}" if said else None, 130) from None
+    finally:
+        for each in heeded:
+            signal.signal(each, signal.SIG_DFL)
+
+
+# Invoke turns a number's text into one itself, and ends with a traceback where it can't: so flags are texts.
+def whole(flag: str, text: str) -> int:
+    """Return a flag's whole number, 1 or more."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 4000 or not int(text):
+        raise Exit(f"--{flag} is {show(text)}: expected a whole number of 1 or more, as in --{flag} 20", 2)
+    return int(text)
+
+
+def above_zero(flag: str, text: str) -> float:
+    """Return a flag's number, which is greater than 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise Exit(f"--{flag} is {show(text)}: expected a number greater than 0, as in --{flag} 1.5", 2)
+    return number
+
+
+def read_parameters(texts: list[str] | None) -> dict[str, Any]:
+    """Return the program's parameters that `--set` gave."""
+    try:
+        return parse_assignments(texts or [])
+    except ValueError as error:
+        raise Exit(str(error), 2) from error

@@ -1,0 +1,52 @@
+"""The filters of psfleet's playbooks and roles, each a function of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fleet import places
+from fleet.site import escaping, firewall, host_check, monitoring, nfs, nvidia, preflight, topology, wireguard
+from fleet.site.outcome import outcome
+from fleet.site.schema.problems import tell
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "environment_value": escaping.environment_value,
+    "config_word": escaping.config_word,
+    "limit_word": escaping.limit_word,
+    "cluster_spec": topology.cluster_spec,
+    "host_tasks": topology.host_tasks,
+    "metrics_targets": topology.metrics_targets,
+    "firewall_doors": firewall.firewall_doors,
+    "firewall_notes": firewall.firewall_notes,
+    "firewall_refusals": firewall.firewall_refusals,
+    "firewall_sources": firewall.firewall_sources,
+    "firewall_tunnel": firewall.firewall_tunnel,
+    "guarded_ports": firewall.guarded_ports,
+    "names_among": firewall.names_among,
+    "networks_of_family": firewall.networks_of_family,
+    "of_family": firewall.of_family,
+    "reached": firewall.reached,
+    "uids_of": firewall.uids_of,
+    "member_addresses": host_check.member_addresses,
+    "sudo_mend": host_check.sudo_mend,
+    "listen_address": monitoring.listen_address,
+    "scrape_targets": monitoring.scrape_targets,
+    "nfs_clients": nfs.nfs_clients,
+    "nfs_source": nfs.nfs_source,
+    "without_own_exports": nfs.without_own_exports,
+    "nvidia_driver": nvidia.nvidia_driver,
+    "outcome": outcome,
+    "preflight_problems": preflight.preflight_problems,
+    "preflight_notes": preflight.preflight_notes,
+    "tell_problems": tell,
+    "deaf_hosts": wireguard.deaf_hosts,
+    "other_peers": wireguard.other_peers,
+    "tunnel_address": lambda variables, host: wireguard.tunnel_address(host, variables),
+    "tunnel_network": lambda variables: str(wireguard.tunnel_network(variables)),
+    "wireguard_hosts": wireguard.wireguard_hosts,
+    # Paths of the control machine, for the roles.
+    "site_path": lambda path: str(places.site_file(path)),
+    "lock_path": lambda path: str(places.lock_file(places.site(), path)),
+    "code_path": lambda name: str(places.CODE / name),
+}

@@ -1,0 +1,122 @@
+"""docs/inventory.md, and the arguments of the roles, by inventory.yml. `python -m fleet.site.schema.page` writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet.places import CODE
+from fleet.site.schema.definition import Variable, definition
+
+PAGE = CODE / "docs" / "inventory.md"
+HEAD = Path(__file__).with_name("page.md")
+TYPES = {
+    "string": "text",
+    "integer": "whole number",
+    "boolean": "true or false",
+    "array": "list",
+    "object": "mapping",
+    "null": "null",
+}
+ANSIBLES_TYPES = {"string": "str", "integer": "int", "boolean": "bool", "array": "list", "object": "dict"}
+
+
+def page() -> str:
+    """Write docs/inventory.md."""
+    known = definition()
+    lines = [HEAD.read_text(encoding="utf-8").format(prefixes=", ".join(f"`{each}`" for each in known.prefixes))]
+    lines += [f"| `{group}` | {said['description']} |\n" for group, said in known.groups.items()]
+    lines.append("\n## Variables\n| Variable | Type, and default | Meaning |\n|---|---|---|\n")
+    for variable in known.variables.values():
+        if variable.scope != "derived":
+            scope = "" if variable.scope == "host" else f" ({variable.scope})"
+            kind = ", ".join(filter(None, (_type(variable.schema), _default(variable))))
+            cells = (f"`{variable.name}`{scope}", kind, _meaning(variable))
+            lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """Say a type with its range, in a phrase."""
+    if "enum" in schema:
+        return "one of " + ", ".join(f"`{each}`" for each in schema["enum"])
+    if "const" in schema:
+        return f"`{json.dumps(schema['const'])}`"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_type(each) for each in schema["anyOf"]))
+    name = TYPES[schema["type"]]
+    if "minimum" in schema:
+        return f"{name}, {schema['minimum']:,} to {schema['maximum']:,}"
+    if schema["type"] == "array":
+        inner = schema["items"]
+        return f"list of {inner.get('format', 'text') if inner['type'] == 'string' else TYPES[inner['type']]}"
+    return {
+        "own-directory": "directory",
+        "address": "address",
+        "control-path": "path on the control machine",
+        "url": "URL",
+        "port-text": "the same as text",
+        "command-template": "command",
+    }.get(schema.get("format", ""), name)
+
+
+def _default(variable: Variable) -> str:
+    if variable.mandatory:
+        return "required"
+    if "default" not in variable.schema:
+        return ""
+    default = variable.schema["default"]
+    return "default computed" if isinstance(default, str) and "{{" in default else f"default `{json.dumps(default)}`"
+
+
+def _meaning(variable: Variable) -> str:
+    return variable.description.replace("|", "\\|")
+
+
+def role_options(role: str) -> dict[str, dict[str, Any]]:
+    """The arguments of a role, as meta/argument_specs.yml spells them."""
+    return {
+        variable.name: _option(variable.schema, bool(variable.schema.get("mandatory")))
+        for variable in definition().variables.values()
+        if variable.role == role
+    }
+
+
+def _option(schema: Mapping[str, Any], mandatory: bool) -> dict[str, Any]:
+    kind = "raw" if schema.get("raw") else "path" if schema.get("path") else ANSIBLES_TYPES[schema["type"]]
+    option: dict[str, Any] = {"type": kind, "description": schema["description"]}
+    if mandatory:
+        option["required"] = True
+    if schema.get("secret"):
+        option["no_log"] = True
+    if "enum" in schema:
+        option["choices"] = schema["enum"]
+    if kind == "list":
+        option["elements"] = ANSIBLES_TYPES[schema["items"]["type"]]
+        if "properties" in schema["items"]:
+            needed = schema["items"]["required"]
+            option["options"] = {
+                name: _option(each, name in needed) for name, each in schema["items"]["properties"].items()
+            }
+    return option
+
+
+def role_defaults(role: str) -> dict[str, Any]:
+    """The defaults of a role, as defaults/main.yml has them."""
+    return {
+        variable.name: variable.schema["default"]
+        for variable in definition().variables.values()
+        if variable.role == role and "default" in variable.schema
+    }
+
+
+def as_markdown(text: str) -> str:
+    """Ansible's markup in a description, as inventory.yml writes it."""
+    return re.sub(r"\b[CO]\(([^)]*)\)", r"`\1`", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

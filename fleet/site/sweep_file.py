@@ -1,0 +1,122 @@
+"""A sweep: from the operator's file to the selection that the cluster follows, and looking on while it does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet.errors import OperatorMistake, first_line
+from fleet.site.schema.problems import show
+from fleet.site.schema.reading import plain
+from trainer.core.config import NO_PROGRAM_NAME, RUN_NAME, program_name_problem
+from trainer.core.parameters import values_problem
+
+KEYS = ("name", "program", "program_args", "grid", "points")
+MOST_POINTS = 1000
+# It travels on command lines, the longest of which Linux takes has 131,071 bytes.
+LONGEST = 50_000
+MOST_CHARACTERS = 1_000_000  # of the file, with its comments
+EXPECTED = "expected a mapping of `grid` (each name with a list of values) or `points` (a list of mappings), and more"
+
+
+class Loader(yaml.SafeLoader):
+    """YAML 1.1, which alone would read 1e-3 as a text."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_sweep_file(path: Path) -> dict[str, Any]:
+    """Return the selection that a sweep's file asks for; raises OperatorMistake."""
+    try:
+        if path.exists() and not path.is_file():  # a device has no end
+            raise ValueError("it is no regular file")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
+        told = plain(yaml.load(text, Loader=Loader))  # which refuses anchors that multiply
+    except (OSError, ValueError, RecursionError) as error:
+        raise OperatorMistake(
+            f"the sweep {show(str(path))} can't be read: {first_line(error)}. Name a YAML file (docs/sweeps.md)"
+        ) from error
+    except yaml.YAMLError as error:
+        raise OperatorMistake(f"the sweep {path} is no YAML: {error}") from error
+    if problem := file_problem(told, path.stem):
+        raise OperatorMistake(f"{path}: {problem}")
+    number = len(told.get("points", [])) + (math.prod(map(len, grid.values())) if (grid := told.get("grid")) else 0)
+    if number > MOST_POINTS:
+        raise OperatorMistake(f"{path}: {number:,} points, and {MOST_POINTS:,} is the most: make several files of it")
+    points = list(list_points(told))
+    common, seen = told.get("program_args", {}), set()
+    for point in points:
+        if problem := values_problem({**common, **point}):
+            raise OperatorMistake(f"{path}: {problem}")
+        text = json.dumps(point, sort_keys=True)  # which tells true from 1
+        if text in seen:
+            raise OperatorMistake(f"{path}: the point {json.dumps(point)} is there twice; each is trained once")
+        seen.add(text)
+    selection = {key: told[key] for key in ("program", "program_args") if key in told}
+    selection["sweep"] = {"name": str(told.get("name", path.stem)), "points": points}
+    length = len(json.dumps(selection))
+    if length > LONGEST:
+        raise OperatorMistake(
+            f"{path}: its points are {length:,} characters long, and {LONGEST:,} is the most. Put what they have in "
+            "common into program_args, or make several files of it"
+        )
+    return selection
+
+
+def file_problem(told: Any, stem: str) -> str | None:
+    """Say what is wrong with a sweep's file; None where nothing is."""
+    if not isinstance(told, dict):
+        return EXPECTED
+    for key in told:
+        if key not in KEYS:
+            return f"unknown key {show(key)}; the keys are {', '.join(KEYS)}"
+    name, grid, points = told.get("name", stem), told.get("grid", {}), told.get("points", [])
+    if not isinstance(name, str) or not RUN_NAME.fullmatch(f"{name}-{MOST_POINTS}"):
+        return f"name is {show(name)}: the runs are called after it; use letters, digits, '.', '_' and '-'"
+    if not isinstance(program := told.get("program", "p:P"), str) or program_name_problem(program):
+        more = program_name_problem(program) if isinstance(program, str) else NO_PROGRAM_NAME
+        return f"program is {show(program)}: " + (
+            "expected package.module:Name" if more == NO_PROGRAM_NAME else f"it {more}"
+        )
+    if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
+        return f"grid is {show(grid)}: expected a list of values for each name, such as learning_rate: [0.1, 0.01]"
+    if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+        return f"points is {show(points)}: expected a list of mappings, such as - {{learning_rate: 0.1}}"
+    if not grid and not points:
+        return EXPECTED
+    common = told.get("program_args", {})
+    if not isinstance(common, dict):
+        return f"program_args is {show(common)}: expected a mapping of names to values"
+    return None
+
+
+def list_points(told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the grid's combinations, the last name changing first, then the points."""
+    grid = told.get("grid", {})
+    if grid:
+        for values in itertools.product(*grid.values()):
+            yield dict(zip(grid, values, strict=True))
+    yield from told.get("points", [])
+
+
+def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two selections are of the same sweep, whatever attempt they are."""
+    return without_attempt(one) == without_attempt(other)
+
+
+def without_attempt(selection: Mapping[str, Any]) -> dict[str, Any]:
+    sweep = {key: value for key, value in selection.get("sweep", {}).items() if key not in ("attempt", "settings")}
+    return {**selection, "sweep": sweep}

@@ -1,0 +1,47 @@
+"""The operator's verbs, from question to exit, a file each; `fabfile.py` gives them their command line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from fleet.answers import render as render_answer
+from fleet.release import Display, Shipment, Shipped, build_release, check_deeply, find_program, ship
+from fleet.site.inventory import Inventory
+from fleet.tables import put
+from fleet.terminal import printable
+
+
+def _ask(question: str) -> bool:
+    """Put a question to the operator; no where nobody sits at a terminal."""
+    if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    return input(printable(question)).strip().lower() in ("y", "yes")
+
+
+@dataclass
+class Desk:
+    """Where a verb writes and how it tells time; a test brings its own."""
+
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    ship: Callable[[Shipment, Display], Shipped] = ship
+    find: Callable[[Inventory, str, Sequence[str]], None] = find_program
+    build: Callable[[Inventory], str] = build_release
+    look: Callable[[Inventory, Sequence[str], Display], Mapping[str, str]] = check_deeply
+    ask: Callable[[str], bool] = _ask
+    answers: TextIO | None = None
+    """Where `--json` goes, while `out` is for who looks on; None where nobody asked for it."""
+    meanwhile: TextIO | None = None
+    """Where it is shown how far a verb is, so that `out` has what comes of it; None for `out`."""
+
+    def say(self, text: str) -> None:
+        put(self.out, text)
+
+    def answer(self, verb: str, record: Mapping[str, Any], on_a_line: bool = False) -> None:
+        """Print what `--json` asked for."""
+        put(self.answers or self.out, render_answer(verb, record, on_a_line=on_a_line))

@@ -1,0 +1,47 @@
+"""`fab logs`: the tasks' journals."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+from fleet.cluster import Cluster
+from fleet.errors import OperatorMistake
+from fleet.journal import EVERY_LINE, Chosen, Entry
+from fleet.tables import put
+from fleet.verbs import Desk
+
+# How many lines of each task's journal are shown.
+LINES, CHOSEN_LINES = 20, 1000
+
+
+def show_logs(
+    cluster: Cluster, desk: Desk, task_name: str | None, lines: int | None, follow: bool, chosen: Chosen = EVERY_LINE
+) -> None:
+    """Show the journal of one task, or of all with the task's name before each line.
+
+    Without `lines` it is the last 20 of each task; where a run, a time or a pattern was chosen, the last 1000.
+    """
+    inventory = cluster.inventory
+    if lines is not None and lines < 0:
+        raise OperatorMistake(f"--lines {lines}: expected a number of lines such as 50")
+    most = lines if lines is not None else LINES if chosen == EVERY_LINE else CHOSEN_LINES
+    tasks = list(inventory.tasks) if task_name is None else [inventory.task(task_name)]
+    width = max(len(task.name) for task in tasks)
+    number: Counter[str] = Counter()
+
+    def show(entry: Entry) -> None:
+        number[entry.task] += 1
+        if desk.answers is not None:
+            desk.answer("logs", entry.as_json(), on_a_line=True)
+            return
+        for line in entry.message.splitlines() or [""]:
+            desk.say(line if task_name else f"{entry.task.ljust(width)} | {line}")
+
+    if follow:
+        cluster.follow_journal(tasks, most, show, chosen)
+        return
+    cluster.read_journal(tasks, most, show, chosen)
+    full = [task for task, count in number.items() if count >= most]
+    if lines is None and full and chosen != EVERY_LINE:
+        put(sys.stderr, f"these are the last {most} lines of {', '.join(full)}; for more: --lines {10 * most}")

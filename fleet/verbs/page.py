@@ -1,0 +1,55 @@
+"""docs/verbs.md, by the verbs of fabfile.py. `python -m fleet.verbs.page` writes it."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+from invoke import Argument, Task
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "verbs.md"
+HEAD = """# Verbs
+
+Every verb of `fab` with its flags, made from `fabfile.py`: `fab VERB --help` prints the same.
+[operations.md](operations.md) explains them, [json.md](json.md) has their answers with `--json`.
+
+Each verb takes these flags, after its name:
+
+"""
+
+
+def page() -> str:
+    """Write docs/verbs.md; raises TypeError for a flag without a help text."""
+    # A task loses its help texts when its flags are asked for: each page takes tasks of its own.
+    found = [each for each in runpy.run_path(str(ROOT / "fabfile.py")).values() if isinstance(each, Task)]
+    flags = {verb.name: {_name(flag): _row(flag) for flag in verb.get_arguments()} for verb in found}
+    # A flag that every verb has stands once, at the top.
+    common = [name for name in flags[found[0].name] if all(name in each for each in flags.values())]
+    head = HEAD + "".join(flags[found[0].name][name] for name in common)
+    own = [[row for name, row in flags[verb.name].items() if name not in common] for verb in found]
+    return head + "".join(map(_section, found, own))
+
+
+def _section(verb: Task[Any], rows: list[str]) -> str:
+    """Write a verb's section: what it does, and the flags that are its own."""
+    first = (verb.__doc__ or "").strip().partition("\n")[0]
+    flags = f"\n{''.join(rows)}" if rows else ""
+    return f"\n## `{verb.name.replace('_', '-')}`\n{first}\n{flags}"
+
+
+def _name(flag: Argument) -> str:
+    return (flag.name or "").strip("_").replace("_", "-")
+
+
+def _row(flag: Argument) -> str:
+    """Write a flag's line; raises TypeError where it has no help text."""
+    if not flag.help:
+        raise TypeError(f"--{_name(flag)} has no help text: give it one in fabfile.py")
+    value = "" if flag.kind is bool else " …"
+    return f"- `--{_name(flag)}{value}`: {flag.help}\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,109 @@
+"""How a start brings code and settings to the hosts, and what it says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fleet import report
+from fleet.cluster import Cluster, Observation
+from fleet.errors import ClusterTrouble, HostsUnreachable
+from fleet.plan import Plan
+from fleet.quorum import chosen_minimum, find_shortages
+from fleet.release import SWITCH, Shipment, Shipped
+from fleet.site.inventory import Inventory
+from fleet.tables import ProgressLine
+from fleet.verbs import Desk
+
+
+def agree_on_missing(inventory: Inventory, desk: Desk, missing: Mapping[str, str], allowed: bool) -> None:
+    """Raise unless a start may go on without hosts that don't answer.
+
+    It may where each job has its minimum, and the operator says so: with cluster_minimum, with `allowed`, or when asked
+    on a terminal.
+    """
+    shortages = find_shortages(inventory, missing)
+    if shortages:
+        raise HostsUnreachable(
+            missing,
+            f"Nothing was started: {'; '.join(shortages)}. Bring the host back, take it out of the inventory and run "
+            "`ansible-playbook site.yml`, or lower cluster_minimum",
+        )
+    away = ", ".join(task.name for task in inventory.tasks if task.host in missing)
+    if allowed or chosen_minimum(inventory):
+        return
+    if not desk.ask(f"{', '.join(missing)} can't be reached. Start without {away}? [y/N] "):
+        raise HostsUnreachable(
+            missing,
+            f"Nothing was started. Bring the host back, or start without {away}: --allow-missing, or cluster_minimum "
+            "in the inventory",
+        )
+
+
+def observe_all(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> Observation:
+    """Observe the hosts that take part; show what is known and raise when one is unreachable."""
+    observation = cluster.observe(hosts, settings=True, by_trainer=True)
+    if observation.unreachable:
+        desk.say(report.render_tasks(report.task_rows(cluster.inventory, observation)))
+        raise HostsUnreachable(
+            observation.unreachable, "It answered before. Start again when it is back, or without it"
+        )
+    return observation
+
+
+def _ship(desk: Desk, plan: Plan, playbooks: Sequence[str], check: bool = False) -> Shipped:
+    """Run playbooks on the hosts that take part, and show meanwhile what they do."""
+    shipment = Shipment(
+        plan.inventory,
+        playbooks,
+        plan.release,
+        plan.choice.selection,
+        untried=plan.untried,
+        without=list(plan.missing),
+        check=check,
+    )
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+    try:
+        return desk.ship(shipment, progress)
+    finally:
+        progress.end()
+
+
+def ship_to_present(desk: Desk, plan: Plan, playbooks: Sequence[str], allowed: bool) -> tuple[Plan, Shipped]:
+    """Ship; go on without a host that dies meanwhile, where a start may. Return the plan without it."""
+    while True:
+        try:
+            return plan, _ship(desk, plan, playbooks)
+        except HostsUnreachable as error:
+            lost = {host: reason for host, reason in error.reasons.items() if host in plan.hosts}
+            if not lost:
+                raise
+            agree_on_missing(plan.inventory, desk, {**plan.missing, **lost}, allowed)
+            plan = plan.without(lost)
+            desk.say(f"going on without {', '.join(lost)}")
+
+
+def show_changes(desk: Desk, plan: Plan) -> Mapping[str, Sequence[str]]:
+    """Say what the switch would change on the hosts, and return it.
+
+    Nothing is done, and nothing is shipped that could be proven.
+    """
+    changes = _ship(desk, plan, SWITCH, check=True).changes
+    for task, hosts in changes.items():
+        desk.say(f"  change  {task}: {', '.join(hosts)}")
+    desk.say("nothing was done, and nothing is proven yet: that needs the release on the hosts")
+    return changes
+
+
+def compare(cluster: Cluster, desk: Desk, before: Observation, after: Observation, shipped: Shipped) -> bool:
+    """Say what the switch to a release and its settings changed; return whether that is anything."""
+    recaps = shipped.recaps
+    changed = [host for host, recap in recaps.items() if recap.changed and host in cluster.inventory.hosts]
+    moved = {host for host, release in after.releases.items() if release != before.releases[host]}
+    configured = {host for host, settings in after.settings.items() if settings != before.settings[host]}
+    touched = {*changed, *moved, *configured}
+    if not after.release:
+        raise ClusterTrouble(f"after shipping, the hosts' code differs: {report.render_release(after)}")
+    what = " and ".join(name for name, hosts in (("code", moved), ("settings", configured)) if hosts)
+    said = f"shipped to {len(touched)} of {len(after.releases)} hosts" + (f" ({what})" if what else "")
+    desk.say(f"release {after.release}: {said if touched else 'unchanged'}")
+    return bool(moved or configured)

@@ -1,0 +1,292 @@
+"""`fab start-cluster`, `fab restart-cluster` and the start of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fleet import decision, report
+from fleet.cluster import Cluster, Observation
+from fleet.decision import Choice
+from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.plan import Plan, make_plan, render_plan
+from fleet.release import STAGE, SWITCH
+from fleet.run import Run
+from fleet.short import ShortWay
+from fleet.site.inventory import Inventory, Task, list_notes
+from fleet.verbs import Desk
+from fleet.verbs.rollback import Rollback
+from fleet.verbs.shipping import agree_on_missing, compare, observe_all, ship_to_present, show_changes
+from fleet.verbs.stop import stop_tasks
+from fleet.verbs.sweep import choose_sweep, follow_sweep
+from fleet.verbs.watch import EVALUATION_SECONDS, Watch
+from trainer.telemetry.sweep import describe_sweep
+
+LEFT = "left; what was started goes on. Look: fab status. Stop it: fab stop-cluster"
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """What the operator asks of a start."""
+
+    run_name: str | None = None
+    program: str | None = None
+    detach: bool = False
+    """Leave once a step is trained, instead of following until the run is finished."""
+    timeout: float = 300.0
+    """Seconds to wait for the first trained step."""
+    restart: bool = False
+    plan_only: bool = False
+    allow_missing: bool = False
+    source: str | None = None
+    """RUN@STEP, the checkpoint of another run that this one begins from."""
+    program_args: Mapping[str, Any] = field(default_factory=dict)
+    sweep: Mapping[str, Any] | None = None
+    """The selection of a sweep. Of that nothing is put back once its tasks are started: a point may fail."""
+
+    @property
+    def verb(self) -> str:
+        return "sweep" if self.sweep else "restart-cluster" if self.restart else "start-cluster"
+
+
+@dataclass(frozen=True)
+class _Started:
+    """What a start has done when the tasks are asked to run."""
+
+    plan: Plan
+    ready: Observation
+    """How the hosts were just before."""
+    begun: float
+    idle: Sequence[Task]
+    """Those that did not run before."""
+    changed: bool
+    """Whether code or settings of a host did."""
+
+
+def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
+    """Plan, ship beside what runs and prove it there; then stop, select, start, and watch.
+
+    It watches until a step is trained (`detach`) or the run is finished. What fails before the proof changes nothing;
+    what fails after it, before a step is trained, puts back what was there before.
+
+    Raises a FleetError when the cluster doesn't get there.
+    """
+    inventory = cluster.inventory
+    _check(inventory, desk, request)
+    release = desk.build(inventory)
+    if not request.plan_only:
+        cluster.keep_starts_away()
+    short = ShortWay(cluster)
+    before = cluster.observe(settings=True, looks=short.questions(), by_trainer=True)
+    if before.unreachable:
+        desk.say(report.render_tasks(report.task_rows(inventory, before)))
+        agree_on_missing(inventory, desk, before.unreachable, request.allow_missing)
+    cluster.refuse_when_not_installed(before)
+    request = _with_program_of_source(cluster, request)
+    choice = _choose(cluster, before, request)
+    if _was_finished(cluster, desk, request, before, choice):
+        return
+    plan = make_plan(inventory, before, release, choice, request.restart)
+    plan = replace(plan, by_ansible=short.judge(before.looks, plan.hosts))
+    if not plan.by_ansible:
+        desk = replace(desk, ship=short.ship)
+    for note in list_notes(inventory):
+        desk.say(note)
+    desk.say(render_plan(plan))
+    if request.plan_only:
+        changes = show_changes(desk, plan)
+        _answer(desk, request, "planned", plan=plan.as_json(), changes=changes)
+        return
+    plan = _prove(cluster, desk, request, plan)
+    rollback = Rollback(cluster, desk, plan, before)
+    started = _switch_and_start(cluster, desk, request, before, rollback)
+    _follow(cluster, desk, request, started, rollback)
+
+
+def _check(inventory: Inventory, desk: Desk, request: StartRequest) -> None:
+    """Raise OperatorMistake for what is wrong with a request, before any host is asked."""
+    sweep = request.sweep or {}
+    decision.check_source(request.source, request.run_name)
+    decision.refuse_templates(sweep or request.program_args)
+    decision.choose(request.run_name, request.program, {}, None)
+    asked = sweep or {"program": request.program, "program_args": request.program_args}
+    if named := asked.get("program"):
+        points = sweep.get("sweep", {}).get("points", [])
+        arguments = [name for given in (asked.get("program_args", {}), *points) for name in given]
+        desk.find(inventory, named, list(dict.fromkeys(arguments)))
+
+
+def _with_program_of_source(cluster: Cluster, request: StartRequest) -> StartRequest:
+    """Return the request with the program and the parameters of the run whose checkpoint it begins from."""
+    if request.source is None:
+        return request
+    origin = decision.find_source(request.source, cluster.list_runs())
+    if request.program not in (None, origin["program"]):
+        return request
+    arguments = {**origin.get("program_args", {}), **request.program_args}
+    return replace(request, program=origin["program"], program_args=arguments)
+
+
+def _choose(cluster: Cluster, before: Observation, request: StartRequest) -> Choice:
+    if request.sweep:
+        return choose_sweep(cluster, before, request.sweep)
+    return decision.choose(
+        request.run_name,
+        request.program,
+        before.selection,
+        before.run,
+        cluster.inventory.run_name,
+        request.program_args,
+    )
+
+
+def _was_finished(cluster: Cluster, desk: Desk, request: StartRequest, before: Observation, choice: Choice) -> bool:
+    """Say so where nothing is left to do for the choice, and return whether that is so."""
+    if choice.new:
+        return False
+    if "sweep" in choice.selection:
+        return _sweep_was_finished(cluster, desk, request)
+    run = before.run
+    if run is None or not decision.is_finished(run, cluster.inventory):
+        return False
+    if request.source not in (None, run.begun_from):
+        raise OperatorMistake(
+            f"run {run.run} is there already, is finished and did not begin from {request.source}: choose another "
+            "--run NAME"
+        )
+    desk.say(report.render_summary(cluster.inventory, run))
+    desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
+    _answer(desk, request, "finished before", run=run.as_json())
+    return True
+
+
+def _sweep_was_finished(cluster: Cluster, desk: Desk, request: StartRequest) -> bool:
+    sweep = cluster.read_sweep()
+    if not sweep or not sweep["over"]:
+        return False
+    desk.say(describe_sweep(sweep))
+    _answer(desk, request, "finished before", sweep=sweep)
+    failed = any(point["state"] == "failed" for point in sweep["points"])
+    desk.say(
+        "Try what failed again: fab sweep FILE"
+        if failed
+        else "For more, add points to the end of its file, then: fab sweep FILE"
+    )
+    return True
+
+
+def _prove(cluster: Cluster, desk: Desk, request: StartRequest, plan: Plan) -> Plan:
+    """Ship beside what runs and prove it there; return the plan without the hosts that were lost meanwhile."""
+    try:
+        plan, _ = ship_to_present(desk, plan, STAGE, request.allow_missing)
+        cluster.refuse_when_others_may_start()  # before the notes of another's start would be overwritten
+        cluster.remember(plan.hosts)
+    except BaseException:
+        desk.say("nothing was stopped, switched or selected: what ran goes on")
+        raise
+    return plan
+
+
+def _switch_and_start(
+    cluster: Cluster, desk: Desk, request: StartRequest, before: Observation, rollback: Rollback
+) -> _Started:
+    """Stop what must be, switch to the release and the choice, and start every task; or put back what was there."""
+    with rollback:
+        plan = rollback.plan
+        # Ansible restarts what it finds stale by itself, and a restart is for new processes.
+        stop = cluster.stop if plan.by_ansible or request.restart else cluster.park
+        stop_tasks(cluster, desk, before, plan.stop, stop)
+        plan, shipped = ship_to_present(desk, plan, SWITCH, request.allow_missing)
+        rollback.plan = plan
+        if request.source is not None and request.run_name is not None:
+            begins = cluster.begin(request.run_name, request.source, request.program, request.program_args)
+            rollback.begun_run = request.run_name if begins else None
+        if plan.choice.write:
+            cluster.select(plan.choice.selection)
+        ready = observe_all(cluster, desk, plan.hosts)
+        changed = compare(cluster, desk, before, ready, shipped)
+        cluster.refuse_when_not_configured(ready)
+        # Asked only now: new code, or another choice, may be the mend.
+        if ready.run_error:
+            raise ready.run_error
+        idle = [task for task in plan.tasks if ready.units[task.name].idle]
+        begun = desk.clock()
+        rollback.begun_run = None  # a run that was started is kept, as each that fails
+        cluster.start(plan.tasks)
+    return _Started(plan, ready, begun, idle, changed)
+
+
+def _follow(cluster: Cluster, desk: Desk, request: StartRequest, started: _Started, rollback: Rollback) -> None:
+    """Watch what was started for as long as the request wants, and say what came of it."""
+    plan = started.plan
+    names = ", ".join(task.name for task in started.idle)
+    desk.say(f"started {names}" if names else "every task runs already")
+    with _what_was_started_goes_on():
+        if "sweep" in plan.choice.selection:
+            cluster.let_starts_in()
+            followed = follow_sweep(cluster, desk, plan.choice.selection["sweep"]["name"], request.detach)
+            outcome = "finished" if followed else "training"
+            _answer(desk, request, outcome, plan=plan.as_json(), sweep=followed)
+            return
+        chief = cluster.inventory.chief
+        watch = Watch(cluster, desk, started.ready.clocks[chief.host], started.begun, plan.hosts)
+        try:
+            run = _until_trained(watch, request, started, rollback)
+            cluster.let_starts_in()
+            if request.detach:
+                _say_that_it_trains(cluster, desk, request, plan, run)
+                return
+            run = watch.until_finished()
+            seconds = desk.clock() - started.begun
+            evaluated = cluster.inventory.evaluator not in plan.tasks or watch.until_evaluated(run)
+        finally:
+            watch.progress.end()
+    last = watch.run or run
+    desk.say(report.render_summary(cluster.inventory, last, seconds, watch.steps_per_second))
+    known = {"run": last.as_json(), "seconds": round(seconds, 1), "evaluated": evaluated}
+    _answer(desk, request, "finished", plan=plan.as_json(), **known)
+    if not evaluated:
+        _raise_not_evaluated(cluster)
+
+
+def _until_trained(watch: Watch, request: StartRequest, started: _Started, rollback: Rollback) -> Run:
+    """Wait for the first trained step; put back what was there where none can come."""
+    try:
+        return watch.until_trained(request.timeout)
+    except (ClusterTrouble, OperatorMistake):
+        watch.progress.end()
+        if (started.changed or started.plan.choice.write) and not watch.timed_out:
+            rollback.put_back()
+        raise
+
+
+def _say_that_it_trains(cluster: Cluster, desk: Desk, request: StartRequest, plan: Plan, run: Run) -> None:
+    desk.say(f"run {run.run} trains: {report.render_progress(run)}")
+    desk.say(report.render_tasks(report.task_rows(cluster.inventory, cluster.observe())))
+    _answer(desk, request, "training", plan=plan.as_json(), run=run.as_json())
+
+
+def _raise_not_evaluated(cluster: Cluster) -> None:
+    evaluator = cluster.inventory.evaluator
+    assert evaluator is not None
+    raise ClusterTrouble(
+        f"the last step isn't evaluated {EVALUATION_SECONDS:.0f} s after the end",
+        cluster.trouble({evaluator: "no evaluation of the last checkpoint"}),
+    )
+
+
+def _answer(desk: Desk, request: StartRequest, outcome: str, **known: Any) -> None:
+    if desk.answers is not None:
+        nothing = dict.fromkeys(("plan", "changes", "run", "sweep", "seconds", "evaluated"))
+        desk.answer(request.verb, {"outcome": outcome, **nothing, **known})
+
+
+@contextmanager
+def _what_was_started_goes_on() -> Iterator[None]:
+    """Say so to an operator who leaves with Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(LEFT) from None

@@ -1,0 +1,94 @@
+"""`fab status`: each task, the hosts' code and the run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from fleet import report
+from fleet.cluster import Cluster, Observation
+from fleet.errors import ClusterTrouble, HostsUnreachable
+from fleet.site.inventory import Inventory
+from fleet.tables import ProgressLine, render_duration
+from fleet.terminal import is_terminal
+from fleet.verbs import Desk
+
+
+def show_status(cluster: Cluster, desk: Desk, as_json: bool = False, deep: bool = False) -> None:
+    """Show each task and the run; raise when a task that should run doesn't.
+
+    `deep` has each host compare its code and its environment, byte by byte, with what was installed there.
+    """
+    observation = cluster.observe(running=True)
+    inventory = cluster.inventory
+    rows = report.task_rows(inventory, observation)
+    damage = _look_deeply(inventory, desk, observation) if deep else {}
+    if as_json:
+        desk.answer("status", status_record(inventory, observation) | ({"damage": dict(damage)} if deep else {}))
+    else:
+        _say_status(inventory, desk, observation, rows)
+    _refuse_trouble(cluster, observation, rows, damage)
+    if deep and not as_json:
+        desk.say(f"code and environment on {len(observation.releases)} hosts are as they were installed")
+
+
+def _say_status(inventory: Inventory, desk: Desk, observation: Observation, rows: list[dict[str, Any]]) -> None:
+    if is_terminal(desk.out):
+        from fleet.view import console_of, draw  # its library takes longer than all that a pipe needs
+
+        console_of(desk.out).print(draw(inventory, observation))
+        return
+    desk.say(report.render_tasks(rows))
+    desk.say(report.render_release(observation))
+    desk.say(report.render_run(observation.run))
+    if sweep := observation.selection.get("sweep"):
+        desk.say(f"a point of sweep {sweep['name']}, which has {len(sweep['points'])}: fab sweep --status")
+    if account := report.render_account(observation.run):
+        desk.say(account)
+
+
+def _refuse_trouble(
+    cluster: Cluster, observation: Observation, rows: list[dict[str, Any]], damage: Mapping[str, str]
+) -> None:
+    """Raise for hosts that don't answer, tasks that don't run as they should, and damaged files (by host)."""
+    wrong = [row for row in rows if row["trouble"] and row["state"] != "unreachable"]
+    named = ", ".join(f"{row['task']} on {row['host']}" for row in wrong)
+    damaged = [f"{host}: {line}" for host, lines in damage.items() for line in lines.splitlines()]
+    if observation.unreachable:
+        more = [f"and not as they should be: {named}"] if named else []
+        raise HostsUnreachable(observation.unreachable, "\n".join(more + damaged))
+    cluster.refuse_when_not_installed(observation)
+    cluster.refuse_when_not_configured(observation)
+    if observation.run_error:
+        raise observation.run_error
+    if wrong:
+        first = wrong[0]["task"]
+        damaged.insert(0, f"not as they should be: {named} (look: fab logs --task {first})")
+    if damaged:
+        raise ClusterTrouble("\n".join(damaged))
+
+
+def status_record(
+    inventory: Inventory, observation: Observation, quiet: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """Return what `--json` says of the cluster."""
+    return {
+        "inventory": inventory.source,
+        "releases": observation.releases,
+        "tasks": report.task_rows(inventory, observation, quiet),
+        "run": observation.run.as_json() if observation.run else None,
+        "unreachable": dict(observation.unreachable)
+        | {host: f"no answer for {render_duration(seconds)}" for host, seconds in (quiet or {}).items()},
+    }
+
+
+def _look_deeply(inventory: Inventory, desk: Desk, observation: Observation) -> Mapping[str, str]:
+    """Have the hosts that answered look at every byte; returns what is wrong by host."""
+    if not observation.releases:
+        return {}
+    progress = ProgressLine(sys.stderr, clock=desk.clock)  # standard output may be JSON
+    try:
+        return desk.look(inventory, list(observation.unreachable), progress)
+    finally:
+        progress.end()

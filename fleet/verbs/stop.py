@@ -1,0 +1,96 @@
+"""`fab stop-cluster`, and how a start stops tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fleet import report
+from fleet.cluster import Cluster, Observation
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
+from fleet.site.inventory import Task
+from fleet.units import Health
+from fleet.verbs import Desk
+from fleet.verbs.status import status_record
+
+DOWN = (Health.STOPPED, Health.FAILED, Health.ABSENT)
+
+
+def stop_cluster(cluster: Cluster, desk: Desk) -> None:
+    """Stop and disable every task; what trains saves a checkpoint before the servers go.
+
+    Raises HostsUnreachable after the others are stopped.
+    """
+    before = cluster.observe(new_is_enough=True)
+    installed = [
+        task
+        for task in cluster.inventory.tasks
+        if task.name in before.units and before.units[task.name].health is not Health.ABSENT
+    ]
+    errors: list[FleetError] = []
+    try:
+        stop_tasks(cluster, desk, before, [task for task in installed if task.trains])
+    except FleetError as error:
+        errors.append(error)
+    others = [task for task in installed if not task.trains and before.units[task.name].health not in DOWN]
+    if others:
+        desk.say(f"stopping {', '.join(task.name for task in others)}")
+    after = cluster.take_down(others, installed)
+    if after.failed:
+        errors.append(
+            ClusterTrouble("\n".join(f"{host}: systemctl failed: {why}" for host, why in after.failed.items()))
+        )
+    rows = report.task_rows(cluster.inventory, after)
+    desk.say(report.render_tasks(rows))
+    if after.run:
+        desk.say(report.render_run(after.run))
+    if desk.answers is not None:
+        desk.answer("stop-cluster", status_record(cluster.inventory, after))
+    if after.unreachable:
+        raise HostsUnreachable(after.unreachable, "What runs there goes on; run `fab stop-cluster` again")
+    if errors:
+        raise errors[0]
+    _refuse_running(cluster, after)
+
+
+def stop_tasks(
+    cluster: Cluster,
+    desk: Desk,
+    seen: Observation,
+    tasks: Sequence[Task] | None = None,
+    stop: Callable[[Sequence[Task]], None] | None = None,
+) -> None:
+    """Stop tasks (every one that isn't down when none are given): those that train, the evaluator, then the servers.
+
+    `stop` is how: the cluster's own `stop`, or `park`.
+
+    What trains stops at once: each of several members that train in step saves and stops when one of them is asked to,
+    and systemd starts again those that it wasn't told to stop.
+    """
+    candidates = [
+        task
+        for task in (cluster.inventory.tasks if tasks is None else tasks)
+        if task.name in seen.units and seen.units[task.name].health not in DOWN
+    ]
+    errors: list[FleetError] = []
+    training = [task for task in candidates if task.trains]
+    evaluating = [task for task in candidates if task.job == "evaluator"]
+    serving = [task for task in candidates if task.server]
+    for stopping in filter(None, (training, evaluating, serving)):
+        saving = " (a checkpoint is saved first)" if stopping is training else ""
+        desk.say(f"stopping {', '.join(task.name for task in stopping)}{saving}")
+        try:
+            (stop or cluster.stop)(stopping)
+        except FleetError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _refuse_running(cluster: Cluster, after: Observation) -> None:
+    found: dict[Task, str] = {}
+    for task in cluster.inventory.tasks:
+        unit = after.units[task.name]
+        if unit.health not in (Health.STOPPED, Health.ABSENT):
+            found[task] = unit.describe_failure() if unit.health is Health.FAILED else f"is still {unit.active}"
+    if found:
+        raise ClusterTrouble("", cluster.trouble(found))

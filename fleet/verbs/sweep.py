@@ -1,0 +1,101 @@
+"""`fab sweep`: what a sweep's start needs beyond a run's, and how far a sweep is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fleet import decision, report
+from fleet.cluster import Cluster, Observation
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.site.sweep_file import is_same
+from fleet.tables import ProgressLine
+from fleet.units import Health
+from fleet.verbs import Desk
+from fleet.verbs.watch import EVALUATION_SECONDS, SILENCE_SECONDS, UNITS_SECONDS
+from trainer.telemetry.sweep import describe_sweep
+
+
+def show_sweep(cluster: Cluster, desk: Desk, name: str | None = None, as_json: bool = False) -> None:
+    """Show how far a sweep is: the one of this name, the selected one, or the last."""
+    sweep = cluster.read_sweep(name)
+    if sweep is None:
+        raise OperatorMistake(f"there is no sweep{f' {name}' if name else ''} yet: fab sweep FILE")
+    if as_json:
+        desk.answer("sweep", {"outcome": None, "sweep": sweep})
+    else:
+        desk.say(describe_sweep(sweep))
+
+
+def choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]) -> decision.Choice:
+    """Choose a sweep by what is selected, what runs, and how far the one of its name is."""
+    chief = before.units.get(cluster.inventory.chief.name)
+    known = cluster.read_sweep(asked["sweep"]["name"]) if before.run else None
+    done = known and all(point["state"] == "finished" for point in known["points"])
+    same = known and [point["program_args"] for point in known["points"]] == [
+        {**asked.get("program_args", {}), **point} for point in asked["sweep"]["points"]
+    ]
+    if done and same and is_same(asked, before.selection):
+        return decision.Choice(before.selection, write=False, new=False)
+    runs = chief is not None and chief.up
+    return decision.choose_sweep(asked, before.selection, runs, known, cluster.inventory.run_settings)
+
+
+def follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict[str, Any] | None:
+    """Say what becomes of each point, then show the table, and return it; None of a sweep that is left to itself.
+
+    Raises where the coordinator is down before the end.
+    """
+    if detach:
+        desk.say(f"sweep {name} goes on by itself. Look: fab sweep --status. Stop it: fab stop-cluster")
+        return None
+    evaluator = cluster.inventory.evaluator
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+    seen_ends: set[str] | None = None
+    begun = heard = desk.clock()
+    deadline = None
+    try:
+        while True:
+            desk.sleep(UNITS_SECONDS)
+            seen, sweep = _look(cluster, name)
+            if sweep is None:
+                if desk.clock() - heard > SILENCE_SECONDS:
+                    raise HostsUnreachable(seen.unreachable, "the sweep may go on unseen: fab sweep --status")
+                continue
+            heard = desk.clock()
+            ended = {point["run"]: point for point in sweep["points"] if point["state"] in ("finished", "failed")}
+            for run in [] if seen_ends is None else [run for run in ended if run not in seen_ends]:
+                progress.keep(f"{run}: {ended[run]['state']}")
+            seen_ends = set(ended)
+            if sweep["over"]:
+                deadline = deadline or desk.clock() + EVALUATION_SECONDS
+                if evaluator is None or sweep["evaluated"] or desk.clock() > deadline:
+                    break
+            else:
+                _refuse_stopped(cluster, seen, name, desk.clock() - begun)
+            trained = report.render_progress(seen.run) if seen.run else "waiting"
+            progress.show(f"{len(ended)} of {len(sweep['points'])} points have ended; {sweep['present']}: {trained}")
+    finally:
+        progress.end()
+    desk.say(describe_sweep(sweep))
+    if evaluator is not None and not sweep["evaluated"]:
+        desk.say("Not every point is evaluated yet; the evaluator goes on. Look: fab sweep --status")
+    return sweep
+
+
+def _look(cluster: Cluster, name: str) -> tuple[Observation, dict[str, Any] | None]:
+    """Ask the chief's host for its unit and the sweep; None of one that can't be asked just now."""
+    try:
+        seen = cluster.observe([cluster.inventory.chief.host], new_is_enough=True)
+        return seen, None if seen.unreachable else cluster.read_sweep(name)
+    except HostsUnreachable as error:
+        return Observation(unreachable=dict(error.reasons)), None
+
+
+def _refuse_stopped(cluster: Cluster, seen: Observation, name: str, seconds: float) -> None:
+    """Raise when the coordinator is down, `seconds` after the sweep was started."""
+    chief = cluster.inventory.chief
+    health = seen.units[chief.name].health
+    # systemd needs a moment from the request to the first sign of life.
+    if health is Health.FAILED or (health is Health.STOPPED and seconds > 2 * UNITS_SECONDS):
+        raise ClusterTrouble("", cluster.trouble({chief: f"is down, and sweep {name} is not over"}))

@@ -1,0 +1,26 @@
+"""`fab tensorboard`: TensorBoard through an SSH tunnel."""
+
+from __future__ import annotations
+
+from fleet.cluster import Cluster
+from fleet.errors import HostsUnreachable, OperatorMistake
+from fleet.verbs import Desk
+
+
+def open_tensorboard(cluster: Cluster, desk: Desk, port: int) -> None:
+    """Lead a port of this machine to TensorBoard until the operator leaves: strangers don't reach it."""
+    url = cluster.inventory.tensorboard_url
+    if url is None:
+        raise OperatorMistake(
+            "group tensorboard is empty; expected a host that serves TensorBoard. Put one there, and run "
+            "`ansible-playbook site.yml`"
+        )
+    address, _, remote_port = url.removeprefix("http://").rpartition(":")
+    chief = cluster.inventory.chief.host
+    with cluster.hosts.tunnel(chief, port, address.strip("[]"), int(remote_port)) as is_there:
+        if desk.answers is not None:
+            desk.answer("tensorboard", {"url": f"http://localhost:{port}"}, on_a_line=True)
+        desk.say(f"TensorBoard is at http://localhost:{port} until Ctrl-C")
+        while is_there():
+            desk.sleep(1.0)
+    raise HostsUnreachable({chief: "the connection was lost, and the tunnel with it"})

@@ -1,0 +1,149 @@
+"""`fab status --watch`: look on until Ctrl-C, whatever becomes of the hosts meanwhile."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from rich.live import Live
+
+from fleet import report
+from fleet.cluster import Cluster, Observation
+from fleet.site.inventory import Inventory
+from fleet.tables import ProgressLine
+from fleet.terminal import is_terminal
+from fleet.verbs import Desk
+from fleet.verbs.status import status_record
+from fleet.verbs.watch import RUN_SECONDS, UNITS_SECONDS, UNITS_SHARE
+from fleet.view import console_of, draw
+
+# Each host is asked by itself, and all of them no more often together than this.
+LOOKS_PER_SECOND = 10.0
+# A host that has not answered for so long, though it was asked, is named.
+QUIET_SECONDS = 5.0
+
+
+class Watch:
+    """Asks every host again and again, each on a thread of its own: one that vanishes holds up no other.
+
+    The connections are the cluster's, which stay open.
+    """
+
+    def __init__(self, cluster: Cluster, desk: Desk) -> None:
+        self._cluster = cluster
+        self._clock = desk.clock
+        self._lock = threading.Lock()
+        self._seen = Observation()
+        self._asked: dict[str, float] = {}  # hosts that are asked just now, since when
+        self._over = threading.Event()
+        self._waited = set(cluster.inventory.hosts)
+
+    def begin(self) -> None:
+        for host in self._cluster.inventory.hosts:
+            threading.Thread(target=self._follow, args=(host,), name=f"watch {host}", daemon=True).start()
+
+    def end(self) -> None:
+        self._over.set()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether each host has answered once, or does not in time."""
+        with self._lock:
+            return all(self._clock() - self._asked.get(host, 0.0) > QUIET_SECONDS for host in self._waited)
+
+    def look(self) -> tuple[Observation, dict[str, float]]:
+        """Return what is known, and the seconds of each host that is asked and does not answer."""
+        with self._lock:
+            now = self._clock()
+            quiet = {host: now - since for host, since in self._asked.items() if now - since > QUIET_SECONDS}
+            quiet = {host: seconds for host, seconds in quiet.items() if host not in self._seen.unreachable}
+            known = Observation()
+            known.take(self._seen)
+            return known, quiet
+
+    def _follow(self, host: str) -> None:
+        hosts = self._cluster.inventory.hosts
+        least = RUN_SECONDS if host == self._cluster.inventory.chief.host else UNITS_SECONDS
+        while not self._over.is_set():
+            begun = self._clock()
+            with self._lock:
+                self._asked[host] = begun
+            try:
+                seen = self._cluster.observe([host], running=True)
+            except Exception as error:  # as when the operator leaves in the middle of it
+                seen = Observation(unreachable={host: str(error)})
+            took = self._clock() - begun
+            with self._lock:
+                del self._asked[host]
+                self._take(host, seen)
+                self._waited.discard(host)
+            # As start-cluster does: the run is looked at often, all else takes a small part of the time.
+            slow = took if least == RUN_SECONDS or host in seen.unreachable else UNITS_SHARE * took
+            self._over.wait(max(least, slow, len(hosts) / LOOKS_PER_SECOND))
+
+    def _take(self, host: str, seen: Observation) -> None:
+        """Replace what was known of a host: one that is lost has no units any more, and the run stays as it was."""
+        for task in self._cluster.inventory.tasks_on(host):
+            for known in (self._seen.units, self._seen.listening, self._seen.configured, self._seen.running):
+                known.pop(task.name, None)
+        self._seen.unreachable.pop(host, None)
+        if host == self._cluster.inventory.chief.host and host not in seen.unreachable:
+            self._seen.run, self._seen.run_error, self._seen.selection = None, None, {}
+        self._seen.take(seen)
+
+
+def watch_status(
+    cluster: Cluster, desk: Desk, as_json: bool = False, until: Callable[[], bool] = lambda: False
+) -> None:
+    """Show the cluster until Ctrl-C: on a terminal a view that is drawn anew, elsewhere a line where it changes.
+
+    With `as_json` each look is an object on a line. It ends, too, when nobody reads any more.
+    """
+    watch, stream = Watch(cluster, desk), desk.answers or desk.out
+    watch.begin()
+    try:
+        if not as_json and is_terminal(stream):
+            _draw(cluster, desk, watch, until)
+            return
+        line = ProgressLine(stream, clock=desk.clock)
+        while not until() and is_read(stream):
+            if watch.is_known:
+                seen, quiet = watch.look()
+                if as_json:
+                    desk.answer("status", status_record(cluster.inventory, seen, quiet), on_a_line=True)
+                else:
+                    line.show(in_a_line(cluster.inventory, seen, quiet))
+            desk.sleep(RUN_SECONDS)
+    finally:
+        watch.end()
+
+
+def _draw(cluster: Cluster, desk: Desk, watch: Watch, until: Callable[[], bool]) -> None:
+    console = console_of(desk.out)
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while not until():
+            if watch.is_known:
+                seen, quiet = watch.look()
+                live.update(draw(cluster.inventory, seen, quiet, console.height), refresh=True)
+            else:
+                live.update(f"asking {len(cluster.inventory.hosts)} hosts", refresh=True)
+            desk.sleep(RUN_SECONDS)
+
+
+def in_a_line(inventory: Inventory, seen: Observation, quiet: Mapping[str, float]) -> str:
+    """Say the run, and who is not as it should be."""
+    rows = report.task_rows(inventory, seen, quiet)
+    wrong = [f"{row['task']} {row['state']}" for row in rows if row["trouble"]]
+    return "; ".join([report.render_run(seen.run).replace("\n", ";"), *wrong])
+
+
+def is_read(stream: TextIO) -> bool:
+    """Whether somebody still reads what is written to a pipe."""
+    try:
+        poll = select.poll()
+        poll.register(stream, 0)
+        return not any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError):  # it has no descriptor
+        return True

@@ -1,1 +1,0 @@
-"""The verbs for whole runs, a module each."""
