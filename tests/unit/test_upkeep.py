@@ -153,6 +153,25 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_none_of_the_copy(config: Conf
     assert find_damage(copied.parent) == ""
 
 
+def test_a_checkpoint_that_is_replaced_meanwhile_is_copied_whole(config: Config, tmp_path: Path) -> None:
+    directory = make(config, "digits", steps=(20,))
+    replaced = False
+
+    def replace(done: int) -> None:
+        nonlocal replaced
+        if not replaced and list((tmp_path / "backups").rglob("ckpt-20.index")):
+            replaced = True
+            for ending in (".index", ".data-00000-of-00001"):
+                Path(directory.catalogue.prefix(20) + ending).write_text(f"another model {ending}")
+            directory.catalogue.write_manifest(20, 4, "2.21.0", loss=1.0, sound=True)
+
+    said = upkeep.back_up(config, "digits", tmp_path / "backups", replace, plan=False)
+    copied = Path(said["copy"]) / "checkpoints"
+    assert replaced
+    assert (copied / "ckpt-20.index").read_text() == "another model .index"
+    assert (copied / "ckpt-20.data-00000-of-00001").read_text() == "another model .data-00000-of-00001"
+
+
 def test_a_place_that_is_full_is_refused_before_anything_is_copied(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
