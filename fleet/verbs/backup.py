@@ -13,7 +13,8 @@ def back_up(cluster: Cluster, desk: Desk, run: str, to: str, plan: bool = False)
     refuse_path("--to", to)
     words = [run, "--to", to]
     planned = have_done(cluster, desk, "backup", words, plan=True)
-    said = planned if plan else have_done(cluster, desk, "backup", words, plan=False, expected=planned["bytes"])
+    done = plan or planned["outcome"] == "there already"
+    said = planned if done else have_done(cluster, desk, "backup", words, plan=False, expected=planned["bytes"])
     if desk.answers is not None:
         desk.answer("backup", said)
     size = f"step {said['step']}, {said['files']} files, {render_bytes(said['bytes'])}"

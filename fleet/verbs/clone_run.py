@@ -13,7 +13,8 @@ def clone_run(cluster: Cluster, desk: Desk, run: str, new: str, plan: bool = Fal
     refuse_name(new)
     planned = have_done(cluster, desk, "clone-run", [run, new], plan=True)
     expected = planned["bytes"]
-    said = planned if plan else have_done(cluster, desk, "clone-run", [run, new], plan=False, expected=expected)
+    done = plan or planned["outcome"] == "there already"
+    said = planned if done else have_done(cluster, desk, "clone-run", [run, new], plan=False, expected=expected)
     if desk.answers is not None:
         desk.answer("clone-run", said)
     size = f"step {said['step']}, {said['files']} files, {render_bytes(said['bytes'])}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterable
@@ -135,8 +136,11 @@ def freed(paths: Iterable[Path]) -> dict[str, int]:
     files = 0
     for path in paths:
         for each in path.rglob("*"):
-            found = each.lstat()
-            if not each.is_dir() or each.is_symlink():
+            try:
+                found = each.lstat()
+            except FileNotFoundError:  # a copy that goes on just now
+                continue
+            if not stat.S_ISDIR(found.st_mode):
                 files += 1
                 links.setdefault((found.st_dev, found.st_ino), [found.st_nlink, 0, found.st_size])[1] += 1
     return {"files": files, "bytes": sum(size for all_of, seen, size in links.values() if seen >= all_of)}
