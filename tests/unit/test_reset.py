@@ -155,20 +155,31 @@ def test_the_drivers_settings_stay_with_the_driver(machine: Path) -> None:
 
 
 def test_a_package_stays_where_others_would_go_with_it(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Module(machine)
-    done = host_reset.Reset(module)  # type: ignore[arg-type]
-    said = {"acl": "Purg acl [1]\n", "rsync": "Remv backup-tool [1]\nPurg rsync [1]\n"}
+    done = host_reset.Reset(Module(machine))  # type: ignore[arg-type]
+    needs = {"acl": "Purg acl [1]\n", "rsync": "Remv backup-tool [1]\nPurg rsync [1]\n", "odd": ""}
     called: list[tuple[str, ...]] = []
 
     def call(*command: str) -> tuple[int, str]:
         called.append(command)
-        return 0, said[command[-1]]
+        return int("odd" in command), "".join(needs[name] for name in command[3:])
 
     monkeypatch.setattr(done, "_call", call)
-    done._purge(["acl", "rsync"])
+    done._purge(["acl", "rsync", "odd"])
     assert done.removed == ["package acl"]
-    assert done.notes == ["package rsync stays: backup-tool would go with it"]
-    assert ("apt-get", "--yes", "purge", "rsync") not in called
+    assert done.notes == [
+        "package rsync stays: backup-tool would go with it",
+        "package odd stays: what apt-get refuses to say would go with it",
+    ]
+    assert [command for command in called if "--yes" in command] == [("apt-get", "--yes", "purge", "acl")]
+
+
+def test_packages_go_at_once_where_nothing_goes_with_them(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = host_reset.Reset(Module(machine))  # type: ignore[arg-type]
+    called: list[tuple[str, ...]] = []
+    monkeypatch.setattr(done, "_call", lambda *command: (called.append(command), (0, "Purg acl\nPurg rsync\n"))[1])
+    done._purge(["acl", "rsync"])
+    assert called[-1] == ("apt-get", "--yes", "purge", "acl", "rsync")
+    assert done.removed == ["package acl", "package rsync"]
 
 
 def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(

@@ -205,17 +205,26 @@ class Reset:
         return there - set(self._before["packages"])
 
     def _purge(self, names: list[str]) -> None:
-        """Remove packages with their settings, unless others would go with them."""
+        """Remove packages with their settings, unless others would go with them: at once, or else one by one."""
+        if names and not self._others(names, names):
+            self._purge_all(names)
+            return
         for name in names:
-            code, said = self._call("apt-get", "--simulate", "purge", name)
-            going = set(re.findall(r"^(?:Remv|Purg) (\S+)", said, re.MULTILINE))
-            if code or going - set(names):
-                others = ", ".join(sorted(going - set(names))) or "others"
-                self.notes.append(f"package {name} stays: {others} would go with it")
-                continue
-            self.removed.append(f"package {name}")
-            if self._does:
-                self._call("apt-get", "--yes", "purge", name)
+            if others := self._others([name], names):
+                self.notes.append(f"package {name} stays: {', '.join(others)} would go with it")
+            else:
+                self._purge_all([name])
+
+    def _others(self, names: list[str], ours: list[str]) -> list[str]:
+        """Return what apt would remove with packages, but for `ours`; a question that fails is another."""
+        code, said = self._call("apt-get", "--simulate", "purge", *names)
+        going = set(re.findall(r"^(?:Remv|Purg) (\S+)", said, re.MULTILINE))
+        return sorted(going - set(ours)) or (["what apt-get refuses to say"] if code else [])
+
+    def _purge_all(self, names: list[str]) -> None:
+        self.removed += [f"package {name}" for name in names]
+        if self._does:
+            self._call("apt-get", "--yes", "purge", *names)
 
     def _remove_home(self) -> None:
         keep = self._module.params["keep"]
