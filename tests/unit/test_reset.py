@@ -132,7 +132,9 @@ def test_it_may_be_done_again(machine: Path) -> None:
 
 
 def test_runs_on_the_hosts_own_disk_stay_unless_they_shall_go(machine: Path) -> None:
+    (machine / "var/lib/trainer/.profile").write_text("x")
     done = reset(machine, keep="/var/lib/trainer/local")
+    assert not (machine / "var/lib/trainer/.profile").exists()
     assert (machine / "var/lib/trainer/local/runs/digits/run.json").exists()
     assert "reset_runs=true" in done.notes[0]
     reset(machine)

@@ -231,6 +231,9 @@ class Reset:
         home = self._root / HOME
         if keep and Path(keep).is_relative_to("/" + HOME) and (self._root / keep.lstrip("/")).exists():
             self.notes.append(f"{keep} stays, with the runs: -e reset_runs=true removes it")
+            for path in sorted(home.iterdir()):
+                if not Path(keep).is_relative_to("/" + str(path.relative_to(self._root))):
+                    self._remove(path)
             return
         self._remove(home)
 
