@@ -259,7 +259,7 @@ def gpu_check(call: Call) -> None:
         "random": "faults by chance, one or two at a time, and a verdict on the whole",
         "seed": "with --random: the number that decides on the faults (default: one that is drawn, and printed)",
         "minutes": "with --random: for how long (default: 10)",
-        "slack": "multiply the bounds by this, on machines that have other work besides (default: 1)",
+        "bounds_factor": "multiply the bounds by this, on machines that have other work besides (default: 1)",
     },
     _MEANWHILE,
     # Fabric knows no argument without a flag that may be left out.
@@ -273,7 +273,7 @@ def drill(
     random: bool = False,
     seed: str | None = None,
     minutes: str | None = None,
-    slack: str = "1",
+    bounds_factor: str = "1",
 ) -> None:
     """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
     from fleet.drills import rehearsal
@@ -288,7 +288,7 @@ def drill(
             raise Exit(f"--{flag} is for faults by chance, and no drill takes it: leave it out, or add --random", 2)
     chosen = None if seed is None else whole("seed", seed)
     length = 10.0 if minutes is None else above_zero("minutes", minutes)
-    factor = above_zero("slack", slack)
+    factor = above_zero("bounds-factor", bounds_factor)
     with call.cluster(check=True) as cluster, leaving("left; the cluster was given back"):
         if random:
             rehearsal.soak(cluster, call.desk, chosen, length, factor)
@@ -399,3 +399,38 @@ def bundle(call: Call, out: str | None = None, lines: str = "2000", run: str | N
     number = whole("lines", lines)
     with call.cluster() as cluster, leaving():
         gather(cluster, call.desk, out, number, run)
+
+
+@verb(
+    {
+        "manager": "kubernetes or slurm; --manager may be left out",
+        "name": "name of the objects or of the job (default: psfleet)",
+        "run": "name of the run, instead of the inventory's",
+        "program": "what to train, instead of the inventory's: package.module:Name",
+        "shared_dir": "slurm: the path that all nodes share (default: the inventory's)",
+        "image": "kubernetes: the container image, with Python, psfleet[trainer] and the program",
+        "size": "kubernetes: the size of the shared volume (default: 100Gi)",
+        "storage_class": "kubernetes: its storage class, which must have volumes for many nodes",
+        "python": "slurm: the Python that has psfleet[trainer] and the program (default: python)",
+    },
+    positional=["manager"],
+)
+def render(
+    call: Call,
+    manager: str,
+    name: str = "psfleet",
+    run: str | None = None,
+    program: str | None = None,
+    shared_dir: str | None = None,
+    image: str | None = None,
+    size: str = "100Gi",
+    storage_class: str | None = None,
+    python: str = "python",
+) -> None:
+    """Print the same cluster for another manager: what kubectl apply or sbatch takes."""
+    from fleet.verbs.render import render
+
+    with call.cluster() as cluster:
+        render(
+            cluster.inventory, call.desk, manager, name, run, program, shared_dir, image, size, storage_class, python
+        )

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet.cluster import Observation
 from fleet.decision import Choice, pick_restarts
-from fleet.site.inventory import Inventory, Task
+from fleet.observation import Observation
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.units import Health
 from trainer.core.parameters import describe_values
 
@@ -38,7 +39,7 @@ class Plan:
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks that shall run."""
+        """The tasks that are to run."""
         return [task for task in self.inventory.tasks if task.host not in self.missing]
 
     def as_json(self) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fleet.cluster import Observation
 from fleet.decision import judge_task
+from fleet.observation import Observation
 from fleet.run import Run
-from fleet.site.inventory import Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.tables import render_duration, render_metrics, render_number, render_table
 from fleet.terminal import one_line, set_off
 from fleet.units import Health

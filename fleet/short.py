@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fleet.asked import list_of, pack, sources
-from fleet.cluster import CURRENT, Cluster
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake, first_line
+from fleet.host_scripts import CURRENT
 from fleet.places import ROLES, site_file
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role

@@ -29,7 +29,7 @@ from paramiko.ssh_exception import (
 )
 
 from fleet.errors import HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Host
+from fleet.site.routes import Host
 
 CONNECT_SECONDS = 10
 LOGIN_SECONDS = 20  # for sshd's first line, and again for the key
@@ -43,7 +43,7 @@ MOST_AT_ONCE = 64
 
 # A login's shell may print before the script does, as in ~/.bashrc: what comes before this line is none of the answer.
 BEGIN = "psfleet-answers"
-# Prepended to every script: `root CMD` runs a command as root, whoever logged in.
+# Prepended to every script: `root CMD` runs a command as root, for any login.
 PREAMBLE = """
 export LC_ALL=C TZ=UTC
 root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
@@ -305,7 +305,7 @@ class SshHosts:
         where = f"{host.address}:{host.port or 22}"
         if isinstance(error, BadHostKeyException):
             return (
-                f"{error.hostname} shows another host key than the one in known_hosts. If the machine was made anew, "
+                f"{error.hostname} shows another host key than the one in known_hosts. If the machine was made again, "
                 f"remove the old key: ssh-keygen -R {shlex.quote(error.hostname)}"
             )
         if isinstance(error, UnknownHostKey):

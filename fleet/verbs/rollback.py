@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import FleetError, HostsUnreachable
+from fleet.observation import Observation
 from fleet.plan import Plan
 from fleet.signals import undisturbed
 from fleet.verbs import Desk

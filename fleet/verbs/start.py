@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet import decision, report
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.decision import Choice
 from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.observation import Observation
 from fleet.plan import Plan, make_plan, render_plan
 from fleet.release import STAGE, SWITCH
 from fleet.run import Run
 from fleet.short import ShortWay
-from fleet.site.inventory import Inventory, Task, list_notes
+from fleet.site.inventory import Inventory, list_notes
+from fleet.site.topology import Task
 from fleet.verbs import Desk
 from fleet.verbs.rollback import Rollback
 from fleet.verbs.shipping import agree_on_missing, compare, observe_all, ship_to_present, show_changes

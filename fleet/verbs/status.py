@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleet import report
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable
+from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.tables import ProgressLine, render_duration
 from fleet.terminal import is_terminal

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fleet import report
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
-from fleet.site.inventory import Task
+from fleet.observation import Observation
+from fleet.site.topology import Task
 from fleet.units import Health
 from fleet.verbs import Desk
 from fleet.verbs.status import status_record

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet import decision, report
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
+from fleet.observation import Observation
 from fleet.run import Run
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 from fleet.tables import ProgressLine
 from fleet.units import Health
 from fleet.verbs import Desk

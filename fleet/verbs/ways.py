@@ -7,9 +7,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.cluster import AS_TRAINER, CURRENT, Cluster
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Inventory, Task
+from fleet.host_scripts import CURRENT
+from fleet.run import AS_TRAINER
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.tables import render_table
 from fleet.verbs import Desk

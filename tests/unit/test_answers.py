@@ -23,8 +23,10 @@ from fleet.drills import rehearsal
 from fleet.drills.catalogue import CATALOGUE
 from fleet.drills.drill import Findings
 from fleet.errors import FleetError, HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Host, Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
 from fleet.site.schema.problems import Problem
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.verbs.export import export_run
 from fleet.verbs.gpu_check import check_gpus

@@ -139,7 +139,7 @@ def test_what_a_verb_can_not_do_exits_2_before_a_host_is_asked(
         "drill --random --seed x",
         "drill --random --seed -3",
         "drill --random --minutes nan",
-        "drill --random --slack 0",
+        "drill --random --bounds-factor 0",
         "start-cluster --timeout x",
         "restart-cluster --timeout inf",
         "logs --lines 1.5",

@@ -40,7 +40,9 @@ from fleet.release import (
     ship,
 )
 from fleet.run import Run
-from fleet.site.inventory import Host, Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.units import Unit
 from fleet.verbs.export import export_run
@@ -487,7 +489,7 @@ def test_a_checkpoint_that_is_not_there_puts_back_what_was(hosts: Pretence, desk
     [
         ({"begun": True, "made": True}, ["remove /srv/trainer/runs/new"]),
         ({"begun": False, "made": False}, []),  # by an earlier start, which may have trained it
-        ({"begun": True, "made": False}, []),  # in a directory that has somebody's files
+        ({"begun": True, "made": False}, []),  # in a directory that has other files
     ],
 )
 def test_a_run_that_began_and_was_not_started_leaves_its_name_free(

@@ -25,7 +25,7 @@ HEAR_SECONDS = 3.0  # all have answered by then, or failed to
 
 
 class MembershipChanged(Exception):
-    """The cluster shall be formed anew in this process, from the newest checkpoint; nothing is in flight."""
+    """The cluster is to be formed again in this process, from the newest checkpoint; nothing is in flight."""
 
 
 def form(
@@ -91,7 +91,7 @@ def can_do_without(
     # One that lacks a way answers: its time does not mend that.
     if first and any(missing[task].state is not State.HALF for task in workers) and waited < config.worker_wait_seconds:
         return False
-    return ps <= set(without) or waited >= config.ps_wait_seconds
+    return ps <= set(without) or waited >= config.ps_grace_seconds
 
 
 def describe_missing(missing: Mapping[str, Member]) -> str:

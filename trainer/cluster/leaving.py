@@ -1,6 +1,6 @@
-"""Which members leave in order, because somebody is about to take their hosts away for a while.
+"""Which members leave in order, because their hosts are about to be taken away for a while.
 
-Whoever does that (roles/trainer/tasks/leave.yml) names them on the coordinator's host before it stops them: a file for
+roles/trainer/tasks/leave.yml names them on the coordinator's host before it stops them: a file for
 each task, in a directory that a boot empties. The coordinator lets go of a ps after a save, and takes the end of a
 worker for no fault. It is a local directory, so that looking at it never waits.
 """

@@ -158,7 +158,7 @@ class RunDirectory(LeasedDirectory):
 
         `asked`, of a finished run, is the number of steps that it was to train. `epoch` is the lease's, `members` the
         tasks that the coordinator uses, with their incarnations, `without` those that it goes on
-        without, `restart` the ps, with their incarnations, that shall start anew. `model_bytes` is what the model
+        without, `restart` the ps, with their incarnations, that must restart. `model_bytes` is what the model
         takes, without its optimizer's slots.
         """
         more = {"epoch": epoch, "members": members, "without": without, "restart": restart, "model_bytes": model_bytes}

@@ -68,10 +68,10 @@ class Keras2Model:
             refuse_split_constraints(self.model)
 
     def gather_updates(self, config: Config) -> None:
-        update_by_rows(self.model, lazy_adam=config.lazy_adam)
         for optimizer in optimizers_of(self.model):
             if optimizer is not None and not is_wrapper(optimizer):
                 gather(optimizer)
+        update_by_rows(self.model, lazy=config.lazy_optimizers)
 
     def build(self, element_spec: ElementSpec) -> None:
         """The first trace does so."""

@@ -29,7 +29,6 @@ def refuse_settings(config: Config, model: Model) -> None:
     refused = (
         (f"strategy: {config.strategy}", not config.traits.remote, "they train under parameter_server alone"),
         ("api: fit", config.api == "fit", "its fit can't; set api to custom_loop, which calls the same callbacks"),
-        ("lazy_adam", config.lazy_adam, "it is for tf_keras's Adam; leave it out"),
         ("evaluation: exact", config.evaluation == "exact", "take distributed, which gives each example once as well"),
         ("initial_weights", config.initial_weights != "", "call model.load_weights in build_model instead"),
     )
