@@ -268,7 +268,7 @@ class Cluster:
             other: list[str] = []
 
             def read(_: str, line: str, said: list[dict[str, Any]] = said, other: list[str] = other) -> None:
-                record = _load_json(line)
+                record = load_json(line)
                 if not isinstance(record, dict):
                     other.append(line)
                 elif record.keys() == {"done"}:
@@ -276,7 +276,7 @@ class Cluster:
                 else:
                     said.append(record)
 
-            script = f"{_REMOUNT}; {_TRAINER.format(verb=verb)} {shlex.join(words)}"
+            script = f"{REMOUNT}; {TRAINER.format(verb=verb)} {shlex.join(words)}"
             answer = self.hosts.follow({host: script}, read)[host]
             if answer.unreachable:
                 away[host] = answer.unreachable
