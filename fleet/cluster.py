@@ -259,6 +259,43 @@ class Cluster:
         words = ["--run", run] if run else []
         return cast(dict[str, Any], self._ask_trainer("export", words, dict, f"{REMOUNT}; ", EXPORT_SECONDS))
 
+    def upkeep(self, verb: str, words: Sequence[str], hear: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+        """Have a host that shares the runs' path work on whole runs; returns the answer of `python -m trainer VERB`.
+
+        `hear` is given each answer in between, such as {"done": bytes}. The work ends with this connection.
+
+        Raises OperatorMistake for what the trainer calls an error, ClusterTrouble and HostsUnreachable.
+        """
+        chief = self.inventory.chief.host
+        others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
+        away: dict[str, str] = {}
+        for host in (chief, *others):
+            said: list[dict[str, Any]] = []
+            other: list[str] = []
+
+            def read(_: str, line: str, said: list[dict[str, Any]] = said, other: list[str] = other) -> None:
+                record = load_json(line)
+                if not isinstance(record, dict):
+                    other.append(line)
+                elif record.keys() == {"done"}:
+                    hear(record)
+                else:
+                    said.append(record)
+
+            script = f"{REMOUNT}; {TRAINER.format(verb=verb)} {shlex.join(words)}"
+            answer = self.hosts.follow({host: script}, read)[host]
+            if answer.unreachable:
+                away[host] = answer.unreachable
+                continue
+            if answer.code == 0 and said:
+                return {**said[-1], "host": host}
+            last = next((line.strip() for line in reversed(other) if line.strip()), f"exit code {answer.code}")
+            if last.startswith("error: "):
+                raise OperatorMistake(last.removeprefix("error: "))
+            self.refuse_when_not_installed(self.observe([host]))
+            raise ClusterTrouble(f"the trainer on {host} can't do `{verb}`: {last}")
+        raise HostsUnreachable(away)
+
     def _ask_trainer(
         self, verb: str, words: Sequence[str], kind: type, first: str = "", seconds: float = ANSWER_SECONDS
     ) -> Any:

@@ -43,6 +43,7 @@ ORDER = [
     "test_second_day",
     "test_plan",
     "test_fab",
+    "test_runs",
     "test_strategies",
     "test_local_run_dir",
     "test_encryption",

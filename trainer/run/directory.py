@@ -208,5 +208,6 @@ def run_directories(shared_dir: Path) -> list[RunDirectory]:
     """Return every run on the shared path."""
     runs = shared_dir / "runs"
     with contextlib.suppress(FileNotFoundError):
-        return [RunDirectory(shared_dir, path.name) for path in sorted(runs.iterdir()) if path.is_dir()]
+        names = sorted(path.name for path in runs.iterdir() if path.is_dir())
+        return [RunDirectory(shared_dir, name) for name in names if not name.startswith(".")]  # a copy that is coming
     return []
