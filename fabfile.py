@@ -459,7 +459,7 @@ def history(
     lines: str = "20",
 ) -> None:
     """Show what was done to the cluster: when, by whom, from where, and why."""
-    from fleet.verbs_day2.history import show_history
+    from fleet.verbs.history import show_history
 
     number = whole("lines", lines)
     with call.cluster() as cluster, leaving():
@@ -469,7 +469,7 @@ def history(
 @verb()
 def hosts(call: Call) -> None:
     """Show each host: its tasks, state and why, release, load, memory, disks, clock, GPUs."""
-    from fleet.verbs_day2.hosts import show_hosts
+    from fleet.verbs.hosts import show_hosts
 
     with call.cluster() as cluster, leaving():
         show_hosts(cluster, call.desk)
@@ -478,7 +478,7 @@ def hosts(call: Call) -> None:
 @verb({**_HOST, **_REASON, **_PLAN}, positional=["host"])
 def drain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
     """Take a host out of the training in order, and keep it out until `undrain`."""
-    from fleet.verbs_day2.drain import drain
+    from fleet.verbs.drain import drain
 
     left = f"left in the middle of it. Go on: fab drain {host}. Or have it back: fab undrain {host}"
     with call.cluster() as cluster, leaving(left):
@@ -488,7 +488,7 @@ def drain(call: Call, host: str, reason: str | None = None, plan: bool = False) 
 @verb({**_HOST, **_REASON, **_PLAN}, positional=["host"])
 def undrain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
     """Have a drained host back in the training."""
-    from fleet.verbs_day2.drain import undrain
+    from fleet.verbs.drain import undrain
 
     with call.cluster() as cluster, leaving(f"left. Go on: fab undrain {host}"):
         undrain(cluster, call.desk, host, reason, plan)
@@ -497,7 +497,7 @@ def undrain(call: Call, host: str, reason: str | None = None, plan: bool = False
 @verb({"hosts": "which hosts, with commas between them; --hosts may be left out"}, positional=["hosts"])
 def ok_to_stop(call: Call, hosts: str) -> None:
     """Say whether hosts may be taken away now: what stops, for how long, and what is lost. Exit code 0 or 1."""
-    from fleet.verbs_day2.ok_to_stop import ok_to_stop
+    from fleet.verbs.ok_to_stop import ok_to_stop
 
     with call.cluster() as cluster, leaving():
         ok_to_stop(cluster, call.desk, hosts.split(","))
@@ -506,7 +506,7 @@ def ok_to_stop(call: Call, hosts: str) -> None:
 @verb({"to": "which release, as fab history shows it (default: what the hosts had before)", **_REASON, **_PLAN})
 def rollback(call: Call, to: str | None = None, reason: str | None = None, plan: bool = False) -> None:
     """Switch code, environment and run settings back, from what the hosts have kept."""
-    from fleet.verbs_day2.rollback import rollback
+    from fleet.verbs.rollback import rollback
 
     with call.cluster() as cluster, leaving("left. Look: fab status, fab history"):
         rollback(cluster, call.desk, to, reason, plan)
@@ -515,7 +515,7 @@ def rollback(call: Call, to: str | None = None, reason: str | None = None, plan:
 @verb({**_HOST, **_REASON, **_PLAN}, positional=["host"])
 def remove_host(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
     """Clean a drained or dead host, and take it out of the inventory."""
-    from fleet.verbs_day2.remove_host import remove_host
+    from fleet.verbs.remove_host import remove_host
 
     with call.cluster() as cluster, leaving(f"left. Go on: fab remove-host {host}"):
         remove_host(cluster, call.desk, host, reason, plan)
@@ -535,7 +535,7 @@ def replace_host(
     call: Call, old: str, new: str, address: str | None = None, reason: str | None = None, plan: bool = False
 ) -> None:
     """Have a new host take the place of one that is drained or dead."""
-    from fleet.verbs_day2.remove_host import replace_host
+    from fleet.verbs.remove_host import replace_host
 
     with call.cluster() as cluster, leaving("left. Type it again to go on"):
         replace_host(cluster, call.desk, old, new, address, reason, plan)

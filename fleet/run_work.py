@@ -8,6 +8,7 @@ from typing import Any
 from fleet import decision
 from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
+from fleet.history import Trail
 from fleet.site.schema.problems import show
 from fleet.tables import ProgressLine
 from fleet.verbs import Desk
@@ -20,7 +21,7 @@ def have_done(
 ) -> dict[str, Any]:
     """Have a host do a verb of the trainer's; returns its answer. `expected` are the bytes of all of it.
 
-    Ctrl-C, or a lost connection, ends the work on the host too.
+    Ctrl-C, or a lost connection, ends the work on the host too. What is no plan leaves a line in the history.
     """
     progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
 
@@ -29,7 +30,11 @@ def have_done(
         progress.show(f"{verb}: {done} of {render_bytes(expected)}" if expected else f"{verb}: {done}")
 
     try:
-        return cluster.upkeep(verb, [*words, *(["--plan"] if plan else [])], hear)
+        if plan:
+            return cluster.upkeep(verb, [*words, "--plan"], hear)
+        with Trail(cluster, desk, verb) as trail:
+            trail.begin(words=" ".join(words))
+            return cluster.upkeep(verb, words, hear)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(STOPPED) from None
     finally:

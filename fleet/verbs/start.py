@@ -20,7 +20,7 @@ from fleet.short import ShortWay
 from fleet.site.inventory import Inventory, list_notes
 from fleet.site.topology import Task
 from fleet.verbs import Desk
-from fleet.verbs.rollback import Rollback
+from fleet.verbs.put_back import Rollback
 from fleet.verbs.shipping import agree_on_missing, compare, observe_all, ship_to_present, show_changes
 from fleet.verbs.stop import stop_tasks
 from fleet.verbs.sweep import choose_sweep, follow_sweep

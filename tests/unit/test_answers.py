@@ -28,10 +28,16 @@ from fleet.site.routes import Host
 from fleet.site.schema.problems import Problem
 from fleet.site.topology import Task
 from fleet.ssh import Answer
+from fleet.verbs.drain import drain, undrain
 from fleet.verbs.export import export_run
 from fleet.verbs.gpu_check import check_gpus
+from fleet.verbs.history import show_history
+from fleet.verbs.hosts import show_hosts
 from fleet.verbs.logs import show_logs
+from fleet.verbs.ok_to_stop import ok_to_stop
+from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.report import make_report
+from fleet.verbs.rollback import rollback
 from fleet.verbs.runs import show_checkpoints, show_runs
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
@@ -40,12 +46,6 @@ from fleet.verbs.sweep import show_sweep
 from fleet.verbs.tensorboard import open_tensorboard
 from fleet.verbs.validate import validate
 from fleet.verbs.ways import show_ways
-from fleet.verbs_day2.drain import drain, undrain
-from fleet.verbs_day2.history import show_history
-from fleet.verbs_day2.hosts import show_hosts
-from fleet.verbs_day2.ok_to_stop import ok_to_stop
-from fleet.verbs_day2.remove_host import remove_host, replace_host
-from fleet.verbs_day2.rollback import rollback
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
 from tests.unit.test_fleet_ways import RIGHT as WAYS

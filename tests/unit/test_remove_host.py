@@ -11,8 +11,8 @@ from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
 from fleet.site.inventory import load_inventory
-from fleet.verbs_day2.drain import drain
-from fleet.verbs_day2.remove_host import remove_host, replace_host
+from fleet.verbs.drain import drain
+from fleet.verbs.remove_host import remove_host, replace_host
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_second_day import Hosts
 

@@ -20,14 +20,14 @@ from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import ROLES
 from fleet.site.topology import Task
 from fleet.ssh import Answer
+from fleet.verbs.drain import drain, undrain
+from fleet.verbs.history import show_history
+from fleet.verbs.hosts import show_hosts
+from fleet.verbs.ok_to_stop import ok_to_stop
+from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
 from fleet.verbs.stop import stop_cluster
-from fleet.verbs_day2.drain import drain, undrain
-from fleet.verbs_day2.history import show_history
-from fleet.verbs_day2.hosts import show_hosts
-from fleet.verbs_day2.ok_to_stop import ok_to_stop
-from fleet.verbs_day2.rollback import rollback
 from tests.unit import test_fleet_verbs as fleet
 from trainer.cluster import leaving
 

@@ -16,12 +16,11 @@ from fleet.site.schema.formats import control_path
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
 from fleet.units import Health
-from fleet.verbs import Desk
-from fleet.verbs_day2 import inventory_file
-from fleet.verbs_day2.cost import find_chief, find_shortages
-from fleet.verbs_day2.drain import is_drained
-from fleet.verbs_day2.inventory_file import NotPlain
-from fleet.verbs_day2.names import find_hosts
+from fleet.verbs import Desk, inventory_file
+from fleet.verbs.cost import find_chief, find_shortages
+from fleet.verbs.drain import is_drained
+from fleet.verbs.inventory_file import NotPlain
+from fleet.verbs.names import find_hosts
 
 # The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
 NUMBERED = ("ps", "worker")

@@ -14,10 +14,10 @@ from fleet.observation import Observation
 from fleet.readings import describe
 from fleet.site.topology import Task
 from fleet.verbs import Desk
-from fleet.verbs_day2.cost import Cost
-from fleet.verbs_day2.names import find_hosts
-from fleet.verbs_day2.ok_to_stop import look
-from fleet.verbs_day2.waiting import wait
+from fleet.verbs.cost import Cost
+from fleet.verbs.names import find_hosts
+from fleet.verbs.ok_to_stop import look
+from fleet.verbs.waiting import wait
 
 # A save of a large model, and a model that is laid out again.
 LET_GO_SECONDS = 900.0

@@ -8,8 +8,8 @@ from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
 from fleet.observation import Observation
 from fleet.verbs import Desk
-from fleet.verbs_day2.cost import Cost, cost_of
-from fleet.verbs_day2.names import find_hosts
+from fleet.verbs.cost import Cost, cost_of
+from fleet.verbs.names import find_hosts
 
 
 def ok_to_stop(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> None:

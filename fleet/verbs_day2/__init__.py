@@ -1,1 +1,0 @@
-"""The verbs of the second day: who takes part, and what was done."""
