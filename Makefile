@@ -20,7 +20,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
   python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" --last-failed --last-failed-no-failures none; }; f
 
 .PHONY: help demo venv venv-tf packages lab site test local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
-  cloud test-driver test-security test-monitoring test-browser docs recording site-drills lock sbom advisories audit \
+  cloud test-driver test-security test-monitoring test-browser test-managers docs recording site-drills lock sbom advisories audit \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
 
 help:  ## list these targets
@@ -124,7 +124,7 @@ drills: venv lab  ## every drill, and ten minutes of faults by chance (more than
 
 soak: venv lab  ## an hour of faults by chance (SOAK="--seed 4711 --minutes 60")
 	ansible-playbook site.yml
-	fab drill --random --slack=2 $(SOAK)
+	fab drill --random --bounds-factor=2 $(SOAK)
 
 cloud: venv  ## the clouds' inventory plugins against stand-ins (adds locks/cloud.txt to .venv)
 	uv pip install --quiet --python .venv/bin/python --require-hashes -r locks/cloud.txt
@@ -136,6 +136,10 @@ test-driver: venv packages  ## the NVIDIA driver's packages and its module's bui
 test-security: venv  ## what a stranger reaches, with hosts in network namespaces; needs root (docs/security.md)
 	@$(PYTHON) -m lab packages --security
 	python -m pytest tests/security
+
+test-managers: venv-tf .cache/managers/.made  ## the text for Kubernetes against its API, and a training under Slurm; needs root (docs/other-managers.md)
+	@$(PYTHON) -m lab packages slurm-wlm munge
+	python -m pytest tests/managers
 
 test-browser: .cache/browser/.made  ## a run's page in Debian's chromium, without a screen (docs/observing.md)
 	@$(PYTHON) -m lab packages --browser
@@ -166,6 +170,7 @@ lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's
 	$(COMPILE) --python-version 3.11 --universal locks/supply.in -c locks/control.txt -o locks/supply.txt
 	$(COMPILE) --python-version 3.11 --universal locks/browser.in -c locks/control.txt -o locks/browser.txt
 	$(COMPILE) --python-version 3.11 --universal locks/docs.in -c locks/control.txt -o locks/docs.txt
+	$(COMPILE) --python-version 3.11 --universal locks/managers.in -c locks/control.txt -o locks/managers.txt
 
 # The tools that describe and audit the locks have libraries of their own, and so has who drives a browser.
 .cache/%/.made: locks/%.txt .venv/.control

@@ -259,7 +259,7 @@ def gpu_check(call: Call) -> None:
         "random": "faults by chance, one or two at a time, and a verdict on the whole",
         "seed": "with --random: the number that decides on the faults (default: one that is drawn, and printed)",
         "minutes": "with --random: for how long (default: 10)",
-        "slack": "multiply the bounds by this, on machines that have other work besides (default: 1)",
+        "bounds_factor": "multiply the bounds by this, on machines that have other work besides (default: 1)",
     },
     _MEANWHILE,
     # Fabric knows no argument without a flag that may be left out.
@@ -273,7 +273,7 @@ def drill(
     random: bool = False,
     seed: str | None = None,
     minutes: str | None = None,
-    slack: str = "1",
+    bounds_factor: str = "1",
 ) -> None:
     """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
     from fleet.drills import rehearsal
@@ -288,9 +288,254 @@ def drill(
             raise Exit(f"--{flag} is for faults by chance, and no drill takes it: leave it out, or add --random", 2)
     chosen = None if seed is None else whole("seed", seed)
     length = 10.0 if minutes is None else above_zero("minutes", minutes)
-    factor = above_zero("slack", slack)
+    factor = above_zero("bounds-factor", bounds_factor)
     with call.cluster(check=True) as cluster, leaving("left; the cluster was given back"):
         if random:
             rehearsal.soak(cluster, call.desk, chosen, length, factor)
             return
         rehearsal.drill(cluster, call.desk, [name for name in (names or "").split(",") if name], all, factor)
+
+
+_PLAN = {"plan": _START["plan"]}
+_YES = {"yes": "agree beforehand, instead of being asked"}
+
+
+@verb({"run": "which run; --run may be left out", **_YES, **_PLAN}, _MEANWHILE, positional=["run"])
+def delete_run(call: Call, run: str, yes: bool = False, plan: bool = False) -> None:
+    """Remove a run that nobody trains and that is not selected."""
+    from fleet.verbs.delete_run import delete_run as delete
+
+    with call.cluster() as cluster, leaving():
+        delete(cluster, call.desk, run, yes, plan)
+
+
+@verb(
+    {
+        "keep": "how many of the newest runs and releases stay, whatever else is in use",
+        "only": "runs, releases or wheels (default: all of them); may be repeated",
+        **_YES,
+        **_PLAN,
+    },
+    _MEANWHILE,
+    iterable=["only"],
+)
+def prune(call: Call, keep: str, only: list[str] | None = None, yes: bool = False, plan: bool = False) -> None:
+    """Remove old runs, releases and wheels; with --plan, say how much that frees."""
+    from fleet.verbs.prune import prune as remove_old
+
+    number = whole("keep", keep)
+    with call.cluster() as cluster, leaving():
+        remove_old(cluster, call.desk, number, only or (), yes, plan)
+
+
+@verb(
+    {
+        "run": "which run; --run may be left out",
+        "to": "a folder of the chief's host, as /srv/backup; the copy is RUN@STEP there",
+        **_PLAN,
+    },
+    _MEANWHILE,
+    positional=["run"],
+)
+def backup(call: Call, run: str, to: str, plan: bool = False) -> None:
+    """Copy a run, also one that trains, with a manifest of its files."""
+    from fleet.verbs.backup import back_up
+
+    with call.cluster() as cluster, leaving():
+        back_up(cluster, call.desk, run, to, plan)
+
+
+@verb(
+    {
+        "copy": "the copy's folder on the chief's host; --copy may be left out",
+        "run": "the run's name (default: the copy's)",
+        **_PLAN,
+    },
+    _MEANWHILE,
+    positional=["copy"],
+)
+def restore_run(call: Call, copy: str, run: str | None = None, plan: bool = False) -> None:
+    """Make a run of a copy, proven by its manifest."""
+    from fleet.verbs.restore_run import restore_run as restore
+
+    with call.cluster() as cluster, leaving():
+        restore(cluster, call.desk, copy, run, plan)
+
+
+@verb(
+    {"run": "which run; --run may be left out", "new": "the new run's name; --new may be left out", **_PLAN},
+    _MEANWHILE,
+    positional=["run", "new"],
+)
+def clone_run(call: Call, run: str, new: str, plan: bool = False) -> None:
+    """Make a second run that goes on where a first one is now."""
+    from fleet.verbs.clone_run import clone_run as clone
+
+    with call.cluster() as cluster, leaving():
+        clone(cluster, call.desk, run, new, plan)
+
+
+@verb(json="print all findings as JSON")
+def doctor(call: Call) -> None:
+    """Look at control machine, hosts, ways, tasks and run; say what is wrong and what mends it."""
+    from fleet.verbs.doctor import doctor as look
+
+    with call.cluster() as cluster, leaving():
+        look(cluster, call.desk)
+
+
+@verb(
+    {
+        "out": "the file to write (default: psfleet-bundle-TIME.tar.gz here)",
+        "lines": "how many of the last lines of each host's journal (default: 2000)",
+        "run": _RUN,
+    },
+    "print where it is, and what is in it, as JSON",
+)
+def bundle(call: Call, out: str | None = None, lines: str = "2000", run: str | None = None) -> None:
+    """Write one archive for a bug report, with secrets removed."""
+    from fleet.verbs.bundle import bundle as gather
+
+    number = whole("lines", lines)
+    with call.cluster() as cluster, leaving():
+        gather(cluster, call.desk, out, number, run)
+
+
+@verb(
+    {
+        "manager": "kubernetes or slurm; --manager may be left out",
+        "name": "name of the objects or of the job (default: psfleet)",
+        "run": "name of the run, instead of the inventory's",
+        "program": "what to train, instead of the inventory's: package.module:Name",
+        "shared_dir": "slurm: the path that all nodes share (default: the inventory's)",
+        "image": "kubernetes: the container image, with Python, psfleet[trainer] and the program",
+        "size": "kubernetes: the size of the shared volume (default: 100Gi)",
+        "storage_class": "kubernetes: its storage class, which must have volumes for many nodes",
+        "python": "slurm: the Python that has psfleet[trainer] and the program (default: python)",
+    },
+    positional=["manager"],
+)
+def render(
+    call: Call,
+    manager: str,
+    name: str = "psfleet",
+    run: str | None = None,
+    program: str | None = None,
+    shared_dir: str | None = None,
+    image: str | None = None,
+    size: str = "100Gi",
+    storage_class: str | None = None,
+    python: str = "python",
+) -> None:
+    """Print the same cluster for another manager: what kubectl apply or sbatch takes."""
+    from fleet.verbs.render import render
+
+    with call.cluster() as cluster:
+        render(
+            cluster.inventory, call.desk, manager, name, run, program, shared_dir, image, size, storage_class, python
+        )
+
+
+_REASON = {"reason": "why, for the history and for who comes after you"}
+_PLAN = {"plan": "say what would be done and what it costs, from live state, and do nothing"}
+_HOST = {"host": "which host of the inventory; --host may be left out"}
+
+
+@verb(
+    {
+        "verb": "of one verb only, such as drain or start-cluster",
+        "host": "what names this host",
+        "who": "of one user only",
+        "since": "since then: '10 min', '2 h', '14:30', '2026-03-02 14:30'",
+        "lines": "how many of the last (default: 20)",
+    }
+)
+def history(
+    call: Call,
+    verb: str | None = None,
+    host: str | None = None,
+    who: str | None = None,
+    since: str | None = None,
+    lines: str = "20",
+) -> None:
+    """Show what was done to the cluster: when, by whom, from where, and why."""
+    from fleet.verbs.history import show_history
+
+    number = whole("lines", lines)
+    with call.cluster() as cluster, leaving():
+        show_history(cluster, call.desk, verb, host, who, since, number)
+
+
+@verb()
+def hosts(call: Call) -> None:
+    """Show each host: its tasks, state and why, release, load, memory, disks, clock, GPUs."""
+    from fleet.verbs.hosts import show_hosts
+
+    with call.cluster() as cluster, leaving():
+        show_hosts(cluster, call.desk)
+
+
+@verb({**_HOST, **_REASON, **_PLAN}, positional=["host"])
+def drain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
+    """Take a host out of the training in order, and keep it out until `undrain`."""
+    from fleet.verbs.drain import drain
+
+    left = f"left in the middle of it. Go on: fab drain {host}. Or have it back: fab undrain {host}"
+    with call.cluster() as cluster, leaving(left):
+        drain(cluster, call.desk, host, reason, plan)
+
+
+@verb({**_HOST, **_REASON, **_PLAN}, positional=["host"])
+def undrain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
+    """Have a drained host back in the training."""
+    from fleet.verbs.drain import undrain
+
+    with call.cluster() as cluster, leaving(f"left. Go on: fab undrain {host}"):
+        undrain(cluster, call.desk, host, reason, plan)
+
+
+@verb({"hosts": "which hosts, with commas between them; --hosts may be left out"}, positional=["hosts"])
+def ok_to_stop(call: Call, hosts: str) -> None:
+    """Say whether hosts may be taken away now: what stops, for how long, and what is lost. Exit code 0 or 1."""
+    from fleet.verbs.ok_to_stop import ok_to_stop
+
+    with call.cluster() as cluster, leaving():
+        ok_to_stop(cluster, call.desk, hosts.split(","))
+
+
+@verb({"to": "which release, as fab history shows it (default: what the hosts had before)", **_REASON, **_PLAN})
+def rollback(call: Call, to: str | None = None, reason: str | None = None, plan: bool = False) -> None:
+    """Switch code, environment and run settings back, from what the hosts have kept."""
+    from fleet.verbs.rollback import rollback
+
+    with call.cluster() as cluster, leaving("left. Look: fab status, fab history"):
+        rollback(cluster, call.desk, to, reason, plan)
+
+
+@verb({**_HOST, **_REASON, **_PLAN}, positional=["host"])
+def remove_host(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
+    """Clean a drained or dead host, and take it out of the inventory."""
+    from fleet.verbs.remove_host import remove_host
+
+    with call.cluster() as cluster, leaving(f"left. Go on: fab remove-host {host}"):
+        remove_host(cluster, call.desk, host, reason, plan)
+
+
+@verb(
+    {
+        "old": "the host whose place and numbers are taken; --old may be left out",
+        "new": "the new host's name in the inventory; --new may be left out",
+        "address": "the new host's address (default: its name)",
+        **_REASON,
+        **_PLAN,
+    },
+    positional=["old", "new"],
+)
+def replace_host(
+    call: Call, old: str, new: str, address: str | None = None, reason: str | None = None, plan: bool = False
+) -> None:
+    """Have a new host take the place of one that is drained or dead."""
+    from fleet.verbs.remove_host import replace_host
+
+    with call.cluster() as cluster, leaving("left. Type it again to go on"):
+        replace_host(cluster, call.desk, old, new, address, reason, plan)

@@ -20,7 +20,7 @@ from bench.throughput import Bench, Effort
 from bench.turns import Side
 
 PROGRAMS = {
-    **{"Tiny": {}, "Dense": {}, "Table": {}, "TableAdam": {"lazy_adam": True}, "TableAdagrad": {}},
+    **{"Tiny": {}, "Dense": {}, "Table": {}, "TableAdam": {"lazy_optimizers": True}, "TableAdagrad": {}},
     **{"ManyTables": {}, "ManyTablesAdagrad": {}},  # of so many rows each
 }
 

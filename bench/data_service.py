@@ -82,7 +82,7 @@ def print_speeds(bench: Bench, most: int) -> None:
 
 def print_faults(bench: Bench) -> None:
     print("\nThe longest time without a step, one worker, two data workers, sharding dynamic\n")
-    print_row("kill -9 of", "longest, s", "longest before the fault, s", "steps/s of before, afterwards", head=True)
+    print_row("kill -9 of", "longest, s", "longest before the fault, s", "steps/s as before, afterwards", head=True)
     for names in (["data-0"], ["dispatcher-0"], ["data-0", "dispatcher-0"], ["data-0", "data-1"]):
         struck: list[float] = []
 

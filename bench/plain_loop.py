@@ -29,10 +29,8 @@ def main(program_name: str, epoch_steps: int, directory: str = "") -> None:
     with strategy.scope():
         model = program.build_model()
         optimizer = model.optimizer
-        accuracy = tf.keras.metrics.SparseCategoricalAccuracy()
-        example_loss = tf.keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction=tf.keras.losses.Reduction.NONE
-        )
+        accuracy, loss_class = metric_and_loss(model)
+        example_loss = loss_class(from_logits=True, reduction=tf.keras.losses.Reduction.NONE)
 
     @tf.function
     def train_step(iterator: Any) -> Any:
@@ -69,6 +67,13 @@ def main(program_name: str, epoch_steps: int, directory: str = "") -> None:
         if directory:
             manager.save()
         print_point(epoch * epoch_steps)
+
+
+def metric_and_loss(model: tf.keras.Model) -> tuple[tf.keras.metrics.Metric, type[tf.keras.losses.Loss]]:
+    """Return a metric and the loss's class: a model with one output says yes or no, others choose among classes."""
+    if model.output_shape[-1] == 1:
+        return tf.keras.metrics.AUC(from_logits=True), tf.keras.losses.BinaryCrossentropy
+    return tf.keras.metrics.SparseCategoricalAccuracy(), tf.keras.losses.SparseCategoricalCrossentropy
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import tensorflow as tf
 # tf.data's own sleep: it holds no CPU and no Python lock, like a step that waits for an accelerator.
 from tensorflow.python.data.experimental.ops.testing import sleep
 
+from trainer.examples import criteo
+
 BATCH = 32
 EXAMPLES = 32 * 256
 FEATURES = 16
@@ -92,7 +94,7 @@ class Reading(Tiny):
 
 
 class Counted(Waiting):
-    """Writes down each step that begins, whoever trains it: a file for each dataset that was made, with a number."""
+    """Writes down each step that begins, in each process: a numbered file for each dataset that was made."""
 
     def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
         made = tf.strings.as_string(tf.random.uniform([], maxval=tf.int64.max, dtype=tf.int64))
@@ -229,14 +231,8 @@ class ManyTablesAdagrad(ManyTables):
     optimizer = staticmethod(lambda: tf.keras.optimizers.Adagrad(0.01))
 
 
-class TableAny(Table):
-    """The same in small batches, with the optimizer of BENCH_OPTIMIZER, as bench/right names it.
-
-    The first batches name a small part of the rows each, so that most rows are looked up for the first time while
-    others train.
-    """
-
-    batch, batches = 16, 125
+class TableOf(Table):
+    """The same with the optimizer of BENCH_OPTIMIZER, as bench/right names it; `SGD` has momentum."""
 
     def keras(self) -> Any:
         return importlib.import_module("keras") if "keras3." in os.environ["BENCH_OPTIMIZER"] else tf.keras
@@ -245,3 +241,45 @@ class TableAny(Table):
         name = os.environ["BENCH_OPTIMIZER"].removeprefix("keras3.")
         more = {"momentum": 0.9} if name == "SGD" else {}
         return attrgetter(name)(self.keras().optimizers)(0.01, **more)
+
+
+class TableAny(TableOf):
+    """The same in small batches.
+
+    The first batches name a small part of the rows each, so that most rows are looked up for the first time while
+    others train.
+    """
+
+    batch, batches = 16, 125
+
+
+class Apart:
+    """Has workers read different parts where the guide tells each of them that it is the only one."""
+
+    def part(self, context: tf.distribute.InputContext) -> tf.Tensor:
+        if context.num_input_pipelines > 1:
+            return tf.cast(context.input_pipeline_id, tf.int64)
+        return tf.random.uniform([], maxval=2**20, dtype=tf.int64)
+
+
+class Kept(criteo.Criteo):
+    """Has each worker read the same 64 batches again and again, so that nothing is measured of making them."""
+
+    def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return super().train_dataset(context).take(64).cache().repeat().prefetch(2)
+
+
+class WideAndDeep(Apart, criteo.WideAndDeep):
+    """Trained by bench/recommender to see what it learns."""
+
+
+class DLRM(Apart, criteo.DLRM):
+    """The same."""
+
+
+class WideAndDeepKept(Kept, WideAndDeep):
+    """Trained by bench/recommender to see how fast."""
+
+
+class DLRMKept(Kept, DLRM):
+    """The same."""

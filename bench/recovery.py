@@ -7,7 +7,7 @@ seen from outside: processes, what they say, the run's events, and the steps tha
 detection         until the coordinator says it in the events; of itself: until its process has ended
 process start     until the process that the recovery waits for is started, by its supervisor
 TensorFlow        until that process serves or has its members (its supervisor has imported TensorFlow before)
-restore           until the model is built anew and the checkpoint is read
+restore           until the model is rebuilt and the checkpoint is read
 first step        until the next step begins; after a worker's death: the first one of the new process
 
 A worker that is frozen or cut off stops nobody. It stays so for 10 s after it was dropped, and of it is shown:

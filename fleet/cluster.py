@@ -1,25 +1,38 @@
-"""The cluster as it is: ask every host at once what its tasks do, and tell it what they shall do."""
+"""The cluster as it is: ask every host at once what its tasks do, and tell it what they are to do."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any, cast
 
-from fleet import journal
+from fleet import facts, journal
 from fleet.asked import RECEIVE, feed
-from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake, Trouble
+from fleet.host_scripts import (
+    BEFORE,
+    CURRENT,
+    DISABLE,
+    FORGET_DRAINED,
+    GO_ON,
+    PARK,
+    PUT_BACK,
+    REMEMBER,
+    REMOUNT,
+    STATUS,
+    TRAINER,
+)
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
-from fleet.run import AS_TRAINER, SETTINGS, Run, parse_run, read_files, script_of_files
-from fleet.site.inventory import Inventory, Task
+from fleet.observation import Observation, last_line, load_json, question, read_answer, read_status
+from fleet.run import AS_TRAINER
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
-from fleet.units import PROPERTIES, USER_ERROR, Health, Unit, parse_units
+from fleet.units import Health
 
-CURRENT = "/opt/trainer/current"
 # The coordinator saves a checkpoint before it ends; its unit's TimeoutStopSec bounds that, not this.
 STOP_SECONDS = 900
 REPORT_SECONDS = 60.0
@@ -27,142 +40,6 @@ EXPORT_SECONDS = 1800
 JOURNAL_LINES = 15
 # 28,000 files of an environment are compared, on a slow disk maybe.
 LOOK_SECONDS = 300
-# A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
-_RELEASE = re.compile(r"/releases/([^/ ]+)")
-
-# As each start of a task does: where none ran, nobody has seen that a handle is stale. Hosts with a mount of ours only.
-_REMOUNT = "if systemctl cat psfleet-remount >/dev/null 2>&1; then root systemctl start psfleet-remount; fi"
-_TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings {SETTINGS}"
-
-_STATUS = (
-    f"if [ -e {CURRENT} ]; then echo '@run'; {_TRAINER.format(verb='status')}\n"
-    "code=$?; echo; echo '@run-code'; echo $code; fi"
-)
-
-# What a planned reboot has stopped, and whom the coordinator lets go of (roles/trainer/tasks/leave.yml). Who starts or
-# stops the tasks by hand has decided anew.
-_FORGET_DRAINED = "rm -rf /opt/trainer/drained /run/psfleet-leaving"
-_DISABLE = f'{_FORGET_DRAINED}; systemctl reset-failed "$@" 2>/dev/null; systemctl disable --quiet "$@"'
-BEFORE = "/opt/trainer/before"
-_WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
-# What differs from task to task, and which secrets it loads; in etc/trainer they lie themselves.
-_DROP_INS = " ".join(f"etc/systemd/system/trainer@*.service.d/psfleet-{name}.conf" for name in ("task", "secrets"))
-# Who may come in to the tasks, and whom they speak with: all that roles/firewall writes.
-_TABLE = "var/lib/psfleet/firewall.nft"
-_WALLS = (
-    f"{_TABLE} etc/psfleet/firewall.nft usr/local/sbin/psfleet-firewall etc/systemd/system/*.service.d/firewall.conf "
-    "etc/systemd/system/nftables.service.d/psfleet.conf etc/systemd/system/psfleet-firewall.service "
-    "etc/systemd/system/sysinit.target.wants/psfleet-firewall.service"
-)
-# Of all that a start may change beside the release, but for what only its proof reads.
-DIGEST = (
-    f"cd /\nfind etc/trainer etc/systemd/system/trainer@.service {_DROP_INS} {_WALLS} -path etc/trainer/secrets-coming "
-    "-prune -o -type f -exec sha256sum {} + 2>/dev/null | sort | sha256sum"
-)
-REMEMBER = f"""set -e
-umask 077
-rm -rf {BEFORE}.new
-mkdir -p {BEFORE}.new
-cd /
-ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_DROP_INS} {_WALLS} \\
-  >{BEFORE}.new/names 2>/dev/null || true
-tar -cf {BEFORE}.new/files.tar -T {BEFORE}.new/names
-systemctl list-units --plain --no-legend --state=active,activating,reloading "trainer@*.service" |
-  cut -d" " -f1 >{BEFORE}.new/running
-chmod go+rx {BEFORE}.new
-chmod go+r {BEFORE}.new/running  # the archive has secrets
-rm -rf {BEFORE}
-mv {BEFORE}.new {BEFORE}
-"""
-PUT_BACK = f"""set -e
-tar -tf {BEFORE}/files.tar >/dev/null
-systemctl stop "trainer@*.service"
-systemctl reset-failed "trainer@*.service" 2>/dev/null || true
-cd /
-rm -rf etc/trainer {_WANTED} {_DROP_INS} {_WALLS} run/psfleet-firewall/tried.nft
-tar -xf {BEFORE}/files.tar
-systemctl daemon-reload
-if [ -e {_TABLE} ]; then
-  systemctl restart psfleet-firewall.service
-elif nft list table inet psfleet >/dev/null 2>&1; then
-  systemctl stop psfleet-firewall.service 2>/dev/null || true
-  nft delete table inet psfleet
-  rm -rf run/psfleet-firewall
-fi
-"""
-
-
-_SHOW = 'show() { systemctl show --value --property="$1" "$unit"; }; '
-# A supervisor that heeds SIGHUP (bit 0 of SigCgt) ends its child and keeps what it has imported. One that is not up
-# yet, or is of an older kit, is stopped; so is one that ended meanwhile, or whose child did not end in five minutes.
-_PARK = (
-    _SHOW
-    + """waits= cold= until=$(($(date +%s) + 300))
-for unit; do
-  main=$(show MainPID)
-  if [ "$(show ActiveState)" = active ] && grep -qs "^SigCgt:.*[13579bdf]$" "/proc/$main/status" && kill -HUP "$main"
-  then waits="$waits $unit=$main"
-  else cold="$cold $unit"
-  fi
-done
-[ -z "$cold" ] || systemctl stop $cold || exit
-cold=
-for each in $waits; do
-  unit=${each%=*} main=${each##*=}
-  while :; do
-    case $(show StatusText) in parked*) break ;; esac
-    if [ "$(show MainPID)" != "$main" ] || [ "$(date +%s)" -gt "$until" ]; then cold="$cold $unit" && break; fi
-    sleep 0.05
-  done
-done
-[ -z "$cold" ] || systemctl stop $cold"""
-)
-_GO_ON = (
-    _SHOW
-    # Also one whose child has still to end: bit 9 of SigCgt says that it heeds SIGUSR1.
-    + 'for unit; do main=$(show MainPID); grep -qs "^SigCgt:.*[2367abef]..$" "/proc/$main/status" && '
-    + 'kill -USR1 "$main" 2>/dev/null; done; true'
-)
-
-# Of each main process: what works is the child that it has forked.
-_DIRECTORIES = (
-    "for pid; do read child rest 2>/dev/null </proc/$pid/task/$pid/children; "
-    'echo "$pid $(readlink /proc/${child:-$pid}/cwd)"; child=; done'
-)
-
-
-@dataclass
-class Observation:
-    """What the hosts said. A task on a host that said nothing has no unit here."""
-
-    units: dict[str, Unit] = field(default_factory=dict)  # by task name
-    listening: dict[str, bool] = field(default_factory=dict)  # by task name, of the tasks that have a port
-    configured: dict[str, bool] = field(default_factory=dict)  # by task name: has it an environment file?
-    releases: dict[str, str | None] = field(default_factory=dict)  # by host
-    running: dict[str, str] = field(default_factory=dict)  # by task name: its process's release, where it was asked for
-    settings: dict[str, str] = field(default_factory=dict)  # by host, where asked for: a digest of the configuration
-    looks: dict[str, Any] = field(default_factory=dict)  # by host: what fleet/agent.py says, where it was asked
-    failed: dict[str, str] = field(default_factory=dict)  # by host: why what it was to do first was not done
-    clocks: dict[str, float] = field(default_factory=dict)  # by host: seconds since 1970
-    unreachable: dict[str, str] = field(default_factory=dict)  # by host: why
-    run: Run | None = None
-    run_error: FleetError | None = None  # why there is no run
-    selection: dict[str, Any] = field(default_factory=dict)
-
-    def take(self, other: Observation) -> None:
-        """Take what another look has said; what it doesn't speak of stays."""
-        for each in fields(self):
-            known, said = getattr(self, each.name), getattr(other, each.name)
-            if isinstance(known, dict):
-                known |= said
-            elif said is not None:
-                setattr(self, each.name, said)
-
-    @property
-    def release(self) -> str | None:
-        """The release that every host has, or None when they differ or have none."""
-        found = set(self.releases.values())
-        return found.pop() if len(found) == 1 else None
 
 
 class Cluster:
@@ -181,6 +58,7 @@ class Cluster:
         by_trainer: bool = False,
         new_is_enough: bool = False,
         first: Mapping[str, str] | None = None,
+        with_facts: bool = False,
     ) -> Observation:
         """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run.
 
@@ -189,9 +67,13 @@ class Cluster:
         The run is read from its files where they say all of it. `by_trainer` asks the trainer in any case, which
         refuses wrong settings. With `new_is_enough` it is not asked what a run will train that has told nothing yet.
         `first` are scripts that hosts run before they look; `failed` has why one did not do it.
+        `with_facts` asks each host for its load, memory, disks and GPUs too.
         """
         asked = list(self.inventory.hosts if only is None else only)
-        scripts = {host: self._observe_script(host, running, settings, by_trainer) for host in asked}
+        scripts = {host: question(self.inventory, host, running, settings, by_trainer) for host in asked}
+        if with_facts:
+            look = facts.script(self.inventory.shared_dir)
+            scripts = {host: f"{script}\n{look}" for host, script in scripts.items()}
         if looks:
             # First: it reads all of standard input.
             scripts |= {host: f"echo '@look'; {self._agent(host)}; echo\n{scripts[host]}" for host in looks}
@@ -207,14 +89,14 @@ class Cluster:
             if answer.unreachable:
                 observation.unreachable[host] = answer.unreachable
             else:
-                self._read(host, answer, observation, new_is_enough)
+                read_answer(self.inventory, host, answer, observation, new_is_enough)
         chief = self.inventory.chief.host
         if observation.releases.get(chief) and observation.run is None and observation.run_error is None:
-            said = self.hosts.run({chief: _STATUS})[chief]
+            said = self.hosts.run({chief: STATUS})[chief]
             if said.unreachable:
                 observation.unreachable[chief] = said.unreachable
             else:
-                self._read_run(chief, {"run": "", **_split_sections(said.stdout)}, said, observation)
+                read_status(chief, said, observation)
         return observation
 
     def act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
@@ -257,9 +139,9 @@ class Cluster:
         """
         self._systemctl(
             tasks,
-            f"root {_FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
+            f"root {FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
             "root systemctl enable --quiet {units} && root systemctl start --no-block {units} && "
-            f"root sh -c {_quoted(_GO_ON)} sh {{units}}",
+            f"root sh -c {_quoted(GO_ON)} sh {{units}}",
         )
 
     def park(self, tasks: Sequence[Task]) -> None:
@@ -267,7 +149,7 @@ class Cluster:
 
         A supervisor goes on with `start`, in the release that is current then. By itself it does so after 15 minutes.
         """
-        self._systemctl(tasks, f"root sh -c {_quoted(_PARK)} sh {{units}}", STOP_SECONDS)
+        self._systemctl(tasks, f"root sh -c {_quoted(PARK)} sh {{units}}", STOP_SECONDS)
 
     def stop(self, tasks: Sequence[Task]) -> None:
         """Stop units on all hosts at once and wait until they are down."""
@@ -275,7 +157,7 @@ class Cluster:
 
     def disable(self, tasks: Sequence[Task]) -> None:
         """Keep units down at the host's next boot, and forget why they failed."""
-        self._systemctl(tasks, f"root sh -c {_quoted(_DISABLE)} sh {{units}}")
+        self._systemctl(tasks, f"root sh -c {_quoted(DISABLE)} sh {{units}}")
 
     def take_down(self, tasks: Sequence[Task], all_of_them: Sequence[Task]) -> Observation:
         """Stop units and keep `all_of_them` down at the next boot, on all hosts at once; returns what is seen then."""
@@ -284,7 +166,7 @@ class Cluster:
         for host in self.inventory.hosts:
             stop, off = (" ".join(task.unit for task in some.get(host, ())) for some in (stopping, disabling))
             script = f"systemctl stop {stop}; stopped=$?; " if stop else "stopped=0; "
-            script += f"{_DISABLE} && exit $stopped" if off else "exit $stopped"
+            script += f"{DISABLE} && exit $stopped" if off else "exit $stopped"
             first[host] = f"root sh -c {shlex.quote(script)} sh {off}"
         return self.observe(first=first)
 
@@ -325,30 +207,31 @@ class Cluster:
         )
         if not record:
             script = f"{AS_TRAINER} rm -f {shlex.quote(path)}"
-        self._on_shared(script, f"{path} can't be written")
+        self.on_shared(script, f"{path} can't be written")
 
-    def _on_shared(self, script: str, trouble: str) -> None:
+    def on_shared(self, script: str, trouble: str) -> Answer:
+        """Run a script on one host that has the shared path: the chief's, else whichever is there."""
         chief = self.inventory.chief.host
         others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
         away: dict[str, str] = {}
         for host in (chief, *others):  # any host that is there can write where they share the path
-            answer = self.hosts.run({host: f"{_REMOUNT}; {script}"})[host]
+            answer = self.hosts.run({host: f"{REMOUNT}; {script}"})[host]
             if answer.unreachable:
                 away[host] = answer.unreachable
             elif answer.code:
-                raise ClusterTrouble(f"{trouble} on {host}: {_last_line(answer)}")
+                raise ClusterTrouble(f"{trouble} on {host}: {last_line(answer)}")
             else:
-                return
+                return answer
         raise HostsUnreachable(away)
 
     def list_runs(self) -> list[dict[str, Any]]:
         """Ask the trainer for the runs below the shared path."""
         host = self.inventory.chief.host
-        answer = self._ask(host, _TRAINER.format(verb="runs"))
-        runs = _load_json(answer.stdout)
+        answer = self._ask(host, TRAINER.format(verb="runs"))
+        runs = load_json(answer.stdout)
         if answer.code or not isinstance(runs, list):
             self.refuse_when_not_installed(self.observe([host]))
-            raise ClusterTrouble(f"the trainer on {host} can't list the runs: {_last_line(answer)}")
+            raise ClusterTrouble(f"the trainer on {host} can't list the runs: {last_line(answer)}")
         return runs
 
     def list_checkpoints(self, run: str | None = None) -> list[dict[str, Any]]:
@@ -364,28 +247,65 @@ class Cluster:
         """Have the trainer make a new run of a checkpoint, RUN@STEP; whether its directory was made for it."""
         words = ["--run", run, "--from", source, *(["--program", program] if program else [])]
         words += [word for name, value in program_args.items() for word in ("--set", f"{name}={json.dumps(value)}")]
-        return bool(self._ask_trainer("begin", words, dict, f"{_REMOUNT}; ").get("made"))
+        return bool(self._ask_trainer("begin", words, dict, f"{REMOUNT}; ").get("made"))
 
     def forget(self, run: str) -> None:
         """Remove a run that `begin` has made and no task has seen."""
         path = f"{self.inventory.shared_dir}/runs/{run}"
-        self._on_shared(f"{AS_TRAINER} rm -rf {shlex.quote(path)}", f"{path} can't be removed")
+        self.on_shared(f"{AS_TRAINER} rm -rf {shlex.quote(path)}", f"{path} can't be removed")
 
     def export_run(self, run: str | None) -> dict[str, Any]:
         """Have the trainer export the newest checkpoint of a run that has ended; returns step and place."""
         words = ["--run", run] if run else []
-        return cast(dict[str, Any], self._ask_trainer("export", words, dict, f"{_REMOUNT}; ", EXPORT_SECONDS))
+        return cast(dict[str, Any], self._ask_trainer("export", words, dict, f"{REMOUNT}; ", EXPORT_SECONDS))
+
+    def upkeep(self, verb: str, words: Sequence[str], hear: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+        """Have a host that shares the runs' path work on whole runs; returns the answer of `python -m trainer VERB`.
+
+        `hear` is given each answer in between, such as {"done": bytes}. The work ends with this connection.
+
+        Raises OperatorMistake for what the trainer calls an error, ClusterTrouble and HostsUnreachable.
+        """
+        chief = self.inventory.chief.host
+        others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
+        away: dict[str, str] = {}
+        for host in (chief, *others):
+            said: list[dict[str, Any]] = []
+            other: list[str] = []
+
+            def read(_: str, line: str, said: list[dict[str, Any]] = said, other: list[str] = other) -> None:
+                record = load_json(line)
+                if not isinstance(record, dict):
+                    other.append(line)
+                elif record.keys() == {"done"}:
+                    hear(record)
+                else:
+                    said.append(record)
+
+            script = f"{REMOUNT}; {TRAINER.format(verb=verb)} {shlex.join(words)}"
+            answer = self.hosts.follow({host: script}, read)[host]
+            if answer.unreachable:
+                away[host] = answer.unreachable
+                continue
+            if answer.code == 0 and said:
+                return {**said[-1], "host": host}
+            last = next((line.strip() for line in reversed(other) if line.strip()), f"exit code {answer.code}")
+            if last.startswith("error: "):
+                raise OperatorMistake(last.removeprefix("error: "))
+            self.refuse_when_not_installed(self.observe([host]))
+            raise ClusterTrouble(f"the trainer on {host} can't do `{verb}`: {last}")
+        raise HostsUnreachable(away)
 
     def _ask_trainer(
         self, verb: str, words: Sequence[str], kind: type, first: str = "", seconds: float = ANSWER_SECONDS
     ) -> Any:
         """Run one of the trainer's commands on the chief's host; what it calls an error is the operator's."""
         host = self.inventory.chief.host
-        answer = self._ask(host, f"{first}{_TRAINER.format(verb=verb)} {shlex.join(words)}", seconds)
-        said = _load_json(answer.stdout)
+        answer = self._ask(host, f"{first}{TRAINER.format(verb=verb)} {shlex.join(words)}", seconds)
+        said = load_json(answer.stdout)
         if answer.code == 0 and isinstance(said, kind):
             return said
-        last = _last_line(answer)
+        last = last_line(answer)
         if last.startswith("error: "):
             raise OperatorMistake(last.removeprefix("error: "))
         self.refuse_when_not_installed(self.observe([host]))
@@ -395,14 +315,14 @@ class Cluster:
         """Ask the trainer for a sweep: the one of this name, the selected or the last one; None where there is none."""
         host = self.inventory.chief.host
         verb = f"sweep --name {shlex.quote(name)}" if name else "sweep"
-        answer = self._ask(host, _TRAINER.format(verb=verb))
-        sweep = _load_json(answer.stdout)
-        # A release of before there were sweeps has none.
+        answer = self._ask(host, TRAINER.format(verb=verb))
+        sweep = load_json(answer.stdout)
+        # A host without a sweep has none.
         if "there is no sweep" in answer.stderr or "invalid choice: 'sweep'" in answer.stderr:
             return None
         if answer.code or not isinstance(sweep, dict):
             self.refuse_when_not_installed(self.observe([host]))
-            raise ClusterTrouble(f"the trainer on {host} can't tell the sweep: {_last_line(answer)}")
+            raise ClusterTrouble(f"the trainer on {host} can't tell the sweep: {last_line(answer)}")
         return sweep
 
     def read_journal(
@@ -475,72 +395,6 @@ class Cluster:
                     "`fab start-cluster` writes it, and `ansible-playbook site.yml`"
                 )
 
-    def _observe_script(self, host: str, running: bool, settings: bool, by_trainer: bool) -> str:
-        tasks = self.inventory.tasks_on(host)
-        names = " ".join(task.unit for task in tasks)
-        script = [
-            "echo '@now'; date +%s.%N",
-            f"echo '@release'; readlink {CURRENT}",
-            "echo '@environments'; (cd /etc/trainer 2>/dev/null && echo *)",
-            "echo '@ports'; ss -Hltn",
-            f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names})",
-            "printf '%s\\n' \"$units\"",
-        ]
-        if settings:
-            script.append(f"echo '@settings'; root sh -c {shlex.quote(DIGEST)}")
-        if running:
-            script.append(
-                f"echo '@directories'; root sh -c {shlex.quote(_DIRECTORIES)} sh "
-                "$(printf '%s\\n' \"$units\" | sed -n 's/^MainPID=//p')"
-            )
-        if host == self.inventory.chief.host:
-            selection = shlex.quote(f"{self.inventory.shared_dir}/selection.json")
-            chosen = f"echo '@selection'; {AS_TRAINER} cat {selection} 2>/dev/null; echo"
-            script += [chosen, _STATUS] if by_trainer else [script_of_files(self.inventory.shared_dir)]
-        return "\n".join(script)
-
-    def _read(self, host: str, answer: Answer, observation: Observation, new_is_enough: bool) -> None:
-        parts = _split_sections(answer.stdout)
-        observation.clocks[host] = float(parts.get("now") or 0)
-        observation.releases[host] = parts.get("release", "").rpartition("/")[2] or None
-        units = parse_units(parts.get("units", ""))
-        ports = {line.split()[3].rpartition(":")[2] for line in parts.get("ports", "").splitlines() if line.strip()}
-        environments = parts.get("environments", "").split()
-        if parts.get("first-code", "0") != "0":
-            observation.failed[host] = _last_line(Answer(parts.get("first", ""), code=int(parts["first-code"])))
-        if isinstance(look := _load_json(parts.get("look", "")), dict):
-            observation.looks[host] = look
-        if "settings" in parts:
-            observation.settings[host] = parts["settings"]
-        directories = dict(line.split(" ", 1) for line in parts.get("directories", "").splitlines() if " " in line)
-        for task in self.inventory.tasks_on(host):
-            if task.unit not in units:
-                observation.unreachable[host] = f"systemd says nothing about {task.unit}: {_last_line(answer)}"
-                return
-            observation.units[task.name] = units[task.unit]
-            observation.configured[task.name] = f"{task.name}.env" in environments
-            if task.port is not None:
-                observation.listening[task.name] = str(task.port) in ports
-            release = _RELEASE.search(directories.get(str(units[task.unit].pid), ""))
-            if release:
-                observation.running[task.name] = release[1]
-        if host == self.inventory.chief.host:
-            self._read_run(host, parts, answer, observation)
-            if "run" not in parts and (run := read_files(parts, self.inventory.shared_dir)):
-                observation.run = run if run.state != "new" or new_is_enough else None
-
-    def _read_run(self, host: str, parts: Mapping[str, str], answer: Answer, observation: Observation) -> None:
-        selection = _load_json(parts.get("selection", ""))
-        if isinstance(selection, dict):
-            observation.selection = selection
-        run = _load_json(parts.get("run", ""))
-        if isinstance(run, dict):
-            observation.run = parse_run(run)
-        elif observation.releases[host] and "run" in parts:
-            mistake = parts.get("run-code") == str(USER_ERROR)
-            kind = OperatorMistake if mistake else ClusterTrouble
-            observation.run_error = kind(f"the trainer on {host} can't tell its run: {_last_line(answer)}")
-
     def _systemctl(self, tasks: Sequence[Task], script: str, timeout: float = ANSWER_SECONDS) -> None:
         scripts = {
             host: script.format(units=" ".join(task.unit for task in mine)) for host, mine in _by_host(tasks).items()
@@ -567,7 +421,7 @@ def _by_host(tasks: Sequence[Task]) -> dict[str, list[Task]]:
 
 
 def _refuse_bad_answers(answers: Mapping[str, Answer], what: str) -> None:
-    failed = [f"{host}: {what}: {_last_line(answer)}" for host, answer in answers.items() if answer.code]
+    failed = [f"{host}: {what}: {last_line(answer)}" for host, answer in answers.items() if answer.code]
     unreachable = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
     if unreachable:
         raise HostsUnreachable(unreachable, "\n".join(failed))
@@ -578,36 +432,9 @@ def _refuse_bad_answers(answers: Mapping[str, Answer], what: str) -> None:
 def _refuse_bad_journals(answers: Mapping[str, Answer]) -> None:
     for answer in answers.values():
         if "pattern" in answer.stderr:  # as in "Bad pattern"
-            raise OperatorMistake(f"--grep: expected a regular expression (PCRE): {_last_line(answer)}")
+            raise OperatorMistake(f"--grep: expected a regular expression (PCRE): {last_line(answer)}")
     # With --grep it ends with 1 where nothing is found.
     found = {
         host: replace(each, code=0) if each.code == 1 and not each.stderr else each for host, each in answers.items()
     }
     _refuse_bad_answers(found, "the journal can't be read")
-
-
-def _split_sections(text: str) -> dict[str, str]:
-    """Cut a script's output at its lines `@name`."""
-    parts: dict[str, list[str]] = {}
-    for line in text.split("\n"):  # a status may hold what splitlines() takes for the end of a line
-        if line.startswith("@"):
-            parts[line[1:]] = current = []
-        elif parts:
-            current.append(line)
-    return {name: "\n".join(lines).strip() for name, lines in parts.items()}
-
-
-def _load_json(text: str) -> Any:
-    """Parse JSON; None for what is none."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def _last_line(answer: Answer) -> str:
-    lines = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
-    last = lines[-1].strip() if lines else f"exit code {answer.code}"
-    if last.startswith("sudo:"):
-        last += ". Give ansible_user sudo without a password"
-    return last

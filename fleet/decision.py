@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.cluster import Observation
 from fleet.errors import OperatorMistake
+from fleet.observation import Observation
 from fleet.run import Run
-from fleet.site.inventory import Inventory, Task
+from fleet.site.inventory import Inventory
 from fleet.site.schema.problems import show
 from fleet.site.sweep_file import is_same
+from fleet.site.topology import Task
 from fleet.units import Health, Unit, find_trouble
 from trainer.core.config import NO_PROGRAM_NAME, RUN_NAME, SOURCE, program_name_problem
 
@@ -23,7 +24,7 @@ PORT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Choice:
-    """The run and program that the cluster shall train; `new` when the coordinator's present ones are others."""
+    """The run and program that the cluster is to train; `new` when the coordinator's present ones are others."""
 
     selection: Mapping[str, Any]
     write: bool
@@ -178,6 +179,8 @@ def is_done(unit: Unit, run: Run | None) -> bool:
 def judge_task(task: Task, observation: Observation) -> tuple[str, bool]:
     """Say how a task is, as `fab status` shows it, and whether that is trouble."""
     unit = observation.units[task.name]
+    if task.host in observation.drains and unit.health is Health.STOPPED:
+        return "drained", False
     if unit.health is Health.ABSENT or not observation.configured[task.name]:
         return "not installed", True
     if unit.health is Health.FAILED:

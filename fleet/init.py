@@ -45,6 +45,7 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
     texts = {
         "ansible.cfg": _settings(),
         "site.yml": _template("site.yml"),
+        "reset.yml": _template("reset.yml"),
         "fabfile.py": _template("fabfile.py"),
         "README.md": _template("README.md"),
         ".gitignore": _template("gitignore"),

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from fleet.errors import OperatorMistake
-from fleet.site.inventory import Task
 from fleet.site.schema.problems import show
+from fleet.site.topology import Task
 
 FIELDS = "MESSAGE,UNIT,_SYSTEMD_UNIT,PRIORITY,RUN,STEP"
 # The supervisor and systemd speak of the end of a run's task after its last line.

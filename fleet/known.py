@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fleet.places import CODE, site
-from fleet.site.inventory import Defaults, Inventory, Source, describe, find_source, plain_value, read_defaults
-from fleet.site.inventory import read_source as read_by_ansible
+from fleet.site.inventory import Inventory, describe
+from fleet.site.reader import Source, find_source, plain_value
+from fleet.site.reader import read_source as read_by_ansible
+from fleet.site.routes import Defaults, read_defaults
 
 KEPT = 8
 _PLUGINS = (("defaults", "vars_plugins"), ("defaults", "vars_plugins_enabled"), ("inventory", "enable_plugins"))
@@ -53,6 +55,7 @@ def name_of(source: str, environment: Mapping[str, str]) -> str | None:
     own = [
         Path(__file__),
         CODE / "fleet/site/inventory.py",
+        CODE / "fleet/site/reader.py",
         Path(ansible.origin).with_name("release.py"),
         site() / "ansible.cfg",
     ]

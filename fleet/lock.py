@@ -13,7 +13,7 @@ from getpass import getuser
 from pathlib import Path
 
 from fleet.errors import OperatorMistake
-from fleet.site.inventory import Host
+from fleet.site.routes import Host
 from fleet.ssh import Hosts, SshHosts
 
 START_LOCK = "/run/psfleet-start"

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet.cluster import Observation
 from fleet.decision import Choice, pick_restarts
-from fleet.site.inventory import Inventory, Task
+from fleet.observation import Observation
+from fleet.readings import describe
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.units import Health
 from trainer.core.parameters import describe_values
 
@@ -30,6 +32,8 @@ class Plan:
     """Whether no run has trained a step with this choice of run and program."""
     by_ansible: Mapping[str, str] = field(default_factory=dict)
     """By host: what only Ansible can mend there. Where there is nothing, `fab` ships by itself."""
+    drained: Mapping[str, str] = field(default_factory=dict)
+    """By host that gets the release and starts no task: why an operator has taken it out."""
 
     @property
     def hosts(self) -> list[str]:
@@ -38,8 +42,9 @@ class Plan:
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks that shall run."""
-        return [task for task in self.inventory.tasks if task.host not in self.missing]
+        """The tasks that are to run."""
+        away = {*self.missing, *self.drained}
+        return [task for task in self.inventory.tasks if task.host not in away]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -50,6 +55,7 @@ class Plan:
             "stop": [task.name for task in self.stop],
             "start": [task.name for task in self.start],
             "missing": dict(self.missing),
+            "drained": dict(self.drained),
         }
 
     def without(self, lost: Mapping[str, str]) -> Plan:
@@ -73,13 +79,15 @@ def make_plan(
 ) -> Plan:
     """Work out what a start has to do, from what the hosts said."""
     down = (Health.STOPPED, Health.FAILED, Health.ABSENT)
-    present = [task for task in inventory.tasks if task.name in before.units]
+    present = [task for task in inventory.tasks if task.name in before.units and task.host not in before.drains]
     running = [task for task in present if before.units[task.name].health not in down]
     stop = running if restart else pick_restarts(inventory, before.units, choice.new)
     start = [task for task in present if task in stop or before.units[task.name].idle]
     behind = {host: found for host, found in before.releases.items() if found != release}
     untried = choice.write or before.run is None or not before.run.step
-    return Plan(inventory, release, choice, behind, stop, start, dict(before.unreachable), untried)
+    drained = {host: describe(drain) for host, drain in before.drains.items() if host not in before.unreachable}
+    missing = dict(before.unreachable)
+    return Plan(inventory, release, choice, behind, stop, start, missing, untried, drained=drained)
 
 
 def render_plan(plan: Plan) -> str:
@@ -103,6 +111,9 @@ def render_plan(plan: Plan) -> str:
     for host, reason in plan.missing.items():
         away = _names(task.name for task in plan.inventory.tasks_on(host))
         lines.append(f"  without {away} on {host}: {reason}")
+    for host, reason in plan.drained.items():
+        away = _names(task.name for task in plan.inventory.tasks_on(host))
+        lines.append(f"  without {away} on {host}: {reason} (fab undrain {host})")
     return "\n".join(["plan", *lines])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.asked import list_of, pack
-from fleet.site.inventory import plain_value
+from fleet.site.reader import plain_value
 from fleet.wanted import SKIPPED, UNCHANGED, Call, UnknownTask, expression
 
 Reader = Callable[[Call], Any]

@@ -312,7 +312,7 @@ def _follow(process: subprocess.Popen[str], display: Display, doing: str) -> Ite
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Leave no Ansible behind, also where somebody left with Ctrl-C, twice: it would go on beside what is put back."""
+    """Leave no Ansible behind, also after Ctrl-C, twice: it would go on beside what is put back."""
     if process.poll() is not None:
         return
     with undisturbed():

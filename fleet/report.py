@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fleet.cluster import Observation
 from fleet.decision import judge_task
+from fleet.observation import Observation
+from fleet.readings import describe
 from fleet.run import Run
-from fleet.site.inventory import Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.tables import render_duration, render_metrics, render_number, render_table
 from fleet.terminal import one_line, set_off
 from fleet.units import Health
@@ -42,13 +44,14 @@ def render_progress(run: Run, stalled_seconds: float = 0.0) -> str:
 def render_waiting(inventory: Inventory, observation: Observation) -> str:
     """One line for the time before the first step: who isn't running yet, and what the coordinator says."""
     late = []
-    for task in inventory.tasks:
+    wanted = [task for task in inventory.tasks if task.host not in observation.drains]
+    for task in wanted:
         unit = observation.units.get(task.name)
         if unit is None:
             late.append(f"{task.name} unreachable")
         elif unit.health is not Health.RUNNING:
             late.append(f"{task.name} {unit.health.value}")
-    count = len(inventory.tasks)
+    count = len(wanted)
     text = f"{count - len(late)} of {count} tasks run"
     if late:
         text += f" ({', '.join(late[:4])}{', ...' if len(late) > 4 else ''})"
@@ -71,6 +74,9 @@ def task_rows(
         unit = observation.units.get(task.name)
         if unit is None:
             reason = observation.unreachable.get(task.host, "no answer")
+            if drain := observation.drains.get(task.host):
+                rows.append({**row, "state": "drained", "trouble": False, "note": f"{describe(drain)}; {reason}"})
+                continue
             rows.append({**row, "state": "unreachable", "trouble": True, "note": reason})
             continue
         state, trouble = judge_task(task, observation)
@@ -96,6 +102,8 @@ def _note(task: Task, observation: Observation) -> str:
     running = observation.running.get(task.name)
     current = observation.releases[task.host]
     said = observation.units[task.name].status_text
+    if drain := observation.drains.get(task.host):
+        said = describe(drain) if observation.units[task.name].health is Health.STOPPED else f"draining; {said}"
     if running is None or running == current:
         return said
     old = f"runs release {running}, current is {current}"

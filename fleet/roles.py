@@ -15,7 +15,8 @@ from typing import Any
 
 from fleet.places import KIT, ROLES, site
 from fleet.readers import AHEAD, NAMING, OF_A_START
-from fleet.site.inventory import Inventory, plain_value
+from fleet.site.inventory import Inventory
+from fleet.site.reader import plain_value
 from fleet.wanted import SKIPPED, UNCHANGED, Call, Pass, UnknownTask, Wanted, expression, files_differ, load
 
 # fleet/short.py asks the host for what they would find.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from fleet import readings
 from trainer.core.config import RUN_NAME, Config
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
@@ -91,6 +92,7 @@ def script_of_files(shared_dir: str) -> str:
     name = r"""/"run": *"/{s/.*"run": *"\([^"]*\)".*/\1/p;q}"""
     look = "\n".join(
         (
+            readings.script_of_shared(shared_dir),
             f"echo @selection; {_NO_SECTION} {selection} 2>/dev/null; echo",
             f"run=$(sed -n '{name}' {selection} {SETTINGS} 2>/dev/null); echo @run-name; echo \"$run\"",
             # The run's directory is missing where the run is new.

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from fleet.asked import list_of, pack, sources
-from fleet.cluster import CURRENT, Cluster
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake, first_line
+from fleet.host_scripts import CURRENT
 from fleet.places import ROLES, site_file
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role
 from fleet.run import SETTINGS
 from fleet.signals import undisturbed
+from fleet.site.topology import Task
 from fleet.wanted import State, UnknownTask, Wanted, files_differ
 from trainer.run.release import kit_of
 
@@ -293,28 +295,41 @@ class ShortWay:
                 self._cluster.act({host: {"alone": True} for host in asked}, SWITCH_SECONDS)
             raise
         self._cluster.tell_release(shipment.release)
-        found = [each["steps"]["stale"] for each in answers.values()]
-        stale, warm = ({name for each in found for name in each.get(kind, ())} for kind in ("tasks", "warm"))
-        # They come back with the others that this start starts. A task that trains saves while the servers still run.
-        tasks = [task for task in self._inventory.tasks if task.name in stale]
-        for leaving in ([task for task in tasks if not task.server], [task for task in tasks if task.server]):
-            if leaving:
-                # What trains in step stops at once.
-                may_park = all(task.name in warm for task in leaving)
-                (self._cluster.park if may_park else self._cluster.stop)(leaving)
+        leave_stale(self._cluster, answers)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 
     def _act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
         answers = self._cluster.act(asked, seconds)
-        failed = [
-            f"{host}: {result['msg']}"
-            for host, each in answers.items()
-            for result in each["steps"].values()
-            if result.get("failed")
-        ]
-        if failed:
-            raise ClusterTrouble("\n".join(failed))
+        refuse_failures(answers)
         return answers
+
+
+def leave_stale(cluster: Cluster, answers: Mapping[str, Any]) -> list[Task]:
+    """Park or stop the tasks that run on older files, by what stale_tasks says of each host; returns them.
+
+    They come back with the others that a start starts. A task that trains saves while the servers still run.
+    """
+    found = [each["steps"]["stale"] for each in answers.values()]
+    stale, warm = ({name for each in found for name in each.get(kind, ())} for kind in ("tasks", "warm"))
+    tasks = [task for task in cluster.inventory.tasks if task.name in stale]
+    for leaving in ([task for task in tasks if not task.server], [task for task in tasks if task.server]):
+        if leaving:
+            # What trains in step stops at once.
+            may_park = all(task.name in warm for task in leaving)
+            (cluster.park if may_park else cluster.stop)(leaving)
+    return tasks
+
+
+def refuse_failures(answers: Mapping[str, Any]) -> None:
+    """Raise ClusterTrouble with what failed on hosts, as fleet/agent.py says it."""
+    failed = [
+        f"{host}: {result['msg']}"
+        for host, each in answers.items()
+        for result in each["steps"].values()
+        if result.get("failed")
+    ]
+    if failed:
+        raise ClusterTrouble("\n".join(failed))
 
 
 def _difference(found: Mapping[str, Any], wanted: Mapping[str, State]) -> str | None:

@@ -1,4 +1,4 @@
-"""What must go on to its end, whoever wants to leave meanwhile."""
+"""What must go on to its end, though the operator wants to leave."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from paramiko.ssh_exception import (
 )
 
 from fleet.errors import HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Host
+from fleet.site.routes import Host
 
 CONNECT_SECONDS = 10
 LOGIN_SECONDS = 20  # for sshd's first line, and again for the key
@@ -43,7 +43,7 @@ MOST_AT_ONCE = 64
 
 # A login's shell may print before the script does, as in ~/.bashrc: what comes before this line is none of the answer.
 BEGIN = "psfleet-answers"
-# Prepended to every script: `root CMD` runs a command as root, whoever logged in.
+# Prepended to every script: `root CMD` runs a command as root, for any login.
 PREAMBLE = """
 export LC_ALL=C TZ=UTC
 root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
@@ -113,6 +113,7 @@ class SshHosts:
         self._connections: dict[str, Connection] = {}
         self._held: list[paramiko.Channel] = []
         self._opening = {name: threading.Lock() for name in hosts}
+        self._making = threading.Lock()  # Invoke empties its settings for a moment where one of them is set
         self._threads = min(MOST_AT_ONCE, max(1, len(hosts)))
         self._pool = ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="ssh")
 
@@ -263,7 +264,8 @@ class SshHosts:
         with self._opening[host.name]:  # two scripts may need one host at a time
             connection = self._connections.get(host.name)
             if connection is None:
-                connection = self._connections[host.name] = self._connection(host)
+                with self._making:
+                    connection = self._connections[host.name] = self._connection(host)
             if not connection.is_connected:
                 _open(connection)
                 keep_alive(connection)
@@ -305,7 +307,7 @@ class SshHosts:
         where = f"{host.address}:{host.port or 22}"
         if isinstance(error, BadHostKeyException):
             return (
-                f"{error.hostname} shows another host key than the one in known_hosts. If the machine was made anew, "
+                f"{error.hostname} shows another host key than the one in known_hosts. If the machine was made again, "
                 f"remove the old key: ssh-keygen -R {shlex.quote(error.hostname)}"
             )
         if isinstance(error, UnknownHostKey):

@@ -55,7 +55,7 @@ def render_metrics(metrics: Mapping[str, float | str]) -> str:
 def put(stream: TextIO, text: str, begin: str = "", end: str = "\n") -> None:
     """Print now, with nothing in the text that steers a terminal: that is for `begin` and `end`, which are the kit's.
 
-    When whoever read has gone (`fab status | head`), a verb goes on to its end all the same.
+    When the reader has gone (`fab status | head`), a verb goes on to its end all the same.
     """
     try:
         stream.write(begin + printable(text) + end)
@@ -69,7 +69,7 @@ def put(stream: TextIO, text: str, begin: str = "", end: str = "\n") -> None:
 
 
 class ProgressLine:
-    """One line that is rewritten in place on a terminal, and elsewhere printed anew every few seconds."""
+    """One line that is rewritten in place on a terminal, and elsewhere printed again every few seconds."""
 
     def __init__(
         self, stream: TextIO, every: float = 5.0, clock: Callable[[], float] = time.monotonic, width: int | None = None

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet import report
-from fleet.cluster import Observation
+from fleet.observation import Observation
 from fleet.run import Run
 from fleet.site.inventory import Inventory
 from fleet.tables import render_duration, render_metrics, render_number

@@ -20,7 +20,7 @@ module Lab
       route ? [File.read("/sys/class/net/#{route[0]}/mtu").to_i, 1500].min : 1500
     end
 
-    # The same at every start, so that neighbours need not learn a host's address anew after its reboot.
+    # The same at every start, so that neighbours need not learn a host's address again after its reboot.
     def self.mac(address)
       format("02:16:%02x:%02x:%02x:%02x", *address.split(".").map(&:to_i))
     end

@@ -337,7 +337,7 @@ def libvirt_answers() -> bool:
 def open_kvm(device: Path = Path("/dev/kvm")) -> None:
     """Let QEMU's user open the device, as udev would have done; also one that doesn't work.
 
-    Else libvirt, which tries as root, finds KVM and then that QEMU can't have it, and probes QEMU anew at each call.
+    Else libvirt, which tries as root, finds KVM and then that QEMU can't have it, and probes QEMU again at each call.
     """
     if device.exists():
         shutil.chown(device, group="kvm")

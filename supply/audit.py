@@ -34,7 +34,7 @@ def audit(locks: Sequence[Path], archive: Path, days: float, tool: Path, fewest:
     fetched, newest = ((time.time() - at) / DAY for at in (advisories.fetched, advisories.newest_at))
     told = f"advisories up to {advisories.newest[:10]}, fetched {fetched:.1f} days ago"
     if max(fetched, newest) > days:
-        raise NoAdvisories(f"{archive}: {told}; expected {days:g} at most. `make advisories` fetches them anew")
+        raise NoAdvisories(f"{archive}: {told}; expected {days:g} at most. `make advisories` fetches them again")
     print(told, flush=True)
     pins = pins_of(locks)
     if not pins:

@@ -50,19 +50,19 @@ def table(
 ) -> str:
     """Render the table of one host."""
     spec = cluster_spec(groups, hostvars)
-    doors = firewall.firewall_doors(spec, host, groups, hostvars[host])
+    rules = firewall.firewall_rules(spec, host, groups, hostvars[host])
     tunnel = firewall.firewall_tunnel(hostvars[host])
     return render(
         "firewall.nft.j2",
         firewall_sources=firewall.firewall_sources(spec),
-        firewall_doors=doors,
+        firewall_rules=rules,
         firewall_open=opened,
         firewall_uid=UID,
         firewall_tunnel=tunnel,
         __firewall_family="ip6" if ":" in tunnel.get("network", "") else "ip",
         __firewall_closes=closes,
         __firewall_facts=facts,
-        __firewall_guarded=firewall.guarded_ports(doors),
+        __firewall_guarded=firewall.guarded_ports(rules),
     )
 
 

@@ -22,6 +22,8 @@ from trainer.core.config import Config, ConfigError, absolute_path, read_assignm
 from trainer.core.failures import TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.core.proxies import bypass_proxies
 from trainer.core.runtime import prepare_tensorflow
+from trainer.keep_run import HELP as UPKEEP
+from trainer.keep_run import add_upkeep_options, run_upkeep
 from trainer.process.gpus import find_missing
 from trainer.process.warm_start import die_with_parent, end
 from trainer.report.html import render
@@ -69,6 +71,8 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
             from trainer.export_run import run_export
 
             return run_export(options, read_config(options, environment))
+        if options.command in UPKEEP:
+            return run_upkeep(options, read_settings(options, environment))
         if options.command == "ways":
             return try_ways(options)
         if options.command == "check":
@@ -123,14 +127,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         command.add_argument("--shared-dir", help="the shared path, instead of the settings'")
         if name == "sweep":
             command.add_argument("--name", help="the sweep, instead of the selected one, or else the last one")
+    add_upkeep_options(commands, add_settings_options)
     report = commands.add_parser("report", help="print the page of a run, or of several side by side, as HTML")
-    report.add_argument(
-        "--settings", metavar="FILE", default=argparse.SUPPRESS, help="the run settings (default: TRAINER_SETTINGS)"
-    )
+    add_settings_options(report)
     report.add_argument(
         "--run", dest="runs", metavar="NAME", action="append", default=[], help="the run; more of them side by side"
     )
-    report.add_argument("--shared-dir", help="the shared path, instead of the settings'")
     report.add_argument("--json", action="store_true", help="print JSON, with the page's HTML in it")
     ways = commands.add_parser("ways", help="try the ways from this host to members, with a large packet")
     ways.add_argument("--source", default="", help="who is to have them")
@@ -156,17 +158,30 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--program", metavar="MODULE:NAME", default=unset, help="the program, likewise")
 
 
-def read_config(options: argparse.Namespace, environment: Mapping[str, str], evaluates: bool = False) -> Config:
-    """Read the settings, then what the operator selected, then the command line; the last one counts.
+def add_settings_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--settings", metavar="FILE", default=argparse.SUPPRESS, help="the run settings (default: TRAINER_SETTINGS)"
+    )
+    parser.add_argument("--shared-dir", help="the shared path, instead of the settings'")
 
-    Of a sweep it is the present point, or for who `evaluates` the one that is to be evaluated.
-    """
+
+def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Config:
+    """Read the settings, as the inventory has them."""
     path = getattr(options, "settings", None) or environment.get("TRAINER_SETTINGS")
     if not path:
         raise ConfigError("no run settings: set TRAINER_SETTINGS to the path of run.json, or pass --settings FILE")
     config = Config.from_file(Path(path))
     if getattr(options, "shared_dir", None):
         config = config.replace(shared_dir=absolute_path(options.shared_dir))
+    return config
+
+
+def read_config(options: argparse.Namespace, environment: Mapping[str, str], evaluates: bool = False) -> Config:
+    """Read the settings, then what the operator selected, then the command line; the last one counts.
+
+    Of a sweep it is the present point, or for who `evaluates` the one that is to be evaluated.
+    """
+    config = read_settings(options, environment)
     chosen = {key: getattr(options, key) for key in ("run", "program") if hasattr(options, key)}
     if hasattr(options, "program_args"):
         chosen["program_args"] = read_assignments(options.program_args)

@@ -20,7 +20,7 @@ from ansible.plugins.action import ActionBase
 runpy.run_path(str(Path(__file__).parents[1] / "kit.py"))
 from fleet import places  # noqa: E402
 from fleet.errors import OperatorMistake  # noqa: E402
-from fleet.site.inventory import Host, ssh_host  # noqa: E402
+from fleet.site.routes import Host, ssh_host  # noqa: E402
 
 
 def host_of(name: str, variables: Mapping[str, Any]) -> Host:

@@ -7,31 +7,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fleet.drills import faults
+from fleet.drills import host_faults
 from fleet.drills.drill import Drill
-from fleet.drills.faults import (
-    NOTHING,
-    Cut,
-    Damage,
-    Down,
-    Freeze,
-    Full,
-    Kill,
-    KillWhileSaving,
-    PowerOff,
-    ReadOnly,
-    Reboot,
-    Slow,
-    every,
-    one,
-)
+from fleet.drills.faults import NOTHING, Down, Freeze, Kill, KillWhileSaving, Slow, every, one
+from fleet.drills.host_faults import Cut, Damage, Full, PowerOff, ReadOnly, Reboot
+from fleet.drills.recovery import recovers
 from fleet.drills.scenes import (
     all_checkpoints_bad,
     fails,
     finishes,
     five_times,
     never_starts,
-    recovers,
     saves_again,
     second_coordinator,
     undisturbed,
@@ -53,12 +39,12 @@ def where_it_was(watch: Watch) -> int:
 
 
 LOSES_NO_STEP = recovers(restored=where_it_was)
-# A coordinator that can't get on may be started anew, and nobody with it.
-ANEW = ("chief",)
-GOES_ON: Mapping[str, Any] = {"restarts": False, "may_too": ANEW}
+# A coordinator that can't get on may be restarted, and nobody with it.
+CHIEF_TOO = ("chief",)
+GOES_ON: Mapping[str, Any] = {"restarts": False, "may_too": CHIEF_TOO}
 COORDINATOR = Kill(one("chief"))
 SERVICE = {"input": "service", "input_sharding": "dynamic"}
-SOON = {"ps_wait_seconds": 10.0, "worker_wait_seconds": 10.0}
+SOON = {"ps_grace_seconds": 10.0, "worker_wait_seconds": 10.0}
 # systemd's watchdog takes 30 s.
 WATCHDOG = 35
 # SSH to a host that boots takes some seconds more than the host itself.
@@ -78,34 +64,34 @@ _DRILLS = (
            Kill(one("worker")), detected=5, paused=5),
     _drill("workers-60s", "all workers are down for a minute: training goes on when they are back",
            Down(every("worker")), detected=10, paused=45, scene=recovers(goes_on=False)),
-    _drill("ps", "a ps is killed in mid-step: only it is started anew",
+    _drill("ps", "a ps is killed in mid-step: only it is restarted",
            Kill(one("ps")), detected=5, paused=30),
     _drill("ps-fit", "the same under api: fit, and every restored tensor is the checkpoint's",
            Kill(one("ps")), detected=5, paused=30, scene=recovers(tensors=True), settings={"api": "fit"}),
     _drill("ps-idle", f"a ps is killed while nobody asks it anything, a step of {LONG_STEP:.0f} s being under way",
-           Kill(one("ps")), detected=LONG_STEP + 15, paused=LONG_STEP + 60, may_too=ANEW, long_step=True),
+           Kill(one("ps")), detected=LONG_STEP + 15, paused=LONG_STEP + 60, may_too=CHIEF_TOO, long_step=True),
     _drill("ps-saving", "a ps is killed while it writes its part of a checkpoint",
-           KillWhileSaving(one("ps")), detected=5, paused=60, may_too=ANEW, program="trainer.drill:Large"),
+           KillWhileSaving(one("ps")), detected=5, paused=60, may_too=CHIEF_TOO, program="trainer.drill:Large"),
     _drill("ps-and-worker", "a ps and a worker are killed together",
-           Kill(one("ps", "worker")), detected=5, paused=60, may_too=ANEW),
+           Kill(one("ps", "worker")), detected=5, paused=60, may_too=CHIEF_TOO),
     _drill("all-ps", "all ps are killed",
-           Kill(every("ps")), detected=5, paused=60, may_too=ANEW),
+           Kill(every("ps")), detected=5, paused=60, may_too=CHIEF_TOO),
     _drill("coordinator", "the coordinator is killed: no step is lost",
            COORDINATOR, detected=10, paused=30, scene=LOSES_NO_STEP),
     _drill("coordinator-5", "the coordinator is killed five times: the memory of the ps does not grow",
            COORDINATOR, detected=10, paused=45, scene=five_times(LOSES_NO_STEP), program="trainer.drill:Large"),
     _drill("coordinator-saving", "the coordinator is killed in mid-save",
            KillWhileSaving(one("chief")), detected=10, paused=45, scene=LOSES_NO_STEP, program="trainer.drill:Large"),
-    _drill("coordinator-term", "the coordinator is sent a stray SIGTERM: it saves, ends, and is started anew",
+    _drill("coordinator-term", "the coordinator is sent a stray SIGTERM: it saves, ends, and is restarted",
            Kill(one("chief"), signal="TERM"), detected=15, paused=60, scene=LOSES_NO_STEP),
     _drill("worker-term", "a worker is sent a stray SIGTERM: likewise",
            Kill(one("worker"), signal="TERM"), detected=5, paused=10),
     _drill("ps-term", "a ps is sent a stray SIGTERM",
            Kill(one("ps"), signal="TERM"), detected=5, paused=45),
     _drill("worker-frozen", "a worker is stopped (SIGSTOP)",
-           Freeze(one("worker")), detected=10, paused=10, may_too=ANEW),
+           Freeze(one("worker")), detected=10, paused=10, may_too=CHIEF_TOO),
     _drill("ps-frozen", "a ps is stopped (SIGSTOP)",
-           Freeze(one("ps")), detected=10, paused=45, may_too=ANEW),
+           Freeze(one("ps")), detected=10, paused=45, may_too=CHIEF_TOO),
     _drill("coordinator-frozen", "the coordinator is stopped (SIGSTOP)",
            Freeze(one("chief")), detected=10, paused=40, scene=LOSES_NO_STEP),
     _drill("worker-unit", "a worker is killed together with its supervisor: systemd starts both again",
@@ -115,11 +101,11 @@ _DRILLS = (
     _drill("coordinator-unit", "likewise the coordinator",
            Kill(one("chief"), part="unit"), detected=15, paused=60, scene=LOSES_NO_STEP),
     _drill("worker-unit-frozen", "a worker is stopped together with its supervisor: systemd's watchdog ends it",
-           Freeze(one("worker"), part="unit"), detected=WATCHDOG, paused=45, may_too=ANEW),
+           Freeze(one("worker"), part="unit"), detected=WATCHDOG, paused=45, may_too=CHIEF_TOO),
     _drill("ps-unit-frozen", "likewise a ps",
-           Freeze(one("ps"), part="unit"), detected=WATCHDOG, paused=75, may_too=ANEW),
+           Freeze(one("ps"), part="unit"), detected=WATCHDOG, paused=75, may_too=CHIEF_TOO),
     _drill("coordinator-unit-frozen", "likewise the coordinator",
-           Freeze(one("chief"), part="unit"), detected=WATCHDOG, paused=75, may_too=ANEW),
+           Freeze(one("chief"), part="unit"), detected=WATCHDOG, paused=75, may_too=CHIEF_TOO),
     _drill("worker-slow", "a worker gets a fiftieth of a processor for a minute: the others go on",
            Slow(one("worker")), detected=None, paused=45, **GOES_ON),
     _drill("ps-slow", "a ps gets a fiftieth of a processor for a minute: it is slow, or done without",
@@ -130,7 +116,7 @@ _DRILLS = (
            "a worker's host drops every packet for a minute: training goes on without it and takes it back",
            Cut(one("worker")), detected=10, paused=15, settings=SOON, destructive=True, needs=("worker 2",),
            **GOES_ON),
-    _drill("ps-cut", "the same with a ps: its variables are laid out anew on the other, every tensor the checkpoint's",
+    _drill("ps-cut", "the same with a ps: its variables are laid out again on the other, every tensor the checkpoint's",
            Cut(one("ps")), detected=10, paused=45, scene=recovers(tensors=True), settings={**SOON, "api": "fit"},
            destructive=True, needs=("ps 2",), **GOES_ON),
     _drill("way-lost",
@@ -153,23 +139,23 @@ _DRILLS = (
            NoWayIn(one("ps")), detected=NAMED, paused=60, restarts=False, may_too=("chief", "worker", "ps"),
            settings=SOON, destructive=True, needs=("ps 2",)),
     _drill("worker-off", "a worker's host loses its power, and gets it back",
-           PowerOff(one("worker")), detected=10, paused=BOOT, may_too=ANEW, settings=SOON, destructive=True,
+           PowerOff(one("worker")), detected=10, paused=BOOT, may_too=CHIEF_TOO, settings=SOON, destructive=True,
            needs=("worker 2", "power")),
     _drill("ps-off", "a ps's host loses its power, and gets it back",
-           PowerOff(one("ps"), lasts=100.0), detected=10, paused=45, may_too=ANEW, settings=SOON, destructive=True,
+           PowerOff(one("ps"), lasts=100.0), detected=10, paused=45, may_too=CHIEF_TOO, settings=SOON, destructive=True,
            needs=("ps 2", "power")),
     _drill("reboot", "every host reboots at once",
            Reboot(), detected=None, paused=240, destructive=True),
     _drill("data-truncated", "the newest checkpoint's data is cut in half: it is set aside, and the one before it used",
-           Damage(faults.TRUNCATE_DATA), detected=15, paused=60, scene=recovers(restored=before_the_newest),
-           may_too=ANEW),
+           Damage(host_faults.TRUNCATE_DATA), detected=15, paused=60, scene=recovers(restored=before_the_newest),
+           may_too=CHIEF_TOO),
     _drill("index-truncated", "the newest checkpoint's index is cut in half: likewise",
-           Damage(faults.TRUNCATE_INDEX), detected=15, paused=60, scene=recovers(restored=before_the_newest),
-           may_too=ANEW),
+           Damage(host_faults.TRUNCATE_INDEX), detected=15, paused=60, scene=recovers(restored=before_the_newest),
+           may_too=CHIEF_TOO),
     _drill("state-file-deleted", "TensorFlow's file `checkpoint` is deleted: nobody misses it",
-           Damage(faults.REMOVE_STATE_FILE), detected=15, paused=60, may_too=ANEW),
+           Damage(host_faults.REMOVE_STATE_FILE), detected=15, paused=60, may_too=CHIEF_TOO),
     _drill("all-checkpoints-bad", "no checkpoint can be read: one clear, permanent error",
-           Damage(faults.TRUNCATE_ALL), detected=120, paused=120, scene=all_checkpoints_bad),
+           Damage(host_faults.TRUNCATE_ALL), detected=120, paused=120, scene=all_checkpoints_bad),
     # The log complains, and nothing else: events.jsonl is where nothing can be written.
     _drill("path-full", "the shared path is full for half a minute: training goes on, complains, and saves again",
            Full(), detected=None, paused=15, scene=saves_again(recovers()), may_too=("evaluator",), destructive=True),

@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.drills.faults import Fault
 from fleet.drills.stage import Stage
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 
 
 @dataclass
@@ -41,11 +41,11 @@ class Drill:
     name: str
     text: str
     fault: Fault
-    detected: float | None  # somebody notices within this time; None where nobody has to
+    detected: float | None  # it is noticed within this time; None where it need not be
     paused: float  # no longer without a new step; or, where the run ends, until it does
     scene: Scene
-    restarts: bool = True  # whether what is hit must be started anew
-    may_too: Sequence[str] = ()  # jobs whose tasks may be started anew beside it
+    restarts: bool = True  # whether what is hit must be restarted
+    may_too: Sequence[str] = ()  # jobs whose tasks may be restarted beside it
     program: str = "trainer.drill:Drill"
     settings: Mapping[str, Any] = field(default_factory=dict)
     long_step: bool = False
@@ -58,6 +58,6 @@ class Drill:
     def may_restart(self, stage: Stage, task: Task, hit: Sequence[Task]) -> bool:
         return task in hit or task.job in self.may_too
 
-    def with_slack(self, slack: float) -> Drill:
-        detected = None if self.detected is None else self.detected * slack
-        return replace(self, detected=detected, paused=self.paused * slack)
+    def with_bounds_times(self, factor: float) -> Drill:
+        detected = None if self.detected is None else self.detected * factor
+        return replace(self, detected=detected, paused=self.paused * factor)

@@ -14,6 +14,7 @@ from fleet.drills.drill import Drill, Findings
 from fleet.drills.soak import Soak, rounds
 from fleet.drills.stage import DrillFailed, NotHere, Stage, victim
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
+from fleet.history import Trail
 from fleet.signals import undisturbed
 from fleet.site.inventory import Inventory
 from fleet.tables import render_table
@@ -37,15 +38,15 @@ def list_drills(desk: Desk) -> None:
     desk.say(render_table(["DRILL", "NOTICED", "PAUSED", "DESTRUCTIVE", "WHAT HAPPENS"], rows))
 
 
-def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool = False, slack: float = 1.0) -> None:
+def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool = False, factor: float = 1.0) -> None:
     """Go through drills, one line each; raise ClusterTrouble when one fails.
 
-    Bounds are multiplied by `slack`, for machines that do something else besides.
+    Bounds are multiplied by `factor`, for machines that do something else besides.
 
     Raises OperatorMistake for a name that is no drill's and for a drill that the inventory doesn't permit.
     """
-    check(cluster.inventory, slack)
-    chosen = [each.with_slack(slack) for each in choose(names, everything)]
+    check(cluster.inventory, factor)
+    chosen = [each.with_bounds_times(factor) for each in choose(names, everything)]
     refusals = {each.name: why for each in chosen if (why := refuse(each, cluster.inventory))}
     if refusals and not everything:
         raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
@@ -69,12 +70,12 @@ def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool =
         raise ClusterTrouble(f"{len(failed)} of {len(chosen) - len(refusals)} drills failed: {', '.join(failed)}")
 
 
-def soak(cluster: Cluster, desk: Desk, seed: int | None = None, minutes: float = 10.0, slack: float = 1.0) -> None:
+def soak(cluster: Cluster, desk: Desk, seed: int | None = None, minutes: float = 10.0, factor: float = 1.0) -> None:
     """Let faults come by chance for so long; raise ClusterTrouble when what is promised was not kept.
 
     Without a `seed` one is drawn. Raises OperatorMistake when the inventory permits none of the faults.
     """
-    check(cluster.inventory, slack)
+    check(cluster.inventory, factor)
     if not 0 < minutes < math.inf:
         raise OperatorMistake(f"--minutes {minutes:g} is no length of time: give a number above 0, such as 10")
     seed = random.SystemRandom().randrange(1, 1_000_000) if seed is None else seed
@@ -87,7 +88,7 @@ def soak(cluster: Cluster, desk: Desk, seed: int | None = None, minutes: float =
     for name, why in refusals.items():
         desk.say(f"skip  {name}: {why}")
     with taken(cluster, desk) as stage:
-        soaked, begun = Soak(stage, seed, slack), desk.clock()
+        soaked, begun = Soak(stage, seed, factor), desk.clock()
         problems = soaked.go_on_until(begun + 60 * minutes, rounds(seed, stage, drills))
         desk.say(soaked.summary(desk.clock() - begun))
     if desk.answers is not None:
@@ -97,10 +98,12 @@ def soak(cluster: Cluster, desk: Desk, seed: int | None = None, minutes: float =
         raise ClusterTrouble("\n".join([f"{len(problems)} promises were not kept, seed {seed}:", *problems]))
 
 
-def check(inventory: Inventory, slack: float) -> None:
+def check(inventory: Inventory, factor: float) -> None:
     """Raise OperatorMistake where no drill can be done at all."""
-    if not 1 <= slack < math.inf:
-        raise OperatorMistake(f"--slack {slack:g} is no factor for the bounds: give a number from 1 on, such as 2")
+    if not 1 <= factor < math.inf:
+        raise OperatorMistake(
+            f"--bounds-factor {factor:g} is no factor for the bounds: give a number from 1 on, such as 2"
+        )
     if inventory.chief.server or not any(task.job == "ps" for task in inventory.tasks):
         raise OperatorMistake(
             "drills are for clusters with parameter servers; the inventory's strategy is another. Set strategy: "
@@ -116,17 +119,19 @@ def taken(cluster: Cluster, desk: Desk) -> Iterator[Stage]:
     """
     stage = Stage(cluster, desk)
     cluster.keep_starts_away("drill")
-    stage.take()
-    try:
-        yield stage
-    finally:
-        with undisturbed():
-            try:
-                stage.keep()
-                stage.give_back()
-            finally:
-                cluster.let_starts_in()
-        desk.say("the cluster is as it was before")
+    with Trail(cluster, desk, "drill") as trail:
+        stage.take()
+        trail.begin()
+        try:
+            yield stage
+        finally:
+            with undisturbed():
+                try:
+                    stage.keep()
+                    stage.give_back()
+                finally:
+                    cluster.let_starts_in()
+            desk.say("the cluster is as it was before")
 
 
 def choose(names: Sequence[str], everything: bool) -> list[Drill]:

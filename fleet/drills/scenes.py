@@ -4,200 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
-from fleet.cluster import AS_TRAINER
 from fleet.drills.drill import Drill, Findings, Scene
-from fleet.drills.stage import SHORT_STEP, DrillFailed, Process, Stage
+from fleet.drills.recovery import PATIENCE, describe_recovery
+from fleet.drills.stage import DrillFailed, Stage
 from fleet.drills.watch import (
     Watch,
     describe_process,
-    longest_pause,
-    lowest_step,
-    new_steps,
-    steps_lost,
 )
-from fleet.site.inventory import Task
-from trainer.cluster.spec import SERVICE_JOBS
-
-# After this time beyond its bound, what is watched for is given up.
-PATIENCE = 60.0
-# A training that a lasting fault must not stop trains in so many of its last seconds.
-TRAINS_BY_THEN = 15.0
-RETURN_SECONDS = 90.0
-TIMES_USED = 3
-
-
-def recovers(*, goes_on: bool = True, tensors: bool = False, restored: Callable[[Watch], int] | None = None) -> Scene:
-    """The drill's fault comes, and the run trains again by itself: while it lasts if it `goes_on`, else after it.
-
-    `tensors`: the program compares what was restored with the checkpoint. `restored` says which step the run may go
-    back to; without it that is the newest checkpoint before the fault.
-    """
-
-    def play(stage: Stage, drill: Drill) -> Findings:
-        fault = drill.fault
-        stage.train(drill.program, drill.settings)
-        if drill.long_step:
-            stage.begin_long_step()
-        found = Findings()
-        watch = Watch(stage)
-        others: dict[str, Process] = {}
-        hit = fault.hits(stage)
-        must = [task.name for task in stage.inventory.tasks if drill.must_restart(stage, task, hit)]
-        try:
-            watch.begin()
-            found.proof = fault.strike(stage)
-            if fault.strikes_late:
-                watch.begun = stage.desk.clock() - 0.5
-            if drill.long_step:
-                stage.pace(SHORT_STEP)
-            healed = watch.begun
-            if fault.lasts:
-                ends = stage.desk.clock() + fault.lasts
-                watch.away = [task.host for task in hit] if fault.takes_ssh else []
-                watch.until(lambda: stage.desk.clock() >= ends, fault.lasts)
-                if goes_on:
-                    trained = watch.has_trained_since(ends - TRAINS_BY_THEN)
-                    found.expect(trained, f"nothing was trained at the end of the {fault.lasts:.0f} s of the fault")
-                others = stage.processes(away=[task.host for task in hit])
-                fault.heal(stage)
-                watch.away, healed = [], stage.desk.clock()
-            watch.until(
-                lambda: (
-                    watch.run_again(must)
-                    and watch.has_trained_since(max(healed, last_restart(watch)) + 1.0)
-                    # A supervisor may be so fast that the coordinator finds out only now.
-                    and (drill.detected is None or watch.detected_after() is not None)
-                ),
-                drill.paused + PATIENCE,
-            )
-            if fault.lasts or not drill.long_step:
-                found.problems += take_part_again(stage, watch, hit)
-        finally:
-            fault.heal(stage)
-            stage.pace(SHORT_STEP)
-        _describe_recovery(found, watch, stage, drill, hit, None if goes_on or not fault.lasts else healed)
-        floor = restored(watch) if restored else watch.newest_checkpoint
-        low = lowest_step(watch.samples)
-        found.expect(low is None or low >= floor, f"it went back to step {low}, before the checkpoint {floor}")
-        if fault.takes_away:
-            now = stage.processes()
-            for name in others:
-                same = name in now and not now[name].succeeds(others[name])
-                found.expect(same, f"{name} was started anew when {', '.join(task.name for task in hit)} came back")
-        if tensors:
-            equal = tensors_that_equal(stage, watch.first.clock - watch.first.at + watch.begun)
-            found.expect(equal, "nothing says that the restored tensors are the checkpoint's")
-            found.notes.append(f"{equal} tensors equal the checkpoint's")
-        return found
-
-    return play
-
-
-def last_restart(watch: Watch) -> float:
-    """When the coordinator was last seen to be another process."""
-    at = watch.begun
-    for before, sample in pairwise(watch.samples):
-        if before.coordinator.start != sample.coordinator.start:
-            at = sample.at
-    return at
-
-
-def _describe_recovery(
-    found: Findings, watch: Watch, stage: Stage, drill: Drill, hit: Sequence[Task], healed: float | None
-) -> None:
-    found.detected = watch.detected_after()
-    found.paused = longest_pause(watch.begun, watch.samples)
-    if healed is not None:
-        after = [at for at in new_steps(watch.samples) if at > healed]
-        found.paused = after[0] - healed if after else None
-    found.lost = steps_lost(watch.samples)
-    found.restarted = watch.restarted()
-    for task in stage.inventory.tasks:
-        anew = task.name in found.restarted
-        if drill.must_restart(stage, task, hit):
-            found.expect(anew, f"{task.name} was not started anew")
-        elif not drill.may_restart(stage, task, hit):
-            found.expect(not anew, f"{task.name} was started anew, and should have gone on")
-    for name, process in watch.processes.items():
-        found.expect(process.runs, f"{name} is {describe_process(process)}")
-    found.expect(
-        watch.has_trained_since(max(watch.begun, healed or 0.0)),
-        f"it doesn't train again: {watch.last.status.get('message') or watch.last.said}",
-    )
-
-
-# Who sends a server what it needs for nothing but steps; to a dispatcher its data workers, each second.
-SENDERS = {"worker": "ps", "ps": "worker", "data": "worker", "dispatcher": "data"}
-
-
-class Traffic:
-    """What others send to a server, which they do for nothing but steps."""
-
-    def __init__(self, stage: Stage, task: Task) -> None:
-        self._stage, self._task = stage, task
-        others = stage.tasks(SENDERS[task.job])
-        # The coordinator asks every server each second whether it lives.
-        self._addresses = {other.address for other in others} - {stage.chief.address}
-        self._least: int | None = None
-
-    def grows(self) -> bool:
-        """Whether more has come since this was asked before."""
-        if not self._addresses:
-            return True
-        process = self._stage.processes([self._task.host])[self._task.name]
-        text = self._stage.on(self._task.host, "root ss -Htnpi state established")
-        received = read_traffic(text, process.pid, self._addresses)
-        # Less than before: connections were closed, and others are counted anew.
-        before, self._least = self._least, received if self._least is None else min(self._least, received)
-        return before is not None and received > before
-
-
-def take_part_again(stage: Stage, watch: Watch, hit: Sequence[Task]) -> list[str]:
-    """Look on until those who were hit do their part, and steps are trained with them; returns what is wrong."""
-    # What was under way when a host was cut off comes once more when it is back: hence several times.
-    used = [task for task in hit if task.server and (task.job not in SERVICE_JOBS or stage.is_served)]
-    missing = {task.name: (Traffic(stage, task), TIMES_USED) for task in used}
-
-    def all_used() -> bool:
-        for name, (traffic, times) in list(missing.items()):
-            if traffic.grows():
-                missing[name] = traffic, times - 1
-            if missing[name][1] == 0:
-                del missing[name]
-        return not missing
-
-    if not watch.until(all_used, RETURN_SECONDS):
-        return [f"{', '.join(missing)} takes no part"]
-    since = stage.desk.clock()
-    trained = watch.until(lambda: watch.has_trained_since(since), PATIENCE)
-    return [] if trained else ["nothing was trained with all members"]
-
-
-def read_traffic(text: str, pid: int, addresses: Collection[str]) -> int:
-    """Read `ss -Htnpi state established`: the bytes that a process received from these addresses."""
-    total = 0
-    for line in re.sub(r"\n\s+", " ", text).splitlines():
-        words = line.split()
-        if len(words) > 3 and f"pid={pid}," in line:
-            address = words[3].rpartition(":")[0].removeprefix("[::ffff:").removesuffix("]")
-            count = re.search(r"bytes_received:(\d+)", line)
-            total += int(count[1]) if count and address in addresses else 0
-    return total
-
-
-def tensors_that_equal(stage: Stage, since: float) -> int:
-    """How many the program itself found equal to the checkpoint's since then, by its log and its host's clock."""
-    text = stage.on(
-        stage.chief.host,
-        f"root journalctl --quiet --no-pager --output=cat --unit={stage.chief.unit} --since=@{since:.0f} "
-        "| grep -F 'tensors are those of' || true",
-    )
-    count = re.search(r"all (\d+) tensors", text)
-    return int(count[1]) if count else 0
+from fleet.run import AS_TRAINER
+from fleet.site.topology import Task
 
 
 def five_times(once: Scene) -> Scene:
@@ -350,7 +168,7 @@ def _is_waited_for(
         still = stage.look()
         found.proof = f"systemd's status line names {named}"
         found.expect(still.state == "waiting", f"it doesn't wait: {still.said}")
-        found.expect(still.coordinator.start == sample.coordinator.start, "the coordinator started anew")
+        found.expect(still.coordinator.start == sample.coordinator.start, "the coordinator was restarted")
     finally:
         mend()
         stage.cluster.start(later)
@@ -385,7 +203,7 @@ def second_coordinator(stage: Stage, drill: Drill) -> Findings:
     found.expect(refused, f"nothing says who holds the run: {said[-3:]}")
     found.notes += [refused[-1][-100:]] if refused else []
     watch.until(lambda: watch.has_trained_since(refused_at), 30.0)
-    _describe_recovery(found, watch, stage, drill, [], None)
+    describe_recovery(found, watch, stage, drill, [], None)
     found.detected = refused_at - watch.begun
     return found
 

@@ -19,16 +19,16 @@ from typing import Any
 from fleet.drills.catalogue import SOON
 from fleet.drills.drill import Drill
 from fleet.drills.faults import Fault, Kill, await_save, run_everywhere
-from fleet.drills.scenes import PATIENCE, last_restart, take_part_again, tensors_that_equal
+from fleet.drills.recovery import PATIENCE, last_restart, take_part_again, tensors_that_equal
 from fleet.drills.stage import DrillFailed, Process, Sample, Stage
 from fleet.drills.watch import Watch, describe_process, longest_pause, steps_lost
 from fleet.drills.ways import AWay
 from fleet.errors import FleetError
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 
 PROGRAM = "trainer.drill:Soak"
 START_PAUSE = 90.0  # a start of the whole cluster, from the command to the first step
-PROCESS_SECONDS = 60.0  # until whoever is to be hit has a process
+PROCESS_SECONDS = 60.0  # until the task that is to be hit has a process
 ACTION_SECONDS = 600.0
 TWO_AT_ONCE = 0.5  # of the rounds have two faults
 
@@ -67,7 +67,7 @@ class Round:
     moment: Moment
     blows: tuple[Blow, ...]
 
-    def bound(self, slack: float) -> float:
+    def bound(self, factor: float) -> float:
         """The longest time without a new step (seconds): that of the drills, one after the other.
 
         A fault that stays is done without, unless it holds up the coordinator, a start, or what another fault needs.
@@ -76,7 +76,7 @@ class Round:
         stays = max(blow.fault.lasts for blow in self.blows)
         hits_coordinator = any(blow.task and blow.task.job == "chief" for blow in self.blows)
         held_up = hits_coordinator or len(self.blows) > 1 or self.moment is Moment.START
-        return pauses * slack + stays * held_up
+        return pauses * factor + stays * held_up
 
     def __str__(self) -> str:
         first, *others = self.blows
@@ -185,9 +185,9 @@ def describe(each: Round, outcome: Outcome, bound: float) -> list[str]:
 class Soak:
     """A run that is hit until the time is over."""
 
-    def __init__(self, stage: Stage, seed: int, slack: float) -> None:
+    def __init__(self, stage: Stage, seed: int, factor: float) -> None:
         self._stage = stage
-        self._slack = slack
+        self._factor = factor
         self._settings = {**SOON, "api": random.Random(seed).choice(("custom_loop", "fit"))}
         self.outcomes: list[tuple[Round, Outcome]] = []
 
@@ -199,7 +199,7 @@ class Soak:
             if stage.desk.clock() >= end:
                 break
             stage.keep()
-            bound = each.bound(self._slack)
+            bound = each.bound(self._factor)
             outcome = self._do(each, bound)
             self.outcomes.append((each, outcome))
             for line in describe(each, outcome, bound):
@@ -276,7 +276,7 @@ class Soak:
         return watch.has_trained_since(max(healed, last_restart(watch)) + 1.0)
 
     def _await_processes(self, watch: Watch, fault: Fault) -> None:
-        """Wait until whoever is to be hit has a process: it may be on its way back from the fault before."""
+        """Wait until the task that is to be hit has a process: it may be on its way back from the fault before."""
         stage, tasks = self._stage, fault.aims(self._stage)
         hosts = [task.host for task in tasks]
 
@@ -311,7 +311,7 @@ class Soak:
             stage.cluster.start(stage.inventory.tasks)
             stage.wait(
                 lambda: (sample := stage.look()).state == "training" and (sample.step or 0) > (step or 0),
-                START_PAUSE * self._slack + PATIENCE,
+                START_PAUSE * self._factor + PATIENCE,
                 f"it goes on after step {step}",
             )
             if not (equal := tensors_that_equal(stage, since)):

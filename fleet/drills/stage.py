@@ -10,9 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.cluster import AS_TRAINER, Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Inventory, Task
+from fleet.observation import Observation
+from fleet.readings import describe
+from fleet.run import AS_TRAINER
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.ssh import ANSWER_SECONDS
 from fleet.verbs import Desk
 from trainer.cluster.spec import SERVICE_JOBS
@@ -48,7 +52,7 @@ class NotHere(DrillFailed):
 
 @dataclass(frozen=True)
 class Process:
-    """A task as systemd sees it. `invocation` changes when, and only when, systemd starts the unit anew."""
+    """A task as systemd sees it. `invocation` changes when, and only when, systemd starts the unit again."""
 
     invocation: str
     active: str
@@ -69,11 +73,11 @@ class Process:
 
     @property
     def start(self) -> tuple[str, int]:
-        """What is another when, and only when, the task was started anew: by systemd or by its supervisor."""
+        """What is another when, and only when, the task was restarted: by systemd or by its supervisor."""
         return self.invocation, self.pid
 
     def succeeds(self, before: Process) -> bool:
-        """Whether the task was started anew; the first child of a supervisor is no second start."""
+        """Whether the task was restarted; the first child of a supervisor is no second start."""
         return self.start != before.start if before.child else self.invocation != before.invocation
 
     @property
@@ -150,6 +154,9 @@ class Stage:
         before = self.cluster.observe()
         if before.unreachable:
             raise HostsUnreachable(before.unreachable, "No drill was begun")
+        if before.drains:
+            host = next(iter(before.drains))
+            raise OperatorMistake(f"{host} is {describe(before.drains[host])}, and drills need all: fab undrain {host}")
         self.cluster.refuse_when_not_installed(before)
         self.cluster.refuse_when_not_configured(before)
         answers = self.everywhere(f"cat {SETTINGS}; test -e {PROGRAM} || echo '@missing'")

@@ -109,13 +109,13 @@ class Watch:
                     self.processes |= asked.result()
 
     def restarted(self) -> list[str]:
-        """The tasks that were started anew since before the fault."""
+        """The tasks that were restarted since before the fault."""
         return [name for name in self.before if self.processes[name].succeeds(self.before[name])]
 
     def run_again(self, names: Iterable[str]) -> bool:
-        """Whether these tasks were started anew and are up, and all the others are up too."""
-        anew = self.restarted()
-        return all(name in anew for name in names) and all(process.runs for process in self.processes.values())
+        """Whether these tasks were restarted and are up, and all the others are up too."""
+        restarted = self.restarted()
+        return all(name in restarted for name in names) and all(process.runs for process in self.processes.values())
 
     def has_trained_since(self, at: float) -> bool:
         return any(new > at for new in new_steps(self.samples))
@@ -126,7 +126,7 @@ class Watch:
         return [event for event in seen.events if seen.happened_at(event) >= self.begun - 0.5]
 
     def detected_after(self) -> float | None:
-        """Seconds from the fault to the first sign that somebody noticed."""
+        """Seconds from the fault to the first sign that the fault was noticed."""
         at = [self.last.happened_at(event) for event in self.events() if event["event"] in NOTICES]
         at += [sample.at for sample in self.samples if sample.coordinator.start != self.first.coordinator.start][:1]
         return max(0.0, min(at) - self.begun) if at else None

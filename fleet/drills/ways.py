@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from fleet.drills.faults import HEALS_ITSELF_SECONDS, TABLE, Aimed, Kill, run_everywhere
 from fleet.drills.stage import DrillFailed, NotHere, Stage
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 
 # What is lost, for packets from a worker's host ($from) to a ps's ($to, its port $port).
 LOST: Mapping[str, tuple[str, ...]] = {

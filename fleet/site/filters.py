@@ -8,6 +8,7 @@ from typing import Any
 from fleet import places
 from fleet.site import escaping, firewall, host_check, monitoring, nfs, nvidia, preflight, topology, wireguard
 from fleet.site.outcome import outcome
+from fleet.site.preflight.notes import preflight_notes
 from fleet.site.schema.problems import tell
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -17,7 +18,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "cluster_spec": topology.cluster_spec,
     "host_tasks": topology.host_tasks,
     "metrics_targets": topology.metrics_targets,
-    "firewall_doors": firewall.firewall_doors,
+    "firewall_rules": firewall.firewall_rules,
     "firewall_notes": firewall.firewall_notes,
     "firewall_refusals": firewall.firewall_refusals,
     "firewall_sources": firewall.firewall_sources,
@@ -38,7 +39,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "nvidia_driver": nvidia.nvidia_driver,
     "outcome": outcome,
     "preflight_problems": preflight.preflight_problems,
-    "preflight_notes": preflight.preflight_notes,
+    "preflight_notes": preflight_notes,
     "tell_problems": tell,
     "deaf_hosts": wireguard.deaf_hosts,
     "other_peers": wireguard.other_peers,

@@ -32,7 +32,7 @@ OTHERS = {
 def opened_by(jobs: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Say for each job whose hosts open connections to it, by the jobs that the cluster has.
 
-    Seen by counting them (tests/security/test_training.py): whoever has a part of a function fetches what the others
+    Seen by counting them (tests/security/test_training.py): a process with a part of a function fetches what the others
     computed. Members in step call the chief, and one another.
     """
     present = set(jobs)
@@ -51,41 +51,41 @@ def firewall_sources(spec: Mapping[str, Any]) -> dict[str, list[str]]:
     return sources
 
 
-def firewall_doors(
+def firewall_rules(
     spec: Mapping[str, Any], host: str, groups: Mapping[str, Sequence[str]], variables: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """List what listens on a host, and who may come in.
 
     Args:
         spec: the cluster, as `cluster_spec` derives it.
-        host: whose doors.
+        host: whose rules.
         groups: who serves the shared path, and whose GPUs speak with one another.
         variables: the host's own; read are `common_time_clients`, and `wireguard_port` with `cluster_encryption`.
 
     Returns:
         `[{"name", "protocol", "ports", "sources", "networks", "guarded", "users"}]`. `sources` are names of
         `firewall_sources`, `users` those of this host who may come in besides the tasks': LOGIN, SCRAPER.
-        A guarded door is closed to all others, also to connections that are open already.
+        A guarded rule is closed to all others, also to connections that are open already.
     """
     callers = opened_by(firewall_sources(spec))
     ports: dict[str, list[int]] = {}
     for task in spec["by_host"].get(host, ()):
         if task["port"] is not None:
             ports.setdefault(task["job"], []).append(task["port"])
-    doors = [_door(job, numbers, sources=callers[job]) for job, numbers in ports.items()]
+    rules = [_rule(job, numbers, sources=callers[job]) for job, numbers in ports.items()]
     if host in spec["tensorboard"]:
-        doors.append(_door("tensorboard", [spec["tensorboard"][host]["port"]], sources=[MEMBER], users=[LOGIN]))
-    doors += _monitoring_doors(spec, host)
+        rules.append(_rule("tensorboard", [spec["tensorboard"][host]["port"]], sources=[MEMBER], users=[LOGIN]))
+    rules += _monitoring_doors(spec, host)
     if host in groups.get("nfs_server", ()):
-        doors.append(_door("nfs", [NFS_PORT], sources=[MEMBER]))
+        rules.append(_rule("nfs", [NFS_PORT], sources=[MEMBER]))
     if is_encrypted(variables):
         port = variables.get("wireguard_port", PORT)
-        doors.append(_door("wireguard", [port], protocol="udp", sources=[ENDPOINT], guarded=False))
+        rules.append(_rule("wireguard", [port], protocol="udp", sources=[ENDPOINT], guarded=False))
     if clients := variables.get("common_time_clients"):
-        doors.append(_door("time", [TIME_PORT], protocol="udp", networks=clients, guarded=False))
+        rules.append(_rule("time", [TIME_PORT], protocol="udp", networks=clients, guarded=False))
     if "worker" in callers and "ps" not in callers and ports and host in groups.get("gpu", ()):
-        doors.append(_door("nccl", [FREE_PORTS], sources=["chief", "worker"], guarded=False))
-    return doors
+        rules.append(_rule("nccl", [FREE_PORTS], sources=["chief", "worker"], guarded=False))
+    return rules
 
 
 def _monitoring_doors(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
@@ -94,17 +94,17 @@ def _monitoring_doors(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]
     The chief asks the workers what they take of their machines, for the run's page.
     """
     scrapers = ["prometheus"] if spec["prometheus"] else []
-    doors = []
+    rules = []
     if scraped := [task for task in spec["by_host"].get(host, ()) if task["metrics_port"] is not None]:
         sources = [*scrapers, *(["chief"] if any(task["job"] == "worker" for task in scraped) else [])]
-        doors.append(_door("metrics", [task["metrics_port"] for task in scraped], sources=sources, users=[SCRAPER]))
+        rules.append(_rule("metrics", [task["metrics_port"] for task in scraped], sources=sources, users=[SCRAPER]))
     if host in spec["node_exporter"]:
         port = spec["node_exporter"][host]["port"]
-        doors.append(_door("node_exporter", [port], sources=scrapers, users=[SCRAPER]))
+        rules.append(_rule("node_exporter", [port], sources=scrapers, users=[SCRAPER]))
     for service in ("prometheus", "alertmanager"):
         if host in spec[service]:
-            doors.append(_door(service, [spec[service][host]["port"]], sources=scrapers, users=[LOGIN, SCRAPER]))
-    return doors
+            rules.append(_rule(service, [spec[service][host]["port"]], sources=scrapers, users=[LOGIN, SCRAPER]))
+    return rules
 
 
 def firewall_tunnel(variables: Mapping[str, Any]) -> dict[str, str]:
@@ -114,7 +114,7 @@ def firewall_tunnel(variables: Mapping[str, Any]) -> dict[str, str]:
     return {"interface": INTERFACE, "network": str(tunnel_network(variables))}
 
 
-def _door(
+def _rule(
     name: str,
     ports: Sequence[int | str],
     sources: Sequence[str] = (),
@@ -134,15 +134,15 @@ def _door(
     }
 
 
-def uids_of(door: Mapping[str, Any], facts: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of a door's local users on this host; a user that is not there has none."""
+def uids_of(rule: Mapping[str, Any], facts: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of a rule's local users on this host; a user that is not there has none."""
     known = {LOGIN: facts["login_uid"], SCRAPER: facts["scraper_uid"]}
-    return [known[user] for user in door["users"] if known[user] is not None]
+    return [known[user] for user in rule["users"] if known[user] is not None]
 
 
-def guarded_ports(doors: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the ports of all guarded doors."""
-    return sorted({port for door in doors if door["guarded"] for port in door["ports"]})
+def guarded_ports(rules: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the ports of all guarded rules."""
+    return sorted({port for rule in rules if rule["guarded"] for port in rule["ports"]})
 
 
 def of_family(addresses: Iterable[str], version: int, resolved: Mapping[str, Sequence[str]]) -> list[str]:
@@ -164,7 +164,7 @@ def names_among(sources: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def reached(
-    doors: Sequence[Mapping[str, Any]],
+    rules: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     opened: Sequence[Mapping[str, Any]],
     outward: Sequence[str],
@@ -173,13 +173,13 @@ def reached(
     """Say with whom a unit exchanges packets, as systemd's IPAddressAllow= takes it; `["any"]` where it is anyone.
 
     Args:
-        doors: the host's.
+        rules: the host's.
         names: which of them are the unit's.
         opened: what the user opened on this host (`firewall_open`).
-        outward: networks that the unit may reach besides (`firewall_outward`).
+        outward: networks that the unit may reach besides (`firewall_egress`).
         addresses: the members', and the name servers'.
     """
-    ports = {port for door in doors if door["name"] in names for port in door["ports"]}
+    ports = {port for rule in rules if rule["name"] in names for port in rule["ports"]}
     given = [*outward]
     for entry in opened:
         if entry.get("protocol", "tcp") == "tcp" and any(_has(entry["port"], port) for port in ports):
@@ -191,7 +191,7 @@ def reached(
 
 def firewall_refusals(
     facts: Mapping[str, Any],
-    doors: Sequence[Mapping[str, Any]],
+    rules: Sequence[Mapping[str, Any]],
     opened: Sequence[Mapping[str, Any]],
     closed: bool,
     sources: Mapping[str, Sequence[str]],
@@ -201,7 +201,7 @@ def firewall_refusals(
 
     Args:
         facts: the host's, of `firewall_facts`.
-        doors: the host's.
+        rules: the host's.
         opened: what the user opened on this host (`firewall_open`).
         closed: whether all ports are closed.
         sources: `firewall_sources`.
@@ -213,15 +213,15 @@ def firewall_refusals(
         if size >= MAX_LIST_BYTES:
             problems.append(
                 f"the units' list of addresses has {len(peers)} entries and {size} bytes; expected less than "
-                f"{MAX_LIST_BYTES} bytes. Name fewer and larger networks in firewall_open and firewall_outward, or "
-                "firewall_outward: [any]"
+                f"{MAX_LIST_BYTES} bytes. Name fewer and larger networks in firewall_open and firewall_egress, or "
+                "firewall_egress: [any]"
             )
             break
     if not facts["first"]:
         return problems
     # Strangers at a task's port are what the table is for; at NFS's they may be clients of another export.
-    ports = [port for door in doors if door["name"] == "nfs" for port in door["ports"]]
-    for peer in _others(facts, doors, opened, sources):
+    ports = [port for rule in rules if rule["name"] == "nfs" for port in rule["ports"]]
+    for peer in _others(facts, rules, opened, sources):
         if peer["port"] in ports:
             problems.append(
                 f"{peer['address']} is no member, and has a connection to port {peer['port']} (NFS) open, which the "
@@ -241,15 +241,15 @@ def firewall_refusals(
 
 def _others(
     facts: Mapping[str, Any],
-    doors: Sequence[Mapping[str, Any]],
+    rules: Sequence[Mapping[str, Any]],
     opened: Sequence[Mapping[str, Any]],
     sources: Mapping[str, Sequence[str]],
 ) -> list[Mapping[str, Any]]:
     """Return who has a connection open that the table would cut."""
     admitted: dict[int, list[Any]] = {}
-    for door in doors:
-        for port in door["ports"] if door["guarded"] else ():
-            members = [each for source in door["sources"] for each in sources[source]]
+    for rule in rules:
+        for port in rule["ports"] if rule["guarded"] else ():
+            members = [each for source in rule["sources"] for each in sources[source]]
             names = [literal for each in members for literal in facts["resolved"].get(each, [each])]
             admitted.setdefault(port, []).extend(ipaddress.ip_network(each) for each in names)
     for entry in opened:
@@ -265,7 +265,7 @@ def _others(
 
 def firewall_notes(
     facts: Mapping[str, Any],
-    doors: Sequence[Mapping[str, Any]],
+    rules: Sequence[Mapping[str, Any]],
     opened: Sequence[Mapping[str, Any]],
     closed: bool,
     sources: Mapping[str, Sequence[str]],
@@ -277,20 +277,20 @@ def firewall_notes(
         if not addresses
     ]
     notes += [f"{other} is running: {OTHERS[other]}" for other in facts["others"]]
-    if cut := [f"{peer['address']} (port {peer['port']})" for peer in _others(facts, doors, opened, sources)]:
+    if cut := [f"{peer['address']} (port {peer['port']})" for peer in _others(facts, rules, opened, sources)]:
         notes.append(
             f"no members, and cut off: {', '.join(cut)}. Who is to reach a port all the same stands in firewall_open"
         )
     if closed:
-        known = {("tcp", port) for port in [*facts["ssh_ports"], *guarded_ports(doors)]}
+        known = {("tcp", port) for port in [*facts["ssh_ports"], *guarded_ports(rules)]}
         known |= {("udp", port) for port in LEASE_PORTS}
-        through = [*doors, *({"ports": [entry["port"]], **entry} for entry in opened)]
+        through = [*rules, *({"ports": [entry["port"]], **entry} for entry in opened)]
         lost = []
         for line in facts["listening"]:
             number, protocol = line.split()[0].split("/")
             is_open = any(
-                door.get("protocol", "tcp") == protocol and any(_has(ports, int(number)) for ports in door["ports"])
-                for door in through
+                rule.get("protocol", "tcp") == protocol and any(_has(ports, int(number)) for ports in rule["ports"])
+                for rule in through
             )
             if (protocol, int(number)) not in known and not is_open:
                 lost.append(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fleet.site.nvidia import branch_problem, capability_problem
 from trainer.core.config import STRATEGIES
@@ -12,6 +12,19 @@ from trainer.core.config import STRATEGIES
 # A UUID as `nvidia-smi -L` prints it. CUDA takes the beginning of one too, but then nobody can compare it.
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 HIDDEN = "-1"
+
+
+class Computing(Protocol):
+    """A task, as the topology has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def job(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def devices(self) -> str | None: ...
 
 
 class GpuError(ValueError):
@@ -69,7 +82,7 @@ def share_devices(host: str, devices: Sequence[str], tasks: int) -> list[str]:
 def gpu_problems(
     groups: Mapping[str, Sequence[str]],
     hostvars: Mapping[str, Mapping[str, Any]],
-    tasks: Sequence[Mapping[str, Any]],
+    tasks: Sequence[Computing],
     strategy: str,
 ) -> Iterator[str]:
     """List what is wrong with the inventory's GPUs, beyond what made cluster_spec fail."""
@@ -91,8 +104,8 @@ def gpu_problems(
     yield from _shared_devices(members, hostvars)
     numbers: dict[int, list[str]] = {}
     for task in tasks:
-        if computes(task["job"], strategy):
-            numbers.setdefault(count_devices(task), []).append(f"{task['name']} on {task['host']}")
+        if computes(task.job, strategy):
+            numbers.setdefault(count_devices(task.devices), []).append(f"{task.name} on {task.host}")
     if len(numbers) > 1:
         yield (
             "TensorFlow wants the same number of GPUs in each task that trains. "
@@ -115,7 +128,6 @@ def _shared_devices(members: Sequence[str], hostvars: Mapping[str, Mapping[str, 
                 break
 
 
-def count_devices(task: Mapping[str, Any]) -> int:
-    """Count the GPUs that a task may use."""
-    devices = task.get("cuda_visible_devices", HIDDEN)
-    return 0 if devices == HIDDEN else len(devices.split(","))
+def count_devices(devices: str | None) -> int:
+    """Count the GPUs that a task may use, by its CUDA_VISIBLE_DEVICES."""
+    return 0 if devices is None or devices == HIDDEN else len(devices.split(","))

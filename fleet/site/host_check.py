@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fleet.site.members import JOBS, SERVICES
 from fleet.site.outcome import outcome
-from fleet.site.topology import JOBS, SERVICES
 from fleet.site.wireguard import endpoint
 
 # What sudo says, and what mends it.

@@ -49,7 +49,7 @@ def tunnel_network(variables: Mapping[str, Any]) -> ipaddress.IPv4Network | ipad
 def tunnel_address(host: str, variables: Mapping[str, Any]) -> str:
     """Return a host's address in the tunnel: what the inventory says, or one that is made of its name.
 
-    Nothing is counted and nothing kept: a host has the same address whoever else comes or goes.
+    Nothing is counted and nothing kept: a host has the same address whichever hosts come or go.
     """
     if given := variables.get("wireguard_address"):
         return str(ipaddress.ip_address(given))

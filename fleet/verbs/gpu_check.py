@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.site.inventory import Inventory
 from fleet.ssh import Answer
 from fleet.tables import render_table
 from fleet.verbs import Desk
@@ -23,14 +24,12 @@ _UNKNOWN = ("-",) * (len(_HEADER) - 2)
 def check_gpus(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
     """Show a row for each host of the group gpu; raise when a host isn't as the inventory expects."""
     inventory = cluster.inventory
-    hosts = [host for host in inventory.groups.get("gpu", ()) if host in inventory.hosts]
+    hosts = gpu_hosts(inventory)
     if not hosts:
         raise OperatorMistake(
             f"{inventory.source} has no host with a task in the group gpu; expected those with GPUs there (docs/gpu.md)"
         )
-    answers = cluster.hosts.run(dict.fromkeys(hosts, _CHECK), CHECK_SECONDS)
-    reports = {host: read_report(answer) for host, answer in answers.items() if not answer.unreachable}
-    unreachable = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
+    reports, unreachable = ask_gpus(cluster, hosts)
     if as_json:
         desk.answer("gpu-check", {"hosts": reports, "unreachable": unreachable})
     else:
@@ -41,6 +40,18 @@ def check_gpus(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
         raise HostsUnreachable(unreachable, wrong)
     if wrong:
         raise ClusterTrouble(wrong)
+
+
+def ask_gpus(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Have hosts prove their GPUs; returns their reports, and who did not answer and why."""
+    answers = cluster.hosts.run(dict.fromkeys(hosts, _CHECK), CHECK_SECONDS)
+    reports = {host: read_report(answer) for host, answer in answers.items() if not answer.unreachable}
+    return reports, {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
+
+
+def gpu_hosts(inventory: Inventory) -> list[str]:
+    """Return the hosts of the group gpu that have a task."""
+    return [host for host in inventory.groups.get("gpu", ()) if host in inventory.hosts]
 
 
 def read_report(answer: Answer) -> dict[str, Any]:

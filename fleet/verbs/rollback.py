@@ -1,105 +1,236 @@
-"""Putting back what was there before a start that fails."""
+"""`fab rollback`: the code, environment and run settings of before, from what the hosts have kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from fleet.cluster import Cluster, Observation
-from fleet.errors import FleetError, HostsUnreachable
-from fleet.plan import Plan
+from fleet import history
+from fleet.asked import sources
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.history import Trail
+from fleet.observation import Observation
+from fleet.run import SETTINGS
+from fleet.short import SWITCH_SECONDS, leave_stale, refuse_failures
 from fleet.signals import undisturbed
+from fleet.site.schema.problems import show
+from fleet.site.topology import Task
 from fleet.verbs import Desk
-from fleet.verbs.stop import stop_tasks
+from fleet.verbs.waiting import wait
+
+RELEASES = "/opt/trainer/releases"
+# These acts have brought a release and its settings to the hosts.
+SHIPPING = ("start-cluster", "restart-cluster", "sweep", "site.yml", "rollback")
+TRAIN_SECONDS = 300.0
 
 
-class Rollback:
-    """A context that brings back the run, the release, the files and what ran, if what stands in it fails.
+@dataclass(frozen=True)
+class State:
+    """A release with its run settings; None where nobody wrote them down."""
 
-    It says what can't be brought back, and leaves the error to the caller.
+    release: str
+    settings: Mapping[str, Any] | None
+
+    def differs(self, other: State) -> bool:
+        """Whether going to the other changes anything."""
+        return self.release != other.release or (other.settings is not None and self.settings != other.settings)
+
+
+def rollback(
+    cluster: Cluster, desk: Desk, to: str | None = None, reason: str | None = None, plan_only: bool = False
+) -> None:
+    """Switch the hosts to what they had before, or to a release that they have kept.
+
+    The run goes on: the coordinator saves, and each task restarts on the older files. Raises OperatorMistake where
+    nothing is known of it, or hosts don't have it any more.
     """
+    if not plan_only:
+        cluster.keep_starts_away("rollback")
+    seen = cluster.observe(new_is_enough=True)
+    lost = {host: why for host, why in seen.unreachable.items() if host not in seen.drains}
+    if lost:
+        raise HostsUnreachable(lost, "Nothing was changed. A drained host may be away: fab drain HOST")
+    hosts = [host for host in cluster.inventory.hosts if host not in seen.unreachable]
+    kept, settings = _look(cluster, hosts)
+    present = State(seen.releases[cluster.inventory.chief.host] or "", settings)
+    target = choose(history.read(cluster)[0], present, to, kept)
+    running = [task for task in cluster.inventory.tasks if task.name in seen.units and seen.units[task.name].up]
+    plan = describe(present, target, running)
+    if not present.differs(target) and set(seen.releases.values()) == {target.release}:
+        desk.say(f"the hosts have release {target.release} and these settings already")
+        _answer(desk, "nothing to do", present, target, running)
+        return
+    desk.say(plan)
+    if plan_only:
+        desk.say("nothing was done. Do it: fab rollback" + (f" --to {to}" if to else ""))
+        _answer(desk, "planned", present, target, running)
+        return
+    with Trail(cluster, desk, "rollback", reason, settings=True) as trail:
+        trail.begin(release=target.release, before=present.release, run=seen.run.run if seen.run else None)
+        _switch(cluster, desk, hosts, present, target, running)
+        trained = _wait_for_a_step(cluster, desk, seen)
+        trail.end()
+    desk.say(
+        f"release {target.release} is on {len(hosts)} hosts"
+        + (", and the training goes on" if trained else "")
+        + ". The checkout may still have what was rolled back: the next fab start-cluster ships it again. "
+        "Look: fab history"
+    )
+    _answer(desk, "done", present, target, running)
 
-    def __init__(self, cluster: Cluster, desk: Desk, plan: Plan, before: Observation) -> None:
-        self.plan = plan
-        self.begun_run: str | None = None
-        """Was made of a checkpoint and not started: without it, its name can be given again."""
-        self._cluster = cluster
-        self._desk = desk
-        self._before = before
 
-    def __enter__(self) -> Rollback:
-        return self
+def choose(
+    acts: Sequence[Mapping[str, Any]], present: State, to: str | None, kept: Mapping[str, Sequence[str]]
+) -> State:
+    """Return the state to go to: the last one before the present, or the last one of release `to`.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is not None:
-            self.put_back()
-
-    def put_back(self) -> None:
-        """Put everything back. Ctrl-C is not heeded meanwhile: half of it would be neither the old nor the new."""
-        with undisturbed():
-            self._desk.say("the start is broken off: what was there before is put back")
-            seen = self._cluster.observe(self.plan.hosts, new_is_enough=True)
-            away, failed = self._carry_out(self._steps(seen), dict(seen.unreachable))
-            if failed:
-                self._say_what_is_left(away)
-            else:
-                self._say_what_is_back()
-
-    def _steps(self, seen: Observation) -> dict[str, Callable[[], None]]:
-        """Return what has to be done, in its order, by what it is for."""
-        cluster, before, plan = self._cluster, self._before, self.plan
-        chief = plan.inventory.chief.host
-        steps: dict[str, Callable[[], None]] = {
-            "stop the new tasks": lambda: stop_tasks(cluster, self._desk, seen),
-            "put back release, settings and units": lambda: cluster.put_back(plan.hosts),
-        }
-        if plan.choice.write:
-            steps["select what was selected before"] = lambda: cluster.select(before.selection)
-        steps["name the release to the tasks"] = lambda: cluster.tell_release(before.releases[chief] or "")
-        steps["start what ran before"] = lambda: cluster.start_again(plan.hosts)
-        return steps
-
-    def _carry_out(self, steps: dict[str, Callable[[], None]], away: dict[str, str]) -> tuple[dict[str, str], bool]:
-        """Do each step, whatever becomes of the others; return the hosts that are away, and whether a step failed."""
-        failed = False
-        for what, step in steps.items():
-            failed |= not self._succeeds(what, step, away)
-        if (begun := self.begun_run) is None:
-            return away, failed
-        if failed:
-            self._desk.say(f"run {begun} is kept, since it may be selected still")
-            return away, True
-        return away, not self._succeeds(
-            f"remove run {begun}, which had begun", lambda: self._cluster.forget(begun), away
-        )
-
-    def _succeeds(self, what: str, step: Callable[[], None], away: dict[str, str]) -> bool:
-        try:
-            step()
-        except FleetError as error:
-            if isinstance(error, HostsUnreachable):
-                away.update(error.reasons)
-            self._desk.say(f"could not {what}: {error}")
-            return False
-        return True
-
-    def _say_what_is_left(self, away: dict[str, str]) -> None:
-        self._desk.say("not everything was put back: see above, and fab status")
-        if gone := [host for host in self.plan.hosts if host in away]:
-            release = self._before.releases.get(gone[0]) or "none"
-            self._desk.say(
-                f"{', '.join(gone)} may have the new release, settings and units. When it is back, run `fab "
-                f"start-cluster` again; from the checkout of release {release}, to have what was there before"
+    `kept` has the releases of each host. Raises OperatorMistake where there is none, or a host lacks it.
+    """
+    states = [
+        State(str(act["release"]), act.get("settings"))
+        for act in acts
+        if act.get("verb") in SHIPPING and act.get("outcome") == "done" and act.get("release")
+    ]
+    everywhere = set.intersection(*map(set, kept.values())) if kept else set()
+    if to is not None:
+        found = [state for state in states if state.release.startswith(to)]
+        names = {state.release for state in found} or {name for name in everywhere if name.startswith(to)}
+        if not names:
+            raise OperatorMistake(
+                f"--to {show(to)} names no release that the history or the hosts know; the hosts have "
+                f"{', '.join(sorted(everywhere)) or 'none in common'}: fab history shows when each came"
             )
+        if len(names) > 1:
+            raise OperatorMistake(f"--to {show(to)} names {', '.join(sorted(names))}: give more of it")
+        target = found[-1] if found else State(names.pop(), None)
+    else:
+        earlier = [state for state in states if present.differs(state)]
+        if not earlier:
+            raise OperatorMistake(
+                "the history has nothing before the present release and settings: name a release, --to RELEASE; the "
+                f"hosts have {', '.join(sorted(everywhere)) or 'none in common'}"
+            )
+        target = earlier[-1]
+    if without := [host for host, names in kept.items() if target.release not in names]:
+        raise OperatorMistake(
+            f"{', '.join(without)} has release {target.release} no more (release_keep): check that commit out and run "
+            "`fab start-cluster`"
+        )
+    return target
 
-    def _say_what_is_back(self) -> None:
-        before = self._before
-        ran = [
-            each.name
-            for each in self._cluster.inventory.tasks
-            if each.name in before.units and before.units[each.name].up
-        ]
-        chosen = f"run {before.run.run}" if before.run else "no run"
-        releases = ", ".join(sorted({release or "none" for release in before.releases.values()}))
-        again = f"started again: {', '.join(ran)}" if ran else "nothing ran, and nothing was started"
-        self._desk.say(f"put back: {chosen}, release {releases}; {again}")
+
+def describe(present: State, target: State, running: Sequence[Task]) -> str:
+    """Return what is done, a line for each thing."""
+    lines = ["rollback", f"  release  {present.release} -> {target.release}"]
+    if target.settings is None:
+        lines.append("  settings stay: the history has none with this release")
+    else:
+        before = present.settings or {}
+        for key in sorted({*before, *target.settings}):
+            was, now = before.get(key), target.settings.get(key)
+            if was != now:
+                lines.append(f"  setting  {key}: {json.dumps(was)} -> {json.dumps(now)}")
+    if running:
+        lines.append(f"  restart  {', '.join(task.name for task in running)}")
+        lines.append("  pause    until TensorFlow is up again, or some seconds where the kit is the same; no step lost")
+    else:
+        lines.append("  restart  nothing: nothing runs")
+    return "\n".join(lines)
+
+
+def _look(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any] | None]:
+    """Return the releases that each host has whole, and the run settings of the chief's."""
+    # One that an installation left half has no link to its environment.
+    script = f'for each in {RELEASES}/*/env; do [ -d "$each/" ] && basename "${{each%/env}}"; done; true'
+    chief = cluster.inventory.chief.host
+    scripts = dict.fromkeys(hosts, script)
+    scripts[chief] += f"; echo @settings; cat {SETTINGS}"
+    answers = cluster.hosts.run(scripts)
+    lost = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
+    if lost:
+        raise HostsUnreachable(lost)
+    kept = {host: answer.stdout.partition("@settings")[0].split() for host, answer in answers.items()}
+    try:
+        settings = json.loads(answers[chief].stdout.partition("@settings")[2])
+    except ValueError:
+        settings = None
+    return kept, settings if isinstance(settings, dict) else None
+
+
+def _switch(
+    cluster: Cluster, desk: Desk, hosts: Sequence[str], present: State, target: State, running: Sequence[Task]
+) -> None:
+    """Switch, and restart what ran; a failure before the tasks start puts back what was there."""
+    cluster.remember(hosts)
+    try:
+        answers = cluster.act({host: _steps(cluster, host, present, target) for host in hosts}, SWITCH_SECONDS)
+        refuse_failures(answers)
+        cluster.tell_release(target.release)
+        leave_stale(cluster, answers)
+        if running:
+            cluster.start(running)
+    except BaseException:
+        with undisturbed():
+            desk.say("the rollback is broken off: what was there before is put back")
+            cluster.put_back(hosts)
+            cluster.tell_release(present.release)
+            cluster.start_again(hosts)
+        raise
+
+
+def _steps(cluster: Cluster, host: str, present: State, target: State) -> dict[str, Any]:
+    """Return what fleet/agent.py does on a host; the modules are the roles' own."""
+    readers = [task.name for task in cluster.inventory.tasks_on(host) if not task.server]
+    steps: list[dict[str, Any]] = [
+        {"name": "switch", "module": "host_release", "arguments": {"state": "current", "id": target.release}}
+    ]
+    # A file that is written again, with the same content, would make its readers restart.
+    if target.settings is not None and target.settings != present.settings:
+        text = json.dumps(target.settings, indent=4, sort_keys=True) + "\n"  # as Ansible's to_nice_json
+        steps.append({"name": "settings", "write": SETTINGS, "text": text})
+    look = {
+        "root": "/opt/trainer",
+        "config_dir": "/etc/trainer",
+        "unit": "/etc/systemd/system/trainer@.service",
+        "settings_readers": readers,
+    }
+    steps.append({"name": "stale", "module": "stale_tasks", "arguments": look})
+    return {"steps": steps, "sources": sources(steps), "alone": True}
+
+
+def _wait_for_a_step(cluster: Cluster, desk: Desk, seen: Observation) -> bool:
+    """Wait until a step is trained on what was switched to; False where nothing trained before."""
+    run = seen.run
+    if run is None or run.state not in ("training", "waiting") or not seen.units[cluster.inventory.chief.name].up:
+        return False
+    begun = cluster.observe([cluster.inventory.chief.host], new_is_enough=True)
+    before = max(run.step or 0, (begun.run.step or 0) if begun.run else 0)
+
+    def trains(now: Observation) -> bool:
+        return now.run is not None and now.run.state == "training" and (now.run.step or 0) > before
+
+    if not wait(cluster, desk, "the training goes on", trains, TRAIN_SECONDS):
+        chief = cluster.inventory.chief
+        raise ClusterTrouble(
+            f"no step was trained in {TRAIN_SECONDS:.0f} s; the tasks go on trying",
+            cluster.trouble({chief: "has trained no step since the rollback"}),
+        )
+    return True
+
+
+def _answer(desk: Desk, outcome: str, present: State, target: State, running: Sequence[Task]) -> None:
+    if desk.answers is not None:
+        desk.answer(
+            "rollback",
+            {
+                "outcome": outcome,
+                "release": target.release,
+                "before": present.release,
+                "settings": dict(target.settings) if target.settings is not None else None,
+                "restarts": [task.name for task in running],
+                "next": "fab history",
+            },
+        )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fleet import report
-from fleet.cluster import Cluster, Observation
-from fleet.errors import ClusterTrouble, HostsUnreachable
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.observation import Observation
 from fleet.plan import Plan
 from fleet.quorum import chosen_minimum, find_shortages
 from fleet.release import SWITCH, Shipment, Shipped
@@ -15,13 +16,23 @@ from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 
 
-def agree_on_missing(inventory: Inventory, desk: Desk, missing: Mapping[str, str], allowed: bool) -> None:
-    """Raise unless a start may go on without hosts that don't answer.
+def agree_on_missing(
+    inventory: Inventory, desk: Desk, missing: Mapping[str, str], allowed: bool, drained: Collection[str] = ()
+) -> None:
+    """Raise unless a start may go on without hosts that don't answer, and without those that were drained.
 
     It may where each job has its minimum, and the operator says so: with cluster_minimum, with `allowed`, or when asked
-    on a terminal.
+    on a terminal. Of a drained host the operator has said so already.
     """
-    shortages = find_shortages(inventory, missing)
+    shortages = find_shortages(inventory, {*missing, *drained})
+    if shortages and not missing:
+        raise OperatorMistake(
+            f"nothing was started: {'; '.join(shortages)}, and {', '.join(drained)} is drained. Bring a host back: "
+            f"fab undrain {next(iter(drained))}"
+        )
+    missing = {host: why for host, why in missing.items() if host not in drained or shortages}
+    if not missing:
+        return
     if shortages:
         raise HostsUnreachable(
             missing,
@@ -77,7 +88,7 @@ def ship_to_present(desk: Desk, plan: Plan, playbooks: Sequence[str], allowed: b
             lost = {host: reason for host, reason in error.reasons.items() if host in plan.hosts}
             if not lost:
                 raise
-            agree_on_missing(plan.inventory, desk, {**plan.missing, **lost}, allowed)
+            agree_on_missing(plan.inventory, desk, {**plan.missing, **lost}, allowed, plan.drained)
             plan = plan.without(lost)
             desk.say(f"going on without {', '.join(lost)}")
 

@@ -7,17 +7,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet import decision, report
-from fleet.cluster import Cluster, Observation
+from fleet import decision, drains, report
+from fleet.cluster import Cluster
 from fleet.decision import Choice
 from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.history import Trail
+from fleet.observation import Observation
 from fleet.plan import Plan, make_plan, render_plan
 from fleet.release import STAGE, SWITCH
 from fleet.run import Run
 from fleet.short import ShortWay
-from fleet.site.inventory import Inventory, Task, list_notes
+from fleet.site.inventory import Inventory, list_notes
+from fleet.site.topology import Task
 from fleet.verbs import Desk
-from fleet.verbs.rollback import Rollback
+from fleet.verbs.put_back import Rollback
 from fleet.verbs.shipping import agree_on_missing, compare, observe_all, ship_to_present, show_changes
 from fleet.verbs.stop import stop_tasks
 from fleet.verbs.sweep import choose_sweep, follow_sweep
@@ -80,9 +83,9 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
         cluster.keep_starts_away()
     short = ShortWay(cluster)
     before = cluster.observe(settings=True, looks=short.questions(), by_trainer=True)
-    if before.unreachable:
+    if before.unreachable or before.drains:
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
-        agree_on_missing(inventory, desk, before.unreachable, request.allow_missing)
+        agree_on_missing(inventory, desk, before.unreachable, request.allow_missing, before.drains)
     cluster.refuse_when_not_installed(before)
     request = _with_program_of_source(cluster, request)
     choice = _choose(cluster, before, request)
@@ -101,8 +104,21 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
         return
     plan = _prove(cluster, desk, request, plan)
     rollback = Rollback(cluster, desk, plan, before)
-    started = _switch_and_start(cluster, desk, request, before, rollback)
-    _follow(cluster, desk, request, started, rollback)
+    with Trail(cluster, desk, request.verb, settings=True) as trail:
+        trail.begin(**_describe_choice(plan, before))
+        started = _switch_and_start(cluster, desk, request, before, rollback)
+        _follow(cluster, desk, request, started, rollback, trail)
+
+
+def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
+    """Say for the history what a start changes."""
+    chosen = {key: plan.choice.selection[key] for key in ("run", "program") if key in plan.choice.selection}
+    if sweep := plan.choice.selection.get("sweep"):
+        chosen["sweep"] = sweep["name"]
+    if not chosen and before.run:
+        chosen["run"] = before.run.run
+    was = before.releases.get(plan.inventory.chief.host)
+    return {**chosen, "release": plan.release, "before": was, "without": list(plan.missing)}
 
 
 def _check(inventory: Inventory, desk: Desk, request: StartRequest) -> None:
@@ -214,11 +230,15 @@ def _switch_and_start(
         idle = [task for task in plan.tasks if ready.units[task.name].idle]
         begun = desk.clock()
         rollback.begun_run = None  # a run that was started is kept, as each that fails
+        if plan.drained:  # the coordinator may be on another host by now
+            drains.tell_coordinator(cluster, drains.tasks_of(cluster.inventory, list(plan.drained)))
         cluster.start(plan.tasks)
     return _Started(plan, ready, begun, idle, changed)
 
 
-def _follow(cluster: Cluster, desk: Desk, request: StartRequest, started: _Started, rollback: Rollback) -> None:
+def _follow(
+    cluster: Cluster, desk: Desk, request: StartRequest, started: _Started, rollback: Rollback, trail: Trail
+) -> None:
     """Watch what was started for as long as the request wants, and say what came of it."""
     plan = started.plan
     names = ", ".join(task.name for task in started.idle)
@@ -226,6 +246,7 @@ def _follow(cluster: Cluster, desk: Desk, request: StartRequest, started: _Start
     with _what_was_started_goes_on():
         if "sweep" in plan.choice.selection:
             cluster.let_starts_in()
+            trail.end()
             followed = follow_sweep(cluster, desk, plan.choice.selection["sweep"]["name"], request.detach)
             outcome = "finished" if followed else "training"
             _answer(desk, request, outcome, plan=plan.as_json(), sweep=followed)
@@ -235,6 +256,7 @@ def _follow(cluster: Cluster, desk: Desk, request: StartRequest, started: _Start
         try:
             run = _until_trained(watch, request, started, rollback)
             cluster.let_starts_in()
+            trail.end(step=run.step)
             if request.detach:
                 _say_that_it_trains(cluster, desk, request, plan, run)
                 return

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleet import report
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable
+from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.tables import ProgressLine, render_duration
 from fleet.terminal import is_terminal
@@ -55,9 +56,11 @@ def _refuse_trouble(
     wrong = [row for row in rows if row["trouble"] and row["state"] != "unreachable"]
     named = ", ".join(f"{row['task']} on {row['host']}" for row in wrong)
     damaged = [f"{host}: {line}" for host, lines in damage.items() for line in lines.splitlines()]
-    if observation.unreachable:
+    # One that is drained may be off.
+    lost = {host: why for host, why in observation.unreachable.items() if host not in observation.drains}
+    if lost:
         more = [f"and not as they should be: {named}"] if named else []
-        raise HostsUnreachable(observation.unreachable, "\n".join(more + damaged))
+        raise HostsUnreachable(lost, "\n".join(more + damaged))
     cluster.refuse_when_not_installed(observation)
     cluster.refuse_when_not_configured(observation)
     if observation.run_error:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fleet import report
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
-from fleet.site.inventory import Task
+from fleet.history import Trail
+from fleet.observation import Observation
+from fleet.site.topology import Task
 from fleet.units import Health
 from fleet.verbs import Desk
 from fleet.verbs.status import status_record
@@ -26,30 +28,33 @@ def stop_cluster(cluster: Cluster, desk: Desk) -> None:
         for task in cluster.inventory.tasks
         if task.name in before.units and before.units[task.name].health is not Health.ABSENT
     ]
-    errors: list[FleetError] = []
-    try:
-        stop_tasks(cluster, desk, before, [task for task in installed if task.trains])
-    except FleetError as error:
-        errors.append(error)
-    others = [task for task in installed if not task.trains and before.units[task.name].health not in DOWN]
-    if others:
-        desk.say(f"stopping {', '.join(task.name for task in others)}")
-    after = cluster.take_down(others, installed)
-    if after.failed:
-        errors.append(
-            ClusterTrouble("\n".join(f"{host}: systemctl failed: {why}" for host, why in after.failed.items()))
-        )
-    rows = report.task_rows(cluster.inventory, after)
-    desk.say(report.render_tasks(rows))
-    if after.run:
-        desk.say(report.render_run(after.run))
-    if desk.answers is not None:
-        desk.answer("stop-cluster", status_record(cluster.inventory, after))
-    if after.unreachable:
-        raise HostsUnreachable(after.unreachable, "What runs there goes on; run `fab stop-cluster` again")
-    if errors:
-        raise errors[0]
-    _refuse_running(cluster, after)
+    with Trail(cluster, desk, "stop-cluster") as trail:
+        trail.begin(run=before.run.run if before.run else None)
+        errors: list[FleetError] = []
+        try:
+            stop_tasks(cluster, desk, before, [task for task in installed if task.trains])
+        except FleetError as error:
+            errors.append(error)
+        others = [task for task in installed if not task.trains and before.units[task.name].health not in DOWN]
+        if others:
+            desk.say(f"stopping {', '.join(task.name for task in others)}")
+        after = cluster.take_down(others, installed)
+        if after.failed:
+            errors.append(
+                ClusterTrouble("\n".join(f"{host}: systemctl failed: {why}" for host, why in after.failed.items()))
+            )
+        rows = report.task_rows(cluster.inventory, after)
+        desk.say(report.render_tasks(rows))
+        if after.run:
+            desk.say(report.render_run(after.run))
+        if desk.answers is not None:
+            desk.answer("stop-cluster", status_record(cluster.inventory, after))
+        if after.unreachable:
+            raise HostsUnreachable(after.unreachable, "What runs there goes on; run `fab stop-cluster` again")
+        if errors:
+            raise errors[0]
+        _refuse_running(cluster, after)
+        trail.end(step=after.run.step if after.run else None)
 
 
 def stop_tasks(

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleet import decision, report
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.observation import Observation
 from fleet.site.sweep_file import is_same
 from fleet.tables import ProgressLine
 from fleet.units import Health

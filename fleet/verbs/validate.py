@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 
 from fleet.errors import OperatorMistake
-from fleet.site.inventory import describe, find_problems, list_notes, read_source
+from fleet.site.inventory import describe, find_problems, list_notes
+from fleet.site.reader import read_source
 from fleet.site.schema.problems import Problem, tell
 from fleet.verbs import Desk
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet import decision, report
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
+from fleet.observation import Observation
 from fleet.run import Run
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 from fleet.tables import ProgressLine
 from fleet.units import Health
 from fleet.verbs import Desk
@@ -174,7 +175,7 @@ class Watch:
         seen = self._cluster.observe(self._hosts)
         late: dict[Task, str] = {}
         for task in self._inventory.tasks:
-            unit = seen.units.get(task.name)
+            unit = None if task.host in seen.drains else seen.units.get(task.name)
             if unit and unit.health is not Health.RUNNING:
                 late[task] = f"is {unit.active} ({unit.sub})"
         if not late and self._inventory.chief.name in seen.units:

@@ -10,7 +10,8 @@ from typing import TextIO
 from rich.live import Live
 
 from fleet import report
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
+from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.tables import ProgressLine
 from fleet.terminal import is_terminal
@@ -89,6 +90,9 @@ class Watch:
             for known in (self._seen.units, self._seen.listening, self._seen.configured, self._seen.running):
                 known.pop(task.name, None)
         self._seen.unreachable.pop(host, None)
+        self._seen.marked.discard(host)
+        if host == self._cluster.inventory.chief.host and host not in seen.unreachable:
+            self._seen.drains = {name: self._seen.drains[name] for name in self._seen.marked}
         if host == self._cluster.inventory.chief.host and host not in seen.unreachable:
             self._seen.run, self._seen.run_error, self._seen.selection = None, None, {}
         self._seen.take(seen)
@@ -97,7 +101,7 @@ class Watch:
 def watch_status(
     cluster: Cluster, desk: Desk, as_json: bool = False, until: Callable[[], bool] = lambda: False
 ) -> None:
-    """Show the cluster until Ctrl-C: on a terminal a view that is drawn anew, elsewhere a line where it changes.
+    """Show the cluster until Ctrl-C: on a terminal a view that is redrawn, elsewhere a line where it changes.
 
     With `as_json` each look is an object on a line. It ends, too, when nobody reads any more.
     """
@@ -140,7 +144,7 @@ def in_a_line(inventory: Inventory, seen: Observation, quiet: Mapping[str, float
 
 
 def is_read(stream: TextIO) -> bool:
-    """Whether somebody still reads what is written to a pipe."""
+    """Whether a reader is left of what is written to a pipe."""
     try:
         poll = select.poll()
         poll.register(stream, 0)

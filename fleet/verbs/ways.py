@@ -7,9 +7,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.cluster import AS_TRAINER, CURRENT, Cluster
+from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Inventory, Task
+from fleet.host_scripts import CURRENT
+from fleet.run import AS_TRAINER
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.tables import render_table
 from fleet.verbs import Desk
@@ -22,6 +25,19 @@ MEMBERS = ("chief", "ps", "worker")
 
 def show_ways(cluster: Cluster, desk: Desk) -> None:
     """Show how each member's host reaches the others; raise where a way is broken or a host did not answer."""
+    found, unreachable, wrong = try_ways(cluster)
+    if desk.answers is not None:
+        desk.answer("ways", as_json(found, unreachable))
+    else:
+        desk.say(matrix(found, addresses(cluster.inventory)))
+    if unreachable:
+        raise HostsUnreachable(unreachable, "\n".join(wrong))
+    if wrong:
+        raise ClusterTrouble("\n".join(wrong))
+
+
+def try_ways(cluster: Cluster) -> tuple[dict[str, dict[str, Way]], dict[str, str], list[str]]:
+    """Have each member's host try its ways; returns them by task, who did not answer and why, and what is wrong."""
     members = addresses(cluster.inventory)
     scripts: dict[str, str] = {}
     for task in trying(cluster.inventory):
@@ -38,14 +54,7 @@ def show_ways(cluster: Cluster, desk: Desk) -> None:
             found |= rows
             wrong += [] if rows else [f"{host}: {last_line(answer)}"]
     wrong += [describe(one, other, way) for one, row in found.items() for other, way in row.items() if not way.works]
-    if desk.answers is not None:
-        desk.answer("ways", as_json(found, unreachable))
-    else:
-        desk.say(matrix(found, members))
-    if unreachable:
-        raise HostsUnreachable(unreachable, "\n".join(wrong))
-    if wrong:
-        raise ClusterTrouble("\n".join(wrong))
+    return found, unreachable, wrong
 
 
 def addresses(inventory: Inventory) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A run's page in a real browser: what it shows is what the run's records say, whoever looks at it and how."""
+"""A run's page in a real browser: what it shows is what the run's records say, for each reader, with each tool."""
 
 from __future__ import annotations
 

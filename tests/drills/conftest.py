@@ -22,7 +22,7 @@ def said(request: pytest.FixtureRequest) -> dict[str, str]:
     """What `fab drill` said about each drill: its line, and what belongs to it."""
     names = [item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")]
     # Generous: five hosts share this machine's processors. The tight figures are those of bench/recovery.
-    command = ["fab", "drill", ",".join(names), "--slack=2"]
+    command = ["fab", "drill", ",".join(names), "--bounds-factor=2"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True)
     return read_verdicts(done.stdout) | {"": f"fab drill ended with {done.returncode}\n{done.stdout}\n{done.stderr}"}
 

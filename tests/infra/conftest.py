@@ -40,8 +40,10 @@ ORDER = [
     "test_sandbox",
     "test_reboot",
     "test_planned_reboot",
+    "test_second_day",
     "test_plan",
     "test_fab",
+    "test_runs",
     "test_strategies",
     "test_local_run_dir",
     "test_encryption",
@@ -119,7 +121,7 @@ def play(*arguments: str, inventory: Path | None = None) -> Play:
     start = f"\n{done.stdout}".rfind("\n{\n")  # each playbook's report has those before it
     if start < 0:
         pytest.fail(f"{' '.join(command)} exited {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    output, _ = json.JSONDecoder().raw_decode(done.stdout[start:])  # whoever is not right stands below
+    output, _ = json.JSONDecoder().raw_decode(done.stdout[start:])  # hosts that are not right stand below
     results = [
         (host, task["task"]["name"].rpartition(" : ")[2], result)
         for one in output["plays"]
@@ -194,7 +196,7 @@ def long_run(long_inventory: Path, lab: dict[str, Host]) -> Iterator[Path]:
 
 
 def units(lab: dict[str, Host]) -> dict[str, str]:
-    """The InvocationID of each task's unit: it changes when, and only when, systemd starts the task anew."""
+    """The InvocationID of each task's unit: it changes when, and only when, systemd starts the task again."""
     found = {}
     for host in lab.values():
         with host.sudo():

@@ -97,6 +97,6 @@ def test_bytecode_is_compiled(host):
 
 
 def test_what_runs_belongs_to_root(host):
-    """Whoever may write there would run as whom the next start makes it."""
+    """A user who may write there would run as the user of the next start."""
     places = "/opt/trainer/releases /opt/trainer/envs /etc/trainer /etc/systemd/system /usr/local/sbin"
     assert host.check_output(f"find {places} ! -user root") == ""

@@ -94,7 +94,7 @@ def test_a_killed_coordinator_went_on_with_what_was_on_the_parameter_servers(lab
     assert "attached to the variables on the ps" in journal(lab["head"], "chief-0")
     assert (status(lab)["state"], status(lab)["step"]) == ("finished", 2500)
     for name in ("ps-0", "ps-1"):
-        assert "starting anew" not in journal(lab[name], name)
+        assert "restarting" not in journal(lab[name], name)
 
 
 @pytest.mark.slow

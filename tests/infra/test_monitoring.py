@@ -218,7 +218,7 @@ def test_what_is_kept_is_bounded(lab, watched):
 def test_a_drill_that_kills_the_coordinator_again_and_again(lab, watched):
     """Fires only: it clears when the first end is 15 minutes old."""
     fab("stop-cluster", inventory=watched)
-    drilled = fab("drill", "coordinator-5", "--slack=3", inventory=watched)
+    drilled = fab("drill", "coordinator-5", "--bounds-factor=3", inventory=watched)
     assert drilled.returncode == 0, drilled.stdout + drilled.stderr
     fault = Fault(lab, "`fab drill coordinator-5`, from its end on")
     start(watched)

@@ -37,7 +37,7 @@ def test_a_path_that_nobody_else_sees_is_refused(lab, long_run):
         try:
             host.run_expect([0], "install -d -o trainer -g trainer /srv/trainer")
             check = host.run("/usr/local/sbin/psfleet-check-shared-path")
-            host.run_expect([0], "mkfifo /srv/trainer/.psfleet-host-head")  # hangs whoever reads it
+            host.run_expect([0], "mkfifo /srv/trainer/.psfleet-host-head")  # hangs its readers
             hanging = host.run("/usr/local/sbin/psfleet-check-shared-path")
         finally:
             host.run_expect([0], "umount /srv/trainer")

@@ -43,7 +43,7 @@ def test_a_host_that_is_in_no_group_of_ours_gets_nothing(tmp_path, lab):
         cluster_own_groups=["bastions"],
     )
     hosts = yaml.safe_load((copy / "hosts.yml").read_text())
-    # Nobody answers there: whoever asks fails.
+    # Nobody answers there: a host that asks fails.
     hosts["bastions"] = {"hosts": {"bastion": {"ansible_host": "10.0.3.254"}}}
     (copy / "hosts.yml").write_text(yaml.safe_dump(hosts, sort_keys=False))
     ran = play("site.yml", inventory=copy)
@@ -105,7 +105,7 @@ def test_an_empty_inventory_is_refused(tmp_path, empty, said):
 
 @pytest.fixture
 def start_under_way():
-    """Somebody else's lock on the chief's host."""
+    """Another operator's lock on the chief's host."""
     script = "echo a start of ann@laptop >/run/psfleet-start; echo $$; exec sleep 300"
     command = ["lxc-attach", "--name", "psfleet-head", "--clear-env", "--", "flock", "/run/psfleet-start", "sh", "-c"]
     with subprocess.Popen([*command, script], stdout=subprocess.PIPE, text=True) as other:

@@ -15,7 +15,7 @@ from .conftest import copy_inventory, fab, status
 pytestmark = pytest.mark.slow  # tests/training/test_sweep.py says it of local processes
 NAME = f"infra-sweep-{int(time.time())}"
 POINTS = [{"learning_rate": 0.001}, {"dropout": 1.5}, {"learning_rate": 0.003, "dropout": 0.3}]
-# The second point shall fail in its turn: the proof would refuse it before anything starts.
+# The second point is to fail in its turn: the proof would refuse it before anything starts.
 SITE = {"release_build_proof": False}
 
 

@@ -128,7 +128,7 @@ def test_a_way_that_never_was_there_costs_nobody_a_step(half: Callable[..., Half
 
 
 def test_a_ps_that_no_worker_reaches_is_lost_and_taken_back(half: Callable[..., Half]) -> None:
-    training = half(ps_wait_seconds=3.0, worker_wait_seconds=3.0)
+    training = half(ps_grace_seconds=3.0, worker_wait_seconds=3.0)
     training.start()
     training.until_trains()
     training.breaks("p1", "input", "ip saddr {{ {w0}, {w1} }}")

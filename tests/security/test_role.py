@@ -169,7 +169,7 @@ def test_the_role_closes_a_machine_and_opens_it_again(machine: Machine) -> None:
     assert machine.play()["changed"] == []
     assert machine.play("--check")["changed"] == []
 
-    opened = {"firewall_open": [{"port": 9100, "from": ["203.0.113.0/24"]}], "firewall_outward": ["any"]}
+    opened = {"firewall_open": [{"port": 9100, "from": ["203.0.113.0/24"]}], "firewall_egress": ["any"]}
     assert set(machine.play(**opened)["changed"]) == {
         "Write the table",
         "Load the table, and keep it once a new connection has come through it",
@@ -183,7 +183,7 @@ def test_the_role_closes_a_machine_and_opens_it_again(machine: Machine) -> None:
         "Load the table, and keep it once a new connection has come through it"
     ]
 
-    # Nobody can come in anew to confirm.
+    # No second connection can confirm.
     machine.play(connection="local")
     assert "policy accept" in machine.table()
 

@@ -31,7 +31,7 @@ table inet seen {
   }
 }
 """
-# Runs a graph on somebody else's server, as any program may that reaches it.
+# Runs a graph on another cluster's server, as any program may that reaches it.
 ATTACK = """
 import sys
 import tensorflow as tf

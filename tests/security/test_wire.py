@@ -58,7 +58,7 @@ def _wire(
 
 @pytest.fixture
 def wire(_wire: Wire) -> Iterator[Wire]:
-    """Members that have met in the tunnel, with nothing closed; anew for each test."""
+    """Members that have met in the tunnel, with nothing closed; made for each test."""
     _wire.settings = {}
     _wire.build()
     for host in MEMBERS:

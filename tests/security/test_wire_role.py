@@ -99,12 +99,12 @@ def test_the_role_builds_a_tunnel_mends_it_and_takes_it_away(machine: Machine, t
     assert build() == [UP]
     assert machine.run(PROGRAM, "check").returncode == 0
 
-    # The other host was made anew.
-    anew = key()
-    kept.write_text(wireguard.keys_text({"here": own, "there": anew}))
+    # The other host was made again.
+    renewed = key()
+    kept.write_text(wireguard.keys_text({"here": own, "there": renewed}))
     assert build() == ["Write whom the host speaks with", "Let in who is new"]
     assert settle() == ["Let out who has left"]
-    assert machine.run("wg", "show", wireguard.INTERFACE, "peers").stdout.split() == [anew]
+    assert machine.run("wg", "show", wireguard.INTERFACE, "peers").stdout.split() == [renewed]
     assert build() == settle() == []
 
     assert "Write the host's own end" in build(wireguard_mtu=1300)

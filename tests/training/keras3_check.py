@@ -23,9 +23,8 @@ import tensorflow as tf  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
 from trainer.core.config import Config  # isort: skip
 from trainer.run.directory import RunDirectory  # isort: skip
-from trainer.training.keras.keras3.building import build  # isort: skip
 from trainer.training.keras.keras3.checkpoint import raw  # isort: skip
-from trainer.training.keras.keras3.checks import refuse_settings  # isort: skip
+from trainer.training.keras.keras3.model import Keras3Model  # isort: skip
 from trainer.training.keras.keras3.shards import shards_of  # isort: skip
 from trainer.training.keras.keras3.steps import Step  # isort: skip
 from trainer.training.loop.callbacks import callbacks_of  # isort: skip
@@ -149,15 +148,17 @@ def counts():
     }
 
 
-def rows():
-    """Return how often a step reads a whole shard of the table, and by which operations it uses them."""
+def rows(program=None, **settings):
+    """Return how often a step reads a whole shard of the table or its slots, and by which operations it uses them."""
     split = tf.distribute.experimental.partitioners.MinSizePartitioner(256, 2)
     strategy = testing.in_process_cluster(workers=1, ps=2, partitioner=split)
-    program = Program()
+    program = program or Program()
     model, _ = make_model(program, strategy)
     spec = program.train_dataset(None).element_spec
+    as_trained = Keras3Model(model)
+    as_trained.gather_updates(Config(program="keras3_check:Program", **settings))
     with strategy.scope():
-        build(model, spec)
+        as_trained.build(spec)
         step = tf.function(lambda *batch: strategy.run(Step(model), args=(batch,)))
         operations = step.get_concrete_function(*spec).graph.get_operations()
     table = raw(shards_of(model.get_layer("table").embeddings))
@@ -167,8 +168,13 @@ def rows():
     return {
         "shards": len(table),
         "read": len(read),
-        **{k: kinds.count(k) for k in ("ResourceGather", "ResourceScatterSub")},
+        **{k: kinds.count(k) for k in ("ResourceGather", "ResourceScatterSub", "ResourceScatterUpdate")},
     }
+
+
+def lazy_rows():
+    """Return the same of a lazy Adam."""
+    return rows(compiled(lambda: keras.optimizers.Adam(0.01)), lazy_optimizers=True)
 
 
 # What a model may be
@@ -545,9 +551,11 @@ def refused(program, cluster, **settings):
     config = Config(program="keras3_check:Program", **{**SPLIT, **settings})
     try:
         model, _ = make_model(program, cluster)
-        refuse_settings(config, model)
+        as_trained = Keras3Model(model)
+        as_trained.check_settings(config)
+        as_trained.gather_updates(config)
         with cluster.scope():
-            build(model, program.train_dataset(None).element_spec)
+            as_trained.build(program.train_dataset(None).element_spec)
             callbacks_of(config, program, model)
     except UserError as error:
         return str(error)
@@ -562,7 +570,7 @@ def refusals():
     found = {
         "strategy": no(Program(), strategy="one_device", partitioner_min_bytes=1),
         "api": no(Program(), api="fit"),
-        "lazy_adam": no(Program(), lazy_adam=True),
+        "lazy_optimizers": no(compiled(type("Mine", (optimizers.SGD,), {})), lazy_optimizers=True),
         "exact": no(Program(), evaluation="exact"),
         "initial_weights": no(Program(), initial_weights="/nowhere/x.weights.h5"),
         "run_eagerly": no(compiled(run_eagerly=True)),
@@ -602,7 +610,7 @@ def tried(part, **arguments):
 
 
 def main():
-    parts = (counts, rows, models, splits, evaluations, averages, callbacks, remembered, refusals)
+    parts = (counts, rows, lazy_rows, models, splits, evaluations, averages, callbacks, remembered, refusals)
     chosen = [part for part in parts if part.__name__ in sys.argv[1:]] or parts
     found = {part.__name__: tried(part) for part in chosen}
     print(json.dumps(found), flush=True)

@@ -12,8 +12,9 @@ import pytest
 
 from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
 from trainer.training.atomic_updates import GATE, AtomicUpdates, mutex_name
+from trainer.training.keras.keras3 import row_updates as rows_of_keras3
 from trainer.training.one_update import gather, gather_keras3
-from trainer.training.row_updates import leave_momentum_out
+from trainer.training.row_updates import leave_momentum_out, update_by_rows
 from trainer.training.steps.traced_call import StepCopy
 
 # isort: split
@@ -49,6 +50,11 @@ KERAS_3 = (
         "SGD(0.1, clipnorm=0.5)",
     ),
 )
+# With `lazy_optimizers`: rows of a table, and the dense bias, are changed by the same code.
+LAZY = {
+    two: (*TF_KERAS[:6], "Adamax(0.1)", "Adadelta(0.1)", "Ftrl(0.1)", "Lion(0.1)", *TF_KERAS[13:18]),
+    three: (*KERAS_3[:4], "Adam(0.1, amsgrad=True)", "AdamW(0.1)", "Adamax(0.1)", "Ftrl(0.1)", KERAS_3[-2]),
+}
 QUICK = {two: TF_KERAS[:2] + TF_KERAS[-4:-3], legacy: LEGACY[:2], three: KERAS_3[:1] + KERAS_3[-2:-1]}
 OPTIMIZERS = [
     pytest.param(
@@ -74,7 +80,9 @@ class Table(tf.keras.layers.Layer):
 class Trained:
     """An optimizer as `trainer` has it, and what it trains."""
 
-    def __init__(self, made: tuple[Any, str], record: Any = None, constraint: Any = None) -> None:
+    def __init__(
+        self, made: tuple[Any, str], record: Any = None, constraint: Any = None, *, lazy: bool = False
+    ) -> None:
         kind, name = made
         self.optimizer: Any = eval(f"kind.{name}", {"kind": kind})
         self.weights = Table(constraint)
@@ -84,6 +92,10 @@ class Trained:
         self.updates: AtomicUpdates | None = None
         if record is not None:
             gather_keras3(self.optimizer) if kind is three else gather(self.optimizer)
+            if lazy:
+                model = tf.Module()
+                model.optimizer = self.optimizer
+                (rows_of_keras3.update_by_rows if kind is three else update_by_rows)(model, lazy=True)
             self.updates = AtomicUpdates(tf.distribute.get_strategy(), record)
 
     def step(self, ids: Any) -> None:
@@ -134,6 +146,28 @@ def _as_written() -> Iterator[None]:
 def test_updates_of_many_workers_are_some_order_of_whole_ones(made: tuple[Any, str]) -> None:
     recorded = Recorded()
     trained = Trained(made, recorded)
+    by_many(trained.traced())
+    count, found = recorded.replay()
+    assert count >= 2 * WORKERS * UPDATES
+    assert differing(found) == {}
+    assert not np.array_equal(trained.state[0], START)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(
+            (kind, name),
+            marks=[] if number == 0 else [pytest.mark.matrix],
+            id=f"{'keras3' if kind is three else 'tf_keras'}-{name}",
+        )
+        for kind, names in LAZY.items()
+        for number, name in enumerate(names)
+    ],
+)
+def test_lazy_updates_of_many_workers_are_some_order_of_whole_ones(made: tuple[Any, str]) -> None:
+    recorded = Recorded()
+    trained = Trained(made, recorded, lazy=True)
     by_many(trained.traced())
     count, found = recorded.replay()
     assert count >= 2 * WORKERS * UPDATES

@@ -577,6 +577,6 @@ def test_a_stale_path_ends_the_process_in_the_middle_and_at_the_end(
 ) -> None:
     run = Run(tmp_path, steps_per_execution=5, checkpoint_steps=20, checkpoints_kept=9)
     failing(monkeypatch, [*[None] * before, *(stale() for _ in range(1000))])
-    with pytest.raises(StalePath, match="must be mounted anew"):
+    with pytest.raises(StalePath, match="must be mounted again"):
         run.train()
     assert run.directory.catalogue.steps() == saved

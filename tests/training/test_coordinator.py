@@ -89,7 +89,7 @@ def test_a_path_that_hangs_keeps_no_coordinator_that_has_failed(
     def load(name: str, arguments: object) -> Any:
         for path in (directory.state, directory.attempts):
             path.unlink(missing_ok=True)
-            os.mkfifo(path)  # whoever reads it waits for ever
+            os.mkfifo(path)  # its readers wait for ever
         raise UserError("the user's limit is over")
 
     ends_with(load)
@@ -107,7 +107,7 @@ def test_a_broken_device_is_tried_again_within_the_budget_by_new_processes(
         raise tf.errors.InternalError(None, None, BROKEN)
 
     ends_with(load)
-    config = config.replace(restarts_without_step=1)
+    config = config.replace(max_restarts_without_step=1)
     assert [run_coordinator(config, CLUSTER, Notifier()) for _ in range(2)] == [TRY_AGAIN] * 2
     assert (read_record(directory.state) or {})["restart"] == MEMBERS
     assert run_coordinator(config, CLUSTER, Notifier()) == USER_ERROR

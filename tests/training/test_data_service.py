@@ -85,7 +85,7 @@ def test_a_lost_journal_costs_a_generation(runs: Runs) -> None:
     shutil.rmtree(runs.shared / "data-service" / "journal")
     kill(process, "dispatcher-0")
     assert process.wait() == 0, process.output
-    assert process.output.count("starting anew: the dispatcher has begun another journal") == 2
+    assert process.output.count("restarting: the dispatcher has begun another journal") == 2
     assert len(process.pids("worker-0")) == len(process.pids("ps-0")) == 1
     seen = counts(runs, "lost")[0]
     assert 7 <= seen.min() <= seen.max() <= 13, seen

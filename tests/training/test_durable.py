@@ -174,7 +174,7 @@ def power_fails(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     found.mkdir()
     command("truncate", "--size=128M", str(image))
     command("mkfs.ext4", "-q", str(image))
-    # The system shall write nothing by itself for as long as the test may take.
+    # The system must write nothing by itself for as long as the test may take.
     command("mount", "-o", "loop,noauto_da_alloc,commit=300", str(image), str(live))
     try:
         yield live, found

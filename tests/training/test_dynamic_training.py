@@ -56,7 +56,7 @@ def test_a_plain_program_trains_rows_by_key(programs: Any, kind: str, three: boo
     """Trained on 2 ps, and then on 3, from the checkpoint."""
     made = getattr(programs, kind)
     program = (programs.of_keras3(made) if three else made)()
-    lazy = {"lazy_adam": True} if kind == "Subclassed" else {}
+    lazy = {"lazy_optimizers": True} if kind == "Subclassed" else {}
     first = testing.train(program, 100, ps=2, directory=tmp_path, **SETTINGS, **lazy)
     before = rows_of(str(first.directory / "checkpoints" / "ckpt-100"))
     assert set(before) == {key * programs.STRIDE for key in range(programs.KNOWN)}

@@ -123,7 +123,7 @@ def test_exported_recommender_takes_a_shops_ids(recommender_run: Process, runs: 
 
 @pytest.mark.matrix
 def test_clicks_are_learnt_with_one_table_for_hashed_ids(runs: Runs) -> None:
-    trained(runs, "clicks:Clicks", "clicks", 400, "--lazy-adam", "true")
+    trained(runs, "clicks:Clicks", "clicks", 400, "--lazy-optimizers", "true")
     _, clicked = clicks.load("test")
     base_rate = max(clicked.mean(), 1 - clicked.mean())
     assert evaluated(runs, "clicks")["accuracy"] >= base_rate + 0.2

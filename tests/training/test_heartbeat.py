@@ -164,7 +164,7 @@ def test_what_this_process_missed_itself_is_no_members_silence(monkeypatch: pyte
 
 
 def test_who_waits_for_an_answer_has_everybody_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also whose last question is open: that answer would be of before."""
+    """Also whose last question is open: that answer would be an earlier one."""
     monkeypatch.setattr(module, "TICK_SECONDS", 3600.0)  # no round comes by itself
     heartbeat, asked, rounds = beat("127.0.0.1:9"), threading.Semaphore(0), threading.Semaphore(0)
     questions: list[float] = []

@@ -23,7 +23,7 @@ def check(*parts: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def steps() -> dict[str, Any]:
-    return check("counts", "rows")
+    return check("counts", "rows", "lazy_rows")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,14 @@ def test_a_metric_counts_each_example_once(counts: dict[str, Any]) -> None:
 
 
 def test_sgd_asks_for_the_rows_of_its_batch_and_changes_those(steps: dict[str, Any]) -> None:
-    assert steps["rows"] == {"shards": 2, "read": 0, "ResourceGather": 2, "ResourceScatterSub": 2}
+    operations = {"ResourceGather": 2, "ResourceScatterSub": 2, "ResourceScatterUpdate": 0}
+    assert steps["rows"] == {"shards": 2, "read": 0, **operations}
+
+
+def test_a_lazy_adam_reads_and_writes_the_rows_of_its_batch(steps: dict[str, Any]) -> None:
+    """Of each shard: the lookup's, and those of the table and of two slots."""
+    operations = {"ResourceGather": 2 + 6, "ResourceScatterSub": 0, "ResourceScatterUpdate": 6}
+    assert steps["lazy_rows"] == {"shards": 2, "read": 0, **operations}
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +164,7 @@ def test_a_loss_that_is_no_number_ends_the_training(callbacks: dict[str, Any]) -
 REFUSED = {
     "strategy": "strategy: one_device is not for models of Keras 3",
     "api": "set api to custom_loop",
-    "lazy_adam": "leave it out",
+    "lazy_optimizers": "lazy_optimizers: Mine can't change the rows of a step alone",
     "exact": "take distributed",
     "initial_weights": "call model.load_weights in build_model",
     "run_eagerly": "run_eagerly=True, which workers cannot do",

@@ -57,7 +57,7 @@ class Hosts:
         return self._path / task
 
     def tend(self) -> None:
-        """Start those anew that want to be."""
+        """Start those again that want to be."""
         for task in SERVERS:
             if self.processes[task][-1].code == 75:
                 self.start(task)

@@ -97,7 +97,7 @@ def test_a_row_gets_the_sum_of_its_gradients(make: Any, batches: list[Any]) -> N
     plain, ours = Model(make(), tf.Variable(START)), Model(make(), split())
     lazy = isinstance(ours.optimizer, keras.Adam)
     for model in (plain, ours):
-        update_by_rows(model, lazy_adam=lazy)
+        update_by_rows(model, lazy=lazy)
         for _ in range(3):
             with asking_once(True):
                 model.train(*map(tf.constant, batches))
@@ -128,8 +128,8 @@ def test_the_numbers_of_rows_are_sent_once_where_no_row_has_two_gradients(batche
 def test_no_part_of_a_table_waits_for_another() -> None:
     """They lie on other ps, which would tell each other when a lock is free."""
     model = Model(keras.Adagrad(0.1), split())
-    update_by_rows(model)
     gather(model.optimizer)
+    update_by_rows(model)
     atomic = AtomicUpdates(tf.distribute.get_strategy())
 
     @tf.function

@@ -167,7 +167,7 @@ def test_a_ps_that_is_replaced_while_a_worker_is_away_costs_no_waiting_for_it(cl
     cluster.trains_on()
     cluster.kill("ps-0")
     cluster.start("ps-0")
-    cluster.chief.search("forming the cluster anew in this process")
+    cluster.chief.search("forming the cluster again in this process")
     cluster.chief.search(r"going on without worker-1 \(127")
     until(lambda: cluster.state == "training", "training", say=lambda: cluster.chief.output[-6000:])
     cluster.trains_on()

@@ -70,7 +70,7 @@ def test_a_ps_that_dies_is_the_only_process_that_restarts(runs: Runs, api: str) 
     run = f"ps-dies-{api}"
     process = start(runs, run, "--api", api)
     kill(process.pids("ps-0")[0])
-    process.search("forming the cluster anew in this process")
+    process.search("forming the cluster again in this process")
     assert process.wait() == 0, process.output
     assert starts(process) == {"chief-0": 1, "ps-0": 2, "ps-1": 1, "worker-0": 1, "worker-1": 1}
     assert went_on(process)
@@ -189,7 +189,7 @@ def test_a_phase_that_hangs_ends_in_a_clear_error(runs: Runs) -> None:
     assert len(process.pids("chief-0")) == 3
     status = runs.status("stuck")
     assert status["state"] == "failed"
-    assert "restarts_without_step is 1" in status["message"]
+    assert "max_restarts_without_step is 1" in status["message"]
 
 
 def test_a_part_that_ends_once_is_a_fault_s_and_twice_is_empty(runs: Runs, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_part_that_ends_once_is_a_fault_s_and_twice_is_empty(runs: Runs, tmp_p
     process = runs.local("ending:Ending", "ending", ENDLESS, *options, ENDING=str(ending))
     process.search(r"saved \S+/ckpt-\d+ in")
     ending.touch()
-    process.search("forming the cluster anew in this process: a worker's data ended in the middle of a call")
+    process.search("forming the cluster again in this process: a worker's data ended in the middle of a call")
     ending.unlink()
     process.search(r"going on at step")
     step = runs.checkpoints("ending")[-1]

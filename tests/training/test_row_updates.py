@@ -12,10 +12,10 @@ import pytest
 
 from trainer import testing
 from trainer.core.config import Config, ConfigError
-from trainer.core.failures import UserError
 from trainer.run.checkpoints import check_fit
-from trainer.training.optimizers import share_among_workers
-from trainer.training.row_updates import update_by_rows
+from trainer.training.one_update import gather
+from trainer.training.optimizers import is_wrapper, optimizers_of, share_among_workers
+from trainer.training.row_updates import update_by_rows as replace_updates
 
 # isort: split
 import tensorflow as tf
@@ -46,6 +46,14 @@ class Model(tf.Module):
                 loss = tf.reduce_sum((tf.gather(self.table, batches[step % len(batches)]) * self.bias - 1) ** 2)
             self.optimizer.minimize(loss, [self.table, self.bias], tape)
         return [self.table.numpy(), self.bias.numpy()] if tf.executing_eagerly() else []
+
+
+def update_by_rows(model: Any, *, lazy: bool = False) -> None:
+    """Have a model's optimizers do so, as `gather_updates` does."""
+    for optimizer in optimizers_of(model):
+        if not is_wrapper(optimizer):
+            gather(optimizer)
+    replace_updates(model, lazy=lazy)
 
 
 def is_by_rows(optimizer: Any) -> bool:
@@ -193,50 +201,19 @@ def test_every_optimizer_of_a_model_is_found() -> None:
 @pytest.mark.parametrize("adaptive_epsilon", [False, True])
 def test_lazy_adam_is_adam_when_each_step_names_all_rows(adaptive_epsilon: bool) -> None:
     plain, lazy = (Model(keras.Adam(0.1, adaptive_epsilon=adaptive_epsilon)) for _ in range(2))
-    update_by_rows(lazy, lazy_adam=True)
+    update_by_rows(lazy, lazy=True)
     for ours, expected in zip(lazy.train(ALL_ROWS, 6), plain.train(ALL_ROWS, 6), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5)
 
 
-def test_lazy_adam_leaves_rows_that_no_step_names() -> None:
-    """A row's moments decay when it is named, by the steps that it was named in; the correction is of all steps."""
-    plain, lazy = Model(keras.Adam(0.1)), Model(keras.Adam(0.1))
-    update_by_rows(lazy, lazy_adam=True)
-    for model in (plain, lazy):
-        model.train([[1], [2]], 2)
-        model.train([[1]], 1)
-    adam = lazy.optimizer
-    before, m, v = (value.numpy()[2].copy() for value in (lazy.table, adam._momentums[0], adam._velocities[0]))
-    lazy.train([[1]], 3)
-    for value, kept in ((lazy.table, before), (adam._momentums[0], m), (adam._velocities[0], v)):
-        np.testing.assert_array_equal(value.numpy()[2], kept)
-    changed = np.flatnonzero(np.any(lazy.table.numpy() != START, axis=1))
-    assert changed.tolist() == [1, 2]
-    # Keras's own moves row 2 on, by what it remembers.
-    before = plain.table.numpy()[2].copy()
-    plain.train([[1]], 3)
-    assert not np.array_equal(plain.table.numpy()[2], before)
+def test_lazy_optimizers_are_refused_under_other_strategies() -> None:
+    with pytest.raises(ConfigError, match=r"lazy_optimizers: .*strategy mirrored.*leave it out"):
+        Config(program="a:B", strategy="mirrored", lazy_optimizers=True)
 
 
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (lambda: keras.SGD(0.1), r"must be tf.keras.optimizers.Adam itself, not SGD: compile with Adam"),
-        (lambda: keras.AdamW(0.1), r"must be tf.keras.optimizers.Adam itself, not AdamW"),
-        (lambda: keras.legacy.Adam(0.1), r"must be tf.keras.optimizers.Adam itself, not legacy.Adam: compile with"),
-        (lambda: keras.Adam(0.1, amsgrad=True), "has amsgrad, which changes every row at each step: leave amsgrad out"),
-        (lambda: keras.Adam(0.1, weight_decay=0.1), "has weight_decay, which changes every row"),
-        (lambda: keras.Adam(0.1, use_ema=True), "has use_ema, which changes every row"),
-    ],
-)
-def test_lazy_adam_is_refused_where_it_can_not_be(make: Make, expected: str) -> None:
-    with pytest.raises(UserError, match=expected):
-        update_by_rows(Model(make()), lazy_adam=True)
-
-
-def test_lazy_adam_is_refused_under_other_strategies() -> None:
-    with pytest.raises(ConfigError, match=r"lazy_adam: .*strategy mirrored.*leave it out"):
-        Config(program="a:B", strategy="mirrored", lazy_adam=True)
+def test_the_settings_old_name_is_refused_with_the_new_one() -> None:
+    with pytest.raises(ConfigError, match="'lazy_adam' is called 'lazy_optimizers' now: write lazy_optimizers"):
+        Config.from_dict({"program": "a:B", "lazy_adam": True})
 
 
 class Program:
@@ -281,14 +258,26 @@ def saved(result: testing.Result) -> dict[str, np.ndarray]:
     return {name: reader.get_tensor(name) for name in names if "save_counter" not in name}
 
 
+LAZY = {"lazy_optimizers": True}
+OTHERS: dict[str, Make] = {
+    "momentum": lambda: keras.SGD(0.01, momentum=0.9, nesterov=True),
+    "rmsprop": lambda: keras.RMSprop(0.01, centered=True, momentum=0.5),
+    "ftrl": lambda: keras.Ftrl(0.01),
+    "adamw": lambda: keras.AdamW(0.01),
+    "adamax": lambda: keras.Adamax(0.01),
+    "averages": lambda: keras.Adagrad(0.01, use_ema=True),
+}
+
+
 @pytest.mark.parametrize(
     ("make", "batches", "settings"),
     [
         pytest.param(lambda: keras.SGD(0.01), SOME_ROWS, {}, marks=pytest.mark.matrix),
         pytest.param(lambda: keras.Adagrad(0.1), SOME_ROWS, {}, marks=pytest.mark.matrix),
-        (lambda: keras.Adam(0.01), ALL_ROWS, {"lazy_adam": True}),
+        (lambda: keras.Adam(0.01), ALL_ROWS, LAZY),
+        *(pytest.param(make, ALL_ROWS, LAZY, marks=pytest.mark.matrix) for make in OTHERS.values()),
     ],
-    ids=["sgd", "adagrad", "lazy-adam"],
+    ids=["sgd", "adagrad", "lazy-adam", *(f"lazy-{name}" for name in OTHERS)],
 )
 def test_tables_of_two_shards_train_as_whole_ones_do_alone(
     tmp_path: Path, make: Make, batches: list[list[int]], settings: dict[str, Any]

@@ -454,7 +454,7 @@ def test_a_stale_path_is_left_for_the_next_start_to_mount(
     saves.save()
     saves.settle()
     trained.set(2)
-    with pytest.raises(Infrastructure, match=r"Stale file handle.* must be mounted anew"):
+    with pytest.raises(Infrastructure, match=r"Stale file handle.* must be mounted again"):
         saves.save()
     monkeypatch.undo()
     later = Saves(directory, trained)

@@ -157,24 +157,24 @@ def visits(
     batches: tuple[int, ...] = (BATCH,),
     calls: int = CALLS,
     *,
-    anew: bool = True,
+    rebuilt: bool = True,
 ) -> dict[str, Any]:
     """Return the least and the greatest count of each of two parts after some faults, and what was trained.
 
-    After each fault the model is built `anew`; to go back in the one that is there takes a tenth of the time.
+    After each fault the model is `rebuilt`; to go back in the one that is there takes a tenth of the time.
     """
     with tempfile.TemporaryDirectory() as directory:
         config = Config(program="a:B", shared_dir=directory, **settings)
         generation: Generation = NONE
         for fault in range(faults + 1):
-            if anew or not fault:
+            if rebuilt or not fault:
                 generation = Generation(config, Files(batches[fault % len(batches)]), workers[fault % len(workers)])
             else:
                 generation.go_back()
             generation.train(calls, in_flight)
             step = generation.checkpoints.restore()
             seen, position = generation.runner.model.seen.numpy(), generation.runner.position
-            if anew:
+            if rebuilt:
                 generation.end()
     parts = seen.reshape(-1, 2, FILE)[:, 0].flatten(), seen.reshape(-1, 2, FILE)[:, 1].flatten()
     return {
@@ -200,7 +200,7 @@ def stopped(program: Any, name: str, **settings: Any) -> dict[str, Any]:
 
 
 def read_anew() -> list[int]:
-    """Return how often each example is read in eleven readings of a third of the data, each begun anew."""
+    """Return how often each example is read in eleven readings of a third of the data, each begun again."""
     config = Config(program="a:B", strategy="one_device", seed=5)
     counts = [0] * EXAMPLES
     for reading in range(FAULTS + 1):
@@ -213,7 +213,7 @@ def read_anew() -> list[int]:
 
 
 def passes(make: Callable[[], Any]) -> str:
-    """Say what becomes of a pipeline that shall be read pass after pass."""
+    """Say what becomes of a pipeline that is to be read pass after pass."""
 
     @tf.function(autograph=False)
     def read() -> Any:
@@ -267,7 +267,7 @@ def check() -> dict[str, Any]:
     exact = {"input_position": "exact"}
     return {
         "exact": visits(exact, in_flight=0, faults=FEW, batches=(BATCH, 2 * BATCH)),
-        "exact, in flight": visits(exact, in_flight=4, calls=9, anew=False),
+        "exact, in flight": visits(exact, in_flight=4, calls=9, rebuilt=False),
         "exact, other workers": visits(exact, in_flight=0, faults=2, workers=(2, 1)),
         "exact, fit": stopped(Files(), "seen", api="fit", epoch_steps=PART_STEPS // 2),
         "exact, Keras 3": stopped(OfKeras3(), "weights/seen.Sseen"),

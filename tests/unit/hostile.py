@@ -79,7 +79,7 @@ SETTINGS: list[tuple[str, Any]] = [
     ("steps", "1000"), ("steps", 1.5), ("steps", True), ("steps", None), ("step", 10), ("Steps", 10),
     ("checkpoint_seconds", float("inf")), ("checkpoint_seconds", float("nan")), ("checkpoint_seconds", -1),
     ("checkpoint_seconds", 10**30), ("checkpoint_seconds", "30"), ("lease_seconds", float("inf")), ("lease_seconds", 1),
-    ("heartbeat_timeout_seconds", float("nan")), ("ps_wait_seconds", float("inf")), ("log_seconds", 0),
+    ("heartbeat_timeout_seconds", float("nan")), ("ps_grace_seconds", float("inf")), ("log_seconds", 0),
     ("training_timeout_seconds", 1e300), ("strategy", "tpu"), ("strategy", ["mirrored"]), ("api", "fitt"),
     ("evaluation", True), ("program", "Digits"), ("program", "a.b:C\n"), ("program", "a b:C"), ("program", "a.b:$(id)"),
     ("program", ""), ("program", None), ("run", "../x"), ("run", "a b"), ("run", ""), ("run", "a" * 101), ("run", "-x"),
@@ -163,8 +163,8 @@ VALUES: list[tuple[str, Any]] = [
     ("drill_power_off", 'off "{host}'),
     ("drill_power_off", "off {host!r}"), ("drill_power_off", "off {host:>99999999}"), ("drill_power_off", "   "),
     ("drill_power_off", "off {host[0]}"), ("drill_power_on", "on {}"),
-    ("common_time_clients", ["fe80::%a\nallow all/64"]), ("firewall_outward", ["fd00::%;}/64"]),
-    ("firewall_outward", ["example.org"]), ("firewall_outward", "any"), ("firewall_closes", True),
+    ("common_time_clients", ["fe80::%a\nallow all/64"]), ("firewall_egress", ["fd00::%;}/64"]),
+    ("firewall_egress", ["example.org"]), ("firewall_egress", "any"), ("firewall_closes", True),
     ("firewall_open", [{"port": 80, "from": ["fe80::%eth0/64"]}]), ("firewall_open", [{"port": 80, "form": []}]),
     ("firewall_open", [{"port": 80, "from": []}]), ("firewall_open", [{"port": "8010-8000"}]),
     ("firewall_open", [{"port": "80,443"}]), ("firewall_open", [{"port": 80, "protocol": "icmp"}]),
@@ -236,7 +236,7 @@ NOTIFICATIONS: list[tuple[str, Any]] = [
     ("notify_webhook", "http://x:99999/"), ("notify_webhook", "http://x\n"), ("notify_webhook", ["http://x"]),
     ("notify_webhook_secret", "ABSENT"), ("notify_webhook_secret", "../x"), ("notify_command", "mail me"),
     ("notify_command", "/home/me/page"), ("notify_command", "/tmp/page now"), ("notify_command", "/root/page"),
-    ("notify_command", '/bin/page "half'), ("notify_away_seconds", "600"), ("notify_webhok", "http://x"),
+    ("notify_command", '/bin/page "half'), ("notify_absent_seconds", "600"), ("notify_webhok", "http://x"),
 ]  # fmt: skip
 DIFFERENT: list[tuple[str, Any]] = [
     ("cluster_uid", 7000), ("cluster_shared_dir", "/srv/other"), ("trainer_run", RUN | {"steps": 5}),

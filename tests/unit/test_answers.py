@@ -23,13 +23,21 @@ from fleet.drills import rehearsal
 from fleet.drills.catalogue import CATALOGUE
 from fleet.drills.drill import Findings
 from fleet.errors import FleetError, HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Host, Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
 from fleet.site.schema.problems import Problem
+from fleet.site.topology import Task
 from fleet.ssh import Answer
+from fleet.verbs.drain import drain, undrain
 from fleet.verbs.export import export_run
 from fleet.verbs.gpu_check import check_gpus
+from fleet.verbs.history import show_history
+from fleet.verbs.hosts import show_hosts
 from fleet.verbs.logs import show_logs
+from fleet.verbs.ok_to_stop import ok_to_stop
+from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.report import make_report
+from fleet.verbs.rollback import rollback
 from fleet.verbs.runs import show_checkpoints, show_runs
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
@@ -39,6 +47,7 @@ from fleet.verbs.tensorboard import open_tensorboard
 from fleet.verbs.validate import validate
 from fleet.verbs.ways import show_ways
 from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_second_day as day
 from tests.unit.test_fleet_ways import RIGHT as WAYS
 from tests.unit.test_fleet_ways import Pretence as WaysHosts
 from tests.unit.test_fleet_ways import inventory as of_ways
@@ -289,3 +298,35 @@ def test_drills(
 def test_the_list_of_drills(desk: verbs.Desk) -> None:
     rehearsal.list_drills(desk)
     assert [each["drill"] for each in answer_of(desk)["drills"]] == [each.name for each in CATALOGUE]
+
+
+def test_who_takes_part() -> None:
+    hosts = day.make_hosts()
+    cluster = cluster_of(hosts)
+
+    def said(verb: Callable[..., None], *words: Any, **more: Any) -> dict[str, Any]:
+        clock = fleet.Clock(hosts=hosts)
+        desk = verbs.Desk(io.StringIO(), clock, clock.sleep, answers=io.StringIO())
+        verb(cluster, desk, *words, **more)
+        return answer_of(desk)
+
+    assert said(ok_to_stop, ["w-b"])["ok"] is True
+    assert said(drain, "w-b", plan_only=True)["outcome"] == "planned"
+    assert said(drain, "head", plan_only=True)["outcome"] == "refused"
+    assert said(drain, "w-b", "a new disk")["outcome"] == "done"
+    assert [row["state"] for row in said(show_hosts)["hosts"]] == ["ready"] * 4 + ["drained"]
+    assert said(remove_host, "w-b", plan_only=True)["outcome"] == "planned"
+    assert said(replace_host, "w-b", "w-c", plan_only=True)["hosts"] == ["w-b", "w-c"]
+    assert said(undrain, "w-b")["next"] == "fab hosts"
+    assert [act["verb"] for act in said(show_history)["history"]] == ["drain", "undrain"]
+
+
+def test_a_rollback_that_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = day.make_hosts()
+    day.keep_releases(hosts, monkeypatch)
+    hosts.lines = [day.shipped("old1", day.OLD)]
+    clock = fleet.Clock(hosts=hosts)
+    desk = verbs.Desk(io.StringIO(), clock, clock.sleep, answers=io.StringIO())
+    rollback(cluster_of(hosts), desk, plan_only=True)
+    found = answer_of(desk)
+    assert (found["outcome"], found["release"], found["before"]) == ("planned", "old1", "abc123")

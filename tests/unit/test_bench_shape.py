@@ -5,7 +5,21 @@ from __future__ import annotations
 import ast
 import textwrap
 
-from bench.shape import attributes, cells, interface, is_record, lengths, sentences, table, words
+import pytest
+
+from bench.shape import (
+    RETIRED,
+    attributes,
+    cells,
+    interface,
+    is_record,
+    lengths,
+    retired,
+    sentences,
+    table,
+    tracked,
+    words,
+)
 
 
 def class_of(source: str) -> ast.ClassDef:
@@ -81,7 +95,7 @@ def test_the_table_tells_product_from_tests_and_pages_from_evidence() -> None:
             "trainer/two.py": many + "def f(a: Any, b: int) -> None: pass\n",
             "tests/three.py": long,
             "docs/page.md": "One two. " + "word " * 31 + ".\n\n| " + "cell " * 31 + "|\n",
-            "docs/evidence/night.md": "It ran anew. It never says `anew`.",
+            "docs/evidence/night.md": f"It ran {RETIRED[0]}. It never says `{RETIRED[0]}`.",
         }
     )
     assert figures == {
@@ -97,3 +111,13 @@ def test_the_table_tells_product_from_tests_and_pages_from_evidence() -> None:
         "cells over 30 words": "1 of 1, 100.0 %",
         "retired words": "1",
     }
+
+
+def test_no_retired_word_is_used() -> None:
+    """CONTRIBUTING.md has what to say instead."""
+    assert {path: words for path, text in tracked().items() if (words := retired(text))} == {}
+
+
+@pytest.mark.parametrize("text", [f"it starts {RETIRED[0]}", f'print("it starts {RETIRED[0]}")', f"what {RETIRED[-1]}"])
+def test_a_retired_word_is_found_at_the_end_of_a_text_too(text: str) -> None:
+    assert retired(text)

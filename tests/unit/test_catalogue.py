@@ -35,7 +35,7 @@ def write(catalogue: Catalogue, step: int, epoch: int = 1, shards: int = 2) -> N
 
 def write_files(catalogue: Catalogue, step: int, shards: int = 2, replacement: bool = False) -> None:
     for ending in (".index", *(f".data-{shard:05d}-of-{shards:05d}" for shard in range(shards))):
-        text = f"{step}{ending}" + (" anew" if replacement else "")
+        text = f"{step}{ending}" + (" again" if replacement else "")
         Path(catalogue.prefix(step, replacement=replacement) + ending).write_text(text)
 
 
@@ -247,7 +247,7 @@ def test_an_evaluation_of_what_is_gone_is_removed(catalogue: Catalogue) -> None:
 
 
 def test_an_evaluation_is_kept_only_of_what_was_evaluated(catalogue: Catalogue) -> None:
-    """A side-car may still evaluate a checkpoint that the coordinator has removed, or saved anew."""
+    """A side-car may still evaluate a checkpoint that the coordinator has removed, or saved again."""
     catalogue.write_evaluation(10, {"loss": 0.5})
     assert there(catalogue) == set()
     write(catalogue, 10)
@@ -330,7 +330,7 @@ def test_a_replacement_takes_its_place_wherever_the_process_dies(
         catalogue.remove_orphans()
         assert catalogue.steps() == [50, 100]
         assert catalogue.check(100) == ""
-        assert (catalogue.path / "ckpt-100.index").read_text() == "100.index anew"
+        assert (catalogue.path / "ckpt-100.index").read_text() == "100.index again"
         assert len([name for name in there(catalogue) if "100" in name]) == shards + 2
 
 

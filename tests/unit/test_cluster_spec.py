@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from fleet.site.members import ClusterSpecError
 from fleet.site.monitoring import scrape_targets
-from fleet.site.topology import ClusterSpecError, cluster_spec, host_tasks, metrics_targets
+from fleet.site.topology import cluster_spec, host_tasks, metrics_targets
 
 LAB = {
     "chief": ["head"],

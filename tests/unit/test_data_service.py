@@ -177,7 +177,7 @@ def test_a_coordinator_waits_for_the_dispatcher_and_one_data_worker(
 
 def test_a_user_may_limit_the_wait_for_the_data_service(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "answers", lambda address, method: address == "h:2")
-    limited = config.replace(member_wait_timeout_seconds=0.01, ps_wait_seconds=0)
+    limited = config.replace(member_wait_timeout_seconds=0.01, ps_grace_seconds=0)
     expected = r"\(member_wait_timeout_seconds\) for the data service, and no answer from data-0 \(a:3\), data-1"
     with pytest.raises(UserError, match=expected):
         waits.wait_for_data_service(limited, SERVED, StopRequest(), Told())  # type: ignore[arg-type]

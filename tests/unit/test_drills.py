@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
 from fleet.drills import rehearsal, soak
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN
 from fleet.drills.drill import Drill, Findings
-from fleet.drills.faults import Cut, Damage, Fault, Freeze, Kill, PowerOff, one
-from fleet.drills.scenes import Traffic, read_traffic, recovers
+from fleet.drills.faults import Fault, Freeze, Kill, one
+from fleet.drills.host_faults import Cut, Damage, PowerOff
+from fleet.drills.recovery import Traffic, read_traffic, recovers
 from fleet.drills.soak import Blow, Moment, Outcome, Round, Soak, judge, rounds, went_back_too_far
 from fleet.drills.stage import (
     DrillFailed,
@@ -37,7 +38,10 @@ from fleet.drills.stage import (
 from fleet.drills.watch import Watch, longest_pause, lowest_step, new_steps, steps_lost
 from fleet.drills.ways import AWay
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Host, Inventory, Task
+from fleet.observation import Observation
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.verbs import Desk
 
@@ -304,17 +308,17 @@ def test_findings_beyond_a_bound_fail() -> None:
     assert rehearsal.describe(late, drill)[0].startswith("FAIL  worker: noticed 6 s (bound 5 s); paused 11 s")
 
 
-def test_slack_loosens_the_bounds() -> None:
+def test_a_factor_loosens_the_bounds() -> None:
     late = Findings(proof="gone", detected=6.0, paused=11.0)
-    rehearsal.judge(late, replace(named("worker"), detected=5, paused=10).with_slack(1.5))
+    rehearsal.judge(late, replace(named("worker"), detected=5, paused=10).with_bounds_times(1.5))
     assert late.problems == []
-    assert named("evaluator").with_slack(2).detected is None
+    assert named("evaluator").with_bounds_times(2).detected is None
 
 
-@pytest.mark.parametrize("slack", [0.5, 0.0, float("nan"), float("inf")])
-def test_a_slack_that_is_no_factor_is_refused(slack: float) -> None:
-    with pytest.raises(OperatorMistake, match=f"--slack {slack:g}.*from 1 on"):
-        rehearsal.drill(Cluster(inventory(), Pretence()), Desk(out=io.StringIO()), ["worker"], slack=slack)
+@pytest.mark.parametrize("factor", [0.5, 0.0, float("nan"), float("inf")])
+def test_a_bounds_factor_that_is_no_factor_is_refused(factor: float) -> None:
+    with pytest.raises(OperatorMistake, match=f"--bounds-factor {factor:g}.*from 1 on"):
+        rehearsal.drill(Cluster(inventory(), Pretence()), Desk(out=io.StringIO()), ["worker"], factor=factor)
 
 
 def test_a_host_that_says_half_of_it_is_named() -> None:
@@ -474,7 +478,7 @@ class Simulated(Stage):
 
     def __init__(self, after: float, back_to: int, restarted: tuple[str, ...]) -> None:
         self.now, self.struck, self.healed = 100.0, 1e9, 0.0
-        self.after, self.back_to, self.anew = after, back_to, restarted
+        self.after, self.back_to, self.again = after, back_to, restarted
         desk = Desk(out=io.StringIO(), clock=lambda: self.now, sleep=self.sleep)
         super().__init__(Cluster(inventory(), Pretence()), desk)
         self.run = "drill-1"
@@ -501,8 +505,8 @@ class Simulated(Stage):
         return Sample(self.now, self.now, chief, "training", step, "", {}, (900, 1000), events)
 
     def processes(self, hosts: Any = None, away: Any = ()) -> dict[str, Process]:
-        anew = self.anew if self.now >= self.struck + self.after / 2 else ()
-        return {task.name: replace(RUNS, invocation="b2" if task.name in anew else "a1") for task in TASKS}
+        again = self.again if self.now >= self.struck + self.after / 2 else ()
+        return {task.name: replace(RUNS, invocation="b2" if task.name in again else "a1") for task in TASKS}
 
 
 class Strike(Fault):
@@ -577,7 +581,7 @@ def test_a_host_that_boots_holds_up_neither_the_steps_nor_the_other_hosts_units(
     watch.begin()
     stage.asked = watch._asked
     stage.up.clear()
-    stage.struck, stage.after, stage.anew = stage.now, 1.0, ("ps-1", "worker-1")
+    stage.struck, stage.after, stage.again = stage.now, 1.0, ("ps-1", "worker-1")
     watch.until(lambda: False, 11.0)
     assert longest_pause(watch.begun, watch.samples) < 1.0
     assert watch.restarted() == ["worker-1"]
@@ -619,7 +623,7 @@ class RestartsAtTheReturn(TakesIn):
     [
         (TakesIn, []),
         (SaysSomethingAndGoes, ["ps-1 takes no part"]),
-        (RestartsAtTheReturn, ["worker-0 was started anew when ps-1 came back"]),
+        (RestartsAtTheReturn, ["worker-0 was restarted when ps-1 came back"]),
     ],
 )
 def test_who_comes_back_may_disturb_nobody(cluster: type[Simulated], problems: list[str]) -> None:
@@ -633,8 +637,8 @@ def test_who_comes_back_may_disturb_nobody(cluster: type[Simulated], problems: l
     [
         ({"after": 25.0}, "no step for 2"),
         ({"back_to": 900}, "it went back to step 90"),
-        ({"restarted": ("ps-1", "worker-0")}, "worker-0 was started anew, and should have gone on"),
-        ({"restarted": ()}, "ps-1 was not started anew"),
+        ({"restarted": ("ps-1", "worker-0")}, "worker-0 was restarted, and should have gone on"),
+        ({"restarted": ()}, "ps-1 was not restarted"),
     ],
 )
 def test_what_goes_wrong_is_said(seen: dict[str, Any], problem: str) -> None:
@@ -787,7 +791,7 @@ class Interrupted(Strike):
 def soaked(made: Ends, fault: Fault | None = None, paused: float = 20.0, count: int = 1) -> list[str]:
     blow = Blow(replace(named("ps"), fault=fault or Strike(), paused=paused), None, 1.0, 10.0)
     coming = (Round(number, Moment.TRAINING, (blow,)) for number in range(1, count + 1))
-    return Soak(made, seed=1, slack=1.0).go_on_until(made.now + 3600, coming)
+    return Soak(made, seed=1, factor=1.0).go_on_until(made.now + 3600, coming)
 
 
 @pytest.fixture

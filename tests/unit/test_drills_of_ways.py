@@ -11,7 +11,7 @@ from fleet.drills.faults import TABLE, one
 from fleet.drills.soak import victims
 from fleet.drills.stage import DrillFailed, NotHere, Process, Stage
 from fleet.drills.ways import LOST, AWay, Doubled, Late, Lossy, NoConnection, NoWayIn
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 from tests.unit.test_drills import TASKS, Pretence, named, stage
 
 COUNTED = {"nft list": "counter packets 0 bytes 0 drop\ncounter packets 7 bytes 420 drop"}

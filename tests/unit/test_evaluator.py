@@ -1,4 +1,4 @@
-"""When the side-car evaluator waits, ends or starts anew; none of it needs TensorFlow."""
+"""When the side-car evaluator waits, ends or restarts; none of it needs TensorFlow."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from invoke import Context, Exit
 from fleet.command_line import Call, leaving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs", "export", "checkpoints"]
+VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs", "export", "checkpoints", "hosts"]
+VERBS += ["history"]
 
 
 def fab(*words: str) -> int:
@@ -139,7 +140,7 @@ def test_what_a_verb_can_not_do_exits_2_before_a_host_is_asked(
         "drill --random --seed x",
         "drill --random --seed -3",
         "drill --random --minutes nan",
-        "drill --random --slack 0",
+        "drill --random --bounds-factor 0",
         "start-cluster --timeout x",
         "restart-cluster --timeout inf",
         "logs --lines 1.5",

@@ -17,9 +17,9 @@ import firewall_table
 import pytest
 
 from fleet.site.firewall import (
-    firewall_doors,
     firewall_notes,
     firewall_refusals,
+    firewall_rules,
     firewall_sources,
     names_among,
     of_family,
@@ -58,10 +58,10 @@ def sets_of(text: str) -> dict[str, str]:
     return dict(found)
 
 
-def doors_of(host: str, groups: dict[str, list[str]] = GROUPS, **run: object) -> dict[str, dict[str, Any]]:
+def rules_of(host: str, groups: dict[str, list[str]] = GROUPS, **run: object) -> dict[str, dict[str, Any]]:
     hostvars = {name: values | {"trainer_run": RUN | run} for name, values in HOSTS.items()}
-    doors = firewall_doors(cluster_spec(groups, hostvars), host, groups, hostvars[host])
-    return {door["name"]: door for door in doors}
+    rules = firewall_rules(cluster_spec(groups, hostvars), host, groups, hostvars[host])
+    return {rule["name"]: rule for rule in rules}
 
 
 def test_each_jobs_members_are_a_set_of_both_families() -> None:
@@ -77,17 +77,17 @@ def test_ports_are_those_of_tf_config() -> None:
     spec = cluster_spec(GROUPS, HOSTS)
     for host in ("alpha", "beta", "gamma"):
         told = {task["port"] for task in spec["tasks"] if task["host"] == host}
-        found = {port for door in doors_of(host).values() for port in door["ports"]} - {6006}
+        found = {port for rule in rules_of(host).values() for port in rule["ports"]} - {6006}
         assert found == told
-    assert doors_of("gamma")["worker"]["ports"] == [2400, 2401]
+    assert rules_of("gamma")["worker"]["ports"] == [2400, 2401]
 
 
 def test_a_door_is_open_to_the_jobs_that_call_it() -> None:
-    assert doors_of("beta")["ps"]["sources"] == ["chief", "ps", "worker"]
-    assert doors_of("beta")["worker"]["sources"] == ["chief", "ps"]
-    assert doors_of("alpha")["chief"]["sources"] == ["ps", "worker"]
-    assert doors_of("alpha")["tensorboard"]["sources"] == [MEMBER]
-    assert doors_of("store")["nfs"] == {
+    assert rules_of("beta")["ps"]["sources"] == ["chief", "ps", "worker"]
+    assert rules_of("beta")["worker"]["sources"] == ["chief", "ps"]
+    assert rules_of("alpha")["chief"]["sources"] == ["ps", "worker"]
+    assert rules_of("alpha")["tensorboard"]["sources"] == [MEMBER]
+    assert rules_of("store")["nfs"] == {
         "name": "nfs", "protocol": "tcp", "ports": [2049], "sources": [MEMBER], "networks": [], "guarded": True,
         "users": [],
     }  # fmt: skip
@@ -97,18 +97,18 @@ def test_only_who_scrapes_comes_in_to_what_is_scraped() -> None:
     groups = GROUPS | {"prometheus": ["watch"], "alertmanager": ["gamma"]}
     hosts = HOSTS | {"watch": {"ansible_host": "192.0.2.15", "trainer_run": RUN}}
     spec = cluster_spec(groups, hosts)
-    doors = {host: {door["name"]: door for door in firewall_doors(spec, host, groups, hosts[host])} for host in hosts}
+    rules = {host: {rule["name"]: rule for rule in firewall_rules(spec, host, groups, hosts[host])} for host in hosts}
     assert firewall_sources(spec)["prometheus"] == ["192.0.2.15"]
     assert "192.0.2.15" not in firewall_sources(spec)[MEMBER]
-    assert doors["gamma"]["metrics"]["ports"] == [2700, 2701]
-    assert doors["gamma"]["alertmanager"]["ports"] == [9093]
-    assert set(doors["watch"]) == {"node_exporter", "prometheus"}
-    assert set(doors["store"]) == {"node_exporter", "nfs"}
+    assert rules["gamma"]["metrics"]["ports"] == [2700, 2701]
+    assert rules["gamma"]["alertmanager"]["ports"] == [9093]
+    assert set(rules["watch"]) == {"node_exporter", "prometheus"}
+    assert set(rules["store"]) == {"node_exporter", "nfs"}
     for host in hosts:
-        for name in set(doors[host]) & {"metrics", "node_exporter", "prometheus", "alertmanager"}:
-            more = ["chief"] if name == "metrics" and "worker" in doors[host] else []  # for the run's page
-            assert (doors[host][name]["sources"], doors[host][name]["guarded"]) == (["prometheus", *more], True)
-    assert {host for host in hosts if "chief" in doors[host].get("metrics", {"sources": []})["sources"]} != set()
+        for name in set(rules[host]) & {"metrics", "node_exporter", "prometheus", "alertmanager"}:
+            more = ["chief"] if name == "metrics" and "worker" in rules[host] else []  # for the run's page
+            assert (rules[host][name]["sources"], rules[host][name]["guarded"]) == (["prometheus", *more], True)
+    assert {host for host in hosts if "chief" in rules[host].get("metrics", {"sources": []})["sources"]} != set()
     text = table(groups, hosts, "gamma", facts=FACTS | {"scraper_uid": 120})
     assert "tcp dport { 2700,2701 } ip saddr @prometheus4 accept" in lines(text)
     assert "oif lo tcp dport { 2700,2701 } meta skuid { 120 } accept" in lines(text)
@@ -118,10 +118,10 @@ def test_only_who_scrapes_comes_in_to_what_is_scraped() -> None:
 
 def test_a_port_that_is_scraped_from_elsewhere_is_closed_until_it_is_opened() -> None:
     hosts = HOSTS | {"gamma": HOSTS["gamma"] | {"metrics_port": 2900}}
-    doors = {
-        door["name"]: door for door in firewall_doors(cluster_spec(GROUPS, hosts), "gamma", GROUPS, hosts["gamma"])
+    rules = {
+        rule["name"]: rule for rule in firewall_rules(cluster_spec(GROUPS, hosts), "gamma", GROUPS, hosts["gamma"])
     }
-    assert (doors["metrics"]["ports"], doors["metrics"]["sources"]) == ([2900, 2901], ["chief"])
+    assert (rules["metrics"]["ports"], rules["metrics"]["sources"]) == ([2900, 2901], ["chief"])
     assert "2900,2901" in sets_of_guarded(table(GROUPS, hosts, "gamma"))
 
 
@@ -136,8 +136,8 @@ def test_members_in_step_call_the_chief_and_one_another() -> None:
 
 def test_who_reads_through_the_data_service_calls_it() -> None:
     groups = GROUPS | {"data": ["gamma"]}
-    assert doors_of("alpha", groups, input="service")["dispatcher"]["sources"] == ["chief", "worker", "data"]
-    assert doors_of("gamma", groups, input="service")["data"]["sources"] == ["chief", "worker", "dispatcher"]
+    assert rules_of("alpha", groups, input="service")["dispatcher"]["sources"] == ["chief", "worker", "data"]
+    assert rules_of("gamma", groups, input="service")["data"]["sources"] == ["chief", "worker", "dispatcher"]
 
 
 def test_gpus_of_members_in_step_speak_through_ports_that_nobody_names() -> None:
@@ -147,10 +147,10 @@ def test_gpus_of_members_in_step_speak_through_ports_that_nobody_names() -> None
     in_step = {
         name: values | {"trainer_run": RUN | {"strategy": "multi_worker_mirrored"}} for name, values in hostvars.items()
     }
-    doors = firewall_doors(cluster_spec(groups, in_step), "gamma", groups, in_step["gamma"])
-    assert [(door["name"], door["guarded"]) for door in doors] == [("worker", True), ("nccl", False)]
+    rules = firewall_rules(cluster_spec(groups, in_step), "gamma", groups, in_step["gamma"])
+    assert [(rule["name"], rule["guarded"]) for rule in rules] == [("worker", True), ("nccl", False)]
     assert "nccl" not in {
-        d["name"] for d in firewall_doors(cluster_spec(groups, hostvars), "gamma", groups, hostvars["gamma"])
+        d["name"] for d in firewall_rules(cluster_spec(groups, hostvars), "gamma", groups, hostvars["gamma"])
     }
 
 
@@ -195,10 +195,10 @@ def test_what_else_listens_is_named_when_it_is_closed() -> None:
     facts = FACTS | {
         "listening": ["22/tcp sshd", "2400/tcp python", "5432/tcp postgres", "68/udp dhclient", "9100/tcp"]
     }
-    doors = list(doors_of("gamma").values())
-    [note] = firewall_notes(facts, doors, [{"port": "9000-9200"}], True, SOURCES)
+    rules = list(rules_of("gamma").values())
+    [note] = firewall_notes(facts, rules, [{"port": "9000-9200"}], True, SOURCES)
     assert note.startswith("closed to others, and listening: 5432/tcp postgres.")
-    assert firewall_notes(facts, doors, [], False, SOURCES) == []
+    assert firewall_notes(facts, rules, [], False, SOURCES) == []
 
 
 def test_other_filters_are_told_of() -> None:
@@ -214,8 +214,8 @@ def test_ufw_filters_only_where_it_is_on() -> None:
 
 
 def refused(host: str, closed: bool = True, opened: Any = (), lists: Any = (), **facts: Any) -> list[str]:
-    doors = list(doors_of(host).values())
-    return firewall_refusals(FACTS | facts, doors, opened, closed, SOURCES, lists)
+    rules = list(rules_of(host).values())
+    return firewall_refusals(FACTS | facts, rules, opened, closed, SOURCES, lists)
 
 
 def test_another_client_of_the_nfs_server_holds_up_the_first_table() -> None:
@@ -231,7 +231,7 @@ def test_another_client_of_the_nfs_server_holds_up_the_first_table() -> None:
 def test_a_stranger_at_a_task_is_named_and_holds_up_nothing() -> None:
     peers = [{"port": 2300, "address": each} for each in ("192.0.2.13", "203.0.113.9")]
     assert refused("beta", peers=peers) == []
-    [note] = firewall_notes(FACTS | {"peers": peers}, list(doors_of("beta").values()), [], False, SOURCES)
+    [note] = firewall_notes(FACTS | {"peers": peers}, list(rules_of("beta").values()), [], False, SOURCES)
     assert note.startswith("no members, and cut off: 203.0.113.9 (port 2300).")
 
 
@@ -250,20 +250,20 @@ def test_a_list_that_systemd_would_not_read_is_refused() -> None:
     long = [f"2001:db8:{number:x}::/48" for number in range(40_000)]
     [problem] = refused("beta", lists=[["any"], long], first=False)
     assert "has 40000 entries and" in problem
-    assert "firewall_outward: [any]" in problem
+    assert "firewall_egress: [any]" in problem
     assert refused("beta", lists=[long[:20_000]]) == []
 
 
 def test_a_unit_speaks_with_the_members_and_with_what_the_user_named() -> None:
-    doors = list(doors_of("alpha").values())
+    rules = list(rules_of("alpha").values())
     tasks, board = ["chief", "ps", "worker"], ["tensorboard"]
-    assert reached(doors, tasks, [], [], ["192.0.2.11"]) == ["localhost", "192.0.2.11"]
-    assert reached(doors, tasks, [], ["198.51.100.0/24"], []) == ["localhost", "198.51.100.0/24"]
-    assert reached(doors, tasks, [], ["any"], ["192.0.2.11"]) == ["any"]
+    assert reached(rules, tasks, [], [], ["192.0.2.11"]) == ["localhost", "192.0.2.11"]
+    assert reached(rules, tasks, [], ["198.51.100.0/24"], []) == ["localhost", "198.51.100.0/24"]
+    assert reached(rules, tasks, [], ["any"], ["192.0.2.11"]) == ["any"]
     opened = [{"port": 6006, "from": ["203.0.113.7"]}, {"port": 6006, "protocol": "udp"}]
-    assert reached(doors, board, opened, [], []) == ["localhost", "203.0.113.7/32"]
-    assert reached(doors, tasks, opened, [], []) == ["localhost"]
-    assert reached(doors, board, [{"port": "6000-6010"}], [], []) == ["any"]
+    assert reached(rules, board, opened, [], []) == ["localhost", "203.0.113.7/32"]
+    assert reached(rules, tasks, opened, [], []) == ["localhost"]
+    assert reached(rules, board, [{"port": "6000-6010"}], [], []) == ["any"]
 
 
 def nft(text: str) -> subprocess.CompletedProcess[str]:
@@ -426,7 +426,7 @@ def test_the_login_is_found_above_sudo(tmp_path: Path) -> None:
         (40, 30, "sudo", 0, connection),
         (30, 20, "a) b", login, connection),
         (20, 10, "sshd-session", login, b""),
-        (10, 5, "sshd", 0, b"SSH_CONNECTION=7 8 9 2022\0"),  # somebody else's login started it
+        (10, 5, "sshd", 0, b"SSH_CONNECTION=7 8 9 2022\0"),  # another login started it
         (5, 1, "bash", 0, b"SSH_CONNECTION=7 8 9 2022\0"),
     ):
         process = tmp_path / str(pid)

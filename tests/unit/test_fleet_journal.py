@@ -17,7 +17,7 @@ from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.journal import Chosen, parse, read_time, script
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 from fleet.ssh import PREAMBLE, Answer
 from fleet.verbs.logs import show_logs
 from tests.unit import test_fleet_verbs as fleet

@@ -25,7 +25,7 @@ from paramiko.common import MSG_CHANNEL_SUCCESS
 import fleet.ssh
 from fleet.errors import OperatorMistake
 from fleet.places import KIT
-from fleet.site.inventory import Host
+from fleet.site.routes import Host
 from fleet.ssh import Answer, SshHosts
 
 ACCEPT = {"stricthostkeychecking": "no"}
@@ -350,7 +350,7 @@ def test_what_is_held_is_let_go_also_where_the_connection_is_lost(server: Server
     hosts.let_go()
     assert channel.closed
     hosts.hold("here", "echo held; read -r line")
-    hosts._connections["here"].transport.packetizer.close()  # found out by whoever sends next
+    hosts._connections["here"].transport.packetizer.close()  # found out by the next sender
     hosts.let_go()
     assert hosts._held == []
     hosts.close()

@@ -40,7 +40,9 @@ from fleet.release import (
     ship,
 )
 from fleet.run import Run
-from fleet.site.inventory import Host, Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.units import Unit
 from fleet.verbs.export import export_run
@@ -487,7 +489,7 @@ def test_a_checkpoint_that_is_not_there_puts_back_what_was(hosts: Pretence, desk
     [
         ({"begun": True, "made": True}, ["remove /srv/trainer/runs/new"]),
         ({"begun": False, "made": False}, []),  # by an earlier start, which may have trained it
-        ({"begun": True, "made": False}, []),  # in a directory that has somebody's files
+        ({"begun": True, "made": False}, []),  # in a directory that has other files
     ],
 )
 def test_a_run_that_began_and_was_not_started_leaves_its_name_free(
@@ -950,7 +952,7 @@ def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
 
 
 def test_a_stop_takes_few_scripts_a_host(hosts: Pretence, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look; the coordinator; then all others, with what is seen afterwards."""
+    """Look; the coordinator; then all others, with what is seen afterwards. The history gets two lines."""
     for name in hosts.units:
         hosts.set(name, **UP)
     hosts.run_status = status("stopped", 17)
@@ -958,7 +960,7 @@ def test_a_stop_takes_few_scripts_a_host(hosts: Pretence, desk: verbs.Desk, monk
     run = hosts.run
     monkeypatch.setattr(hosts, "run", lambda scripts, *more: (asked.extend(scripts), run(scripts, *more))[1])
     stop_cluster(Cluster(hosts.inventory, hosts), desk)
-    assert (asked.count("far"), asked.count("head")) == (2, 3)
+    assert (asked.count("far"), asked.count("head")) == (2, 5)
 
 
 def test_members_that_train_in_step_are_told_to_stop_at_once(hosts: Pretence, desk: verbs.Desk) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from fleet import verbs
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
+from fleet.observation import Observation
 from fleet.report import render_account
 from fleet.run import parse_run
-from fleet.site.inventory import Task
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.terminal import is_terminal
 from fleet.verbs.status import show_status

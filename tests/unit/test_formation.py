@@ -23,7 +23,7 @@ CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1", "c:1"], "ps": ["d:
 
 
 def config(**settings: object) -> Config:
-    return Config.from_dict({"program": "p:P", "ps_wait_seconds": 30.0, "worker_wait_seconds": 60.0, **settings})
+    return Config.from_dict({"program": "p:P", "ps_grace_seconds": 30.0, "worker_wait_seconds": 60.0, **settings})
 
 
 AWAY, CLOSED, SILENT = State.AWAY, State.CLOSED, State.SILENT
@@ -114,7 +114,29 @@ def test_a_generation_begins_at_once_without_a_ps_that_leaves(tmp_path: Path, mo
     (tmp_path / "ps-1").touch()
     (tmp_path / "worker-0").touch()  # which may train until it is stopped
     here = {"worker_0": "w0", "ps_0": "p0", "ps_1": "p1"}
-    assert take(Hears(**here), ps_wait_seconds=1e6) == {"worker-0": "w0", "ps-0": "p0"}
+    assert take(Hears(**here), ps_grace_seconds=1e6) == {"worker-0": "w0", "ps-0": "p0"}
+
+
+def test_the_first_training_does_not_wait_for_hosts_that_were_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "DRAINED", tmp_path)
+    for task in ("ps-1", "worker-1", "worker-2"):
+        (tmp_path / task).touch()
+    here = Hears(worker_0="w0", ps_0="p0")
+    settings = config(ps_grace_seconds=1e6, worker_wait_seconds=1e6)
+    began = time.monotonic()
+    for task in ("ps-1", "worker-1", "worker-2"):
+        here.records[task] = Member(task, "x:1", State.AWAY)
+    assert form(settings, CLUSTER, here, True, (), lambda missing: None) == {"worker-0": "w0", "ps-0": "p0"}  # type: ignore[arg-type]
+    assert time.monotonic() - began < 10
+
+
+def test_a_drained_host_counts_in_the_limit_of_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "DRAINED", tmp_path)
+    (tmp_path / "ps-1").touch()
+    with pytest.raises(UserError, match="member_wait_timeout_seconds"):
+        take(Hears(worker_0="w0"), member_wait_timeout_seconds=0.2, ps_grace_seconds=0.1)
 
 
 def test_a_process_that_shall_start_anew_is_waited_for() -> None:
@@ -145,7 +167,7 @@ def test_the_limit_of_waiting_names_who_is_missing() -> None:
     with pytest.raises(
         UserError, match=r"member_wait_timeout_seconds\), and no answer from ps-0 \(d:1\), ps-1 \(e:1\)\. "
     ):
-        take(Hears(worker_0="w0", worker_1="w1", worker_2="w2"), member_wait_timeout_seconds=0.2, ps_wait_seconds=0.1)
+        take(Hears(worker_0="w0", worker_1="w1", worker_2="w2"), member_wait_timeout_seconds=0.2, ps_grace_seconds=0.1)
 
 
 def test_a_planned_reboot_is_named_and_no_part_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +190,7 @@ def test_a_planned_reboot_is_named_and_no_part_of_the_limit(tmp_path: Path, monk
 
     monkeypatch.setattr(formation, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     assert take(hears, tell, elastic=False, member_wait_timeout_seconds=1000.0)["ps-1"] == "p1"
-    assert named == {"waiting until ps-1 (e:1) is back from a planned reboot", "no answer from ps-1 (e:1)"}
+    assert named == {"waiting until ps-1 (e:1) is back: its host was taken out in order", "no answer from ps-1 (e:1)"}
 
 
 def test_one_on_another_release_is_named_with_both_and_the_mend() -> None:

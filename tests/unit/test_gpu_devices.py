@@ -7,8 +7,9 @@ import jinja2
 import pytest
 
 from fleet.site.filters import FILTERS
+from fleet.site.members import ClusterSpecError
 from fleet.site.preflight import preflight_problems
-from fleet.site.topology import ClusterSpecError, cluster_spec, host_tasks
+from fleet.site.topology import cluster_spec, host_tasks
 from trainer.core.runtime import PS_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,9 @@ from test_fab import fab
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.site.inventory import Host, Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.verbs import Desk
 from fleet.verbs.gpu_check import check_gpus

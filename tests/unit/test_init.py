@@ -10,7 +10,8 @@ import yaml
 from fleet.errors import OperatorMistake
 from fleet.init import make_site
 from fleet.places import CODE, KIT
-from fleet.site.inventory import find_problems, read_source
+from fleet.site.inventory import find_problems
+from fleet.site.reader import read_source
 
 
 @pytest.fixture(autouse=True)

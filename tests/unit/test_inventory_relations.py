@@ -50,7 +50,7 @@ STRANGE: list[tuple[dict[str, list[str]], dict[str, dict[str, Any]], dict[str, A
     ({}, {}, {"trainer_stop_seconds": 30}, "a save may take saving_timeout_seconds, 1800"),
     ({}, {}, {"run": {"saving_timeout_seconds": 3600}}, "trainer_stop_seconds is 600, and a save may take"),
     ({}, {}, {"trainer_stop_seconds": 100, "run": {"saving_timeout_seconds": 101}}, "expected 101 or more"),
-    ({}, {}, {"trainer_return_seconds": 30}, "trainer_return_seconds is 30, and ps_wait_seconds is 30"),
+    ({}, {}, {"trainer_return_seconds": 30}, "trainer_return_seconds is 30, and ps_grace_seconds is 30"),
     ({}, {}, {"storage_rename_seconds": 60}, "storage_rename_seconds is 60, and lease_seconds is 30"),
     # The run settings among themselves, as the inventory has them
     ({}, {}, {"run": {"checkpoint_seconds": 0, "checkpoint_steps": 2000}}, "no checkpoint is saved before the end"),

@@ -15,7 +15,8 @@ import pytest
 from fleet import known
 from fleet.errors import OperatorMistake
 from fleet.places import CODE as ROOT
-from fleet.site.inventory import Inventory, load_inventory, plain_value
+from fleet.site.inventory import Inventory, load_inventory
+from fleet.site.reader import plain_value
 
 HOSTS = """
 chief: {hosts: {head: {ansible_host: 192.0.2.10}}}

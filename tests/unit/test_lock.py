@@ -21,7 +21,7 @@ import fleet.lock
 from fleet.errors import OperatorMistake
 from fleet.lock import hold_for, take_lock
 from fleet.places import KIT
-from fleet.site.inventory import Host
+from fleet.site.routes import Host
 from fleet.ssh import Answer
 
 

@@ -408,7 +408,7 @@ def test_a_ps_is_lost_when_no_worker_trains_and_none_reaches_it(
     monkeypatch.setattr(missing_ways, "LOST_SECONDS", -1.0)
     watched.membership._ways.lost = {"ps-0": "no worker has a way to it"}
     watched.looks()
-    assert watched.membership.unreachable_ps() == {}  # somebody trains
+    assert watched.membership.unreachable_ps() == {}  # a worker trains
     for task in ("worker-0", "worker-1"):
         watched.membership.way_lost(task, FAILED)
     assert ("ps-lost", "ps-0") in watched.looks()

@@ -1,4 +1,4 @@
-"""What alerts and dashboard ask for is what somebody tells."""
+"""What alerts and dashboard ask for is what a process tells."""
 
 from __future__ import annotations
 

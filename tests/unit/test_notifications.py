@@ -187,7 +187,7 @@ def test_a_closed_port_is_said_in_words(said: pytest.LogCaptureFixture) -> None:
 
 def test_a_member_that_is_away_for_long_is_told_once_and_so_is_its_return(serve: Callable[..., Server]) -> None:
     server, times = serve(200), [0.0]
-    config = Config(program="mine:One", notify_webhook=server.url, notify_away_seconds=60)
+    config = Config(program="mine:One", notify_webhook=server.url, notify_absent_seconds=60)
     told = Notifications(config, clock=lambda: times[-1])
     for at, without in (
         (0, {"worker-1": "silent", "worker-2": "closed"}),
@@ -256,7 +256,7 @@ def test_a_command_that_hangs_is_ended_with_what_it_began(
         {"notify_webhook_secret": "../x"},
         {"notify_command": "page-me"},
         {"notify_command": "/bin/page 'half"},
-        {"notify_away_seconds": 0},
+        {"notify_absent_seconds": 0},
     ],
 )
 def test_what_can_tell_nobody_is_refused(settings: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ PLACES = {
     "locks/": "psfleet/locks/",
     "inventory/": "psfleet/inventory/",
     "site.yml": "psfleet/site.yml",
+    "reset.yml": "psfleet/reset.yml",
     "ansible.cfg": "psfleet/ansible.cfg",
     "fabfile.py": "psfleet/fabfile.py",
 }
@@ -140,7 +141,7 @@ def test_program_of_a_site_is_looked_at(installed: Installed, site: Path) -> Non
 
 
 def test_playbooks_of_the_package_are_found(installed: Installed, site: Path) -> None:
-    checked = installed.run(site, "ansible-playbook", "site.yml", "--syntax-check")
+    checked = installed.run(site, "ansible-playbook", "site.yml", "reset.yml", "--syntax-check")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     listed = installed.run(site / "programs", "psfleet", "playbook", "site.yml", "--list-tasks")
     assert listed.returncode == 0, listed.stdout + listed.stderr

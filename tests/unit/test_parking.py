@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cluster import _DIRECTORIES, _GO_ON, _PARK
+from fleet.host_scripts import DIRECTORIES, GO_ON, PARK
 
 SYSTEMCTL = """#!/bin/sh
 case $1 in
@@ -74,9 +74,9 @@ def stopped(place: Path) -> list[str]:
 
 def test_a_supervisor_is_waited_for_until_it_is_parked_and_then_goes_on(tmp_path: Path, begin: Begin) -> None:
     begin("ps-0")
-    run(tmp_path, _PARK, "ps-0")
+    run(tmp_path, PARK, "ps-0")
     assert (tmp_path / "ps-0/StatusText").read_text() == "parked: waits"
-    run(tmp_path, _GO_ON, "ps-0")
+    run(tmp_path, GO_ON, "ps-0")
     time.sleep(0.2)
     assert (tmp_path / "ps-0/StatusText").read_text() == "goes on"
     assert stopped(tmp_path) == []
@@ -87,7 +87,7 @@ def test_what_can_not_be_parked_is_stopped(tmp_path: Path, begin: Begin) -> None
     begin("starting", active="activating")
     begin("parks")
     begin("dies", HEEDS.format(park='(here / "MainPID").write_text("0")'))
-    run(tmp_path, _PARK, "old", "parks", "starting", "dies")
+    run(tmp_path, PARK, "old", "parks", "starting", "dies")
     assert stopped(tmp_path) == ["old starting", "dies"]
     assert (tmp_path / "parks/StatusText").read_text().startswith("parked")
 
@@ -97,15 +97,15 @@ def test_only_what_is_parked_is_asked_to_go_on(tmp_path: Path, begin: Begin) -> 
     begin("gone")
     (tmp_path / "gone/MainPID").write_text("0")
     (tmp_path / "gone/StatusText").write_text("parked: waits")
-    run(tmp_path, _GO_ON, "serves", "gone")
+    run(tmp_path, GO_ON, "serves", "gone")
     assert Path(f"/proc/{(tmp_path / 'serves/MainPID').read_text()}/cmdline").read_text()
 
 
 def test_where_a_task_works_is_its_childs_directory(tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", f"cd {tmp_path}; sleep 60 & wait"], cwd="/", process_group=0) as one:
         time.sleep(0.3)
-        assert run(tmp_path, _DIRECTORIES, str(one.pid)) == f"{one.pid} {tmp_path}\n"
+        assert run(tmp_path, DIRECTORIES, str(one.pid)) == f"{one.pid} {tmp_path}\n"
         os.killpg(one.pid, 9)
     with subprocess.Popen(["sleep", "60"], cwd="/") as alone:
-        assert run(tmp_path, _DIRECTORIES, str(alone.pid)) == f"{alone.pid} /\n"
+        assert run(tmp_path, DIRECTORIES, str(alone.pid)) == f"{alone.pid} /\n"
         alone.kill()

@@ -43,8 +43,8 @@ def test_a_position_says_whether_it_counts_what_a_run_reads(seed: int | None, da
 
 
 def test_a_position_of_other_data_begins_the_earliest_pass_anew() -> None:
-    assert READ.anew(None, DATA) == Position(7, ((1, 0), (1, 0)), DATA)
-    assert READ.anew(8, DATA).seed == 8
+    assert READ.rewound(None, DATA) == Position(7, ((1, 0), (1, 0)), DATA)
+    assert READ.rewound(8, DATA).seed == 8
 
 
 def test_a_position_that_counted_batches_is_of_other_data() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.site.preflight import preflight_notes, preflight_problems
+from fleet.site.preflight import preflight_problems
+from fleet.site.preflight.notes import preflight_notes
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = "2.19.4"
@@ -371,16 +372,16 @@ def problems_of(path):
 @pytest.mark.parametrize(
     ("run", "site", "said"),
     [
-        ({"notify_webhook": "http://198.51.100.7:9/x"}, {}, "as in firewall_outward: [198.51.100.7/32]"),
-        ({"notify_webhook": "http://198.51.100.7/x"}, {"firewall_outward": ["192.0.2.0/24"]}, "does not reach"),
-        ({"notify_webhook": "http://[2001:db8::1]/x"}, {}, "as in firewall_outward: [2001:db8::1/128]"),
+        ({"notify_webhook": "http://198.51.100.7:9/x"}, {}, "as in firewall_egress: [198.51.100.7/32]"),
+        ({"notify_webhook": "http://198.51.100.7/x"}, {"firewall_egress": ["192.0.2.0/24"]}, "does not reach"),
+        ({"notify_webhook": "http://[2001:db8::1]/x"}, {}, "as in firewall_egress: [2001:db8::1/128]"),
         ({"notify_webhook": "https://hooks.example.org/x"}, {}, "notify_webhook names hooks.example.org, and"),
-        ({"notify_webhook_secret": "HOOK"}, {}, "notify_webhook_secret is HOOK, and firewall_outward of head is empty"),
-        ({"notify_webhook": "http://198.51.100.7/x"}, {"firewall_outward": ["198.51.100.0/24"]}, None),
+        ({"notify_webhook_secret": "HOOK"}, {}, "notify_webhook_secret is HOOK, and firewall_egress of head is empty"),
+        ({"notify_webhook": "http://198.51.100.7/x"}, {"firewall_egress": ["198.51.100.0/24"]}, None),
         ({"notify_webhook": "http://198.51.100.7/x"}, {"firewall_closes": "none"}, None),
         ({"notify_webhook": "http://127.0.0.1/x"}, {}, None),
-        ({"notify_webhook": "https://hooks.example.org/x"}, {"firewall_outward": ["198.51.100.0/24"]}, None),
-        ({"notify_webhook_secret": "HOOK"}, {"firewall_outward": ["any"]}, None),
+        ({"notify_webhook": "https://hooks.example.org/x"}, {"firewall_egress": ["198.51.100.0/24"]}, None),
+        ({"notify_webhook_secret": "HOOK"}, {"firewall_egress": ["any"]}, None),
         ({"notify_command": "/usr/local/bin/page"}, {}, None),
     ],
 )

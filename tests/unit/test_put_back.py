@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cluster import DIGEST, PUT_BACK, REMEMBER, Cluster
-from fleet.site.inventory import Task
+from fleet.cluster import Cluster
+from fleet.host_scripts import DIGEST, PUT_BACK, REMEMBER
+from fleet.site.topology import Task
 from fleet.ssh import Answer
 
 UNITS = "etc/systemd/system"

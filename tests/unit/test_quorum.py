@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from fleet.quorum import find_shortages, minimum
-from fleet.site.inventory import Host, Inventory, Task
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
 from fleet.site.schema.definition import definition
+from fleet.site.topology import Task
 
 
 def make_inventory(workers: int = 5, ps: int = 2, minimum: Any = None, **run: Any) -> Inventory:

@@ -27,14 +27,14 @@ PROGRAM = "trainer.examples.digits:Digits"
             "expected a least size that is not above the largest",
         ),
         ({"strategy": "mirrored", "partitioner": "fixed_shards"}, "mirrored has no parameter servers to split"),
-        ({"member_wait_timeout_seconds": 10}, "member_wait_timeout_seconds is 10, and ps_wait_seconds is 30"),
+        ({"member_wait_timeout_seconds": 10}, "member_wait_timeout_seconds is 10, and ps_grace_seconds is 30"),
         ({"training_timeout_seconds": 5}, "training_timeout_seconds is 5, and heartbeat_timeout_seconds is 5"),
         ({"restoring_timeout_seconds": 60, "heartbeat_timeout_seconds": 90}, "of more than 90"),
         ({"log_seconds": 1e-9}, "log_seconds: must be at least 0.001, not 1e-09"),
         ({"checkpoint_seconds": 1e-9}, "checkpoint_seconds: must be at least 0.001"),
         ({"evaluate_poll_seconds": 1e-9}, "evaluate_poll_seconds: must be at least 0.001"),
         ({"checkpoints_kept_hours": 1e-9}, "checkpoints_kept_hours: must be at least 0.001"),
-        ({"ps_wait_seconds": 1e-9}, "ps_wait_seconds: must be at least 0.001"),
+        ({"ps_grace_seconds": 1e-9}, "ps_grace_seconds: must be at least 0.001"),
     ],
 )
 def test_settings_that_make_no_sense_together_are_refused(settings: dict[str, object], expected: str) -> None:
@@ -55,7 +55,7 @@ def test_settings_that_make_no_sense_together_are_refused(settings: dict[str, ob
         {"partitioner": "max_size", "partitioner_max_bytes": 1024},
         {"strategy": "mirrored", "partitioner": "none"},
         {"member_wait_timeout_seconds": 10, "elastic": False},
-        {"member_wait_timeout_seconds": 10, "ps_wait_seconds": 0},
+        {"member_wait_timeout_seconds": 10, "ps_grace_seconds": 0},
         {"checkpoint_seconds": 0, "checkpoint_steps": 10, "checkpoints_kept_hours": 0.5},
     ],
 )

@@ -126,7 +126,7 @@ def test_what_follows_from_a_lost_member_is_no_fault_of_its_own(directory: RunDi
         ("ps-lost", "fault", 7),
         ("restored", "recovery", 7),
     ]
-    # A coordinator that can't let go of a frozen ps begins anew; one that dies by itself is a fault.
+    # A coordinator that can't let go of a frozen ps begins again; one that dies by itself is a fault.
     frozen = {"time": BEGAN + 10, "event": "member-silent", "task": "ps-0"}
     taken = {"time": BEGAN + 12, "event": "lease-taken"}
     assert kinds(frozen, taken, restored)[:2] == [("member-silent", "fault", 7), ("lease-taken", "recovery", 0)]

@@ -28,7 +28,7 @@ def test_pauses_grow_from_the_third_crash_on(directory: RunDirectory) -> None:
 
 def test_more_crashes_than_the_limit_end_the_run_once(directory: RunDirectory) -> None:
     crash(directory, 7, 4, limit=3)
-    with pytest.raises(UserError, match="crashed 4 times without a new checkpoint, and restarts_without_step is 3"):
+    with pytest.raises(UserError, match="crashed 4 times without a new checkpoint, and max_restarts_without_step is 3"):
         begin_attempt(directory, 7, 3)
     assert crash(directory, 7, 2, limit=3) == [0, 0]
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from fleet.cluster import Cluster, Observation
+from fleet.cluster import Cluster
+from fleet.observation import Observation
 from fleet.ssh import Answer
 from tests.unit.test_fleet_verbs import Pretence, make_inventory, status
 from trainer.run.directory import RunDirectory

@@ -18,8 +18,8 @@ import task_secrets
 import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from fleet.cluster import PUT_BACK, REMEMBER
 from fleet.errors import OperatorMistake
+from fleet.host_scripts import PUT_BACK, REMEMBER
 from fleet.release import Shipment
 from fleet.site.inventory import load_inventory
 from fleet.verbs import Desk

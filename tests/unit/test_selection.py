@@ -54,7 +54,7 @@ def test_an_old_run_keeps_its_parameters_whatever_the_settings_say_by_now(tmp_pa
     settings = config(tmp_path).replace(program_args={"rate": 0.5, "units": 8})
     assert apply_selection(settings).program_args == {"rate": 0.1}
     assert apply_selection(config(tmp_path)).program_args == {"rate": 0.1}
-    # What is asked for beside it is not lost, so that whoever trains the run can refuse it.
+    # What is asked for beside it is not lost, so that the coordinator can refuse it.
     select(tmp_path, {"run": "second", "program_args": {"units": 8}})
     assert apply_selection(config(tmp_path)).program_args == {"rate": 0.1, "units": 8}
     # Nor where the settings name the run themselves.

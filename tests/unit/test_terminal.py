@@ -1,4 +1,4 @@
-"""What a run or a host says never steers the terminal of whoever looks at it."""
+"""What a run or a host says never steers the operator's terminal."""
 
 from __future__ import annotations
 

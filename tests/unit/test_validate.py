@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from fleet.errors import OperatorMistake
-from fleet.site.inventory import find_problems, load_inventory, read_source
+from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.preflight import preflight_problems
+from fleet.site.reader import read_source
 from fleet.site.schema.shapes import shape_problems
 from fleet.site.schema.sources import beside_problems, file_problems, range_problems
 from fleet.site.schema.texts import text_problems, unread_problems

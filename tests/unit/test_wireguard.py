@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fleet.site import wireguard
-from fleet.site.firewall import firewall_doors, firewall_sources, firewall_tunnel
+from fleet.site.firewall import firewall_rules, firewall_sources, firewall_tunnel
 from fleet.site.preflight import preflight_problems
 from fleet.site.topology import ENDPOINT, MEMBER, cluster_spec, host_tasks
 from fleet.site.wireguard import WireguardError, is_key, keys_text, merge_keys, read_keys, tunnel_address
@@ -67,10 +67,10 @@ def test_tasks_and_doors_have_the_tunnels_addresses_and_packets_the_others() -> 
     sources = firewall_sources(spec)
     assert set(sources[MEMBER]) == set(inside.values())
     assert set(sources[ENDPOINT]) == {"192.0.2.11", "192.0.2.12", "198.51.100.7", "192.0.2.14"}
-    [door] = [
-        door for door in firewall_doors(spec, "worker-0", GROUPS, values["worker-0"]) if door["protocol"] == "udp"
+    [rule] = [
+        rule for rule in firewall_rules(spec, "worker-0", GROUPS, values["worker-0"]) if rule["protocol"] == "udp"
     ]
-    assert (door["ports"], door["sources"]) == ([51999], [ENDPOINT])
+    assert (rule["ports"], rule["sources"]) == ([51999], [ENDPOINT])
     assert firewall_tunnel(values["head"]) == {"interface": "psfleet0", "network": wireguard.NETWORK}
 
 

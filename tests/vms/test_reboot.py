@@ -22,7 +22,7 @@ def test_all_machines_reboot_at_once_and_the_training_resumes(training, vms, hea
 
 
 def test_a_stale_handle_is_mounted_anew_by_itself(training, vms, head, server, site, truth):
-    """The server's directory is made anew, as on a disk that was replaced: the clients' handles name nothing."""
+    """The server's directory is made again, as on a disk that was replaced: the clients' handles name nothing."""
     path, served = site["cluster_shared_dir"], site["cluster_nfs_dir"]
     clients = {host: answer(host, "date +%s") for host in (head, vms[truth["worker"]["hosts"][0]])}
     # cp complains of what a save renames under its hands; such a checkpoint has no manifest yet.
@@ -33,10 +33,10 @@ def test_a_stale_handle_is_mounted_anew_by_itself(training, vms, head, server, s
     for host, since in clients.items():
         said = f"journalctl --no-pager --unit=psfleet-remount --since=@{since}"
         wait_until(
-            lambda host=host, said=said: "stale, mounting it anew" in answer(host, said), 1200, "a stale handle is seen"
+            lambda host=host, said=said: "mounting it again" in answer(host, said), 1200, "a stale handle is seen"
         )
         wait_until(
-            lambda host=host: answer(host, f"ls -A {path}").count(".psfleet-host-") > 1, 1200, "it is mounted anew"
+            lambda host=host: answer(host, f"ls -A {path}").count(".psfleet-host-") > 1, 1200, "it is mounted again"
         )
     before = status(head)  # as it was copied, or of a coordinator that is back
     wait_until(

@@ -158,7 +158,7 @@ def listening(host):
 
 
 def test_what_is_written_over_nfs_passes_the_bridge_unreadable(vms, truth, head, server, worker, site, capture):
-    """The same text is found inside of the tunnel, and on the bridge where somebody says it in clear."""
+    """The same text is found inside of the tunnel, and on the bridge where it is said in clear."""
     text, clear = (f"psfleet-{secrets.token_hex(16)}" for _ in range(2))
     name = f"wire-{secrets.token_hex(4)}"
     path, served = f"{site['cluster_shared_dir']}/{name}", f"{site['cluster_nfs_dir']}/{name}"

@@ -1,8 +1,8 @@
 """What a coordinator tells and asks servers that share no path with it.
 
-They can't see the run's state record, which has them end or start anew.
+They can't see the run's state record, which has them end or restart.
 
-TensorFlow brings them the command: each of its servers writes a file for whoever may use its port. A session of its own
+TensorFlow brings them the command: each of its servers writes a file for every client of its port. A session of its own
 carries it, so that it needs no strategy and no cluster, and the file lies where temporary files do (systemd gives each
 task a directory of its own). Its name is the incarnation of the process that it is for: no other one reads it.
 """
@@ -26,7 +26,7 @@ from trainer.run.records import read_record
 
 log = logging.getLogger(__name__)
 COMMANDS = Path("/tmp")
-ASKED = "starting anew, as the coordinator asks: what an earlier one left here is in the way"
+ASKED = "restarting, as the coordinator asks: what an earlier one left here is in the way"
 DEADLINE_SECONDS = 5.0
 POLL_SECONDS = 1.0
 END_SECONDS = 30.0  # for servers that have trained a moment ago
@@ -94,7 +94,7 @@ def shut_down_servers(servers: Mapping[str, str], seconds: float = END_SECONDS) 
 
 
 class Messenger:
-    """Tells processes to start anew, also those that answer only later; a thread does."""
+    """Tells processes to restart, also those that answer only later; a thread does."""
 
     def __init__(self, servers: Mapping[str, str]) -> None:
         """Take the servers (task name to address)."""
@@ -105,7 +105,7 @@ class Messenger:
         threading.Thread(target=self._deliver, name="commands", daemon=True).start()
 
     def send(self, restart: Mapping[str, str]) -> None:
-        """Tell these processes (task name to incarnation) to start anew from now on, and no others."""
+        """Tell these processes (task name to incarnation) to restart from now on, and no others."""
         self._wanted = dict(restart)
         self._news.set()
 
@@ -116,6 +116,6 @@ class Messenger:
                 address = self._servers.get(task)
                 if address and incarnation(address) == process and send(task, address, process, TRY_AGAIN, ASKED):
                     self._told.add(process)
-            # Nobody is left to be told, or somebody who does not answer yet.
+            # Nobody is left to be told, or a process that does not answer yet.
             self._news.wait(POLL_SECONDS if wanted else None)
             self._news.clear()

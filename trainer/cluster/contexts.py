@@ -2,7 +2,7 @@
 
 A coordinator has a context on each server: its variables and functions on a ps, its iterators on a worker. The context
 outlives the coordinator, unless someone closes it: the server's own gRPC method
-/tensorflow.eager.EagerService/CloseContext does that for whoever knows its number.
+/tensorflow.eager.EagerService/CloseContext does that for each client that knows its number.
 """
 
 from __future__ import annotations

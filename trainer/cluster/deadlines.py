@@ -45,7 +45,7 @@ class Phases:
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Be in a phase inside another one, which goes on afterwards with its deadline anew."""
+        """Be in a phase inside another one, which goes on afterwards with a new deadline."""
         before = self.phase
         self.enter(phase)
         try:
@@ -69,5 +69,5 @@ class Phases:
     def in_time(self) -> bool:
         """Return whether systemd's watchdog is to be told that all is well; the membership may be faster."""
         if late := self.overdue():
-            log.error("%s; leaving it to systemd's watchdog to start anew", late)
+            log.error("%s; leaving it to systemd's watchdog to restart", late)
         return not late

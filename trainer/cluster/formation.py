@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from trainer.cluster.leaving import leaving_ps
+from trainer.cluster.leaving import away_for_a_reboot, leaving_ps
 from trainer.cluster.leaving import names as leaving_names
 from trainer.cluster.member import HERE, Event, Member, State
 from trainer.cluster.spec import Cluster
@@ -25,7 +25,7 @@ HEAR_SECONDS = 3.0  # all have answered by then, or failed to
 
 
 class MembershipChanged(Exception):
-    """The cluster shall be formed anew in this process, from the newest checkpoint; nothing is in flight."""
+    """The cluster is to be formed again in this process, from the newest checkpoint; nothing is in flight."""
 
 
 def form(
@@ -39,7 +39,7 @@ def form(
 ) -> dict[str, str]:
     """Wait for the members and return those to train on (task name to incarnation).
 
-    `first` says that the run has never trained: workers are waited for. `without` are ps that the training goes on
+    `first` says that the run has never trained: workers are waited for. `without` are members that the training goes on
     without already. A ps that leaves is left out, though it may answer. `tell` is called with the missing, again and
     again. With `every_ps` no ps is done without: the model does not fit the checkpoint on fewer.
     Raises UserError when the user's limit to the waiting is over, in which a planned reboot does not count.
@@ -54,14 +54,15 @@ def form(
             time.sleep(POLL_SECONDS)
             continue
         leaving = leaving_ps()
+        apart = {*without, *leaving_names()}
         here = {t: str(m.incarnation) for t, m in members.items() if m.is_here(since=began) and t not in leaving}
         missing = {task: member for task, member in members.items() if task not in here}
-        if not missing or can_do_without(config, cluster, missing, first, {*without, *leaving}, waited, every_ps):
+        if not missing or can_do_without(config, cluster, missing, first, apart, waited, every_ps):
             return here
         # One that has just answered is about to be known: that is no news.
         if silent := {task: member for task, member in missing.items() if member.why != Event.UNPROVEN.value}:
             tell(silent)
-        if missing.keys() & set(leaving_names()):
+        if missing.keys() & set(away_for_a_reboot()):
             counted = time.monotonic()
         seconds = time.monotonic() - counted
         if config.member_wait_timeout_seconds and seconds > config.member_wait_timeout_seconds:
@@ -88,10 +89,11 @@ def can_do_without(
         return False
     if any(member.is_expected for member in missing.values()):
         return False
-    # One that lacks a way answers: its time does not mend that.
-    if first and any(missing[task].state is not State.HALF for task in workers) and waited < config.worker_wait_seconds:
+    # One that lacks a way answers: its time does not mend that. Nor does time bring back one that was taken out.
+    waited_for = [task for task in workers if missing[task].state is not State.HALF and task not in without]
+    if first and waited_for and waited < config.worker_wait_seconds:
         return False
-    return ps <= set(without) or waited >= config.ps_wait_seconds
+    return ps <= set(without) or waited >= config.ps_grace_seconds
 
 
 def describe_missing(missing: Mapping[str, Member]) -> str:
@@ -102,7 +104,7 @@ def describe_missing(missing: Mapping[str, Member]) -> str:
     half = {t: member for t, member in missing.items() if member.state is State.HALF and t not in left}
     quiet = {t: member.address for t, member in missing.items() if t not in {*others, *left, *half}}
     said = [f"no answer from {names(quiet)}"] if quiet else []
-    said += [f"waiting until {names(left)} is back from a planned reboot"] if left else []
+    said += [f"waiting until {names(left)} is back: its host was taken out in order"] if left else []
     said += [f"{task} ({member.address}) lacks a way: {member.why}" for task, member in half.items()]
     said += [f"{task} ({member.address}) {member.why}" for task, member in others.items()]
     return "; ".join(said) + (f": {MEND}" if others else "")

@@ -20,7 +20,7 @@ from trainer.cluster.probe import DEADLINE_SECONDS, METHOD, PADDING, digest
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
-TICK_SECONDS = 0.2  # how often a member is asked that is not there, or that somebody waits for
+TICK_SECONDS = 0.2  # how often a member is asked that is missing, or that is waited for
 HURRY_SECONDS = 5.0
 # A round that comes later than this was kept from the processor: what passed then tells nothing of the members.
 LATE_SECONDS = 0.2
@@ -73,7 +73,7 @@ class Heartbeat:
         self._missed = 0.0  # seconds for which this process was kept from the processor
         self._unheard: dict[str, tuple[float, float]] = {}  # since when none was answered, and what was missed by then
         self._hurry_until = time.monotonic() + HURRY_SECONDS
-        self._wanted = 0.0  # somebody waits for answers to questions that were asked after that
+        self._wanted = 0.0  # answers are waited for, to questions that were asked after that
         self.on_beat: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class Heartbeat:
             channel.close()
 
     def hurry(self, since: float = 0.0) -> None:
-        """Ask more often for a while: somebody waits to hear of the members.
+        """Ask more often for a while: a caller waits to hear of the members.
 
         Who was not asked after `since` (of time.monotonic) is asked now.
         """

@@ -1,8 +1,8 @@
-"""Which members leave in order, because somebody is about to take their hosts away for a while.
+"""Which members leave in order, because their hosts are about to be taken away for a while.
 
-Whoever does that (roles/trainer/tasks/leave.yml) names them on the coordinator's host before it stops them: a file for
-each task, in a directory that a boot empties. The coordinator lets go of a ps after a save, and takes the end of a
-worker for no fault. It is a local directory, so that looking at it never waits.
+A planned reboot (roles/trainer/tasks/leave.yml) and `fab drain` name them on the coordinator's host before they stop
+them: a file for each task, of a reboot in a directory that a boot empties. The coordinator lets go of a ps after a
+save, and takes the end of a worker for no fault. The directories are local, so that looking at them never waits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from trainer.core.task_id import TaskId
 from trainer.run.records import names_in
 
 LEAVING = Path("/run/psfleet-leaving")
+DRAINED = Path("/opt/trainer/drains")  # until an operator has them back
 
 
 def is_leaving(task: str) -> bool:
@@ -27,8 +28,17 @@ def leaving_ps() -> set[str]:
 
 def names() -> list[str]:
     """Return who is named; nobody where the directory can't be read, since that must end no training."""
+    return sorted({*_named_in(LEAVING), *_named_in(DRAINED)})
+
+
+def away_for_a_reboot() -> list[str]:
+    """Return who is back soon."""
+    return _named_in(LEAVING)
+
+
+def _named_in(directory: Path) -> list[str]:
     try:
-        return names_in(LEAVING)
+        return names_in(directory)
     except OSError:
         return []
 

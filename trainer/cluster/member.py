@@ -14,9 +14,9 @@ from typing import Any
 from trainer.core.task_id import TaskId
 
 AWAY_SECONDS = 5.0  # nobody waits longer for one that is closed or starting
-RETURN_SECONDS = 60.0  # but for a ps that was asked to start anew, which must do so
+RETURN_SECONDS = 60.0  # but for a ps that was asked to restart, which must do so
 STEADY_SECONDS = 3.0  # one that is back has answered for so long
-# One that was asked to start anew and still answers then runs where nobody heeds that: it is used as it is.
+# One that was asked to restart and still answers then runs where nobody heeds that: it is used as it is.
 HEED_SECONDS = 15.0
 SHORT_SECONDS = 10.0  # a worker that ends so soon after it was taken in may do so again
 SHORT_LIVES = 5  # so often in a row
@@ -31,7 +31,7 @@ LONGEST_PAUSE_SECONDS = 600.0
 class State(enum.Enum):
     """What a member is to the coordinator."""
 
-    STARTING = "starting"  # nothing was heard of it yet, or it was asked to start anew
+    STARTING = "starting"  # nothing was heard of it yet, or it was asked to restart
     SERVING = "serving"  # it answers and takes no part
     TRAINING = "training"  # it answers and takes part
     CLOSED = "closed"  # its host says that nothing listens there
@@ -56,7 +56,7 @@ class Event(enum.Enum):
     LATE = "is not back in time"
     TAKEN_IN = "is taken in"
     RELEASED = "the generation ends"
-    RESTART = "is asked to start anew"
+    RESTART = "is asked to restart"
     SHORT_LIVED = "ended too often"
     PAUSE_OVER = "the pause is over"
 
@@ -96,9 +96,9 @@ class Member:
     taken_in: str | None = None
     """The process that takes part in the present generation."""
     must_restart: str | None = None
-    """The process that shall not be used as it is."""
+    """The process that must not be used as it is."""
     asked_to: float | None = None
-    """Since when that process is known to have been asked to start anew."""
+    """Since when that process is known to have been asked to restart."""
     answered_at: float | None = None
     """When the last answer came."""
     heard_at: float = 0.0
@@ -256,7 +256,7 @@ class Member:
 
 
 def to_take_in(workers: Collection[str], lost: Collection[str], serving: Collection[str]) -> set[str]:
-    """Return those of the lost workers that TensorFlow shall be given back now.
+    """Return those of the lost workers that TensorFlow is to be given back now.
 
     None as long as one more does not answer, which TensorFlow has not missed yet: it would wait for that one.
     """

@@ -138,7 +138,7 @@ class Membership:
         now = time.monotonic()
         absent = {task: address for task, address in self._cluster.servers.items() if task not in members}
         self.heartbeat.change(lambda member: member.taken(now), *members)
-        # One that is away is asked too: should it thaw, it shall come back without what it holds and waits for.
+        # One that is away is asked too: should it thaw, it must come back without what it holds and waits for.
         self.heartbeat.change(Member.left_out, *absent)
         self._members, self._absent = members, set()
         self._first, self._without, self._named = False, set(absent), ""
@@ -165,7 +165,7 @@ class Membership:
         """Say that the next generation begins; nobody is watched until it has its members."""
         self.release()
         self.began = time.monotonic()
-        log.warning("forming the cluster anew in this process: %s", message)
+        log.warning("forming the cluster again in this process: %s", message)
         self._progress.enter(RunState.WAITING, message)
         self._progress.events.write("recovering", message=message)
 
@@ -176,7 +176,7 @@ class Membership:
             shut_down_servers(self._cluster.servers)
 
     def leave(self, past_using: bool = False) -> None:
-        """Watch nobody any more. `past_using`: the members' processes are, and shall start anew."""
+        """Stop monitoring. `past_using`: also ask the members' processes to restart."""
         self._leave(lambda member: past_using)
 
     @property
@@ -421,7 +421,7 @@ class Membership:
         return None
 
     def _tell_lost(self, task: str, process: str) -> None:
-        """Tell once that a process of a generation has ended, whoever has noticed it first."""
+        """Tell once that a process of a generation has ended, by whichever thread that notices it first."""
         if self._lost.get(task, (0.0, ""))[1] == process:
             return
         self.hurt = True
@@ -435,12 +435,12 @@ class Membership:
         self._tell("ps-lost" if TaskId.parse(task).job == "ps" else "member-lost", task, "its process has ended")
 
     def _ask_to_restart(self) -> None:
-        """Have those processes start anew that shall not be used as they are, also those that answer only later."""
+        """Have those processes restart that must not be used as they are, also those that answer only later."""
         wanted = {task: m.must_restart for task, m in self.heartbeat.members().items() if m.must_restart}
         self._restarts.ask(wanted)
 
     def _silent_addresses(self) -> list[str]:
-        """Return the workers that TensorFlow shall not wait for."""
+        """Return the workers that TensorFlow must not wait for."""
         members = self.heartbeat.members() if self._watching and self.handler else {}
         return [m.address for m in members.values() if m.taken_in and not m.is_ps and m.state is State.SILENT]
 
@@ -481,7 +481,7 @@ class Membership:
         """End this process, whatever its main thread waits for: the next one forms the cluster of who answers."""
         if tasks and not self._watching:  # the generation has just ended
             return
-        log.error("%s; starting anew", message)
+        log.error("%s; restarting", message)
         say_last(partial(self._leave_word, event, message, tasks))
         os._exit(TRY_AGAIN)
 

@@ -1,6 +1,6 @@
 """Which release each server runs, where no path is shared on which a host could see that it missed one.
 
-A server works in the directory of its release, and TensorFlow reads a file there for whoever may use its port. So one
+A server works in the directory of its release, and TensorFlow reads a file there for every client of its port. So one
 of any release answers, also one that knows nothing of this question.
 """
 
@@ -38,10 +38,10 @@ def read_release(task: str, address: str) -> str:
 
 
 class Releases:
-    """Asks each process once, beside whoever wants to know."""
+    """Asks each process once, beside those that want to know."""
 
     def __init__(self, own: str, read: Callable[[str, str], str] = read_release) -> None:
-        """Take the release that all shall run."""
+        """Take the release that all must run."""
         self._own = own
         self._read = read
         self._found: dict[str, str] = {}  # by process

@@ -33,7 +33,7 @@ class RestartRequests:
         if wanted == self._asked:
             return
         if asked := sorted(task for task in wanted if wanted[task] != self._asked.get(task)):
-            log.info("%s: asked to start anew, without what an earlier generation left there", ", ".join(asked))
+            log.info("%s: asked to restart, without what an earlier generation left there", ", ".join(asked))
         self._asked = wanted
         self._post(partial(self._write, wanted))
         if self._messenger is not None:
@@ -52,4 +52,4 @@ class RestartRequests:
             if wanted and not self._directory.finished(steps):
                 self._directory.set_members(restart=wanted)
         except (OSError, ValueError) as error:
-            log.warning("cannot ask the ps to start anew: %s", error)
+            log.warning("cannot ask the ps to restart: %s", error)

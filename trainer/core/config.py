@@ -67,6 +67,7 @@ PARTITIONERS = ("min_size", "max_size", "fixed_shards", "none")
 # Keys that had another name once.
 RENAMED = {
     "chief_alone": "local_run_dir",
+    "lazy_adam": "lazy_optimizers",
     "silent_seconds": "heartbeat_timeout_seconds",
     "steps_per_call": "steps_per_execution",
     "storage_seconds": "storage_timeout_seconds",
@@ -118,11 +119,11 @@ class Config:
     partitioner_min_bytes: int = 256 * 1024
     partitioner_max_bytes: int = 64 * 1024 * 1024
     partitioner_shards: int = 2
-    lazy_adam: bool = False
+    lazy_optimizers: bool = False
     dynamic_tables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     heartbeat_timeout_seconds: float = 5.0
     elastic: bool = True
-    ps_wait_seconds: float = 30.0
+    ps_grace_seconds: float = 30.0
     worker_wait_seconds: float = 60.0
     member_wait_timeout_seconds: float = 0.0
     restoring_timeout_seconds: float = 1800.0
@@ -132,13 +133,13 @@ class Config:
     saving_timeout_seconds: float = 1800.0
     storage_timeout_seconds: float = 3600.0
     lease_seconds: float = 30.0
-    restarts_without_step: int = 10
+    max_restarts_without_step: int = 10
     log_seconds: float = 5.0
     evaluate_poll_seconds: float = 2.0
     notify_webhook: str = ""
     notify_webhook_secret: str = ""
     notify_command: str = ""
-    notify_away_seconds: float = 600.0
+    notify_absent_seconds: float = 600.0
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -182,9 +183,9 @@ class Config:
                 f"input_position: exact is for workers of parameter servers, and strategy {self.strategy} has none: "
                 "leave it out, or choose parameter_server"
             )
-        if self.lazy_adam and not self.traits.remote:
+        if self.lazy_optimizers and not self.traits.remote:
             raise ConfigError(
-                f"lazy_adam: it is for tables on parameter servers, and strategy {self.strategy} has none: "
+                f"lazy_optimizers: it is for tables on parameter servers, and strategy {self.strategy} has none: "
                 "leave it out, or choose parameter_server"
             )
         if self.dynamic_tables:
@@ -384,7 +385,7 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value >= 3,
         "must be at least 3: a member is asked every second, and has two to answer",
     ),
-    "ps_wait_seconds": (lambda value: value >= 0, "must be 0 or more"),
+    "ps_grace_seconds": (lambda value: value >= 0, "must be 0 or more"),
     "worker_wait_seconds": (lambda value: value >= 0, "must be 0 or more"),
     "member_wait_timeout_seconds": (lambda value: value >= 0, "must be 0 (wait for ever) or more"),
     **{
@@ -396,7 +397,7 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value >= 10,
         "must be at least 10: a coordinator renews its lease four times in it",
     ),
-    "restarts_without_step": (lambda value: value >= 1, "must be at least 1"),
+    "max_restarts_without_step": (lambda value: value >= 1, "must be at least 1"),
     "log_seconds": (lambda value: value > 0, "must be more than 0"),
     "evaluate_poll_seconds": (lambda value: value > 0, "must be more than 0"),
     "notify_webhook": (
@@ -412,7 +413,7 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value == "" or is_command(value),
         "must be empty, or a command that begins with the absolute path of a program on the chief's host;",
     ),
-    "notify_away_seconds": (lambda value: value >= 1, "must be at least 1"),
+    "notify_absent_seconds": (lambda value: value >= 1, "must be at least 1"),
     "seed": (lambda value: value is None or 0 <= value < 2**31, "must be null or between 0 and 2147483647"),
 }
 

@@ -70,7 +70,7 @@ DEVICE = re.compile(
 )
 
 
-# What a file system says that is full or gone, whoever asked it.
+# What a file system says that is full or gone, to each that asks it.
 STORAGE = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ETIMEDOUT, errno.ENOTCONN)
 
 # How a value's conversion on a server fails in TensorFlow, as a TypeError and with what the call said after it.
@@ -134,7 +134,7 @@ def is_the_programs(error: BaseException) -> bool:
 
 
 def is_stale(error: BaseException) -> bool:
-    """Return whether a path's file handle is stale: a network file system must be mounted anew.
+    """Return whether a path's file handle is stale: a network file system must be mounted again.
 
     That happens before a task's start, where the path is psfleet's to mount.
     """

@@ -73,11 +73,11 @@ def _partitioner(config: Config) -> str | None:
 
 
 def _waits(config: Config) -> str | None:
-    limit, wait = config.member_wait_timeout_seconds, config.ps_wait_seconds
+    limit, wait = config.member_wait_timeout_seconds, config.ps_grace_seconds
     if not (config.traits.remote and config.elastic and 0 < limit < wait):
         return None
     return (
-        f"member_wait_timeout_seconds is {limit:g}, and ps_wait_seconds is {wait:g}, so that a run would end with an "
+        f"member_wait_timeout_seconds is {limit:g}, and ps_grace_seconds is {wait:g}, so that a run would end with an "
         f"error before it goes on without a missing ps; expected {wait:g} or more, or 0 to wait for ever"
     )
 

@@ -16,7 +16,7 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "1",
 }
 # Of a ps: large pages for its tables, so that a row is found with fewer reads of memory (docs/large-tables.md). The C
-# library reads it when a process begins, so that whoever starts a ps has to set it.
+# library reads it when a process begins, so that the process that starts a ps has to set it.
 PS_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 

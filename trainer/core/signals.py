@@ -61,6 +61,6 @@ def raise_stopped(number: int, frame: FrameType | None) -> None:
 
 
 def on_sigterm(handler: Any) -> None:
-    """Set the handler of SIGTERM; a thread of somebody's test or notebook may not."""
+    """Set the handler of SIGTERM; a thread of a user's test or notebook may not."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)

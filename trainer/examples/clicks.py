@@ -1,8 +1,8 @@
 """Will this be clicked? One table for the ids of all items, as large as you like: what parameter servers are for.
 
 Ids are hashed into the table's rows, so that nobody keeps a vocabulary. A step looks up a few thousand rows; with the
-run setting `lazy_adam` it changes only those. The data is made up here: who has looked at items of one kind clicks at
-more of it.
+run setting `lazy_optimizers` it changes only those. The data is made up here: who has looked at items of one kind
+clicks at more of it.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class ForkServer:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], directory: Path | str, output: int
     ) -> Forked | None:
-        """Start Python with such arguments (-m MODULE ... or SCRIPT ...); returns None when that needs a process anew.
+        """Start Python with such arguments (-m MODULE ... or SCRIPT ...); returns None when that needs a new process.
 
         `output` is the descriptor that becomes its standard output and error.
         """
@@ -198,7 +198,7 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Seen under its name once somebody listens there.
+        # Seen under its name once a server listens there.
         listener.bind(f"{self._path}.new")
         listener.listen(128)
         Path(f"{self._path}.new").rename(self._path)

@@ -13,7 +13,7 @@ MENDS = {
     "down": "The marks below say what broke.",
     "waiting": "Members were missing: the lanes say which.",
     "checkpointing": "Save less often, or to faster storage.",
-    "compiling": "Each start traces the model anew: look for restarts among the marks.",
+    "compiling": "Each start traces the model again: look for restarts among the marks.",
     "evaluating": "Evaluate beside the training (`evaluation: sidecar`), or less often.",
 }
 

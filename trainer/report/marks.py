@@ -22,7 +22,7 @@ FAULTS = {
     "save-failed": "checkpoint not saved",
     "checkpoint-set-aside": "damaged checkpoint set aside",
     "not-finite": "numbers not finite",
-    "recovering": "cluster formed anew",
+    "recovering": "cluster formed again",
     "failed": "run failed",
 }
 RECOVERIES = {
@@ -82,7 +82,7 @@ def tell_marks(events: Sequence[Mapping[str, Any]], at_step: Callable[[float], i
             mark["step"] = at_step(event["t"])
         marks.append(mark)
         if name in MEMBER_FAULTS:
-            # Who was lost may be known only when the cluster is being formed anew, which then is no fault of its own.
+            # Who was lost may be known only when the cluster is being formed again, which then is no fault of its own.
             for fault in [one for one in open_faults if one["event"] == "recovering"]:
                 fault["kind"], mark["lost"] = "recovery", mark["lost"] + fault["lost"]
                 fault["lost"] = 0
@@ -103,7 +103,7 @@ def tell_marks(events: Sequence[Mapping[str, Any]], at_step: Callable[[float], i
 
 
 def follows(event: Mapping[str, Any], fault: Mapping[str, Any]) -> bool:
-    """Whether an event is what a lost member led to: a coordinator that can't let go of a frozen ps begins anew."""
+    """Whether an event is what a lost member led to: a coordinator that can't let go of a frozen ps begins again."""
     if fault["event"] not in MEMBER_FAULTS or event["t"] - fault["t"] > FOLLOWS_SECONDS:
         return False
     is_frozen_server = fault["event"] == "member-silent" and str(fault["task"]).startswith("ps-")

@@ -1,4 +1,4 @@
-"""TensorBoard with one more tab: the page of a run, or of several side by side, drawn when somebody asks for it.
+"""TensorBoard with one more tab: the page of a run, or of several side by side, drawn when a browser asks for it.
 
 `python -m trainer.report.tensorboard_tab` takes TensorBoard's own arguments. It serves what TensorBoard does, at the
 same port, to the same people. A plugin of TensorBoard is declared by the package that has it; psfleet is no package on

@@ -52,7 +52,7 @@ def begin_from(
             f"--from {source}: run {old.run} has removed or replaced that checkpoint meanwhile ({error}): "
             "choose one again; `checkpoints` lists them"
         ) from error
-    # Last: a run without this record is begun anew.
+    # Last: a run without this record is begun again.
     kept = record.get("program_args", {}) if program in (None, record["program"]) else {}
     began = {"program": program or record["program"], "program_args": {**kept, **(program_args or {})}}
     write_record(new.settings, {**began, "created": time.time(), "from": source})

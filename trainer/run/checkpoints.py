@@ -186,7 +186,7 @@ class Checkpoints:
     def settle(self, seconds: float | None = None) -> bool:
         """Wait for the save in flight, however it ends, perhaps not longer; returns whether none is in flight any more.
 
-        Before TensorFlow's cluster is formed anew none may be: its thread would call into what is gone.
+        Before TensorFlow's cluster is formed again none may be: its thread would call into what is gone.
         """
         if self._saving is not None:
             concurrent.futures.wait([self._saving.end], seconds)
@@ -251,7 +251,7 @@ class Checkpoints:
         if self._refused >= MOST_REFUSALS and lasts:
             raise UserError(f"{self._failure}; {self._refused} saves failed so, and not by the storage")
         if self._failure is not None and self._failure.stale:
-            raise StalePath(f"{self.trouble()}; the path must be mounted anew")
+            raise StalePath(f"{self.trouble()}; the path must be mounted again")
         if self._directory.failing_since is not None and self._beyond_limit:
             raise UserError(f"{self.trouble()}; that is longer than storage_timeout_seconds, {self._limit:g}")
 
@@ -287,7 +287,7 @@ class Checkpoints:
     def prepare(self) -> None:
         """Trace what saves, before any call is given.
 
-        Whoever traces while a worker begins with its first call may wait for ever: each waits for the other's server,
+        A trace while a worker begins with its first call may wait for ever: each waits for the other's server,
         and the one that traces holds Python's lock.
         """
         if self._remote:
@@ -299,7 +299,7 @@ class Checkpoints:
             self._tables.prepare_saves(self._options.experimental_io_device)
 
     def _current_snapshot(self) -> Any:
-        """Return the snapshot of the checkpoint's variables, traced anew where these have changed."""
+        """Return the snapshot of the checkpoint's variables, traced again where these have changed."""
         objects = [id(found) for found in self._tf.train.TrackableView(self._checkpoint).descendants()]
         if objects != self._snapshot_objects:
             from trainer.run.snapshot import Snapshot, copy_each
@@ -443,7 +443,7 @@ class Checkpoints:
             raise UserError(
                 f"none of the checkpoints in {catalogue.path} can be read "
                 f"(set aside: {', '.join(path.name for path in damaged)}): put a good one there, with its manifest, "
-                "or start anew with another --run NAME"
+                "or start again with another --run NAME"
             )
         return None
 

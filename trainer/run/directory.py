@@ -158,7 +158,7 @@ class RunDirectory(LeasedDirectory):
 
         `asked`, of a finished run, is the number of steps that it was to train. `epoch` is the lease's, `members` the
         tasks that the coordinator uses, with their incarnations, `without` those that it goes on
-        without, `restart` the ps, with their incarnations, that shall start anew. `model_bytes` is what the model
+        without, `restart` the ps, with their incarnations, that must restart. `model_bytes` is what the model
         takes, without its optimizer's slots.
         """
         more = {"epoch": epoch, "members": members, "without": without, "restart": restart, "model_bytes": model_bytes}
@@ -208,5 +208,6 @@ def run_directories(shared_dir: Path) -> list[RunDirectory]:
     """Return every run on the shared path."""
     runs = shared_dir / "runs"
     with contextlib.suppress(FileNotFoundError):
-        return [RunDirectory(shared_dir, path.name) for path in sorted(runs.iterdir()) if path.is_dir()]
+        names = sorted(path.name for path in runs.iterdir() if path.is_dir())
+        return [RunDirectory(shared_dir, name) for name in names if not name.startswith(".")]  # a copy that is coming
     return []

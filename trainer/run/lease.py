@@ -75,12 +75,12 @@ class Lease:
                 watched, since = seen, now
             if free or now - since > seconds:
                 taken_from = holder(record) if epoch and not record.get("released") else ""
-                # Beyond every checkpoint's as well: somebody may have put one of another run there.
+                # Beyond every checkpoint's as well: one of another run may have been put there.
                 lease = cls(directory, max(epoch, directory.written_epoch()) + 1, seconds, taken_from)
                 if lease._claim():
                     lease._begin()
                     return lease
-                watched = None  # somebody was faster, who will be seen to renew it
+                watched = None  # another was faster, which will be seen to renew it
                 continue
             left = seconds - now + since
             waiting(

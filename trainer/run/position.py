@@ -36,7 +36,7 @@ class Position:
         found = [name for name in told if counted.get(name) != told[name]]
         return ", ".join(f"{name} is {told[name]!r} and was {counted.get(name)!r}" for name in found)
 
-    def anew(self, seed: int | None, data: Mapping[str, Any]) -> Position:
+    def rewound(self, seed: int | None, data: Mapping[str, Any]) -> Position:
         """Return the beginning of the earliest pass that is under way, for a run with these settings."""
         number, _ = min(self.parts)
         return Position(self.seed if seed is None else seed, ((number, 0),) * len(self.parts), data)

@@ -53,7 +53,7 @@ def refuse_missed_release(config: Config, link: Path | None, own: Path) -> None:
     """Raise MissedRelease when the cluster was switched to a release that this host has not got.
 
     `link` leads to the host's current release, `own` is the directory that this process works in. Where they differ,
-    the host has been switched, and who did that starts this task anew.
+    the host has been switched, and the start that did so starts this task again.
     """
     if link is None or config.local_run_dir or link.resolve() != own.resolve():
         return

@@ -21,7 +21,7 @@ def begin_attempt(directory: RunDirectory, step: int | None, limit: int) -> floa
     """Count this coordinator process; returns for how long (seconds) it should hold back before it tries again.
 
     `step` is the newest checkpoint's: only what was saved is a new step. Raises UserError when more than `limit`
-    processes crashed without one; the start after that, which somebody asked for, begins with a new budget.
+    processes crashed without one; the start after that, which the operator asked for, begins with a new budget.
     """
     record = read(directory)
     reached, before = -1 if step is None else step, int(record.get("step", -1))
@@ -34,8 +34,8 @@ def begin_attempt(directory: RunDirectory, step: int | None, limit: int) -> floa
     if spent:
         told = f"the last one said: {message}" if message else "none of them could say why: look at its journal"
         raise UserError(
-            f"the coordinator crashed {crashes} times without a new checkpoint, and restarts_without_step is {limit}; "
-            f"{told}. Start the run again when that is mended"
+            f"the coordinator crashed {crashes} times without a new checkpoint, and max_restarts_without_step is "
+            f"{limit}; {told}. Start the run again when that is mended"
         )
     return back_off(crashes + troubles)
 
@@ -59,7 +59,7 @@ def read(directory: RunDirectory) -> dict[str, Any]:
     try:
         return read_record(directory.attempts) or {}
     except (OSError, ValueError) as error:
-        log.warning("the coordinator's restarts are counted anew: %s", error)
+        log.warning("the coordinator's restarts are counted again: %s", error)
         return {}
 
 

@@ -83,7 +83,7 @@ def of_the_run(settings: Mapping[str, Any]) -> dict[str, Any]:
 def remember(config: Config, program_is_known: bool) -> dict[str, Any]:
     """Return what the run remembers of its beginning, nothing for a new run; raises ConfigError where it is damaged.
 
-    Where the program is known all the same, whoever trains the run says that.
+    Where the program is known all the same, the coordinator says that.
     """
     path = RunDirectory(config.shared_dir, config.run).settings
     try:

@@ -28,7 +28,7 @@ def copy_each(copies: Copies) -> None:
 class Snapshot:
     """Copies of a checkpoint's variables, each on its variable's ps, and the traced call that writes them.
 
-    Everything is traced once: what is traced anew stays on every ps, some 200 KiB a save.
+    Everything is traced once: what is traced again stays on every ps, some 200 KiB a save.
     """
 
     def __init__(self, write: Callable[[Any], Any], step: Variable, copy: Callable[[Copies], None] = copy_each) -> None:

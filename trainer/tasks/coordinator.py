@@ -151,7 +151,7 @@ def begin(held: Held, config: Config, cluster: Cluster) -> None:
     record_resources(cluster.task, lambda: directory)
     if held.lease.taken_from:
         progress.events.write("lease-taken", message=f"from {held.lease.taken_from}")
-    pause = begin_attempt(directory, directory.catalogue.newest(), config.restarts_without_step)
+    pause = begin_attempt(directory, directory.catalogue.newest(), config.max_restarts_without_step)
     held.has_begun = True
     if pause:
         message = f"started again and again without a new checkpoint: going on in {pause:.0f} s"

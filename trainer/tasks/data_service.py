@@ -164,7 +164,7 @@ def follow_journal(journal: Journal, name: str | None) -> None:
     """End this process when the dispatcher has begun another journal."""
     while journal.name() in (None, name):
         time.sleep(LOOK_SECONDS)
-    log.info("starting anew: the dispatcher has begun another journal")
+    log.info("restarting: the dispatcher has begun another journal")
     os._exit(TRY_AGAIN)
 
 

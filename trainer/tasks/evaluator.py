@@ -164,7 +164,7 @@ class WatchedRun:
             return FINISHED
         chosen = config_or_none(selected)
         if chosen and what_is_trained(chosen) != what_is_trained(config):
-            log.info("run %s is chosen instead of %s: starting anew", chosen.run, config.run)
+            log.info("run %s is chosen instead of %s: restarting", chosen.run, config.run)
             return TRY_AGAIN
         return None
 
@@ -218,7 +218,7 @@ def end_try(directory: RunDirectory) -> None:
 
 
 def give_up(directory: RunDirectory, step: int, why: str) -> None:
-    """Write down that a point is not evaluated: the sweep's other points shall be all the same."""
+    """Write down that a point is not evaluated: the sweep's other points are evaluated all the same."""
     write_record(directory.evaluation, {"step": step, "metrics": {}, "failed": why, "updated": time.time()})
 
 
@@ -255,7 +255,7 @@ def what_is_trained(config: Config) -> tuple[str, str, Mapping[str, Any]]:
 
 
 def config_or_none(selected: Callable[[], Config]) -> Config | None:
-    """Read the settings again; what can't be read now (somebody edits them) chooses no other run."""
+    """Read the settings again; what can't be read now (they are being edited) chooses no other run."""
     try:
         return selected()
     except ConfigError as error:

@@ -42,7 +42,7 @@ from trainer.telemetry.outlets.systemd import RESTARTS
 from trainer.telemetry.status import describe, read_status
 
 RESTART_SECONDS, STEADY_SECONDS = 1.0, 5.0
-FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that somebody else has started
+FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that another process has started
 POLL_SECONDS = 0.1
 STOP_SECONDS = 60.0  # the coordinator's time to save
 LEAVE_SECONDS = 5.0  # the other members' time to end, once the coordinator has stopped

@@ -1,8 +1,8 @@
 """A worker or a parameter server: TensorFlow's own server, kept by systemd, told what to do by the coordinator.
 
 What it computes, TensorFlow tells it. When to end, the run's state record does: a finished run needs no servers, and a
-member that is past using is asked for a new process. Where it sees no such record, because the chief alone has the run
-directory, the coordinator sends it a command (trainer/cluster/commands.py).
+member that can no longer be used is asked for a new process. Where it sees no such record, because the chief alone has
+the run directory, the coordinator sends it a command (trainer/cluster/commands.py).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SELF_CHECK_SECONDS = 10.0
 # TensorFlow's default, one a core, a server of few cores would soon have none left, not even to say that it lives.
 THREADS = 32
 LOOK_SECONDS = 1.0
-# The coordinator shall be the first to find that a member is silent.
+# The coordinator is to be the first to find that a member is silent.
 MARGIN_SECONDS = 1.0
-STALE = "starting anew: the shared path's file handle is stale, and must be mounted anew"
+STALE = "restarting: the shared path's file handle is stale, and must be mounted again"
 # What only the shared path says is seen so often in a row: a network file system may show the selection of the run
 # before once more, and calls the handle of a file stale that was just replaced.
 LOOKS = 3

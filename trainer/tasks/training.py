@@ -179,7 +179,7 @@ class Training:
             log.warning("cannot keep the variables: %s", first_line(error))
 
     def _let_go(self) -> str:
-        """Free what lies on the servers, where the next generation makes it anew; returns why that can't be done."""
+        """Free what lies on the servers, where the next generation makes it again; returns why that can't be done."""
         from trainer.training.release_resources import freed, release_iterators
 
         if self._generations >= MOST_GENERATIONS:

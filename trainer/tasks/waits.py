@@ -7,7 +7,7 @@ import signal
 import time
 
 from trainer.cluster.formation import names
-from trainer.cluster.leaving import names as leaving_names
+from trainer.cluster.leaving import away_for_a_reboot
 from trainer.cluster.probe import SERVICE_METHODS, silent
 from trainer.cluster.rendezvous import gather
 from trainer.cluster.spec import Cluster
@@ -68,7 +68,7 @@ def wait_for_data_service(config: Config, cluster: Cluster, stopping: StopReques
             if data:
                 log.info("the data service begins without %s", names(data))
             return
-        if (dispatcher | data).keys() & set(leaving_names()):
+        if (dispatcher | data).keys() & set(away_for_a_reboot()):
             began = time.monotonic()
         message = f"no answer from {names(dispatcher | data)}"
         if message != told:

@@ -53,7 +53,7 @@ def shorten_level(record: logging.LogRecord) -> bool:
 
 
 def expected_retracing(record: logging.LogRecord) -> bool:
-    """Drop TensorFlow's warning that it traces its own function anew for every checkpoint, as it always does."""
+    """Drop TensorFlow's warning that it traces its own function again for every checkpoint, as it always does."""
     return "MultiDeviceSaver.save" not in record.getMessage()
 
 

@@ -1,7 +1,7 @@
 """What a task tells Prometheus: names, types, labels and meanings, in one place (docs/observing.md#metrics).
 
-Nothing is measured here. It is read from what the process keeps, when somebody asks: neither the shared path nor a
-thread that trains is waited for. The client library is needed only where somebody does ask.
+Nothing is measured here. It is read from what the process keeps, when Prometheus asks: neither the shared path nor a
+thread that trains is waited for. The client library is needed only where it does ask.
 """
 
 from __future__ import annotations

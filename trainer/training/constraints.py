@@ -22,6 +22,11 @@ def constrain(variable: Variable) -> None:
         own.assign(tf.cast(constraint(own.read_value()), own.dtype))
 
 
+def is_constrained(variable: Variable) -> bool:
+    """Return whether a constraint was taken of a variable."""
+    return getattr(beneath(variable), KEPT, None) is not None
+
+
 def take_constraint(variable: Variable) -> Any:
     """Return a variable's constraint, and have it kept where the optimizer doesn't look."""
     if variable.constraint is not None:

@@ -192,7 +192,7 @@ def bytes_of_checkpoint(directory: RunDirectory, step: int) -> int:
     """Return what the model of a checkpoint takes, without its optimizer's slots."""
     try:
         variables = tf.train.load_checkpoint(directory.catalogue.prefix(step))
-    except (tf.errors.OpError, IndexError):  # whoever reads it says so
+    except (tf.errors.OpError, IndexError):  # its reader says so
         return 0
     types, shapes = variables.get_variable_to_dtype_map(), variables.get_variable_to_shape_map()
     slots = of_optimizers(shapes)

@@ -246,7 +246,7 @@ class Handover:
             record = self.position.as_record() if self.position else None
             self._offers[0].update(local=local_values(self._own), input=record)
         for server in range(len(self._found)):
-            # The earlier one's context is still named: whoever comes next closes it if this process dies first.
+            # The earlier one's context is still named: the next coordinator closes it if this process dies first.
             contexts = {self._context, *(offer["context"] for offer in self._found if offer)}
             self._write(server, contexts, self._offers[server] if self._offers else {})
 

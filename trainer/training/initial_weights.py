@@ -64,7 +64,7 @@ def read_initial_weights(config: Config, program: Program, runner: StepRunner) -
     by_name = {each.name: each for each in stored if [other.name for other in stored].count(each.name) == 1}
     by_place = {each.place: each for each in stored}
     taken: dict[int, Stored] = {}
-    # What has the name of one weight shall not be another's by its place.
+    # What has the name of one weight must not be another's by its place.
     for number, name in enumerate(names):
         if name and names.count(name) == 1 and fits(found := by_name.get(name), weights[number][1]):
             taken[number] = found

@@ -92,7 +92,7 @@ class InputContext(tf.distribute.InputContext):
         return self._seed
 
 
-# What a program is told that shall give all its data.
+# What a program is told that must give all its data.
 WHOLE = InputContext()
 
 
@@ -244,7 +244,7 @@ def pass_after_pass(
     is left out when all its examples were taken, so that it may have another size than before. It ends at a pass
     without any.
     """
-    # What `map` draws begins anew with each pass: a seed would have it draw the same.
+    # What `map` draws begins again with each pass: a seed would have it draw the same.
     tf.compat.v1.get_default_graph().seed = None
 
     def one_pass(number: tf.Tensor) -> tf.data.Dataset:

@@ -121,7 +121,7 @@ class CallMetrics:
             piece.assign(total)
 
     def reset(self) -> None:
-        """Begin anew with the next call that ends."""
+        """Begin again with the next call that ends."""
         self._total = self.states.initial
         if self._others:
             self._model.reset_metrics()

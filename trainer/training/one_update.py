@@ -15,6 +15,7 @@ import tensorflow as tf
 from trainer.core.contracts import Optimizer, Tensor, Variable
 from trainer.training.constraints import constrain, take_constraint
 from trainer.training.learning_rate import replaced
+from trainer.training.rows import own
 from trainer.training.tf_internals.variables import beneath, moving_average
 
 
@@ -81,7 +82,7 @@ def gather_keras3(optimizer: Optimizer) -> None:
         decay(variable, rate)
         plain(gradient, variable, rate)
         if optimizer.use_ema:
-            average = optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)]._value
+            average = own(optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)])
             momentum = tf.cast(optimizer.iterations != 0, variable.dtype) * optimizer.ema_momentum
             average.assign(momentum * average + (1 - momentum) * variable)
         constrain(variable)
@@ -99,7 +100,7 @@ def decay_of(optimizer: Optimizer, keras_own: Any) -> Callable[[Variable, Tensor
 
     An optimizer may have a way of its own, as Muon of Keras 3, which decays some weights otherwise.
     """
-    own = optimizer._apply_weight_decay
+    whole = optimizer._apply_weight_decay
 
     def decay(variable: Variable, rate: Tensor) -> None:
         if optimizer.weight_decay is not None and optimizer._use_weight_decay(variable):
@@ -108,7 +109,7 @@ def decay_of(optimizer: Optimizer, keras_own: Any) -> Callable[[Variable, Tensor
 
     def own_decay(variable: Variable, rate: Tensor) -> None:
         known = getattr(optimizer, "_get_variable_index", None)  # Keras 3 gives its own variables
-        own([optimizer._trainable_variables[known(variable)] if known else variable])
+        whole([optimizer._trainable_variables[known(variable)] if known else variable])
 
     return decay if type(optimizer)._apply_weight_decay is keras_own._apply_weight_decay else own_decay
 

@@ -120,7 +120,7 @@ def is_wrapper(optimizer: Optimizer) -> bool:
 def keep_slots(optimizer: Optimizer) -> None:
     """Keep what a legacy optimizer returns as the slot of a split table: all its shards' slots as one.
 
-    It makes that anew at each call, and nothing else holds it. So a restore would forget what it has restored.
+    It makes that again at each call, and nothing else holds it. So a restore would forget what it has restored.
     """
     get_slot: Callable[[Any, str], Any] = optimizer.get_slot
     kept: dict[tuple[int, str], Any] = {}
@@ -177,7 +177,7 @@ def scaled(gradient: Tensor, scale: Tensor) -> Tensor:
 
 
 def forget_children(model: Model) -> None:
-    """Have a checkpoint ask the optimizers anew what they hold; call it when they hold all of it.
+    """Have a checkpoint ask the optimizers again what they hold; call it when they hold all of it.
 
     One that was asked before its first step has kept the answer, in which what that step makes is missing.
     """

@@ -1,15 +1,15 @@
 """Updates that touch only the rows of a table which a step has looked up.
 
-Where a gradient names rows (`tf.IndexedSlices`), tf_keras's `SGD` and `Adam` still compute on the whole variable, and
-`Adagrad` sends each row four times between worker and ps. The updates made here take the place of an optimizer's
-`update_step`; its variables, and so its checkpoints, stay as they are, but that such an SGD has no momentum.
-docs/large-tables.md says which optimizer gets which.
+Where a gradient names rows (`tf.IndexedSlices`), Keras's optimizers still compute on the whole variable, or send each
+row several times between worker and ps. Here they are given rows for variables (rows.py). Their variables, and so
+their checkpoints, stay as they are, but that an SGD without momentum has none for it. docs/large-tables.md says which
+optimizer gets which.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,37 +17,75 @@ import tensorflow as tf
 from trainer.core.contracts import Model, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.core.variables import bytes_of
+from trainer.training.constraints import is_constrained
 from trainer.training.lookups import asked_for_once
-from trainer.training.optimizers import optimizers_of
+from trainer.training.optimizers import is_wrapper, optimizers_of
 from trainer.training.placement import name_of, size
+from trainer.training.rows import as_rows
 
 log = logging.getLogger(__name__)
 LARGE_BYTES = 64 * 1024 * 1024  # of a shard; to compute on less takes no time that anybody feels
 BY_ROWS = "_psfleet_by_rows"  # an attribute of optimizers with an update of rows
-Update = Callable[[Any, Any, Any], None]
+# What they do to the rows of a gradient is all that they do, without momentum, weight decay and averages.
+SAME = ("SGD", "Adagrad")
+LAZY = (*SAME, "Adadelta", "Adam", "AdamW", "Adamax", "Ftrl", "Lion", "Nadam", "RMSprop")
+# Of those that Keras calls legacy TensorFlow's own operations change rows alone.
+LEGACY = ("Adadelta", "Adagrad", "Adamax", "Ftrl", "SGD")
+Update = Callable[..., None]
 
 
-def update_by_rows(model: Model, *, lazy_adam: bool = False) -> None:
-    """Have the model's optimizers change only the rows that a gradient names, where that comes to the same.
+def update_by_rows(model: Model, *, lazy: bool = False) -> None:
+    """Have the optimizers of a tf_keras model change only the rows that a gradient names, where that is the same.
 
-    With `lazy_adam` Adam does so as well, which is another algorithm: moments of other rows don't decay, and other rows
-    don't move. Call it before the step is traced. Raises UserError when `lazy_adam` finds no Adam that can.
+    With `lazy` all of LAZY do so, which is another algorithm: slots of other rows don't decay, and other rows don't
+    move. Call it when `one_update.gather` has put all of an update into one, before the step is traced. Raises
+    UserError when `lazy` finds no optimizer that can.
     """
-    kinds = tf.keras.optimizers.Optimizer
-    optimizers = [one for one in optimizers_of(model) if isinstance(one, kinds) and not hasattr(one, "inner_optimizer")]
-    updates: dict[type, Update] = {tf.keras.optimizers.SGD: sgd, tf.keras.optimizers.Adagrad: adagrad}
-    if lazy_adam:
-        updates[tf.keras.optimizers.Adam] = adam
-        check_lazy_adam(model, optimizers)
+    optimizers = [one for one in optimizers_of(model) if one is not None and not is_wrapper(one)]
+    if lazy:
+        check_lazy(optimizers, tf.keras.optimizers, "tf.keras")
     for optimizer in optimizers:
-        # An exact type: a class of the program's own may have another update.
-        update = updates.get(type(optimizer))
-        if update and not touches_all_rows(optimizer):
-            replace_update(optimizer, update)
-            if update is sgd:
-                leave_momentum_out(optimizer)
+        if hasattr(optimizer, "get_slot"):
+            continue
+        if changes_rows(optimizer, tf.keras.optimizers, lazy=lazy):
+            replace_update(optimizer, by_rows)
+            add_up_rows_once(optimizer)
         elif type(optimizer).__module__.startswith("tf_keras."):
             warn_of_large_tables(optimizer)
+        if type(optimizer) is tf.keras.optimizers.SGD and not has_momentum(optimizer):
+            leave_momentum_out(optimizer)
+
+
+def changes_rows(optimizer: Optimizer, library: Any, *, lazy: bool) -> bool:
+    """Return whether an optimizer may change only the rows of a gradient; `library` has its Keras's optimizers."""
+    # An exact type: a class of the program's own may have another update.
+    name = type(optimizer).__name__
+    return name in LAZY and type(optimizer) is getattr(library, name) and (lazy or is_same(optimizer))
+
+
+def is_same(optimizer: Optimizer) -> bool:
+    """Return whether one of LAZY changes no rows but those of a gradient by itself."""
+    is_plain = optimizer.weight_decay is None and not optimizer.use_ema
+    return type(optimizer).__name__ in SAME and is_plain and not has_momentum(optimizer)
+
+
+def check_lazy(optimizers: Sequence[Optimizer], library: Any, imported: str) -> None:
+    """Raise UserError unless one of the optimizers could be a lazy one; `imported` is how programs name their Keras."""
+    if any(changes_rows(one, library, lazy=True) or is_by_itself(one) for one in optimizers):
+        return
+    names = [f"{'legacy.' if hasattr(one, 'get_slot') else ''}{type(one).__name__}" for one in optimizers]
+    raise UserError(
+        f"lazy_optimizers: {', '.join(names) or 'a model without an optimizer'} can't change the rows of a step alone: "
+        f"compile with one of {imported}.optimizers itself ({', '.join(LAZY)}), or leave lazy_optimizers out"
+    )
+
+
+def is_by_itself(optimizer: Optimizer) -> bool:
+    """Return whether one that Keras calls legacy changes rows alone, as TensorFlow's own operations do."""
+    legacy = tf.keras.optimizers.legacy
+    return any(type(optimizer) is getattr(legacy, one) for one in LEGACY) or (
+        type(optimizer) is legacy.RMSprop and bool(optimizer._momentum)
+    )
 
 
 def may_ask_once(model: Model) -> bool:
@@ -68,50 +106,34 @@ def has_keras_step(model: Model) -> bool:
     return step is own.train_step and type(model).compute_loss is own.compute_loss
 
 
-def touches_all_rows(optimizer: Optimizer) -> str:
-    """Say which argument makes an optimizer change rows that a gradient doesn't name; nothing if none does."""
+def has_momentum(optimizer: Optimizer) -> bool:
+    """Return whether it has momentum, or may have: of a variable nobody knows what it will be."""
     momentum = getattr(optimizer, "momentum", 0)
-    arguments = {
-        # Of a variable nobody knows what it will be.
-        "momentum": isinstance(momentum, tf.Variable) or momentum != 0,
-        "amsgrad": getattr(optimizer, "amsgrad", False),
-        "weight_decay": optimizer.weight_decay is not None,
-        "use_ema": optimizer.use_ema,
-    }
-    return next((name for name, given in arguments.items() if given), "")
+    return isinstance(momentum, tf.Variable) or momentum != 0
 
 
-def check_lazy_adam(model: Model, optimizers: list[Optimizer]) -> None:
-    """Raise UserError unless there is an Adam, and each could be a lazy one."""
-    adams = [optimizer for optimizer in optimizers if type(optimizer) is tf.keras.optimizers.Adam]
-    if not adams:
-        names = [type(optimizer).__name__ for optimizer in optimizers] or [f"legacy.{type(model.optimizer).__name__}"]
-        raise UserError(
-            f"lazy_adam: the model's optimizer must be tf.keras.optimizers.Adam itself, not {', '.join(names)}: "
-            "compile with Adam, or leave lazy_adam out"
-        )
-    for optimizer in adams:
-        if argument := touches_all_rows(optimizer):
-            raise UserError(
-                f"lazy_adam: the Adam {optimizer.name!r} has {argument}, which changes every row at each step: "
-                f"leave {argument} out, or lazy_adam"
-            )
+def replace_update(optimizer: Optimizer, update: Callable[..., None]) -> None:
+    """Put another update in place of the optimizer's own, past TensorFlow's tracking of attributes.
 
-
-def replace_update(optimizer: Optimizer, update: Update) -> None:
-    """Put another update in place of the optimizer's own, past TensorFlow's tracking of attributes."""
+    It is given the optimizer, its own update and what that is given, where a gradient names rows. A constraint computes
+    on all rows, so that nothing is gained.
+    """
     plain = optimizer.update_step
 
-    def update_step(gradient: Tensor, variable: Variable) -> None:
-        if isinstance(gradient, tf.IndexedSlices):
-            update(optimizer, gradient, variable)
+    def update_step(gradient: Tensor, variable: Variable, *rate: Tensor) -> None:
+        if isinstance(gradient, tf.IndexedSlices) and not is_constrained(variable):
+            update(optimizer, plain, gradient, variable, *rate)
         else:
-            plain(gradient, variable)
+            plain(gradient, variable, *rate)
 
     object.__setattr__(optimizer, "update_step", update_step)
     object.__setattr__(optimizer, BY_ROWS, True)
-    add_up_rows_once(optimizer)
-    leave_xla_out(optimizer)
+
+
+def by_rows(optimizer: Optimizer, plain: Update, gradient: tf.IndexedSlices, variable: Variable, *rate: Tensor) -> None:
+    """Do what an optimizer does to a dense weight to the rows of a gradient, each of which it names once."""
+    with as_rows(optimizer, variable, gradient.indices) as rows:
+        plain(gradient.values, rows, *rate)
 
 
 def add_up_rows_once(optimizer: Optimizer) -> None:
@@ -128,11 +150,6 @@ def once(gradient: Tensor) -> tf.IndexedSlices | None:
     """Return the gradient of rows that were asked for once, with the numbers that were sent then."""
     rows = asked_for_once(gradient.indices) if isinstance(gradient, tf.IndexedSlices) else None
     return None if rows is None else tf.IndexedSlices(gradient.values, rows, gradient.dense_shape)
-
-
-def leave_xla_out(optimizer: Optimizer) -> None:
-    """Keep XLA from an update of rows, which it would compile anew at each step: their number is another one."""
-    object.__setattr__(optimizer, "jit_compile", False)
 
 
 def leave_momentum_out(optimizer: Optimizer) -> None:
@@ -163,48 +180,3 @@ def warn_of_large_tables(optimizer: Optimizer) -> None:
         plain(gradient, variable)
 
     object.__setattr__(optimizer, "update_step", update_step)
-
-
-def sgd(optimizer: Optimizer, gradient: tf.IndexedSlices, variable: Variable) -> None:
-    """Do what SGD without momentum does; it would write one that nobody reads."""
-    rate, rows = tf.cast(optimizer.learning_rate, variable.dtype), gradient.indices
-    set_rows(variable, rows, rows_of(variable, rows) - gradient.values * rate)
-
-
-def adagrad(optimizer: Optimizer, gradient: tf.IndexedSlices, variable: Variable) -> None:
-    """Do what Adagrad does to the rows of the gradient: to the others it does nothing."""
-    accumulator = optimizer._accumulators[optimizer._index_dict[optimizer._var_key(variable)]]
-    rate, rows, values = tf.cast(optimizer.learning_rate, variable.dtype), gradient.indices, gradient.values
-    sums = rows_of(accumulator, rows) + values * values
-    change = -rate * values / tf.sqrt(sums + optimizer.epsilon)
-    set_rows(accumulator, rows, sums)
-    set_rows(variable, rows, rows_of(variable, rows) + change)
-
-
-def adam(optimizer: Optimizer, gradient: tf.IndexedSlices, variable: Variable) -> None:
-    """Do what Adam does to the rows of the gradient, and nothing to the others."""
-    dtype, rows, values = variable.dtype, gradient.indices, gradient.values
-    number = optimizer._index_dict[optimizer._var_key(variable)]
-    momentum, velocity = optimizer._momentums[number], optimizer._velocities[number]
-    beta_1, beta_2, step = optimizer.beta_1, optimizer.beta_2, tf.cast(optimizer.iterations + 1, dtype)
-    correction = tf.sqrt(1 - tf.pow(tf.cast(beta_2, dtype), step))
-    rate = tf.cast(optimizer.learning_rate, dtype) * correction / (1 - tf.pow(tf.cast(beta_1, dtype), step))
-    epsilon = optimizer.epsilon * correction if optimizer.adaptive_epsilon else optimizer.epsilon
-    m, v = rows_of(momentum, rows), rows_of(velocity, rows)
-    m = m + (values - m) * (1 - beta_1)
-    v = v + (tf.square(values) - v) * (1 - beta_2)
-    set_rows(momentum, rows, m)
-    set_rows(velocity, rows, v)
-    set_rows(variable, rows, rows_of(variable, rows) - m * rate / (tf.sqrt(v) + epsilon))
-
-
-def rows_of(variable: Variable, rows: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
-
-
-def set_rows(variable: Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
-    """Write rows, each of which stands there once: in an update that is one act, which is faster than to add to them.
-
-    `apply_gradients` sees to it that a gradient names each row once.
-    """
-    tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=values)

@@ -1,4 +1,4 @@
-"""What is wrong with an inventory's groups, names and values, each by itself. `fleet/site/preflight.py` has
+"""What is wrong with an inventory's groups, names and values, each by itself. `fleet/site/preflight/` has
 what must fit together."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DERIVED_SETTINGS = {
 
 
 def our_hosts(groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """The hosts of psfleet's groups; whoever else is in the inventory is none of its business."""
+    """The hosts of psfleet's groups; other hosts of the inventory are none of its business."""
     return list(dict.fromkeys(host for group in definition().groups for host in groups.get(group, ())))
 
 

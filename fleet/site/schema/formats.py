@@ -379,9 +379,9 @@ def public_key(text: str) -> str:
     try:
         key = base64.b64decode(content, validate=True)
     except ValueError as error:
-        raise ValueError("its second word is no whole key: copy the line anew") from error
+        raise ValueError("its second word is no whole key: copy the line again") from error
     if not key.startswith(len(kind).to_bytes(4, "big") + kind.encode()) or len(key) < len(kind) + 36:
-        raise ValueError(f"its second word is no key of {kind}, or a part of one: copy the line anew")
+        raise ValueError(f"its second word is no key of {kind}, or a part of one: copy the line again")
     if not "".join(comment).isprintable():
         raise ValueError("its comment has characters that can't be printed")
     return text

@@ -1,6 +1,6 @@
 """Values of an inventory that are right alone and senseless together: each relation with the sentence that refuses it.
 
-What decides which tasks there are is `fleet/site/preflight.py`'s, and what the run settings say among
+What decides which tasks there are is `fleet/site/preflight/`'s, and what the run settings say among
 themselves `trainer/core/config.py`'s.
 """
 
@@ -154,13 +154,13 @@ def _stops(reading: Reading) -> Iterator[Problem]:
 
 
 def _planned_reboots(reading: Reading) -> Iterator[Problem]:
-    wait = setting(reading, "ps_wait_seconds")
+    wait = setting(reading, "ps_grace_seconds")
     texts: dict[str, list[str]] = {}
     for host in reading.groups.get("ps", ()):
         patience = value_of(reading, host, "trainer_return_seconds")
         if isinstance(patience, int) and patience <= wait:
             text = (
-                f"trainer_return_seconds is {patience}, and ps_wait_seconds is {wait:g}: a planned reboot would be "
+                f"trainer_return_seconds is {patience}, and ps_grace_seconds is {wait:g}: a planned reboot would be "
                 f"given up before the training goes on without the host; expected more than {wait:g}"
             )
             texts.setdefault(text, []).append(host)

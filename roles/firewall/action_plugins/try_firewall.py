@@ -49,7 +49,7 @@ class ActionModule(ActionBase):
         return {"failed": True, "msg": f"{why}. {self._after(ends + MARGIN_SECONDS)}"}
 
     def _come_back(self, before: str) -> str:
-        """Connect anew; return why that is no proof, or nothing."""
+        """Connect again; return why that is no proof, or nothing."""
         self._connection.reset()
         now = self._connection_seen()
         if not now:

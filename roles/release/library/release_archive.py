@@ -186,7 +186,7 @@ def _read_wheel(path: Path) -> Iterator[tuple[str, bytes]]:
                 if not info.is_dir() and ".dist-info/" not in info.filename:
                     yield info.filename, wheel.read(info)
     except zipfile.BadZipFile as error:
-        raise ReleaseError(f"release_program: {str(path)!r} is no wheel: {error}. Build it anew") from error
+        raise ReleaseError(f"release_program: {str(path)!r} is no wheel: {error}. Build it again") from error
 
 
 def read_locks(lock: str, setting: str = "release_lock") -> dict[str, bytes]:

@@ -17,7 +17,7 @@ DOCUMENTATION = r"""
 module: release_signature
 short_description: Sign a release with an SSH key
 description:
-  - Signs the archive's C(SHA256SUMS) with C(ssh-keygen -Y sign). The archive stays as it is, whoever signs it.
+  - Signs the archive's C(SHA256SUMS) with C(ssh-keygen -Y sign). The archive stays as it is, whichever key signs it.
   - What the same key has signed already keeps its signature.
   - A key that no inventory names is made at its first use, without a passphrase, and stays on the control machine.
 options:

@@ -96,7 +96,7 @@ def inputs(task: str, reads_settings: bool, release: Path, config_dir: Path, uni
         yield from sorted((config_dir / "secrets").glob("*"))
     yield release / "env"
     yield from sorted((release / "trainer").rglob("*"))
-    # A distribution that is installed anew leaves its mark on the directory.
+    # A distribution that is installed again leaves its mark on the directory.
     yield from release.glob("env/lib/python3.*/site-packages")
 
 

@@ -137,7 +137,11 @@ class BuildsAgain(tf.keras.optimizers.Optimizer):
         self._learning_rate = self._build_learning_rate(0.01)
 
     def build(self, var_list):
+        super().build(var_list)
         self.momentums = [self.add_variable_from_reference(variable, "momentum") for variable in var_list]
+
+    def update_step(self, gradient, variable):
+        variable.assign_sub(0.01 * gradient)
 
     def get_config(self):
         return super().get_config()

@@ -60,7 +60,7 @@ class Notifications:
     ) -> None:
         """Take the settings, and the directory of the secrets ($CREDENTIALS_DIRECTORY)."""
         self._ways = ways_of(config, credentials)
-        self._away_seconds = config.notify_away_seconds
+        self._away_seconds = config.notify_absent_seconds
         self._clock = clock
         self._pause = pause
         self._since: dict[str, float] = {}  # members that take no part

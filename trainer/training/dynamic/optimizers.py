@@ -12,10 +12,10 @@ import tensorflow as tf
 from trainer.core.contracts import Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.dynamic.shard import Change
-from trainer.training.row_updates import add_up_rows_once, touches_all_rows
+from trainer.training.row_updates import add_up_rows_once, has_momentum
 from trainer.training.tf_internals.variables import Reserved
 
-WHICH = "SGD without momentum, Adagrad, or Adam with lazy_adam: true"
+WHICH = "SGD without momentum, Adagrad, or Adam with lazy_optimizers: true"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +66,23 @@ def formula_of(optimizer: Optimizer, *, lazy: bool) -> Formula:
     if argument := touches_all_rows(optimizer) or gradient_argument(optimizer):
         raise refused(f"the model's {name} has {argument}, which is not for rows alone", f"leave {argument} out")
     if name == "Adam" and not lazy:
-        raise refused("the model's optimizer is Adam, which changes every row at each step", "set lazy_adam: true")
+        raise refused("the model's optimizer is Adam, which changes all rows at each step", "set lazy_optimizers: true")
     if name == "SGD":
         return Formula((), sgd)
     if name == "Adagrad":
         return Formula((float(optimizer.initial_accumulator_value),), adagrad)
     return Formula((0.0, 0.0), lazy_adam)
+
+
+def touches_all_rows(optimizer: Optimizer) -> str:
+    """Name an argument that makes an optimizer change rows that a gradient doesn't name; nothing where none does."""
+    given = {
+        "momentum": has_momentum(optimizer),
+        "amsgrad": getattr(optimizer, "amsgrad", False),
+        "weight_decay": optimizer.weight_decay is not None,
+        "use_ema": optimizer.use_ema,
+    }
+    return next((name for name, is_given in given.items() if is_given), "")
 
 
 def gradient_argument(optimizer: Optimizer) -> str:
@@ -92,20 +103,24 @@ def one_optimizer(optimizers: Iterable[Optimizer | None]) -> Optimizer:
     return found[0]
 
 
-def train_rows(optimizer: Optimizer, update: Callable[[Any, Any, Change], None], formula: Formula) -> None:
-    """Have an optimizer, of either Keras, leave dynamic tables out of its variables, and `update` their rows.
-
-    Call it before the optimizer is built, and before its `update_step` is made one act.
-    """
+def leave_out(optimizer: Optimizer) -> None:
+    """Have an optimizer, of either Keras, make no variables for dynamic tables; call it before it is built."""
     if getattr(optimizer, "built", False) or getattr(optimizer, "_built", False):
         raise refused("the model's optimizer is built already", "leave that to the training")
-    build, plain = optimizer.build, optimizer.update_step
+    build = optimizer.build
 
     def build_others(variables: Sequence[Variable]) -> None:
         build([one for one in variables if not is_dynamic(one)])
         # Both Keras refuse what they were not built with.
         places = "_trainable_variables_indices" if hasattr(optimizer, "_trainable_variables_indices") else "_index_dict"
         getattr(optimizer, places).update({optimizer._var_key(one): -1 for one in variables if is_dynamic(one)})
+
+    object.__setattr__(optimizer, "build", build_others)
+
+
+def train_rows(optimizer: Optimizer, update: Callable[[Any, Any, Change], None], formula: Formula) -> None:
+    """Have `update` change the rows of dynamic tables, and the optimizer all others, as it does it by now."""
+    plain = optimizer.update_step
 
     def update_step(gradient: Tensor, variable: Variable, *rate: Tensor) -> None:
         if not is_dynamic(variable):
@@ -116,7 +131,6 @@ def train_rows(optimizer: Optimizer, update: Callable[[Any, Any, Change], None],
 
     if hasattr(optimizer, "_deduplicate_sparse_grad"):
         add_up_rows_once(optimizer)  # the update does so itself, with the keys
-    object.__setattr__(optimizer, "build", build_others)
     object.__setattr__(optimizer, "update_step", update_step)
 
 

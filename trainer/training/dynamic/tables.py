@@ -20,7 +20,7 @@ from trainer.core.failures import UserError, first_line
 from trainer.training.dynamic.arrays import CONTAINER
 from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.layers import attach, check_layer, first_values_of, take_over_layers
-from trainer.training.dynamic.optimizers import Formula, formula_of, one_optimizer, train_rows
+from trainer.training.dynamic.optimizers import Formula, formula_of, leave_out, one_optimizer, train_rows
 from trainer.training.dynamic.pieces import Pieces
 from trainer.training.dynamic.shard import EVICTED, GIVEN_ROWS, REFUSED, ROWS, Change, Shard
 from trainer.training.dynamic.table import Table
@@ -57,6 +57,7 @@ class DynamicTables:
         self.tables: dict[str, Table] = {}
         self._layers: dict[str, Any] = {}
         self._formula: Formula | None = None
+        self._optimizer: Any = None
         self._pieces: dict[str, Pieces] = {}
         self._evictions: dict[str, Eviction] = {}
         self.mutex_of: Callable[[Any], str] = lambda handle: ""
@@ -73,7 +74,7 @@ class DynamicTables:
             return None
         devices = [f"/job:ps/replica:0/task:{server}/device:CPU:0" for server in range(ps_of(strategy))]
         left = handover.tables_left if handover is not None else None
-        tables = cls(tables_of(config.dynamic_tables), devices, lazy=config.lazy_adam, left=left)
+        tables = cls(tables_of(config.dynamic_tables), devices, lazy=config.lazy_optimizers, left=left)
         if handover is not None:
             handover.announce(tables)
             tables.keep()
@@ -134,15 +135,20 @@ class DynamicTables:
         return table
 
     def bind(self, optimizers: Iterable[Optimizer | None]) -> None:
-        """Have the model's optimizer train the rows; call it when the model is made, before its steps are traced.
+        """Take the model's optimizer for that of the rows; call it when the model is made, before its optimizer is.
 
-        Raises UserError where it can't.
+        Raises UserError where it can't train them.
         """
-        optimizer = one_optimizer(optimizers)
-        self._formula = formula_of(optimizer, lazy=self._lazy)
-        train_rows(optimizer, self._update, self._formula)
+        self._optimizer = one_optimizer(optimizers)
+        self._formula = formula_of(self._optimizer, lazy=self._lazy)
+        leave_out(self._optimizer)
         for table in self.tables.values():
             self._prepare(table)
+
+    def train(self) -> None:
+        """Have the optimizer train the rows; call it when its update of other variables is final, before the trace."""
+        assert self._formula is not None
+        train_rows(self._optimizer, self._update, self._formula)
 
     def check(self, known: Iterable[str]) -> None:
         """Raise UserError unless each table has its layer, now that all layers are built; `known` are their names."""

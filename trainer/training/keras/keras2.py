@@ -77,12 +77,14 @@ class Keras2Model:
         return {one.name for one in self.model.submodules if isinstance(one, tf.keras.layers.Layer)}
 
     def gather_updates(self, config: Config, tables: DynamicTables | None = None) -> None:
-        update_by_rows(self.model, lazy_adam=config.lazy_adam)
         if tables is not None:
             tables.bind(self.optimizers)
         for optimizer in optimizers_of(self.model):
             if optimizer is not None and not is_wrapper(optimizer):
                 gather(optimizer)
+        update_by_rows(self.model, lazy=config.lazy_optimizers)
+        if tables is not None:
+            tables.train()
 
     def build(self, element_spec: ElementSpec) -> None:
         """The first trace does so."""

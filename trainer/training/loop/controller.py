@@ -80,7 +80,7 @@ class Controller:
         `members` knows of members that are gone or back. `began` (of time.monotonic) is when the time without training
         began that ends with the first call. `handover` has what an earlier coordinator left on the ps.
         `read_initial_weights` gives a new run the weights that it begins with, and tells which. `tells_epochs` says
-        that somebody hears of each epoch's end, and calls `end_epoch` then.
+        that a callback hears of each epoch's end, and calls `end_epoch` then.
         """
         self._config = config
         self._runner = runner
@@ -367,7 +367,7 @@ class Controller:
         """Evaluate now, if the settings give that to the coordinator; returns the metrics, or nothing.
 
         What this process has evaluated at this step it says again; of an earlier process's it says nothing, and
-        evaluates once more when it shall do so `again`.
+        evaluates once more when it is to do so `again`.
         """
         self.step = int(self._runner.step.numpy())
         if not self._evaluations.are_made_here:

@@ -24,7 +24,7 @@ class EpochEnds:
 
     @classmethod
     def of(cls, config: Config, *, is_heard: bool) -> EpochEnds:
-        """Return the ends of the settings' run; `is_heard` says that somebody evaluates or hears of each epoch."""
+        """Return the ends of the settings' run; `is_heard` says that each epoch's end is evaluated or heard of."""
         in_blocks = not config.traits.remote
         saves = config.checkpoint_steps if in_blocks else 0
         return cls(config.steps, config.epoch_steps or config.steps, in_blocks or is_heard, saves)

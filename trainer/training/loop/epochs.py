@@ -52,7 +52,7 @@ class Epochs:
         if record is not None:
             self.recall.take(record, self._next[0], is_end=controller.done or not self._next[1])
         if known > 0:
-            for callback in own:  # it would begin its file anew
+            for callback in own:  # it would begin its file again
                 if isinstance(callback, library_of(runner.model).CSVLogger):
                     callback.append = True
         # In the scope, so that Keras refuses what it can't call under parameter servers.

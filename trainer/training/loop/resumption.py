@@ -62,7 +62,7 @@ class Resumption:
     def _attach(self) -> bool:
         """Take the variables that an earlier coordinator left on the ps, if they are there; returns whether."""
         newest = self.directory.catalogue.newest()
-        # At the run's end `fit` changes the weights once more: only the checkpoint is sure to be of before that.
+        # At the run's end `fit` changes the weights once more: only the checkpoint is sure to be older.
         if self.handover is None or (newest or 0) >= self.config.steps:
             return False
         runner = self.runner
@@ -86,5 +86,5 @@ class Resumption:
         if position is None and taken >= 0 and self.config.input_position == "exact":
             position = self.checkpoints.position(taken)
         if position is not None and (why := self.runner.go_on_from(position)):
-            log.warning("the pass over the data begins anew: %s", why)
-            self.progress.events.write("pass-begun-anew", message=why)
+            log.warning("the pass over the data begins again: %s", why)
+            self.progress.events.write("pass-restarted", message=why)

@@ -94,7 +94,7 @@ class LocalStepRunner:
         return ""
 
     def _begin_to_read(self) -> None:
-        """Make the dataset anew where the training doesn't begin at step 0, for which it was made."""
+        """Make the dataset again where the training doesn't begin at step 0, for which it was made."""
         self._is_reading = True
         step = int(self.step.numpy())
         draw_anew(self._config, step)

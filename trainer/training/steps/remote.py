@@ -164,7 +164,7 @@ class RemoteStepRunner:
         if not self._exact:
             return ""
         if why := position.differs(self._config.seed, self._data):
-            position = position.anew(self._config.seed, self._data)
+            position = position.rewound(self._config.seed, self._data)
         self._seed, self._places = position.seed, list(position.among(self._workers))
         return why
 

@@ -63,7 +63,7 @@ class StepRunner(Protocol):
     def go_on_from(self, position: Position) -> str:
         """Begin to read there, with `input_position: exact`; call it before the first call.
 
-        Where other data were counted, the pass under way begins anew; returns what differs.
+        Where other data were counted, the pass under way begins again; returns what differs.
         """
 
     def copy(self, copies: Copies, /) -> None:
@@ -90,7 +90,7 @@ class StepRunner(Protocol):
         """Let the model's own metrics say the same; nothing may be in flight."""
 
     def reset_metrics(self) -> None:
-        """Begin the metrics anew."""
+        """Begin the metrics again."""
 
     def agree(self, numbers: list[int]) -> list[int]:
         """Return the greatest of all members' numbers, place by place: members must do the same at the same time."""

@@ -42,7 +42,7 @@ def drawing_from(seed: tf.Tensor | None, reading: tf.Tensor) -> Iterator[list[An
     """Have the pipelines that are made meanwhile draw from `seed`, each of their operations numbers of its own.
 
     Without one each iterator draws its own: also one that `interleave` makes, which else repeats those before it. A
-    `shuffle` with a seed of the program's own keeps it, with `reading` added where it shuffles anew each time. Gives
+    `shuffle` with a seed of the program's own keeps it, with `reading` added where it shuffles again each time. Gives
     a list that has an entry for each operation that draws otherwise in another reading.
     """
     get_seed, shuffle = random_seed.get_seed, tf.data.Dataset.shuffle
@@ -115,9 +115,9 @@ def elements_of(iterator_spec: ElementSpec) -> tuple[list[tf.DType], list[tf.Ten
 
 
 def forget_uncompressing() -> None:
-    """Have TensorFlow make anew what uncompresses a data service's elements.
+    """Have TensorFlow make again what uncompresses a data service's elements.
 
-    It keeps that function for all datasets with such elements. After this process has joined a cluster anew, the
+    It keeps that function for all datasets with such elements. After this process has joined a cluster again, the
     workers lack it: "Could not find required function definition".
     """
     data_service_ops._get_uncompress_func.cache_clear()

@@ -15,7 +15,7 @@ def default_executor() -> Any:
 
 
 def make_executor() -> Any:
-    """Return an executor of eager operations that does not wait for them; whoever lets go of it does: keep it."""
+    """Return an executor of eager operations that does not wait for them; letting go of it does: keep it."""
     return executor.new_executor(enable_async=True, enable_streaming_enqueue=False)
 
 

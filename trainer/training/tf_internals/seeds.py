@@ -15,7 +15,7 @@ from tf_keras.src import backend as tf_keras_backend
 
 
 def forget_keras3_seeds() -> None:
-    """Have `keras.random` of Keras 3 without a seed begin anew; call it when `keras` is imported."""
+    """Have `keras.random` of Keras 3 without a seed begin again; call it when `keras` is imported."""
     from keras.src.backend.common import global_state
     from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
@@ -40,7 +40,7 @@ def keras3_seeds_drawn() -> Iterator[None]:
 
 
 class DrawnSeeds:
-    """Does for Keras 3 what its SeedGenerator does, without a state: whoever runs the step draws a seed of its own."""
+    """Does for Keras 3 what its SeedGenerator does, without a state: each process draws its own seed."""
 
     def next(self, ordered: bool = True) -> tf.Tensor:
         return tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int64)

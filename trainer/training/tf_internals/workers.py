@@ -1,7 +1,7 @@
 """TensorFlow's coordinator and its workers: which take part, and what becomes of a call that fails.
 
 TensorFlow takes a worker that failed in again when all workers are back: until then nobody else is taken in. The
-handler made here takes in whoever is back, and leaves out the others (docs/decisions/0082).
+handler made here takes in each worker that is back, and leaves out the others (docs/decisions/0082).
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
             self.updating_since = self._asked_again = None
             self._clear_if_done()
             return False
-        # Somebody is back: who else is there shall say so once more.
+        # A worker is back: the others must say once more that they are.
         self._asked_again = self._asked_again or time.monotonic()
         back = to_take_in(self._tasks, out, self._members.workers_serving(self._asked_again))
         if not back:

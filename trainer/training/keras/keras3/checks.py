@@ -30,11 +30,6 @@ def refuse_settings(config: Config, model: Model) -> None:
         (f"strategy: {config.strategy}", not config.traits.remote, "they train under parameter_server alone"),
         ("api: fit", config.api == "fit", "its fit can't; set api to custom_loop, which calls the same callbacks"),
         (
-            "lazy_adam",
-            config.lazy_adam and not config.dynamic_tables,
-            "it is for tf_keras's Adam, and for dynamic tables; leave it out",
-        ),
-        (
             "export",
             config.export and bool(config.dynamic_tables),
             "a model of it with dynamic tables is not exported; set export: false",

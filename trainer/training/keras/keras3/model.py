@@ -15,6 +15,7 @@ from trainer.training.keras.keras3.building import build, call_with_symbols, fea
 from trainer.training.keras.keras3.checkpoint import Trained, raw
 from trainer.training.keras.keras3.checks import refuse_hidden_optimizers, refuse_settings, warn_of_whole_tables
 from trainer.training.keras.keras3.optimizers import averaged, begin_averages, optimizers_of
+from trainer.training.keras.keras3.row_updates import update_by_rows
 from trainer.training.keras.keras3.seeds import drawing
 from trainer.training.keras.keras3.steps import Step
 
@@ -27,6 +28,8 @@ class Keras3Model:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self._is_lazy = False
+        self._tables: DynamicTables | None = None
 
     @property
     def base(self) -> type[Model]:
@@ -68,11 +71,15 @@ class Keras3Model:
 
     def gather_updates(self, config: Config, tables: DynamicTables | None = None) -> None:
         """`build` gathers them, which makes the optimizer's variables."""
+        self._is_lazy, self._tables = config.lazy_optimizers, tables
         if tables is not None:
             tables.bind(self.optimizers)
 
     def build(self, element_spec: ElementSpec) -> None:
         build(self.model, element_spec)
+        update_by_rows(self.model, lazy=self._is_lazy)
+        if self._tables is not None:
+            self._tables.train()
 
     def step(self) -> Callable[[Structure], Structure]:
         return Step(self.model)

@@ -12,7 +12,7 @@ from trainer.training.tf_internals.seeds import forget_keras3_seeds, keras3_seed
 
 
 def forget_seeds() -> None:
-    """Have `keras.random` without a seed begin anew: its state lies on the ps of the cluster that was before.
+    """Have `keras.random` without a seed begin again: its state lies on the ps of the cluster that was before.
 
     That is what `build_model` draws. A step draws otherwise (`drawing`).
     """

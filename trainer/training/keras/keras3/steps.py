@@ -25,7 +25,7 @@ class Step:
     """The model's own train_step, whose changes of what the workers share are added up; for what is traced.
 
     Which weights it replaces without training them, as those of a target network, is seen when it is traced. Trace it
-    anew while `found_more`.
+    again while `found_more`.
     """
 
     def __init__(self, model: Model) -> None:

@@ -1,0 +1,1 @@
+"""One archive for a bug report, without secrets: `fab bundle`."""

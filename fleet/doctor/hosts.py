@@ -1,0 +1,168 @@
+"""What is wrong with hosts, from what each of them has measured and said (probe.py): pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+from fleet.cluster import Observation
+from fleet.doctor.finding import ERROR, WARNING, Finding
+from fleet.site.inventory import Inventory
+from fleet.tables import render_duration
+
+Facts = Mapping[str, Any]
+LITTLE_BYTES = 2 * 10**9  # a release with its environment takes 2.5 GB
+NO_BYTES = 200 * 10**6
+LITTLE_FILES = 30_000  # an environment has 28,000
+LITTLE_MEMORY = 256 * 2**20
+CLOCK_SECONDS = 5.0  # between two hosts; host_look has those from the control machine
+SLOW_PATH = 5.0  # MiB/s
+OPEN_FILES = 1_048_576  # as trainer@.service has it
+# A host is far below its peers at one part in so many of their median; of fewer hosts there is none.
+FAR_BELOW, FEWEST_PEERS = 4.0, 3
+PACES = {
+    "disk_pace": ("disk", "writes {value:.3g} MiB/s to /var/tmp", "look at its disk: `dmesg`, `iostat -x 1`"),
+    "memory_pace": ("memory", "copies {value:.3g} GiB/s of memory", "look for other work there: `top`"),
+    "shared_pace": ("link", "writes {value:.3g} MiB/s to the shared path", "look at its link: `ip -s link`, fab ways"),
+}  # fmt: skip
+
+
+def judge_hosts(inventory: Inventory, observation: Observation, facts: Mapping[str, Facts]) -> list[Finding]:
+    """Return what is wrong with each host by itself, and with one among its peers."""
+    found: list[Finding] = []
+    for host, why in observation.unreachable.items():
+        found.append(Finding(ERROR, host, "SSH", f"it can't be reached: {why}", mend_ssh(inventory, host, why)))
+    for host, each in facts.items():
+        for judge in (_room, _memory, _path, _ports, _units, _limits, _umask, _proxies):
+            found += judge(inventory, host, each)
+    return [*found, *judge_clocks(facts), *judge_peers(facts)]
+
+
+def mend_ssh(inventory: Inventory, host: str, why: str) -> str:
+    """Return the command that shows, or mends, why SSH does not come in."""
+    if "ssh-keygen -R" in why or "Connect once" in why:
+        return "as it says"
+    known = inventory.hosts[host]
+    key = f" -i {known.key_file}" if known.key_file else ""
+    port = f" -p {known.port}" if known.port else ""
+    return f"ssh -v{key}{port} {f'{known.user}@' if known.user else ''}{known.address}"
+
+
+def _room(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
+    seen = set()
+    for path, room in facts["room"].items():
+        if room is None or tuple(room.values()) in seen:  # one file system has several of these paths
+            continue
+        seen.add(tuple(room.values()))
+        mend = (
+            "fab prune --keep 5 --plan"
+            if path == inventory.shared_dir
+            else f"free some there: `du -xh {path} | sort -h | tail`"
+        )
+        if room["free"] < LITTLE_BYTES:
+            what = f"{path} has {room['free'] / 1e6:,.0f} MB free of {room['size'] / 1e9:,.1f} GB"
+            yield Finding(ERROR if room["free"] < NO_BYTES else WARNING, host, "room", what, mend)
+        if room["files"] and room["files_free"] < LITTLE_FILES:
+            yield Finding(WARNING, host, "room", f"{path} has room for {room['files_free']:,} more files", mend)
+
+
+def _memory(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
+    if facts["memory"]["available"] < LITTLE_MEMORY:
+        left = facts["memory"]["available"] / 2**20
+        what = f"{left:.0f} MiB of memory are left of {facts['memory']['size'] / 2**30:.1f} GiB"
+        yield Finding(WARNING, host, "memory", what, "see what takes it: `ps --sort=-rss -eo rss,cmd | head`")
+
+
+def _path(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
+    check = facts["path"]
+    if check["rc"] is None:
+        yield Finding(
+            ERROR, host, "shared path", "its check is not installed", f"ansible-playbook site.yml --limit {host}"
+        )
+    elif check["rc"]:
+        yield Finding(
+            ERROR, host, "shared path", check["why"] or "its check fails", "systemctl start psfleet-remount, there"
+        )
+    shared = facts["shared"]
+    if shared and shared["pace"] is None and not check["rc"]:
+        what = f"the user trainer can't write to {inventory.shared_dir}: {shared['why']}"
+        yield Finding(ERROR, host, "shared path", what, f"df {inventory.shared_dir}, and its provider's rights")
+    elif shared and shared["pace"] is not None and shared["pace"] < SLOW_PATH:
+        what = f"{shared['pace']:.2g} MiB/s to the shared path: a checkpoint takes long"
+        yield Finding(WARNING, host, "shared path", what, "look at the link and at the server: `nfsiostat 1`")
+
+
+def _ports(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
+    for task in inventory.tasks_on(host):
+        taken = facts["listeners"].get(str(task.port))
+        if taken and taken["unit"] != task.unit and taken["name"]:
+            who = f"{taken['name']} (process {taken['pid']}{', ' + taken['unit'] if taken['unit'] else ''})"
+            stop = f"systemctl stop {taken['unit']}" if taken["unit"] else f"kill {taken['pid']}"
+            mend = f"{stop}, there; or another {task.job}_port in the inventory"
+            yield Finding(ERROR, host, "ports", f"port {task.port} of {task.name} is taken by {who}", mend)
+
+
+def _units(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
+    for unit in facts["units"]["failed"]:
+        if not unit.startswith("trainer@"):  # the tasks say more themselves
+            mend = f"journalctl -u {unit} -n 30, there; then ansible-playbook site.yml --limit {host}"
+            yield Finding(ERROR, host, "units", f"{unit} has failed", mend)
+    if not facts["units"]["clock"]:
+        what = "no service keeps its clock"
+        yield Finding(WARNING, host, "clock", what, "apt install chrony, there, or ansible-playbook site.yml")
+
+
+def _limits(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
+    for unit, limit in facts["limits"].items():
+        if limit < OPEN_FILES:
+            what = f"{unit} may open {limit:,} files, fewer than the {OPEN_FILES:,} of its unit"
+            yield Finding(WARNING, host, "limits", what, f"systemctl cat {unit}, there: a drop-in lowers LimitNOFILE")
+
+
+def _umask(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
+    for path in facts["unreadable"]:
+        what = f"the user trainer can't read {path}, as after an installation by hand under umask 077"
+        yield Finding(ERROR, host, "umask", what, f"ansible-playbook site.yml --limit {host}")
+
+
+def _proxies(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
+    for address, why in facts["proxies"].items():
+        what = f"the proxy {address} of systemd's environment takes no connection: {why}. Webhooks and downloads wait"
+        yield Finding(WARNING, host, "proxies", what, "mend DefaultEnvironment in /etc/systemd/system.conf*, there")
+
+
+def judge_clocks(facts: Mapping[str, Facts]) -> list[Finding]:
+    """Return the hosts whose clocks are not those of the others."""
+    known = {host: each["apart"] for host, each in facts.items() if each["apart"] is not None}
+    if len(known) < FEWEST_PEERS:
+        return []
+    found = []
+    for host, clock in known.items():
+        apart = clock - median(known.values())
+        if abs(apart) > CLOCK_SECONDS:
+            what = f"its clock is {render_duration(abs(apart))} {'ahead of' if apart > 0 else 'behind'} the others'"
+            found.append(Finding(ERROR, host, "clock", what, "timedatectl set-ntp true, there; then chronyc makestep"))
+    return found
+
+
+def judge_peers(facts: Mapping[str, Facts]) -> list[Finding]:
+    """Return the hosts that are far below their peers, in what PACES names."""
+    found = []
+    for key, (part, text, mend) in PACES.items():
+        paces = {host: pace for host, each in facts.items() if (pace := pace_of(each, key)) is not None}
+        if len(paces) < FEWEST_PEERS:
+            continue
+        middle = median(paces.values())
+        for host, value in paces.items():
+            if value * FAR_BELOW < middle:
+                what = f"{text.format(value=value)}, and its peers {middle:.3g} (median)"
+                found.append(Finding(WARNING, host, part, what, mend))
+    return found
+
+
+def pace_of(facts: Facts, key: str) -> float | None:
+    if key == "shared_pace":
+        return facts["shared"]["pace"] if facts["shared"] else None
+    pace: float | None = facts[key]
+    return pace

@@ -1,0 +1,103 @@
+"""Ask the hosts, all at once, for what the judges need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fleet.asked import sources
+from fleet.cluster import CURRENT, Cluster, Observation
+from fleet.errors import FleetError, first_line
+from fleet.run import SETTINGS
+from fleet.short import ShortWay
+
+PROBE = Path(__file__).with_name("probe.py")
+PATH_CHECK = "/usr/local/sbin/psfleet-check-shared-path"
+MEBIBYTES = 16
+# What a task reads before anything else.
+READABLE = (SETTINGS, f"{CURRENT}/trainer/__main__.py", f"{CURRENT}/env/bin/python")
+
+
+@dataclass
+class Look:
+    """What was found: what `fab status` sees, each host's facts, and how each differs from the inventory."""
+
+    observation: Observation
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host: what probe.py returns, and `apart`
+    ways: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host: `problems` and `notes` of host_look
+    differs: Mapping[str, str] = field(default_factory=dict)  # by host: what only Ansible can bring right
+    broken: dict[str, str] = field(default_factory=dict)  # by host: why it could not be probed
+    unfit: str = ""  # why the checkout makes no release
+
+
+def look_at(cluster: Cluster) -> Look:
+    """Have every host look and measure; raises for none."""
+    short, unfit = ShortWay(cluster), ""
+    try:
+        questions = short.questions()
+    except FleetError as error:
+        questions, unfit = {}, str(error)
+    now = time.time()
+    asked = {host: _with_probe(cluster, host, questions.get(host, {}), now) for host in cluster.inventory.hosts}
+    observation = cluster.observe(running=True, looks=asked, by_trainer=True)
+    look = Look(observation, unfit=unfit)
+    apart = clocks_apart(cluster)
+    for host, answer in observation.looks.items():
+        steps = answer["steps"]
+        if steps["doctor"].get("failed"):
+            look.broken[host] = str(steps["doctor"]["msg"])
+        else:
+            look.facts[host] = {**steps["doctor"], "apart": apart.get(host)}
+        if not steps["ways"].get("failed"):
+            look.ways[host] = steps["ways"]
+    if not unfit:
+        look.differs = _judged(short, observation)
+    return look
+
+
+def clocks_apart(cluster: Cluster) -> dict[str, float]:
+    """Return by how many seconds each host's clock is ahead of this machine's, by connections that are open already."""
+    begun = time.time()
+    answers = cluster.hosts.run(dict.fromkeys(cluster.inventory.hosts, "date +%s.%N"))
+    middle = (begun + time.time()) / 2
+    return {host: float(answer.stdout) - middle for host, answer in answers.items() if answer.stdout.strip()}
+
+
+def _judged(short: ShortWay, observation: Observation) -> Mapping[str, str]:
+    try:
+        return short.judge(observation.looks, list(observation.looks))
+    except FleetError as error:
+        return dict.fromkeys(observation.looks, first_line(error))
+
+
+def _with_probe(cluster: Cluster, host: str, question: Mapping[str, Any], now: float) -> dict[str, Any]:
+    inventory = cluster.inventory
+    tasks = inventory.tasks_on(host)
+    probe = {
+        "shared_dir": inventory.shared_dir if inventory.is_shared or host == inventory.chief.host else "/var",
+        "is_shared": inventory.is_shared,
+        "mebibytes": MEBIBYTES,
+        "path_check": PATH_CHECK,
+        "ports": [task.port for task in tasks if task.port is not None],
+        "units": [task.unit for task in tasks],
+        "readable": list(READABLE),
+    }
+    members = {task.host: task.address for task in inventory.tasks}
+    steps = [
+        {"name": "doctor", "module": "doctor", "arguments": {"asked": probe}, "check": True},
+        {
+            "name": "ways",
+            "module": "host_look",
+            "arguments": {"name": host, "members": members, "now": now},
+            "check": True,
+        },
+    ]
+    known = sources(steps[1:]) | {"doctor": PROBE.read_text(encoding="utf-8")}
+    return {
+        **question,
+        "steps": [*question.get("steps", ()), *steps],
+        "sources": {**question.get("sources", {}), **known},
+    }

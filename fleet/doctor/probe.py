@@ -1,0 +1,214 @@
+"""What `fab doctor` measures on a host, as a module that fleet/agent.py runs as root. A few seconds, nothing is left.
+
+It uses Python's standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+MIB = 2**20
+BLOCK = os.urandom(MIB)  # a file system that compresses gets nothing to compress
+AS_TRAINER = ("setpriv", "--reuid=trainer", "--regid=trainer", "--init-groups", "--")
+WRITE_SECONDS = 20
+PROXY_SECONDS = 3.0
+PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+PSFLEET_UNITS = ("trainer@*", "psfleet-*", "tensorboard*")
+CLOCK_UNITS = ("chrony", "systemd-timesyncd", "ntp", "ntpsec", "openntpd")
+# Written by the user of the tasks and read back: what the file `at` takes of sizes and times is printed.
+PACE = """
+import os, sys, tempfile, time
+block, count = os.urandom(2**20), int(sys.argv[2])
+with tempfile.NamedTemporaryFile(dir=sys.argv[1], prefix=".psfleet-doctor-") as file:
+    begun = time.monotonic()
+    for _ in range(count):
+        file.write(block)
+    file.flush()
+    os.fsync(file.fileno())
+    print(count / (time.monotonic() - begun))
+"""
+
+
+def run(*command: str, seconds: float = 10.0) -> tuple[int, str, str]:
+    """Run a command; returns exit code, output and errors, 124 where it takes too long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return 124, "", f"no end within {seconds:g} s"
+    except OSError as error:
+        return 127, "", f"{command[0]}: {error.strerror}"
+    return done.returncode, done.stdout, done.stderr
+
+
+def room(path: str) -> dict[str, int] | None:
+    """Return a file system's bytes and files, all of them and those that are free; None without the path."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return {
+        "size": found.f_blocks * found.f_frsize,
+        "free": found.f_bavail * found.f_frsize,
+        "files": found.f_files,
+        "files_free": found.f_favail,
+    }
+
+
+def own_pace(directory: str, mebibytes: int) -> float | None:
+    """Return the MiB/s of writing to a directory of this host, until they are on disk."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".psfleet-doctor-") as file:
+            begun = time.monotonic()
+            for _ in range(mebibytes):
+                file.write(BLOCK)
+            file.flush()
+            os.fsync(file.fileno())
+            return mebibytes / (time.monotonic() - begun)
+    except OSError:
+        return None
+
+
+def shared_pace(path: str, mebibytes: int) -> dict[str, Any]:
+    """Return the MiB/s of the tasks' user on the shared path, or why it can't write there."""
+    words = (*AS_TRAINER, "/usr/bin/python3", "-c", PACE, path, str(mebibytes))
+    code, printed, said = run(*words, seconds=WRITE_SECONDS)
+    with contextlib.suppress(ValueError):
+        return {"pace": float(printed), "why": ""}
+    lines = said.strip().splitlines()
+    return {"pace": None, "why": lines[-1] if lines else f"exit code {code}"}
+
+
+def memory_pace(mebibytes: int = 64) -> float:
+    """Return the GiB/s of copying memory, the best of three."""
+    block = bytearray(mebibytes * MIB)
+    best = 0.0
+    for _ in range(3):
+        begun = time.monotonic()
+        bytes(block)
+        best = max(best, mebibytes / 1024 / (time.monotonic() - begun))
+    return best
+
+
+def memory() -> dict[str, int]:
+    """Return the bytes of memory, and those that a process could have."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    found = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1}
+    return {"size": found.get("MemTotal", 0), "available": found.get("MemAvailable", 0)}
+
+
+def listeners(ports: list[int]) -> dict[str, dict[str, str]]:
+    """Return by port the process that listens there: its name, its number and its unit."""
+    found = {}
+    for line in run("ss", "-Hltnp")[1].splitlines():
+        words = line.split()
+        port = words[3].rpartition(":")[2] if len(words) > 3 else ""
+        process = re.search(r'\("([^"]+)",pid=(\d+)', line)
+        if port.isdecimal() and int(port) in ports:
+            name, pid = process.groups() if process else ("", "")
+            found[port] = {"name": name, "pid": pid, "unit": unit_of(pid)}
+    return found
+
+
+def unit_of(pid: str) -> str:
+    """Return the unit whose control group a process is in; empty where nobody knows."""
+    with contextlib.suppress(OSError):
+        for part in reversed(Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition(":")[2].split("/")):
+            if part.endswith(".service"):
+                return part
+    return ""
+
+
+def units() -> dict[str, list[str]]:
+    """Return the kit's units that have failed, and what keeps the time: services, or the machine of a container."""
+    _, failed, _ = run("systemctl", "list-units", "--plain", "--no-legend", "--state=failed", *PSFLEET_UNITS)
+    names = [f"{name}.service" for name in CLOCK_UNITS]
+    _, active, _ = run("systemctl", "list-units", "--plain", "--no-legend", "--state=active", *names)
+    is_container = run("systemd-detect-virt", "--quiet", "--container")[0] == 0
+    clock = ["the container's machine"] if is_container else _first_words(active)
+    return {"failed": _first_words(failed), "clock": clock}
+
+
+def _first_words(text: str) -> list[str]:
+    return [line.split()[0] for line in text.splitlines() if line.strip()]
+
+
+def limits(names: list[str]) -> dict[str, int]:
+    """Return by unit how many files its processes may open."""
+    found = {}
+    for name in names:
+        printed = run("systemctl", "show", "--value", "--property=LimitNOFILE", name)[1].strip()
+        if printed.isdecimal():
+            found[name] = int(printed)
+    return found
+
+
+def unreadable(paths: list[str]) -> list[str]:
+    """Return what is there and the user of the tasks can't read."""
+    there = [path for path in paths if Path(path).exists()]
+    return [path for path in there if run(*AS_TRAINER, "test", "-r", path)[0] == 1]
+
+
+def proxies() -> dict[str, str]:
+    """Return by address the proxies of systemd's environment that take no connection, each with why."""
+    printed = run("systemctl", "show-environment")[1]
+    named = dict(line.partition("=")[::2] for line in printed.splitlines())
+    wrong = {}
+    for address in {named[name] for name in PROXIES if named.get(name)}:
+        found = re.search(r"(?:^|[/@])\[?([^\[\]/@:]+|[0-9a-fA-F:]+)\]?:(\d+)/?$", address)
+        try:
+            if found is None:
+                raise OSError(0, "it names no host with a port")
+            socket.create_connection((found[1], int(found[2])), PROXY_SECONDS).close()
+        except OSError as error:
+            wrong[re.sub(r"//[^@/]*@", "//", address)] = error.strerror or str(error)
+    return wrong
+
+
+def check_path(script: str) -> dict[str, Any]:
+    """Return what the installed check of the shared path says (roles/storage)."""
+    if not Path(script).exists():
+        return {"rc": None, "why": ""}
+    code, _, said = run(script, "--write", seconds=60)
+    if code == 0:
+        code, _, said = run(script, seconds=60)
+    return {"rc": code, "why": said.strip()}
+
+
+def probe(asked: dict[str, Any]) -> dict[str, Any]:
+    """Measure everything, one after the other: what is measured at once disturbs itself."""
+    shared = asked["shared_dir"]
+    return {
+        "clock": time.time(),
+        "room": {path: room(path) for path in ("/", "/opt/trainer", "/var", "/var/tmp", shared)},
+        "memory": memory(),
+        "memory_pace": memory_pace(),
+        "disk_pace": own_pace("/var/tmp", asked["mebibytes"]),
+        "path": check_path(asked["path_check"]),
+        "shared": shared_pace(shared, asked["mebibytes"]) if asked["is_shared"] else None,
+        "listeners": listeners(asked["ports"]),
+        "units": units(),
+        "limits": limits(asked["units"]),
+        "unreadable": unreadable(asked["readable"]),
+        "proxies": proxies(),
+        "clock_tool": shutil.which("timedatectl") is not None,
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec={"asked": {"type": "dict", "required": True}})
+    module.exit_json(changed=False, **probe(module.params["asked"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Hosts that an operator has taken out of the training, and the three places that know it.
+
+- `MARK` on the host itself: its units have a condition on it, so that neither a start, nor a boot, nor `site.yml`
+  brings them back.
+- `LEAVERS` on the coordinator's host: tasks that the coordinator lets go in order, and doesn't wait for.
+- `drains/HOST.json` on the shared path: what any control machine shows, also of a host that is off.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, HostsUnreachable
+from fleet.readings import LEAVERS, MARK
+from fleet.run import AS_TRAINER
+from fleet.site.inventory import Inventory
+from fleet.site.topology import Task
+
+
+def mark(cluster: Cluster, host: str, record: Mapping[str, Any]) -> None:
+    """Keep the host's units down from their next start on."""
+    text = shlex.quote(json.dumps(record))
+    script = f"umask 022; printf '%s\\n' {text} >{MARK}.new && sync {MARK}.new && mv {MARK}.new {MARK}"
+    _as_root(cluster, host, script, f"{MARK} can't be written")
+
+
+def unmark(cluster: Cluster, host: str) -> None:
+    """Let the host's units start again."""
+    _as_root(cluster, host, f"rm -f {MARK}", f"{MARK} can't be removed")
+
+
+def tell_coordinator(cluster: Cluster, tasks: Sequence[Task]) -> None:
+    """Have the coordinator let go of tasks: of a ps after a save."""
+    names = " ".join(task.name for task in tasks)
+    script = f"umask 022; mkdir -p {LEAVERS} && cd {LEAVERS} && touch {names}"
+    _as_root(cluster, cluster.inventory.chief.host, script, f"{LEAVERS} can't be written")
+
+
+def tell_coordinator_back(cluster: Cluster, tasks: Sequence[Task]) -> None:
+    """Have the coordinator take these tasks in again as soon as they answer."""
+    names = " ".join(task.name for task in tasks)
+    script = f"if cd {LEAVERS} 2>/dev/null; then rm -f {names}; fi"
+    _as_root(cluster, cluster.inventory.chief.host, script, f"{LEAVERS} can't be written")
+
+
+def record(cluster: Cluster, host: str, text: Mapping[str, Any]) -> None:
+    """Write a host's drain on the shared path."""
+    place = f"{cluster.inventory.shared_dir}/drains"
+    path = shlex.quote(f"{place}/{host}.json")
+    write = f"umask 022; mkdir -p {shlex.quote(place)} && cat >{path}.new && sync {path}.new && mv {path}.new {path}"
+    line = shlex.quote(json.dumps(text))
+    cluster.on_shared(
+        f"printf '%s\\n' {line} | {AS_TRAINER} sh -c {shlex.quote(write)}", f"{place}/{host}.json can't be written"
+    )
+
+
+def forget(cluster: Cluster, host: str) -> None:
+    """Remove a host's drain from the shared path."""
+    path = f"{cluster.inventory.shared_dir}/drains/{host}.json"
+    cluster.on_shared(f"{AS_TRAINER} rm -f {shlex.quote(path)}", f"{path} can't be removed")
+
+
+def tasks_of(inventory: Inventory, hosts: Sequence[str]) -> list[Task]:
+    """Return the tasks on these hosts."""
+    return [task for task in inventory.tasks if task.host in hosts]
+
+
+def _as_root(cluster: Cluster, host: str, script: str, trouble: str) -> None:
+    answer = cluster.hosts.run({host: f"root sh -c {shlex.quote(script)}"})[host]
+    if answer.unreachable:
+        raise HostsUnreachable({host: answer.unreachable})
+    if answer.code:
+        raise ClusterTrouble(f"{trouble} on {host}: {(answer.stderr or answer.stdout).strip()}")

@@ -1,0 +1,247 @@
+"""The faults of whole hosts and of what they share: packets, power, checkpoints, the shared path."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from fleet.drills.faults import (
+    HEALS_ITSELF_SECONDS,
+    TABLE,
+    AimedAtHost,
+    Choice,
+    Fault,
+    Kill,
+    by_host,
+    one,
+    run_everywhere,
+)
+from fleet.drills.stage import DrillFailed, Stage
+from fleet.errors import HostsUnreachable
+from fleet.run import AS_TRAINER
+from fleet.site.routes import Host
+from fleet.site.topology import Task
+
+POWER_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Cut(AimedAtHost):
+    """A host drops every packet but those of the control machine's SSH."""
+
+    lasts: float = 60.0
+    takes_away: ClassVar[bool] = True
+
+    def strike(self, stage: Stage) -> str:
+        host = self.host(stage)
+        script = f"""
+set -- $SSH_CONNECTION
+case $1 in *:*) family=ip6;; *) family=ip;; esac
+# What a drill left that was ended by force is in the way.
+root systemctl stop {TABLE}.timer 2>/dev/null; root nft delete table inet {TABLE} 2>/dev/null
+# Should the control machine be gone, the host must not stay cut off.
+root systemd-run --quiet --collect --unit={TABLE} --on-active={HEALS_ITSELF_SECONDS} \\
+  nft delete table inet {TABLE} || exit 1
+root nft -f - <<END || exit 1
+table inet {TABLE} {{
+  chain in {{
+    type filter hook input priority -300; policy accept;
+    iifname "lo" accept
+    $family saddr $1 tcp dport $4 accept
+    counter drop
+  }}
+  chain out {{
+    type filter hook output priority -300; policy accept;
+    oifname "lo" accept
+    $family daddr $1 tcp sport $4 accept
+    counter drop
+  }}
+}}
+END
+"""
+        run_everywhere(stage, {host: script})
+        dropped = stage.wait(lambda: self._dropped(stage, host), 20.0, f"{host} drops a packet")
+        return f"{host} dropped {dropped} packets"
+
+    def _dropped(self, stage: Stage, host: str) -> int:
+        # A packet of its own: in the start of a run, on a busy machine, nobody may speak with it for a while.
+        knock = """set -- $SSH_CONNECTION; timeout 1 bash -c ": >/dev/tcp/$1/9" 2>/dev/null; """
+        shown = stage.on(host, knock + f"root nft list table inet {TABLE}")
+        return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
+
+    def heal(self, stage: Stage) -> None:
+        host = self.host(stage)
+        stage.on(
+            host,
+            f"root nft delete table inet {TABLE} 2>/dev/null; root systemctl stop {TABLE}.timer 2>/dev/null; "
+            f"! root nft list table inet {TABLE} 2>/dev/null",
+        )
+
+
+@dataclass(frozen=True)
+class PowerOff(AimedAtHost):
+    """A host loses its power, by the site's own command, and gets it back."""
+
+    lasts: float = 60.0
+    takes_ssh: ClassVar[bool] = True
+    takes_away: ClassVar[bool] = True
+
+    def strike(self, stage: Stage) -> str:
+        host = self.host(stage)
+        power(stage, "off", stage.inventory.hosts[host])
+        stage.wait(lambda: is_unreachable(stage, host), POWER_SECONDS, f"{host} is unreachable")
+        return f"{host} is unreachable"
+
+    def heal(self, stage: Stage) -> None:
+        host = self.host(stage)
+        if is_unreachable(stage, host):
+            power(stage, "on", stage.inventory.hosts[host])
+            stage.wait(lambda: not is_unreachable(stage, host), POWER_SECONDS, f"{host} is back")
+
+
+def power(stage: Stage, way: str, host: Host) -> None:
+    """Run the inventory's command for a host's power on the control machine."""
+    template = stage.inventory.variables[host.name][f"drill_power_{way}"]
+    command = template.format(host=shlex.quote(host.name), address=shlex.quote(host.address))
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=POWER_SECONDS)
+    if done.returncode:
+        raise DrillFailed(f"`{command}` ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def is_unreachable(stage: Stage, host: str) -> bool:
+    try:
+        stage.on(host, "true", timeout=5.0)
+    except HostsUnreachable:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class Reboot(Fault):
+    """Every host at once is told to reboot."""
+
+    def hits(self, stage: Stage) -> list[Task]:
+        return list(stage.inventory.tasks)
+
+    def strike(self, stage: Stage) -> str:
+        hosts = list(stage.inventory.hosts)
+        # When PID 1 began: a container has its machine's boot id.
+        began = "stat --format=%Y /proc/1"
+        before = stage.everywhere(began)
+        # From systemd rather than from this session, which the reboot ends.
+        stage.everywhere("root systemd-run --quiet --collect --on-active=1 systemctl reboot")
+
+        def rebooted() -> bool:
+            after = stage.everywhere(began, timeout=5.0)
+            return all(after[host] != before[host] for host in hosts)
+
+        stage.wait(rebooted, 300.0, "every host has rebooted")
+        return f"{len(hosts)} hosts have rebooted"
+
+
+@dataclass(frozen=True)
+class Damage(Fault):
+    """Something is done to the checkpoints while the coordinator is stopped; then it is killed, and a ps before it.
+
+    With all ps alive the next coordinator would go on with their variables, and read no checkpoint.
+
+    `script` runs as the tasks' user in the checkpoints' directory, with $newest as the name of the newest one, and
+    says what it did.
+    """
+
+    script: str
+    killed: Choice = field(default_factory=lambda: one("ps"))
+
+    def chosen(self, stage: Stage) -> list[Task]:
+        return self.killed(stage)
+
+    def aims(self, stage: Stage) -> list[Task]:
+        return [stage.chief, *self.killed(stage)]
+
+    def at(self, task: Task | None, lasts: float) -> Fault:
+        assert task
+        return replace(self, killed=lambda stage: [task])
+
+    def strike(self, stage: Stage) -> str:
+        ((host, ((_, process),)),) = by_host(stage, [stage.chief]).items()
+        pids = " ".join(map(str, process.pids))
+        place = shlex.quote(stage.checkpoint_dir)
+        damage = f"cd {place}; newest=$1; {self.script}"
+        script = f"""
+endings=index; {AS_TRAINER} ls {place} | grep -q 'manifest.json$' && endings=manifest.json
+newest=$({AS_TRAINER} ls {place} | sed -n "s/^\\(ckpt-[0-9]*\\)\\.$endings\\$/\\1/p" | sort -t - -k 2 -n | tail -n 1)
+[ -n "$newest" ] || {{ echo 'there is no checkpoint' >&2; exit 1; }}
+root kill -STOP {pids} || exit 1
+{AS_TRAINER} sh -ec {shlex.quote(damage)} sh "$newest" || {{ root kill -CONT {pids}; exit 1; }}
+"""
+        done = run_everywhere(stage, {host: script})[host].strip()
+        try:
+            killed = Kill(self.killed).strike(stage)
+        finally:
+            run_everywhere(stage, {host: f"root kill -KILL {pids} || true"})
+        return f"{done}, {killed}, {stage.chief.name} killed"
+
+
+HALVE = "truncate --size=$(($(stat --format=%s {0}) / 2)) {0}; "
+TRUNCATE_DATA = 'file=$(ls "$newest".data-* | head -n 1); ' + HALVE.format('"$file"') + 'echo "$file truncated"'
+TRUNCATE_INDEX = HALVE.format('"$newest.index"') + 'echo "$newest.index truncated"'
+REMOVE_STATE_FILE = 'rm checkpoint; ! [ -e checkpoint ]; echo "checkpoint removed"'
+TRUNCATE_ALL = "for file in ckpt-*.index; do " + HALVE.format('"$file"') + 'done; echo "every index truncated"'
+
+
+@dataclass(frozen=True)
+class Full(Fault):
+    """The shared path has no byte left."""
+
+    lasts: float = 30.0
+
+    def at(self, task: Task | None, lasts: float) -> Fault:
+        return replace(self, lasts=lasts)
+
+    def _file(self, stage: Stage) -> str:
+        return shlex.quote(f"{stage.shared_dir}/.psfleet-drill-fill")
+
+    def strike(self, stage: Stage) -> str:
+        file = self._file(stage)
+        fill = (
+            f"size=$(df --output=avail --block-size=1 {shlex.quote(stage.shared_dir)} | tail -n 1); "
+            f"fallocate --length $size {file} 2>/dev/null; "
+            f"cat /dev/zero >>{file} 2>/dev/null; ! head -c 65536 /dev/zero >{file}.more 2>/dev/null || exit 1; "
+            f"rm -f {file}.more"
+        )
+        run_everywhere(stage, {stage.chief.host: f"{AS_TRAINER} sh -c {shlex.quote(fill)}"}, 300.0)
+        return f"no 64 KiB can be written below {stage.shared_dir}"
+
+    def heal(self, stage: Stage) -> None:
+        stage.on(stage.chief.host, f"{AS_TRAINER} rm -f {self._file(stage)} {self._file(stage)}.more")
+
+
+@dataclass(frozen=True)
+class ReadOnly(Fault):
+    """The run's directory is read-only on every host: a mount over it, which the tasks see too."""
+
+    lasts: float = 30.0
+
+    def strike(self, stage: Stage) -> str:
+        run = shlex.quote(stage.run_dir)
+        # Made read-only elsewhere first: what reaches the tasks' own view is one mount, with its flags.
+        script = f"""
+root mkdir -p /run/{TABLE} && root mount --bind {run} /run/{TABLE} || exit 1
+root mount -o remount,bind,ro /run/{TABLE} && root mount --bind /run/{TABLE} {run} || exit 1
+for pid in $(systemctl show --property=MainPID --value 'trainer@*'); do
+  [ "$pid" = 0 ] || ! root nsenter --target $pid --mount setpriv --reuid=trainer --regid=trainer --init-groups -- \\
+    touch {run}/.psfleet-drill 2>/dev/null || {{ echo "process $pid can still write" >&2; exit 1; }}
+done
+"""
+        run_everywhere(stage, dict.fromkeys(stage.inventory.hosts, script))
+        return f"no task can write below {stage.run_dir}"
+
+    def heal(self, stage: Stage) -> None:
+        run = shlex.quote(stage.run_dir)
+        stage.everywhere(
+            f"while mountpoint --quiet {run}; do root umount --lazy {run} || exit 1; done; "
+            f"while mountpoint --quiet /run/{TABLE}; do root umount --lazy /run/{TABLE} || exit 1; done"
+        )

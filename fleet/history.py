@@ -1,0 +1,138 @@
+"""The cluster's history: what was done to it, when, by whom, from where and why.
+
+It is one file of JSON lines on the shared path, `history.jsonl`. A verb leaves a line before it acts, and one with the
+outcome; the two have one `id`. Any host that is there can write it, and nothing removes a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from getpass import getuser
+from types import TracebackType
+from typing import Any, Protocol
+
+from fleet.cluster import Cluster
+from fleet.errors import FleetError, first_line
+from fleet.places import ROLES
+from fleet.run import AS_TRAINER, SETTINGS
+from fleet.site.inventory import Inventory
+
+NAME = "history.jsonl"
+# Of a line: a command's words have an end, and so has what a reader can use.
+MOST_TEXT = 500
+BEGUN, DONE, FAILED, LEFT = "begun", "done", "failed", "left"
+
+
+class Says(Protocol):
+    """Where a verb says what it could not write."""
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+
+
+class Trail:
+    """One act of an operator: `begin` leaves a line, and so does the end, whatever that is.
+
+    A history that can't be written is said, and holds up no verb: a full disk must not keep a cluster from being
+    stopped.
+    """
+
+    def __init__(
+        self, cluster: Cluster, desk: Says, verb: str, reason: str | None = None, settings: bool = False
+    ) -> None:
+        """With `settings` the last line has the run settings of the host that writes it, for a rollback."""
+        self._cluster = cluster
+        self._settings = settings
+        self._desk = desk
+        self._line: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "verb": verb, **origin(cluster.inventory)}
+        if reason:
+            self._line["reason"] = reason[:MOST_TEXT]
+        self._open = False
+
+    def begin(self, **what: Any) -> None:
+        """Leave a line before anything is changed, with what will be."""
+        self._line |= what
+        self._open = True
+        self._write(BEGUN)
+
+    def end(self, outcome: str = DONE, **what: Any) -> None:
+        """Leave the line with the outcome; once, and only where something was begun."""
+        if self._open:
+            self._open = False
+            self._line |= what
+            self._write(outcome)
+
+    def __enter__(self) -> Trail:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.end()
+        elif isinstance(error, Exception):
+            self.end(FAILED, message=first_line(error)[:MOST_TEXT])
+        else:
+            self.end(LEFT)
+
+    def _write(self, outcome: str) -> None:
+        try:
+            append(self._cluster, {**self._line, "outcome": outcome}, self._settings and outcome == DONE)
+        except FleetError as error:
+            self._desk.say(f"this is not in the cluster's history: {first_line(error)}")
+
+
+def origin(inventory: Inventory) -> dict[str, Any]:
+    """Return by whom, from where, and with which inventory something is done."""
+    return {"who": getuser(), "from": socket.gethostname(), "inventory": digest_of(inventory)}
+
+
+def digest_of(inventory: Inventory) -> str:
+    """Return a digest of groups, tasks and run settings: another one means that the inventory was changed."""
+    tasks = [[task.name, task.host, task.address, task.port] for task in inventory.tasks]
+    groups = {group: sorted(hosts) for group, hosts in inventory.groups.items()}
+    settings = {key: inventory.run_settings[key] for key in inventory.run_settings}
+    text = json.dumps([groups, tasks, settings], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def append(cluster: Cluster, line: Mapping[str, Any], settings: bool = False) -> None:
+    """Append a line, with the run settings of a host; raises FleetError where no host can write it."""
+    script = (ROLES / "release/files/append_history.sh").read_text(encoding="utf-8")
+    path = f"{cluster.inventory.shared_dir}/{NAME}"
+    given = f"SETTINGS={SETTINGS if settings else ''} HISTORY={shlex.quote(path)} LINE={shlex.quote(json.dumps(line))}"
+    cluster.on_shared(f"{AS_TRAINER} env {given} sh -c {shlex.quote(script)}", f"{path} can't be written")
+
+
+def read(cluster: Cluster) -> tuple[list[dict[str, Any]], int]:
+    """Return all acts, the oldest first, each as its last line has it, and how many lines can't be read.
+
+    An act whose end is missing has the outcome `begun`: its control machine was lost, or it goes on just now.
+    """
+    path = shlex.quote(f"{cluster.inventory.shared_dir}/{NAME}")
+    look = f"{AS_TRAINER} sh -c {shlex.quote(f'[ ! -e {path} ] || cat {path}')}"
+    return merge(cluster.on_shared(look, f"{path} can't be read").stdout.splitlines())
+
+
+def merge(lines: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+    """Make acts of lines; the time is that of an act's first line, `seconds` how long it took."""
+    acts: dict[str, dict[str, Any]] = {}
+    damaged = 0
+    for number, text in enumerate(lines):
+        try:
+            line = json.loads(text)
+            time = float(line["time"])
+        except (ValueError, TypeError, KeyError):
+            damaged += bool(text.strip())
+            continue
+        key = str(line.get("id", number))
+        if key in acts:
+            begun = acts[key]["time"]
+            line |= {"time": begun, "seconds": round(time - begun, 1)}
+        acts[key] = line
+    return list(acts.values()), damaged

@@ -1,0 +1,53 @@
+"""What other managers start instead of systemd: the same trainer with the same settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.errors import OperatorMistake
+from fleet.site.inventory import Inventory
+
+SHARED_DIR = "/srv/trainer"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is rendered: how many tasks each job has, with how many GPUs each, and the run settings."""
+
+    name: str
+    tasks: Mapping[str, int]  # by job, the chief first; the evaluator among them
+    gpus: Mapping[str, int]  # by job, of each of its tasks
+    settings: Mapping[str, Any]
+    minimum: Mapping[str, int]
+
+
+def wanted(inventory: Inventory, name: str, run: str | None, program: str | None, shared_dir: str) -> Wanted:
+    """Read off an inventory what another manager should start; its addresses are of no account there.
+
+    Raises OperatorMistake where tasks of one job have different numbers of GPUs: a manager has one template for a job.
+    """
+    tasks: dict[str, int] = {}
+    for task in inventory.tasks:
+        tasks[task.job] = max(tasks.get(task.job, 0), task.index + 1)
+    given = {"run": run, "program": program}
+    settings = {**inventory.run_settings, **{key: value for key, value in given.items() if value}}
+    gpus = {job: _gpus_of(inventory, job) for job in tasks}
+    minimum = inventory.variables[inventory.chief.host].get("cluster_minimum") or {}
+    return Wanted(name, tasks, gpus, {**settings, "shared_dir": shared_dir}, minimum)
+
+
+def _gpus_of(inventory: Inventory, job: str) -> int:
+    found: dict[int, str] = {}
+    for task in inventory.spec["tasks"]:
+        if task["job"] == job:
+            devices = task.get("cuda_visible_devices", "-1")
+            found[0 if devices == "-1" else len(devices.split(","))] = task["name"]
+    if len(found) > 1:
+        shown = ", ".join(f"{name} has {count}" for count, name in sorted(found.items()))
+        raise OperatorMistake(
+            f"tasks of {job} have different numbers of GPUs: {shown}. Expected the same for all, since a job has one "
+            "template there. Change gpu_count or gpu_devices in a copy of the inventory"
+        )
+    return next(iter(found), 0)

@@ -1,0 +1,68 @@
+"""Have a host work on a whole run, and show meanwhile how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleet import decision
+from fleet.cluster import Cluster
+from fleet.errors import OperatorMistake
+from fleet.history import Trail
+from fleet.site.schema.problems import show
+from fleet.tables import ProgressLine
+from fleet.verbs import Desk
+
+STOPPED = "stopped; type it again to go on"
+
+
+def have_done(
+    cluster: Cluster, desk: Desk, verb: str, words: Sequence[str], plan: bool, expected: int | None = None
+) -> dict[str, Any]:
+    """Have a host do a verb of the trainer's; returns its answer. `expected` are the bytes of all of it.
+
+    Ctrl-C, or a lost connection, ends the work on the host too. What is no plan leaves a line in the history.
+    """
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+
+    def hear(record: Mapping[str, Any]) -> None:
+        done = render_bytes(record["done"])
+        progress.show(f"{verb}: {done} of {render_bytes(expected)}" if expected else f"{verb}: {done}")
+
+    try:
+        if plan:
+            return cluster.upkeep(verb, [*words, "--plan"], hear)
+        with Trail(cluster, desk, verb) as trail:
+            trail.begin(words=" ".join(words))
+            return cluster.upkeep(verb, words, hear)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(STOPPED) from None
+    finally:
+        progress.end()
+
+
+def refuse_name(run: str) -> None:
+    """Raise OperatorMistake for what can't name a run, before any host is asked."""
+    decision.choose(run, None, {}, None)
+
+
+def refuse_path(flag: str, path: str) -> None:
+    """Raise OperatorMistake for a path that doesn't say where it is on a host."""
+    if not path.startswith("/"):
+        raise OperatorMistake(f"{flag} is {show(path)}: expected a whole path of the chief's host, such as /srv/backup")
+
+
+def render_bytes(number: int | None) -> str:
+    """As `1.5 GB`, by powers of ten as disks have them."""
+    left = float(number or 0)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if left < 1000:
+            return f"{left:.0f} {unit}" if unit == "bytes" else f"{left:.1f} {unit}"
+        left /= 1000
+    return f"{left:.1f} TB"
+
+
+def refuse_unless_agreed(desk: Desk, yes: bool, question: str) -> None:
+    """Raise OperatorMistake unless the operator agrees, with --yes or on the terminal."""
+    if not yes and not desk.ask(f"{question} [y/N] "):
+        raise OperatorMistake("nothing was removed; agree with --yes, or on a terminal")

@@ -1,0 +1,169 @@
+"""What is wrong with where the hosts are: their addresses, their tunnel's, and the way that SSH takes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address
+
+from fleet.site.members import (
+    Groups,
+    HostVars,
+)
+from fleet.site.schema import check, formats
+from fleet.site.schema.problems import Problem, name_hosts
+from fleet.site.schema.reading import Reading
+from fleet.site.wireguard import (
+    WireguardError,
+    endpoint,
+    is_encrypted,
+    keys_file,
+    read_keys,
+    tunnel_address,
+    tunnel_network,
+    wireguard_hosts,
+)
+
+
+def address_problems(reading: Reading) -> Iterator[Problem]:
+    """What is wrong with where the hosts are, and with two that are in one place."""
+    hosts = check.our_hosts(reading.groups)
+    taken: dict[str, str] = {}
+    doors: dict[tuple[str, str], str] = {}
+    for host in hosts:
+        values = reading.values[host]
+        name = "cluster_address" if values.get("cluster_address") else "ansible_host"
+        address = values.get(name)
+        if host == "localhost" and (len(hosts) > 1 or (address and not formats.is_loopback(formats.address(address)))):
+            yield Problem(
+                "host 'localhost' is the machine that Ansible runs on; give the other machine a name", (host,)
+            )
+        if not address:
+            yield from _no_address(reading, host)
+            continue
+        address = formats.address(address)
+        if formats.is_loopback(address) and len(hosts) > 1:
+            said = (
+                f"host {host!r} has {name}: {address}, which means each host itself; expected an address that every "
+                "other host can reach, such as 10.0.0.10"
+            )
+            yield Problem(said, (host,), name, address, *reading.place(host, name))
+        elif address in taken:
+            said = f"the hosts {taken[address]}, {host} have the same address {address}; expected one each"
+            yield Problem(said, (taken[address], host), name, address, *reading.place(host, name))
+        taken.setdefault(address, host)
+        yield from _same_door(reading, host, name, address, doors, taken)
+
+
+def _no_address(reading: Reading, host: str) -> Iterator[Problem]:
+    if not {"cluster_address", "ansible_host"} & set(reading.places[host]):
+        yield Problem(
+            f"host {host!r} has no address. Give it one that every other host can reach: ansible_host: "
+            "192.0.2.10 (and cluster_address: 10.0.0.10 where the hosts know one another by another address). "
+            "Where names are addresses: ansible_host: '{{ inventory_hostname }}', in group_vars/all.yml",
+            (host,),
+        )
+
+
+def _same_door(
+    reading: Reading,
+    host: str,
+    name: str,
+    address: str,
+    doors: dict[tuple[str, str], str],
+    taken: Mapping[str, str],
+) -> Iterator[Problem]:
+    """Refuse two names of one machine: one's cluster_address is the other's ansible_host, behind the same port."""
+    values = reading.values[host]
+    port = str(values.get("ansible_port") or 22)
+    login = formats.address(values.get("ansible_host") or address)
+    for where in dict.fromkeys((login, address)):
+        other = doors.setdefault((where, port), host)
+        if other != host and taken[address] == host:
+            yield Problem(
+                f"the hosts {other}, {host} are reached at the same address and port ({where}:{port}); "
+                "expected one machine for each name. Look at ansible_host and cluster_address of both",
+                (other, host),
+                "ansible_host",
+                where,
+                *reading.place(host, "ansible_host" if where == login else name),
+            )
+            break
+
+
+def tunnel_problems(reading: Reading) -> Iterator[Problem]:
+    """What is wrong with the addresses of encrypted packets, and with a host that would take plain ones, too."""
+    taken: dict[str, str] = {}
+    for host in wireguard_hosts(reading.groups):
+        values = reading.values[host]
+        network = tunnel_network(values)
+        outside = endpoint(values)
+        if outside and _is_in(outside, network):
+            said = (
+                f"host {host!r} is reached at {outside}, which is in wireguard_network ({network}); expected an "
+                "address outside of it: encrypted packets go there. Take another wireguard_network"
+            )
+            place = reading.place(host, "wireguard_network")
+            yield Problem(said, (host,), "wireguard_network", str(network), *place)
+        if values.get("firewall_closes") == "none":
+            said = (
+                f"host {host!r} has firewall_closes: none, and cluster_encryption is true; expected all or ports. "
+                "Without the table the tasks listen to plain packets, too"
+            )
+            yield Problem(said, (host,), "firewall_closes", "none", *reading.place(host, "firewall_closes"))
+        with contextlib.suppress(WireguardError):  # the topology says it
+            yield from _tunnel_address_problems(reading, host, tunnel_address(host, values), network, taken)
+
+
+def _tunnel_address_problems(
+    reading: Reading, host: str, address: str, network: IPv4Network | IPv6Network, taken: dict[str, str]
+) -> Iterator[Problem]:
+    hosts: tuple[str, ...] = (host,)
+    said = f"host {host!r} has wireguard_address: {address}; expected "
+    if not _is_in(address, network):
+        said += f"an address in wireguard_network, {network}"
+    elif address in (str(network[0]), str(network[-1])):
+        said += f"neither the first nor the last of {network}"
+    elif address in taken:
+        said = f"the hosts {taken[address]}, {host} have the same wireguard_address {address}; expected one each"
+        hosts = (taken[address], host)
+    else:
+        taken[address] = host
+        return
+    taken.setdefault(address, host)
+    yield Problem(said, hosts, "wireguard_address", address, *reading.place(host, "wireguard_address"))
+
+
+def _is_in(address: str, network: IPv4Network | IPv6Network) -> bool:
+    try:
+        return ip_address(address) in network
+    except ValueError:
+        return False
+
+
+def keys_problems(groups: Groups, hostvars: HostVars, sources: Sequence[str]) -> Iterator[str]:
+    """What is wrong with the file of public keys, where there is one."""
+    chief = check.reference_host(groups)
+    if chief is None or not is_encrypted(hostvars[chief]):
+        return
+    try:
+        path = keys_file(sources)
+        if path.exists():
+            read_keys(path.read_text(encoding="utf-8", errors="replace"))
+    except (WireguardError, OSError) as error:
+        yield str(error)
+
+
+def connection_problems(reading: Reading) -> Iterator[Problem]:
+    """Refuse hosts that Ansible would not go to, but do everything of theirs on the control machine."""
+    hosts = check.our_hosts(reading.groups)
+    local = [host for host in hosts if reading.values[host].get("ansible_connection") == "local"]
+    if local and len(hosts) > 1:
+        yield Problem(
+            f"{name_hosts(local)}: ansible_connection is local, so that all would be done on the control machine; "
+            "expected ssh. Leave the line out",
+            tuple(local),
+            "ansible_connection",
+            "local",
+            *reading.place(local[0], "ansible_connection"),
+        )

@@ -1,0 +1,26 @@
+"""What the control machine lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+
+ANSIBLE = ((2, 19), (2, 20))
+COLLECTIONS = ("ansible.posix",)
+_BRINGS_IT = "`pipx install psfleet` brings it, in a checkout `make venv`"
+COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-client"}
+
+
+def control_problems(ansible_version: str) -> Iterator[str]:
+    """List what the control machine lacks."""
+    version = tuple(int(part) for part in ansible_version.split(".")[:2])
+    oldest, newest = ANSIBLE
+    if not oldest <= version < newest:
+        yield (f"this is ansible-core {ansible_version}; psfleet is made for {oldest[0]}.{oldest[1]}. " + _BRINGS_IT)
+    for collection in COLLECTIONS:
+        if importlib.util.find_spec(f"ansible_collections.{collection}") is None:
+            yield f"the collection {collection} is missing. The PyPI package ansible has it; {_BRINGS_IT}"
+    for command, mend in COMMANDS.items():
+        if shutil.which(command) is None:
+            yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {mend}"

@@ -1,0 +1,97 @@
+"""`fab bundle`: one archive for a bug report, with secrets removed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet import decision
+from fleet.bundle.contents import as_text, host_files, versions
+from fleet.bundle.redaction import Redactor
+from fleet.bundle.secrets import describe_inventory, inventory_secrets
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
+from fleet.run_work import render_bytes
+from fleet.site.schema.problems import show
+from fleet.verbs import Desk
+from fleet.verbs.doctor import diagnose
+from fleet.verbs.status import status_record
+
+README = """This is what `fab bundle` of psfleet gathered for a bug report.
+
+Secrets that the inventory knows, and what looks like one, are written as <removed>. Look through it before you send it:
+a program may have logged what nobody could know. Addresses and names of hosts are in it, and the program's own words.
+
+doctor.json   what fab doctor found          status.json     what fab status saw
+inventory.json  hosts, groups and variables  versions.json   of the control machine
+run/          the run's records and events   hosts/HOST/     journals, units, network, disks, release
+"""
+
+
+def bundle(cluster: Cluster, desk: Desk, out: str | None = None, lines: int = 2000, run: str | None = None) -> None:
+    """Write the archive here, or to `out`; says what is in it. What can't be asked is left out, and named.
+
+    Raises OperatorMistake where no file can be written, ClusterTrouble where a secret would be in it.
+    """
+    decision.choose(run, None, {}, None)
+    place = Path(out or f"psfleet-bundle-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
+    if place.is_dir() or not place.parent.is_dir():
+        raise OperatorMistake(f"--out is {show(str(place))}: expected a file to write, such as --out report.tar.gz")
+    redactor = Redactor(inventory_secrets(cluster.inventory))
+    files, missing = gather(cluster, desk, redactor, lines, run)
+    if leaking := [name for name, text in files.items() if redactor.leaks(text) or redactor.leaks(name)]:
+        raise ClusterTrouble(
+            f"nothing was written: a secret of the inventory is still in {leaking[0]}. Report that, please"
+        )
+    size = write(place, files)
+    if desk.answers is not None:
+        desk.answer(
+            "bundle", {"bundle": str(place.resolve()), "files": sorted(files), "size": size, "missing": missing}
+        )
+    for what, why in missing.items():
+        desk.say(f"without {what}: {why}")
+    desk.say(f"{place}: {len(files)} files, {render_bytes(size)}, secrets removed\nlook through it: tar -tzf {place}")
+
+
+def gather(
+    cluster: Cluster, desk: Desk, redactor: Redactor, lines: int, run: str | None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the archive's texts by name, without secrets, and what is missing and why."""
+    records: dict[str, Mapping[str, Any]] = {"versions.json": versions()}
+    records["inventory.json"] = describe_inventory(cluster.inventory, redactor)
+    missing: dict[str, str] = {}
+    observation = cluster.observe(running=True, new_is_enough=True)
+    records["status.json"] = status_record(cluster.inventory, observation)
+    try:
+        records["doctor.json"] = {"findings": [each.as_json() for each in diagnose(cluster, desk)]}
+    except FleetError as error:
+        missing["doctor"] = redactor.text(str(error))
+    chosen = run or (observation.run.run if observation.run else None)
+    texts, unreachable = host_files(cluster, chosen, lines)
+    missing |= {host: redactor.text(why) for host, why in unreachable.items()}
+    found = {name: as_text(redactor.record(record)) for name, record in records.items()}
+    found |= {name: redactor.text(text) for name, text in texts.items()}
+    return {"README.txt": README, **found}, missing
+
+
+def write(place: Path, files: Mapping[str, str]) -> int:
+    """Write the archive, which nobody but this user may read; returns its bytes."""
+    partial = place.with_name(f".{place.name}.new")
+    folder = place.name.removesuffix(".tar.gz")
+    try:
+        partial.touch(mode=0o600)
+        with tarfile.open(partial, "w:gz") as archive:
+            for name, text in sorted(files.items()):
+                data = text.encode(errors="replace")
+                member = tarfile.TarInfo(f"{folder}/{name}")
+                member.size, member.mtime = len(data), int(time.time())
+                archive.addfile(member, io.BytesIO(data))
+        partial.replace(place)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OperatorMistake(f"{place} can't be written ({error.strerror}): name another file with --out") from error
+    return place.stat().st_size

@@ -1,0 +1,25 @@
+"""`fab clone-run RUN NEW`: a second run that goes on where a first one is now."""
+
+from __future__ import annotations
+
+from fleet.cluster import Cluster
+from fleet.run_work import have_done, refuse_name, render_bytes
+from fleet.verbs import Desk
+
+
+def clone_run(cluster: Cluster, desk: Desk, run: str, new: str, plan: bool = False) -> None:
+    """Make a run with the checkpoints, logs and parameters of another, which goes on undisturbed."""
+    refuse_name(run)
+    refuse_name(new)
+    planned = have_done(cluster, desk, "clone-run", [run, new], plan=True)
+    expected = planned["bytes"]
+    done = plan or planned["outcome"] == "there already"
+    said = planned if done else have_done(cluster, desk, "clone-run", [run, new], plan=False, expected=expected)
+    if desk.answers is not None:
+        desk.answer("clone-run", said)
+    size = f"step {said['step']}, {said['files']} files, {render_bytes(said['bytes'])}"
+    if said["outcome"] == "planned":
+        desk.say(f"would make run {new} of run {run}: {size}\ndo it: fab clone-run {run} {new}")
+        return
+    there = "is there already" if said["outcome"] == "there already" else f"is a clone of {run}"
+    desk.say(f"run {new} {there}: {size}\ngo on with it: fab start-cluster --run {new}")

@@ -1,0 +1,105 @@
+"""`fab doctor`: look at everything, and say what is wrong, how bad that is, and what mends it."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from fleet.cluster import Cluster
+from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
+from fleet.doctor.hosts import FAR_BELOW, FEWEST_PEERS, judge_hosts
+from fleet.doctor.look import Look, look_at
+from fleet.doctor.whole import judge_control, judge_look
+from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
+from fleet.places import site
+from fleet.site.inventory import Inventory, find_problems, read_source
+from fleet.site.schema.problems import Problem
+from fleet.tables import ProgressLine
+from fleet.verbs import Desk
+from fleet.verbs.gpu_check import ask_gpus, gpu_hosts
+from fleet.verbs.ways import try_ways
+
+WAY_SECONDS = 0.2  # a way that is faster than this is never slow, whatever its peers are
+
+
+def diagnose(cluster: Cluster, desk: Desk) -> list[Finding]:
+    """Return what is wrong with the control machine, the hosts, their ways, the release, the tasks and the run."""
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+    try:
+        progress.show("looking at the control machine")
+        found = judge_control(site(), cluster.inventory, inventory_problems(cluster.inventory))
+        progress.show(f"looking at {len(cluster.inventory.hosts)} hosts")
+        look = look_at(cluster)
+        found += judge_hosts(cluster.inventory, look.observation, look.facts)
+        found += judge_look(cluster.inventory, look, release_here(cluster, desk))
+        progress.show("trying the ways between the members")
+        found += judge_ways(cluster, look)
+        if hosts := [host for host in gpu_hosts(cluster.inventory) if host not in look.observation.unreachable]:
+            progress.show("proving the GPUs")
+            found += judge_gpus(cluster, hosts)
+    finally:
+        progress.end()
+    return sorted_findings(found)
+
+
+def doctor(cluster: Cluster, desk: Desk) -> None:
+    """Say what is wrong; raises ClusterTrouble, without words, where there is anything."""
+    found = diagnose(cluster, desk)
+    errors = sum(each.level == ERROR for each in found)
+    if desk.answers is not None:
+        record = {"errors": errors, "warnings": len(found) - errors, "findings": [each.as_json() for each in found]}
+        desk.answer("doctor", record)
+    if not found:
+        desk.say(
+            f"nothing is wrong with {len(cluster.inventory.hosts)} hosts, as far as fab doctor looks\nnext: fab status"
+        )
+        return
+    desk.say(render_findings(found))
+    desk.say(
+        f"\n{errors} errors, {len(found) - errors} warnings; begin with: {found[0].mend}\nfor a report: fab bundle"
+    )
+    raise ClusterTrouble("")
+
+
+def inventory_problems(inventory: Inventory) -> list[Problem]:
+    """Return what `fab validate` finds; nothing where a vault's password was typed, which it would ask for again."""
+    if inventory.vault_password is not None:
+        return []
+    try:
+        return list(find_problems(read_source(inventory.source, lenient=True)))
+    except OperatorMistake as error:
+        return [Problem(str(error))]
+
+
+def release_here(cluster: Cluster, desk: Desk) -> str | None:
+    """Return the release that this folder makes; None where it makes none, which the look says."""
+    try:
+        return desk.build(cluster.inventory)
+    except FleetError:
+        return None
+
+
+def judge_ways(cluster: Cluster, look: Look) -> list[Finding]:
+    """Return the ways between members that are broken, and a member whose ways are far slower than the others'."""
+    try:
+        found, _, wrong = try_ways(cluster)
+    except OperatorMistake:  # without ps there is no way to try
+        return []
+    told = [Finding(ERROR, each.partition(" ")[0], "addresses and routes", each, "fab ways") for each in wrong]
+    pace = {task: median(way.seconds for way in row.values()) for task, row in found.items() if row}
+    if len(pace) < FEWEST_PEERS or look.observation.unreachable:
+        return told
+    middle = median(pace.values())
+    for task, seconds in pace.items():
+        if seconds > max(WAY_SECONDS, FAR_BELOW * middle):
+            what = f"{task} takes {seconds:.3f} s to reach the others, and its peers {middle:.3f} (median)"
+            host = cluster.inventory.task(task).host
+            told.append(Finding(WARNING, host, "link", what, "look at its link: `ethtool`, `ip -s link`; fab ways"))
+    return told
+
+
+def judge_gpus(cluster: Cluster, hosts: list[str]) -> list[Finding]:
+    reports, _ = ask_gpus(cluster, hosts)
+    mend = "fab gpu-check, and docs/gpu.md"
+    return [
+        Finding(ERROR, host, "GPU", problem, mend) for host, each in reports.items() for problem in each["problems"]
+    ]

@@ -1,0 +1,189 @@
+"""`fab drain HOST` and `fab undrain HOST`: take a host out of the training in order, and have it back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fleet import drains, history
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.history import Trail
+from fleet.observation import Observation
+from fleet.readings import describe
+from fleet.site.topology import Task
+from fleet.verbs import Desk
+from fleet.verbs.cost import Cost
+from fleet.verbs.names import find_hosts
+from fleet.verbs.ok_to_stop import look
+from fleet.verbs.waiting import wait
+
+# A save of a large model, and a model that is laid out again.
+LET_GO_SECONDS = 900.0
+# A worker is taken in within moments, a ps after the next save.
+JOIN_SECONDS = 120.0
+
+
+def drain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:
+    """Have a host's tasks leave the training, and keep them down until `undrain`.
+
+    A ps is let go after a save, and the model is laid out over the others. Typed again, it goes on where it was broken
+    off. Raises OperatorMistake where the training would not go on.
+    """
+    (host,) = find_hosts(cluster.inventory, [host])
+    seen, cost = look(cluster, [host], in_order=True)
+    if plan_only:
+        desk.say(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
+        _answer(desk, "drain", "refused" if cost.refusals else "planned", host, cost)
+        return
+    if is_drained(cluster, seen, host):
+        desk.say(f"{host} is {describe(seen.drains[host])}. Bring it back: fab undrain {host}")
+        _answer(desk, "drain", "nothing to do", host, cost)
+        return
+    if cost.refusals:
+        raise OperatorMistake(f"{host} stays: " + "\n".join(cost.refusals))
+    if host in seen.unreachable:
+        raise HostsUnreachable(
+            {host: seen.unreachable[host]},
+            f"The training goes on without it. Drain it when it is back, or take it out: fab remove-host {host}",
+        )
+    with Trail(cluster, desk, "drain", reason) as trail:
+        trail.begin(hosts=[host], tasks=list(cost.stops))
+        after = _leave(cluster, desk, seen, host, reason)
+        trail.end(step=after.run.step if after.run else None)
+    names = _names(cluster.inventory.tasks_on(host))
+    desk.say(f"{host} is drained: nothing starts {names} until fab undrain {host}")
+    _answer(desk, "drain", "done", host, cost)
+
+
+def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: str | None) -> Observation:
+    """Mark a host as drained, step by step, and stop its tasks; returns what is seen then."""
+    earlier = seen.drains.get(host, {})  # a drain that was broken off
+    record = {
+        "host": host,
+        "since": earlier.get("since", time.time()),
+        **history.origin(cluster.inventory),
+        "reason": reason or earlier.get("reason"),
+    }
+    tasks = cluster.inventory.tasks_on(host)
+    drains.record(cluster, host, record)
+    drains.tell_coordinator(cluster, tasks)
+    _wait_until_let_go(cluster, desk, seen, [task for task in tasks if task.job == "ps"])
+    drains.mark(cluster, host, record)
+    if running := [task for task in tasks if seen.units[task.name].up]:
+        desk.say(f"stopping {_names(running)}")
+        cluster.stop(running)
+    after = cluster.observe(new_is_enough=True)
+    if not is_drained(cluster, after, host):
+        up = [task for task in tasks if task.name in after.units and after.units[task.name].up]
+        raise ClusterTrouble(f"{_names(up)} on {host} still runs: look with fab status, then fab drain {host} again")
+    return after
+
+
+def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:
+    """Have a drained host back: its tasks start where the cluster is started, and join the training."""
+    (host,) = find_hosts(cluster.inventory, [host])
+    seen = cluster.observe(new_is_enough=True)
+    tasks = cluster.inventory.tasks_on(host)
+    starts = tasks if seen.units[cluster.inventory.chief.name].up else []
+    cost = Cost([host], [], _pause_of_joining(starts), 0, "no step")
+    if plan_only:
+        desk.say(f"undrain {host}\n  starts  {_names(starts) or 'nothing: the cluster is stopped'}\n{cost.render()}")
+        desk.say(f"nothing was done. Do it: fab undrain {host}")
+        _answer(desk, "undrain", "planned", host, cost)
+        return
+    if host not in seen.drains:
+        desk.say(f"{host} is not drained. Look: fab hosts")
+        _answer(desk, "undrain", "nothing to do", host, cost)
+        return
+    if host in seen.unreachable:
+        raise HostsUnreachable({host: seen.unreachable[host]}, f"It stays drained: fab undrain {host} when it is back")
+    _refuse_other_release(cluster, seen, host)
+    with Trail(cluster, desk, "undrain", reason) as trail:
+        trail.begin(hosts=[host], tasks=[task.name for task in starts])
+        drains.unmark(cluster, host)
+        drains.tell_coordinator_back(cluster, tasks)
+        if starts:
+            cluster.start(starts)
+        drains.forget(cluster, host)
+        joined = not starts or _wait_until_joined(cluster, desk, tasks)
+        trail.end(joined=joined)
+    if not starts:
+        desk.say(f"{host} is ready; the cluster is stopped. Start it: fab start-cluster")
+    elif joined:
+        desk.say(f"{host} is back: {_names(tasks)} take part. Look: fab hosts")
+    else:
+        desk.say(f"{_names(tasks)} run, and join at the next checkpoint. Look: fab status")
+    _answer(desk, "undrain", "done", host, cost)
+
+
+def is_drained(cluster: Cluster, seen: Observation, host: str) -> bool:
+    """Whether a host knows that it is drained, and runs nothing."""
+    units = [seen.units[task.name] for task in cluster.inventory.tasks_on(host) if task.name in seen.units]
+    known = host in seen.marked or (host in seen.drains and host in seen.unreachable)
+    return known and not any(unit.up for unit in units)
+
+
+def _wait_until_let_go(cluster: Cluster, desk: Desk, seen: Observation, tasks: Sequence[Task]) -> None:
+    """Wait until the coordinator has saved and trains without these ps; where it does not run, nothing is to wait."""
+    names = [task.name for task in tasks if seen.units[task.name].up]
+    if not names or not seen.units[cluster.inventory.chief.name].up:
+        return
+
+    def is_gone(now: Observation) -> bool:
+        run = now.run
+        if not now.units[cluster.inventory.chief.name].up:
+            return True
+        return run is not None and run.state == "training" and all(name in run.without for name in names)
+
+    what = f"the coordinator saves, and lays the model out without {', '.join(names)}"
+    if not wait(cluster, desk, what, is_gone, LET_GO_SECONDS):
+        drains.tell_coordinator_back(cluster, tasks)
+        host = tasks[0].host
+        drains.forget(cluster, host)
+        raise ClusterTrouble(
+            f"{host} stays: the coordinator did not let go of {', '.join(names)} in {LET_GO_SECONDS:.0f} s. See "
+            "whether it can save: fab logs --task chief-0"
+        )
+
+
+def _wait_until_joined(cluster: Cluster, desk: Desk, tasks: Sequence[Task]) -> bool:
+    """Wait until a training has these tasks again; False where it does not in time."""
+    names = [task.name for task in tasks if task.server]
+
+    def is_back(now: Observation) -> bool:
+        run, units = now.run, now.units
+        if run is None or run.state not in ("training", "waiting"):
+            return True
+        here = all(task.name not in units or units[task.name].up for task in tasks)
+        return here and run.state == "training" and not any(name in run.without for name in names)
+
+    return wait(cluster, desk, f"{', '.join(names)} joins", is_back, JOIN_SECONDS)
+
+
+def _refuse_other_release(cluster: Cluster, seen: Observation, host: str) -> None:
+    """Raise OperatorMistake where a host missed a release meanwhile: its tasks would not be taken in."""
+    there, here = seen.releases.get(host), seen.releases.get(cluster.inventory.chief.host)
+    if there != here:
+        raise OperatorMistake(
+            f"{host} has release {there}, and the cluster runs {here}: `ansible-playbook site.yml --limit {host}` "
+            f"brings it to the checkout's release, `fab start-cluster` all. Then fab undrain {host} again"
+        )
+
+
+def _pause_of_joining(tasks: Sequence[Task]) -> str:
+    if any(task.job == "ps" for task in tasks):
+        return "some seconds, after the next save: the model is laid out over one more"
+    return "none; or some seconds after a save, where the cluster was formed again meanwhile" if tasks else "none"
+
+
+def _names(tasks: Sequence[Task]) -> str:
+    return ", ".join(task.name for task in tasks)
+
+
+def _answer(desk: Desk, verb: str, outcome: str, host: str, cost: Cost) -> None:
+    if desk.answers is not None:
+        following = f"fab undrain {host}" if verb == "drain" else "fab hosts"
+        record: dict[str, Any] = {"outcome": outcome, "hosts": [host], "cost": cost.as_json(), "next": following}
+        desk.answer(verb, record)

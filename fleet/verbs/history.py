@@ -1,0 +1,82 @@
+"""`fab history`: what was done to the cluster, when, by whom and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleet import history
+from fleet.cluster import Cluster
+from fleet.journal import read_time
+from fleet.tables import render_duration, render_table
+from fleet.verbs import Desk
+
+SHOWN = 20
+# What a row shows apart, or what nobody reads there.
+APART = ("time", "id", "verb", "outcome", "who", "from", "reason", "seconds", "inventory", "message", "settings")
+
+
+def show_history(
+    cluster: Cluster,
+    desk: Desk,
+    verb: str | None = None,
+    host: str | None = None,
+    who: str | None = None,
+    since: str | None = None,
+    lines: int = SHOWN,
+) -> None:
+    """Show the last acts that were asked for, the oldest first.
+
+    Raises OperatorMistake for a time that can't be read, and HostsUnreachable where no host can read the file.
+    """
+    after = None if since is None else read_time(since)
+    acts, damaged = history.read(cluster)
+    chosen = [
+        act
+        for act in acts
+        if (verb is None or act.get("verb") == verb)
+        and (who is None or act.get("who") == who)
+        and (host is None or host in named_in(act))
+        and (after is None or act["time"] >= after)
+    ][-lines:]
+    if desk.answers is not None:
+        desk.answer("history", {"history": chosen, "damaged": damaged})
+        return
+    desk.say(render(chosen) if chosen else "the history has nothing of this")
+    if damaged:
+        desk.say(f"{damaged} lines of it can't be read: look at {cluster.inventory.shared_dir}/{history.NAME}")
+
+
+def named_in(act: Mapping[str, Any]) -> list[str]:
+    """Return the hosts that an act names."""
+    hosts = act.get("hosts")
+    return [str(host) for host in hosts] if isinstance(hosts, list) else []
+
+
+def render(acts: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table, a row for each act."""
+    rows = [
+        [
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(act["time"])),
+            act.get("verb"),
+            act.get("outcome"),
+            f"{act.get('who', '?')}@{act.get('from', '?')}",
+            render_duration(act.get("seconds")) if act.get("seconds") else None,
+            "; ".join(filter(None, (describe(act), act.get("message")))),
+            act.get("reason"),
+        ]
+        for act in acts
+    ]
+    return render_table(["WHEN", "VERB", "OUTCOME", "WHO", "TOOK", "WHAT", "WHY"], rows)
+
+
+def describe(act: Mapping[str, Any]) -> str:
+    """Say what an act was about: run, release, hosts, and whatever else its line names."""
+    said = []
+    for key, value in act.items():
+        if key in APART or value in (None, "", []):
+            continue
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        said.append(f"{key.replace('_', ' ')} {text}")
+    return ", ".join(said)

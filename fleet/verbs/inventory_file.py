@@ -1,0 +1,174 @@
+"""Changing an inventory of plain YAML by lines, so that comments and order stay; with a backup, and read again after.
+
+No task's number moves: where a host leaves the middle of a group, the others get theirs written down.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet.errors import FleetError
+from fleet.site.inventory import Inventory, load_inventory
+
+
+class NotPlain(Exception):
+    """The inventory can't be changed by lines; the message says why."""
+
+
+def files_of(source: str) -> list[Path]:
+    """Return the YAML files with hosts of an inventory; raises NotPlain where hosts come from elsewhere."""
+    place = Path(source)
+    found = [place] if place.is_file() else sorted(each for each in place.iterdir() if each.is_file())
+    found = [each for each in found if not each.name.startswith(".") and not each.name.endswith((".orig", "~"))]
+    found = [each for each in found if ".before-" not in each.name]
+    for each in found:
+        if each.suffix not in (".yml", ".yaml"):
+            raise NotPlain(f"{each} is no YAML file")
+        try:
+            node = yaml.compose(each.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, OSError) as error:
+            raise NotPlain(f"{each} can't be read: {error}") from error
+        if isinstance(node, yaml.MappingNode) and any(key.value == "plugin" for key, _ in node.value):
+            raise NotPlain(f"{each} asks a cloud for its hosts")
+    return found
+
+
+def entries(text: str, host: str) -> Iterator[tuple[yaml.ScalarNode, yaml.Node, bool]]:
+    """Yield key and value of each place that lists a host, and whether that lies in a flow, as in `{a: , b: }`."""
+
+    def walk(node: yaml.Node | None, in_hosts: bool) -> Iterator[tuple[yaml.ScalarNode, yaml.Node, bool]]:
+        if not isinstance(node, yaml.MappingNode):
+            return
+        for key, value in node.value:
+            if in_hosts and key.value == host:
+                yield key, value, bool(node.flow_style)
+            elif not in_hosts:
+                yield from walk(value, key.value == "hosts")
+
+    yield from walk(yaml.compose(text), False)
+
+
+def without_host(text: str, host: str) -> str:
+    """Return a file's text without the lines of a host."""
+    lines = text.splitlines(keepends=True)
+    for key, value, in_flow in sorted(entries(text, host), key=lambda each: -each[0].start_mark.line):
+        if in_flow:
+            raise NotPlain(f"line {key.start_mark.line + 1} has several hosts in braces")
+        end = value.end_mark
+        # A block ends where the next thing begins; an empty or a short value ends in its own line.
+        is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
+        last = end.line if is_block else end.line + 1
+        last = _keep_comments(lines, key.start_mark.line + 1, last)
+        del lines[key.start_mark.line : last]
+    return "".join(lines)
+
+
+def renamed(text: str, old: str, new: str, variables: Mapping[str, Any]) -> str:
+    """Return a file's text with a host's name replaced, and these of its variables set where it has them."""
+    lines = text.splitlines(keepends=True)
+    for key, value, _ in sorted(entries(text, old), key=lambda each: -each[0].start_mark.index):
+        if isinstance(value, yaml.MappingNode):
+            for name, found in sorted(value.value, key=lambda each: -each[1].start_mark.index):
+                if name.value in variables:
+                    _replace(lines, found, str(variables[name.value]))
+        _replace(lines, key, new)
+    return "".join(lines)
+
+
+def with_number(text: str, host: str, job: str, number: int) -> str:
+    """Return a file's text in which the first place of a host in a job's group has its task's number."""
+    name = f"{job}_index"
+    found = list(_in_group(text, job, host))
+    if not found:
+        return text
+    key, value = found[0]
+    lines = text.splitlines(keepends=True)
+    row = key.start_mark.line
+    if isinstance(value, yaml.MappingNode) and not value.flow_style:
+        first = value.value[0][0].start_mark
+        lines.insert(first.line, f"{' ' * first.column}{name}: {number}\n")
+    elif isinstance(value, yaml.MappingNode):
+        mark = value.start_mark
+        line = lines[mark.line]
+        more = ", " if value.value else ""
+        lines[mark.line] = f"{line[: mark.column + 1]}{name}: {number}{more}{line[mark.column + 1 :]}"
+    else:
+        line = lines[row]
+        end = key.end_mark.column
+        lines[row] = f"{line[:end]}: {{{name}: {number}}}{line[end:].partition(':')[2]}"
+    return "".join(lines)
+
+
+def _in_group(text: str, group: str, host: str) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+    def walk(node: yaml.Node | None, name: str) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+        if not isinstance(node, yaml.MappingNode):
+            return
+        for key, value in node.value:
+            if key.value == "hosts" and name == group and isinstance(value, yaml.MappingNode):
+                yield from ((each, found) for each, found in value.value if each.value == host)
+            elif key.value != "hosts":
+                yield from walk(value, key.value)
+
+    yield from walk(yaml.compose(text), "all")
+
+
+def _keep_comments(lines: Sequence[str], first: int, last: int) -> int:
+    """Leave to the next entry the comments and empty lines that stand before it."""
+    while last > first and (not lines[last - 1].strip() or lines[last - 1].lstrip().startswith("#")):
+        last -= 1
+    return last
+
+
+def _replace(lines: list[str], node: yaml.Node, text: str) -> None:
+    start, end = node.start_mark, node.end_mark
+    if start.line != end.line:
+        raise NotPlain(f"line {start.line + 1} goes on in the next one")
+    line = lines[start.line]
+    lines[start.line] = f"{line[: start.column]}{text}{line[end.column :]}"
+
+
+def change(
+    inventory: Inventory, edit: Callable[[str], str], expected: Sequence[tuple[str, str, str, int | None]]
+) -> list[Path]:
+    """Edit the inventory's files, each with a backup beside it, and read the whole again; returns the backups.
+
+    `expected` are the tasks (name, host, address, port) that it must describe then. Raises NotPlain where it can't be
+    changed so; then the files are as they were.
+    """
+    texts: dict[Path, str] = {}
+    for path in files_of(inventory.source):
+        before = path.read_text(encoding="utf-8")
+        if (after := edit(before)) != before:
+            texts[path] = after
+    if not texts:
+        raise NotPlain(f"{inventory.source} names the host nowhere in YAML")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    place = Path(inventory.source)
+    # Beside an inventory's folder, not in it: Ansible would read the backup too.
+    folder = place.parent if place.is_dir() else place.parent / f".{place.name}.backups"
+    backups = {}
+    for path in texts:
+        backup = folder / f"{place.name}.{path.name}.before-{stamp}" if place.is_dir() else folder / stamp
+        backup.parent.mkdir(exist_ok=True)
+        backups[path] = Path(shutil.copy2(path, backup))
+    try:
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+        found = load_inventory(inventory.source)
+        described = [(task.name, task.host, task.address, task.port) for task in found.tasks]
+        if sorted(described, key=str) != sorted(expected, key=str):
+            raise NotPlain("its tasks would not be the expected ones then")
+    except BaseException as error:
+        for path, backup in backups.items():
+            shutil.copy2(backup, path)
+            backup.unlink()
+        if isinstance(error, FleetError):
+            raise NotPlain(f"the inventory would be wrong: {error}") from error
+        raise
+    return list(backups.values())

@@ -1,0 +1,23 @@
+"""Hosts as an operator names them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.errors import OperatorMistake
+from fleet.site.inventory import Inventory
+from fleet.site.schema.problems import show
+
+
+def find_hosts(inventory: Inventory, given: Sequence[str]) -> list[str]:
+    """Return the hosts that are named, each once; raises OperatorMistake for one that the inventory has not."""
+    named = [each for text in given for each in text.split(",") if each]
+    known = ", ".join(inventory.hosts)
+    if not named:
+        raise OperatorMistake(f"name a host of {inventory.source}: {known}")
+    for name in named:
+        if name not in inventory.hosts:
+            task = next((task for task in inventory.tasks if task.name == name), None)
+            hint = f": {name} is a task, on {task.host}" if task else ""
+            raise OperatorMistake(f"{inventory.source} has no host {show(name)} with a task{hint}. It has: {known}")
+    return list(dict.fromkeys(named))

@@ -1,0 +1,55 @@
+"""`fab ok-to-stop HOST...`: may these hosts be taken away now, without a drain before?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
+from fleet.observation import Observation
+from fleet.verbs import Desk
+from fleet.verbs.cost import Cost, cost_of
+from fleet.verbs.names import find_hosts
+
+
+def ok_to_stop(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> None:
+    """Say what stops, for how long and what is lost; raises ClusterTrouble where the hosts must not go now.
+
+    They may where the training goes on without a pause and loses no step.
+    """
+    chosen = find_hosts(cluster.inventory, hosts)
+    _, cost = look(cluster, chosen, in_order=False)
+    problems = problems_of(cost, chosen)
+    if desk.answers is not None:
+        desk.answer("ok-to-stop", {"ok": not problems, "cost": cost.as_json(), "problems": problems})
+    else:
+        desk.say(f"{', '.join(chosen)}, taken away now\n{cost.render()}")
+    if problems:
+        raise ClusterTrouble("not now: " + "\n".join(problems))
+    desk.say(f"yes: {', '.join(chosen)} may be taken away now")
+
+
+def problems_of(cost: Cost, hosts: Sequence[str]) -> list[str]:
+    """Say why the hosts must not go now, each with what to do."""
+    if not cost.stops:
+        return []
+    if cost.refusals:
+        return list(cost.refusals)
+    if cost.steps_lost != 0 or not cost.pause.startswith("none"):
+        return [f"{cost.lost}. Nothing is lost after: fab drain {hosts[0]}"]
+    return []
+
+
+def look(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> tuple[Observation, Cost]:
+    """Ask the hosts, and work out what it costs to take some of them away."""
+    seen = cluster.observe(with_facts=True)
+    chief = cluster.inventory.chief.host
+    if chief in seen.unreachable:
+        raise HostsUnreachable({chief: seen.unreachable[chief]}, "Without it nobody knows what the training does")
+    checkpoints = []
+    if seen.run and seen.run.state in ("training", "waiting"):
+        try:
+            checkpoints = cluster.list_checkpoints()
+        except FleetError:
+            checkpoints = []  # the run has not saved yet, or its host does not answer: the cost says so
+    return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order)

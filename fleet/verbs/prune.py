@@ -1,0 +1,127 @@
+"""`fab prune --keep N`: remove old runs, releases and wheels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleet.asked import sources
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.run_work import have_done, refuse_unless_agreed, render_bytes
+from fleet.site.schema.problems import show
+from fleet.verbs import Desk
+
+KINDS = ("runs", "releases", "wheels")
+SECONDS = 600
+# The present release and the one before it: what a failed start puts back.
+FEWEST_RELEASES = 2
+ROOT = "/opt/trainer"
+# As envs/cpu-3.11-<hash>: the set of wheels that it was installed from is 3.11, and cuda-3.11 of a cuda one.
+ENVIRONMENT = re.compile(r"(?:cpu|(?P<kind>.+))-(?P<python>3\.\d+)-[0-9a-f]+")
+_USED = "du --summarize --block-size=1 --total {paths} 2>/dev/null | tail -n 1 | cut -f 1"
+
+
+def prune(
+    cluster: Cluster, desk: Desk, keep: int, only: Sequence[str] = (), yes: bool = False, plan: bool = False
+) -> None:
+    """Say what would go and how much that frees, ask, and remove it.
+
+    What trains, is selected or is in use stays, whatever `keep` says. `only` are some of KINDS.
+    """
+    if wrong := [kind for kind in only if kind not in KINDS]:
+        raise OperatorMistake(
+            f"--only is {show(wrong[0])}: expected {', '.join(KINDS)}; it may be given more than once"
+        )
+    kinds = [kind for kind in KINDS if kind in (only or KINDS)]
+    if not plan:
+        cluster.keep_starts_away("prune")
+    planned = {kind: _LOOKS[kind](cluster, desk, keep, None) for kind in kinds}
+    for kind, found in planned.items():
+        desk.say(f"{kind}: {_describe(found)}")
+    total = sum(found["bytes"] for found in planned.values())
+    if plan or not any(found["removed"] for found in planned.values()):
+        desk.say(f"would free {render_bytes(total)}\ndo it: fab prune --keep {keep}" if plan else "nothing to remove")
+        said, outcome = planned, "planned" if plan else "done"
+    else:
+        refuse_unless_agreed(desk, yes, f"Remove all that for ever ({render_bytes(total)})?")
+        said, outcome = {kind: _LOOKS[kind](cluster, desk, keep, planned[kind]["removed"]) for kind in kinds}, "done"
+        desk.say(f"freed {render_bytes(sum(found['bytes'] for found in said.values()))}\nwhat is left: fab runs")
+    if desk.answers is not None:
+        desk.answer("prune", {"outcome": outcome, "bytes": total, **dict.fromkeys(KINDS), **said})
+
+
+def _describe(found: Mapping[str, Any]) -> str:
+    if not found["removed"]:
+        return "nothing to remove"
+    return f"{', '.join(found['removed'])} ({render_bytes(found['bytes'])})"
+
+
+def _runs(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
+    found = have_done(cluster, desk, "prune", ["--keep", str(keep)], agreed is None)
+    return {"removed": [*found["removed"], *found["left"]], "bytes": found["bytes"]}
+
+
+def _releases(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
+    """Have each host remove releases and environments that are neither recent nor in use, as `site.yml` does."""
+    arguments = {"root": ROOT, "keep": max(keep, FEWEST_RELEASES)}
+    step = {"name": "prune", "module": "release_prune", "arguments": arguments, "check": True}
+    asked = {host: {"steps": [step], "sources": sources([step])} for host in cluster.inventory.hosts}
+    looked = cluster.act(asked, SECONDS)
+    going = {host: _result(host, each)["removed"] for host, each in looked.items()}
+    measured = cluster.act({host: _measure(paths) for host, paths in going.items() if paths}, SECONDS)
+    used = {host: int(each["steps"]["used"]["stdout"].strip() or 0) for host, each in measured.items()}
+    if agreed is not None:
+        step = {key: value for key, value in step.items() if key != "check"}
+        done = cluster.act(
+            {host: {"steps": [step], "sources": sources([step]), "alone": True} for host in used}, SECONDS
+        )
+        going = {host: _result(host, each)["removed"] for host, each in done.items()}
+    named = [f"{host}:{path.removeprefix(ROOT + '/')}" for host, paths in going.items() for path in paths]
+    return {"removed": named, "bytes": sum(used.values())}
+
+
+def _wheels(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
+    """Remove sets of wheels that no host has an environment of: `site.yml` brings those back that it needs."""
+    chief, place = cluster.inventory.chief.host, f"{cluster.inventory.shared_dir}/wheels"
+    carriers = [chief] if cluster.inventory.is_shared else list(cluster.inventory.hosts)
+    answers = cluster.act({host: {"list": [place, f"{ROOT}/envs"]} for host in cluster.inventory.hosts}, SECONDS)
+    removed: list[str] = []
+    freed = 0
+    for host in carriers:
+        mine = answers.values() if cluster.inventory.is_shared else [answers[host]]
+        needed = {wheel_set(name) for each in mine for name in each["names"][f"{ROOT}/envs"]}
+        spare = [name for name in answers[host]["names"][place] if name not in needed]
+        told = {name: name if cluster.inventory.is_shared else f"{host}:{name}" for name in spare}
+        spare = [name for name in spare if agreed is None or told[name] in agreed]
+        paths = [f"{place}/{name}" for name in spare]
+        if paths:
+            freed += int(cluster.act({host: _measure(paths)}, SECONDS)[host]["steps"]["used"]["stdout"].strip() or 0)
+        if paths and agreed is not None:
+            command = ["setpriv", "--reuid=trainer", "--regid=trainer", "--init-groups", "--", "rm", "-rf", *paths]
+            done = cluster.act({host: {"steps": [{"name": "remove", "command": command}]}}, SECONDS)[host]
+            if done["steps"]["remove"]["rc"]:
+                raise ClusterTrouble(f"{host}: {done['steps']['remove']['stderr'].strip()}")
+        removed += [told[name] for name in spare]
+    return {"removed": removed, "bytes": freed}
+
+
+def wheel_set(environment: str) -> str:
+    """Return the set of wheels that an environment was installed from."""
+    found = ENVIRONMENT.fullmatch(environment)
+    return environment if found is None else "-".join(filter(None, (found["kind"], found["python"])))
+
+
+def _measure(paths: Sequence[str]) -> dict[str, Any]:
+    return {"steps": [{"name": "used", "command": ["sh", "-c", _USED.format(paths='"$@"'), "sh", *paths]}]}
+
+
+def _result(host: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = answer["steps"]["prune"]
+    if result.get("failed"):
+        raise ClusterTrouble(f"{host}: {result['msg']}")
+    return result
+
+
+_LOOKS = {"runs": _runs, "releases": _releases, "wheels": _wheels}

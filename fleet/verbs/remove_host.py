@@ -1,0 +1,226 @@
+"""`fab remove-host HOST` and `fab replace-host OLD NEW`: a machine goes for good, and another may take its place."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from pathlib import Path
+
+from fleet import drains
+from fleet.cluster import STOP_SECONDS, Cluster, Observation
+from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.history import Trail
+from fleet.site.inventory import Inventory
+from fleet.site.schema.formats import control_path
+from fleet.site.schema.problems import show
+from fleet.site.topology import Task
+from fleet.units import Health
+from fleet.verbs import Desk, inventory_file
+from fleet.verbs.cost import find_chief, find_shortages
+from fleet.verbs.drain import is_drained
+from fleet.verbs.inventory_file import NotPlain
+from fleet.verbs.names import find_hosts
+
+# The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
+NUMBERED = ("ps", "worker")
+# The tasks, their files and what they run on. Users, mounts, drivers and the packet filter stay: the host stays shut.
+CLEAN = """set -e
+units=$(systemctl list-units --all --plain --no-legend 'trainer@*.service' | cut -d' ' -f1)
+[ -z "$units" ] || systemctl stop $units
+rm -f /etc/systemd/system/multi-user.target.wants/trainer@*.service
+rm -rf /etc/systemd/system/trainer@.service /etc/systemd/system/trainer@*.service.d /etc/trainer
+systemctl daemon-reload
+systemctl reset-failed 'trainer@*.service' 2>/dev/null || true
+rm -rf /opt/trainer"""
+RESTART = "each task restarts once, from a checkpoint that is saved first: TF_CONFIG names every member"
+
+
+def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:
+    """Clean a drained or dead host, and take it out of the inventory; no other task's number moves.
+
+    Raises OperatorMistake for a host that still takes part, and for the coordinator's.
+    """
+    if not plan_only and host not in cluster.inventory.hosts:
+        desk.say(
+            f"{cluster.inventory.source} has no host {host} with a task: it is removed already, or never was there"
+        )
+        _answer(desk, "remove-host", "nothing to do", [host], [])
+        return
+    (host,) = find_hosts(cluster.inventory, [host])
+    seen = cluster.observe(new_is_enough=True)
+    numbers = numbers_to_write(cluster.inventory, host)
+    expected = [task for task in cluster.inventory.tasks if task.host != host]
+    edit = _composed(
+        [partial(inventory_file.without_host, host=host)]
+        + [partial(inventory_file.with_number, host=name, job=job, number=number) for name, job, number in numbers]
+    )
+    steps = [
+        "nothing on the host: it does not answer" if host in seen.unreachable else "its tasks, files and releases go",
+        f"{host} leaves {cluster.inventory.source}, with a backup",
+        *(f"{name} gets {job}_index: {number}, so that its task keeps its name" for name, job, number in numbers),
+        f"the next `ansible-playbook site.yml` tells the others: {RESTART}",
+    ]
+    if _planned(cluster, desk, "remove-host", seen, host, steps, plan_only, [host]):
+        return
+    with Trail(cluster, desk, "remove-host", reason) as trail:
+        trail.begin(hosts=[host], tasks=[task.name for task in cluster.inventory.tasks_on(host)])
+        _clean(cluster, desk, seen, host)
+        lines = [f"remove the host {host} from each group", *(f"give {n} {j}_index: {i}" for n, j, i in numbers)]
+        _change(cluster.inventory, desk, edit, expected, lines)
+    desk.say(f"{host} is removed. The others go on; tell them when it suits you: ansible-playbook site.yml ({RESTART})")
+    _answer(desk, "remove-host", "done", [host], steps)
+
+
+def replace_host(
+    cluster: Cluster,
+    desk: Desk,
+    old: str,
+    new: str,
+    address: str | None = None,
+    reason: str | None = None,
+    plan_only: bool = False,
+) -> None:
+    """Have a new machine take an old one's place and numbers; the old one has left, or is dead.
+
+    `address` is the new one's, for Ansible and for the members. Raises OperatorMistake where the old one takes part.
+    """
+    inventory = cluster.inventory
+    if new in inventory.variables:
+        raise OperatorMistake(f"{inventory.source} has a host {show(new)} already: name a new one")
+    (old,) = find_hosts(inventory, [old])
+    seen = cluster.observe(new_is_enough=True)
+    has = [key for key in ("ansible_host", "cluster_address") if key in inventory.variables[old]]
+    if "cluster_address" in has and address:
+        raise OperatorMistake(
+            f"--address {show(address)}: {old} has both ansible_host and cluster_address, and this is one address. "
+            "Edit the inventory by hand"
+        )
+    where = address or new
+    variables = dict.fromkeys(has, where)
+    expected = [
+        (task.name, new, where, task.port) if task.host == old else (task.name, task.host, task.address, task.port)
+        for task in inventory.tasks
+    ]
+    steps = [
+        "nothing on the old host: it does not answer" if old in seen.unreachable else f"tasks and files of {old} go",
+        f"{new} ({where}) takes its place in {inventory.source}, with a backup; the tasks keep their names",
+        f"`ansible-playbook site.yml` makes {new} right, and tells the others: {RESTART}",
+    ]
+    if _planned(cluster, desk, "replace-host", seen, old, steps, plan_only, [old, new], chief_may_go=True):
+        return
+    with Trail(cluster, desk, "replace-host", reason) as trail:
+        trail.begin(hosts=[old, new], tasks=[task.name for task in inventory.tasks_on(old)], new=where)
+        _clean(cluster, desk, seen, old)
+        edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
+        _change(inventory, desk, edit, expected, [f"write {new} instead of {old}", f"ansible_host: {where}"])
+    desk.say(
+        f"{new} has the place of {old}: connect to it once with ssh and compare its host key, then "
+        "`ansible-playbook site.yml` and `fab start-cluster`"
+    )
+    _answer(desk, "replace-host", "done", [old, new], steps)
+
+
+def numbers_to_write(inventory: Inventory, host: str) -> list[tuple[str, str, int]]:
+    """Return the hosts, jobs and numbers that must be written down, so that no task's number moves without `host`."""
+    found = []
+    for job in NUMBERED:
+        tasks = [task for task in inventory.tasks if task.job == job]
+        leaving = [task.index for task in tasks if task.host == host]
+        others = [task for task in tasks if task.host != host]
+        known = all(f"{job}_index" in inventory.variables[task.host] for task in others)
+        if not leaving or known or max((task.index for task in others), default=-1) < min(leaving):
+            continue
+        first: dict[str, int] = {}
+        for task in others:
+            first.setdefault(task.host, task.index)
+        found += [(name, job, index) for name, index in first.items()]
+    return found
+
+
+def refusals_of(cluster: Cluster, seen: Observation, host: str, chief_may_go: bool) -> list[str]:
+    """Say why a host can't be taken away for good."""
+    inventory = cluster.inventory
+    if host == inventory.chief.host:
+        if not chief_may_go:
+            return [*find_chief(inventory, [host], True), "To have another machine: fab replace-host OLD NEW"]
+        chief = seen.units.get(inventory.chief.name)
+        return ["the coordinator runs there: `fab stop-cluster` first"] if chief and chief.up else []
+    up = [task.name for task in inventory.tasks_on(host) if task.name in seen.units and seen.units[task.name].up]
+    if up:
+        return [f"{', '.join(up)} on {host} runs: fab drain {host} first"]
+    units = [seen.units[task.name] for task in inventory.tasks_on(host) if task.name in seen.units]
+    bare = all(unit.health is Health.ABSENT for unit in units)  # an earlier call was broken off after its cleaning
+    started = seen.units.get(inventory.chief.name)
+    if started and started.up and not bare and not is_drained(cluster, seen, host):
+        return [f"{host} is not drained, and a start would bring its tasks back: fab drain {host} first"]
+    return [] if chief_may_go else find_shortages(inventory, [host], [])
+
+
+def _planned(
+    cluster: Cluster,
+    desk: Desk,
+    verb: str,
+    seen: Observation,
+    host: str,
+    steps: Sequence[str],
+    plan_only: bool,
+    hosts: Sequence[str],
+    chief_may_go: bool = False,
+) -> bool:
+    """Say what is done, and whether that is all; raises OperatorMistake where it is refused."""
+    refusals = refusals_of(cluster, seen, host, chief_may_go)
+    if refusals and not plan_only:
+        raise OperatorMistake(f"{host} stays: " + "\n".join(refusals))
+    desk.say("\n".join([f"{verb} {' '.join(hosts)}", *(f"  {step}" for step in steps)]))
+    if plan_only:
+        desk.say("\n".join([*(f"  refused {each}" for each in refusals), "nothing was done"]))
+        _answer(desk, verb, "refused" if refusals else "planned", hosts, steps)
+    return plan_only
+
+
+def _clean(cluster: Cluster, desk: Desk, seen: Observation, host: str) -> None:
+    """Take tasks and files off a host that answers, and forget its drain."""
+    if host in seen.unreachable:
+        desk.say(f"{host} does not answer, and was not cleaned. Should it come back, its tasks find no place")
+    else:
+        answer = cluster.hosts.run({host: f"root sh -c {shlex.quote(CLEAN)}"}, STOP_SECONDS)[host]
+        if answer.unreachable or answer.code:
+            why = answer.unreachable or answer.stderr.strip()
+            raise ClusterTrouble(f"{host} could not be cleaned: {why}. Type it again")
+    if host != cluster.inventory.chief.host:
+        drains.tell_coordinator_back(cluster, cluster.inventory.tasks_on(host))
+    drains.forget(cluster, host)
+
+
+def _change(
+    inventory: Inventory,
+    desk: Desk,
+    edit: Callable[[str], str],
+    expected: Sequence[Task | tuple[str, str, str, int | None]],
+    by_hand: Sequence[str],
+) -> None:
+    """Change the inventory, or say what to change where that can't be done by lines."""
+    tasks = [(each.name, each.host, each.address, each.port) if isinstance(each, Task) else each for each in expected]
+    try:
+        control_path(inventory.source)
+        backups = inventory_file.change(inventory, edit, tasks)
+    except NotPlain as why:
+        desk.say("\n".join([f"change {inventory.source} by hand ({why}):", *(f"  {line}" for line in by_hand)]))
+        return
+    desk.say(f"changed {inventory.source}; as it was: {', '.join(map(_short, backups))}")
+
+
+def _short(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _composed(edits: Sequence[Callable[[str], str]]) -> Callable[[str], str]:
+    return lambda text: reduce(lambda known, edit: edit(known), edits, text)
+
+
+def _answer(desk: Desk, verb: str, outcome: str, hosts: Sequence[str], steps: Sequence[str]) -> None:
+    if desk.answers is not None:
+        record = {"outcome": outcome, "hosts": list(hosts), "steps": list(steps), "next": "ansible-playbook site.yml"}
+        desk.answer(verb, record)

@@ -1,0 +1,54 @@
+"""`fab render`: the same cluster for another manager, as text."""
+
+from __future__ import annotations
+
+import re
+
+from fleet.errors import OperatorMistake
+from fleet.render import SHARED_DIR, kubernetes, slurm, wanted
+from fleet.site.inventory import Inventory
+from fleet.verbs import Desk
+
+MANAGERS = ("kubernetes", "slurm")
+# A label of DNS, short enough for the pods' names made of it.
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+
+
+def render(
+    inventory: Inventory,
+    desk: Desk,
+    manager: str,
+    name: str,
+    run: str | None = None,
+    program: str | None = None,
+    shared_dir: str | None = None,
+    image: str | None = None,
+    size: str = "100Gi",
+    storage_class: str | None = None,
+    python: str = "python",
+) -> None:
+    """Print what `kubectl apply -f -` or `sbatch` takes.
+
+    Raises OperatorMistake for another manager, a wrong name, and for Kubernetes without an image.
+    """
+    if manager not in MANAGERS:
+        raise OperatorMistake(f"{manager!r} is none of {', '.join(MANAGERS)}: fab render kubernetes --image IMAGE")
+    if not NAME.fullmatch(name):
+        raise OperatorMistake(
+            f"--name {name!r} can't name pods: expected up to 40 small letters, digits and hyphens, such as psfleet"
+        )
+    if manager == "kubernetes":
+        if not image:
+            raise OperatorMistake(
+                "--image is missing: expected an image with Python, psfleet[trainer] and your program, such as "
+                "registry.example.org/mine:1 (docs/other-managers.md)"
+            )
+        cluster = wanted(inventory, name, run, program, SHARED_DIR)
+        text = kubernetes.render(cluster, image, size, storage_class)
+    else:
+        cluster = wanted(inventory, name, run, program, shared_dir or inventory.shared_dir)
+        text = slurm.render(cluster, python)
+    if desk.answers:
+        desk.answer("render", {"manager": manager, "text": text})
+    else:
+        desk.say(text.rstrip("\n"))

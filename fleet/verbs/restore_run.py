@@ -1,0 +1,27 @@
+"""`fab restore-run COPY`: make a run of a copy that `fab backup` made."""
+
+from __future__ import annotations
+
+from fleet.cluster import Cluster
+from fleet.run_work import have_done, refuse_name, refuse_path, render_bytes
+from fleet.verbs import Desk
+
+
+def restore_run(cluster: Cluster, desk: Desk, copy: str, name: str | None = None, plan: bool = False) -> None:
+    """Prove a copy and make a run of it, under its own name or another one."""
+    refuse_path("the copy", copy)
+    if name is not None:
+        refuse_name(name)
+    words = [copy, *(["--as", name] if name else [])]
+    planned = have_done(cluster, desk, "restore-run", words, plan=True)
+    expected = planned["bytes"]
+    done = plan or planned["outcome"] == "there already"
+    said = planned if done else have_done(cluster, desk, "restore-run", words, plan=False, expected=expected)
+    if desk.answers is not None:
+        desk.answer("restore-run", said)
+    size = f"step {said['step']}, {said['files']} files, {render_bytes(said['bytes'])}"
+    if said["outcome"] == "planned":
+        desk.say(f"would make run {said['run']} of {said['host']}:{copy}: {size}\ndo it: fab restore-run {copy}")
+        return
+    there = "is there already" if said["outcome"] == "there already" else "is there again"
+    desk.say(f"run {said['run']} {there}: {size}\ngo on with it: fab start-cluster --run {said['run']}")

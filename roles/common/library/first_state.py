@@ -1,0 +1,85 @@
+#!/usr/bin/python
+"""Note what a machine had before psfleet came, so that reset.yml can leave it so."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: first_state
+short_description: Note packages, users and settings of a machine that psfleet has not changed yet
+description:
+  - Writes once, and never where psfleet was before.
+options:
+  packages:
+    description: The packages that are installed.
+    type: list
+    elements: str
+    required: true
+  file:
+    description: Where it is noted.
+    type: path
+    default: /var/lib/psfleet/before.json
+author:
+  - psfleet
+"""
+EXAMPLES = r"""
+- name: Note what the machine had before
+  first_state:
+    packages: [bash, procps]
+"""
+RETURN = r"""# """
+
+# Where psfleet was before, one of these is left.
+SIGNS = ("/opt/trainer", "/etc/trainer", "/var/lib/trainer")
+SYSCTLS = ("net.ipv4.tcp_retries2",)
+# Which psfleet may make for a file of its own.
+DIRECTORIES = (
+    *(
+        "/etc/systemd/journald.conf.d",
+        "/etc/needrestart/conf.d",
+        "/etc/exports.d",
+        "/etc/nfs.conf.d",
+        "/etc/prometheus",
+    ),
+    *("/etc/chrony/conf.d", "/var/lib/prometheus", "/root/.ansible"),
+)
+
+
+def state_of(packages: list[str]) -> dict[str, Any]:
+    """Return what is to be noted."""
+    return {
+        "packages": sorted(packages),
+        "users": sorted(each.pw_name for each in pwd.getpwall()),
+        "sysctls": {name: Path("/proc/sys", *name.split(".")).read_text().strip() for name in SYSCTLS},
+        "directories": [path for path in DIRECTORIES if Path(path).is_dir()],
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "packages": {"type": "list", "elements": "str", "required": True},
+            "file": {"type": "path", "default": "/var/lib/psfleet/before.json"},
+        },
+        supports_check_mode=True,
+    )
+    file = Path(module.params["file"])
+    new = not file.exists() and not any(Path(sign).exists() for sign in SIGNS)
+    if new and not module.check_mode:
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        partial = file.with_name(f".{file.name}.new")
+        partial.write_text(json.dumps(state_of(module.params["packages"]), indent=1) + "\n")
+        partial.chmod(0o644)
+        os.replace(partial, file)  # noqa: PTH105
+    module.exit_json(changed=new)
+
+
+if __name__ == "__main__":
+    main()

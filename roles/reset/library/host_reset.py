@@ -1,0 +1,288 @@
+#!/usr/bin/python
+"""Take from a machine all that psfleet's roles have put there, and leave it as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: host_reset
+short_description: Leave a machine as it was before psfleet
+description:
+  - Stops and disables the kit's units, and removes their files, settings, programs, releases and environments.
+  - Removes the users that were not there before, and the packages, where that was noted at the first run.
+  - The NVIDIA driver, the journal's and apt's files and the time that the clock has now stay.
+options:
+  root:
+    description: Below which directory all of it is, in a test.
+    type: path
+    default: /
+  mount:
+    description: The unit that mounts the shared path, where psfleet wrote it; empty for none.
+    type: str
+    default: ""
+  packages:
+    description: The packages that psfleet's roles install.
+    type: list
+    elements: str
+    default: []
+  keep:
+    description: A directory below the tasks' user's home that stays, as with the runs of a host that shares no path.
+    type: path
+    default: ""
+author:
+  - psfleet
+"""
+EXAMPLES = r"""
+- name: Leave the host as it was
+  host_reset:
+    packages: [acl, rsync]
+"""
+RETURN = r"""
+removed:
+  description: Paths, users and packages that were removed.
+  type: list
+  elements: str
+  returned: success
+notes:
+  description: What stays, and why.
+  type: list
+  elements: str
+  returned: success
+"""
+
+UNITS = "etc/systemd/system"
+# Below the root. What stands first goes first: the note of what was there before is the last.
+OWN = (
+    f"{UNITS}/*.target.wants/trainer@*.service",
+    f"{UNITS}/*.target.wants/psfleet-*",
+    f"{UNITS}/*.target.wants/tensorboard.service",
+    f"{UNITS}/trainer@*",
+    f"{UNITS}/psfleet-*",
+    f"{UNITS}/tensorboard.service",
+    f"{UNITS}/tensorboard.service.d",
+    f"{UNITS}/*.service.d/psfleet*.conf",
+    "etc/systemd/journald.conf.d/60-psfleet.conf",
+    "etc/sysctl.d/60-psfleet.conf",
+    "etc/sysctl.d/99-psfleet-ports.conf",
+    "etc/needrestart/conf.d/60-psfleet.conf",
+    "etc/chrony/conf.d/psfleet.conf",
+    "etc/chrony.d/psfleet.conf",
+    "etc/prometheus/psfleet*.yml",
+    "etc/exports.d/psfleet.exports",
+    "etc/nfs.conf.d/psfleet.conf",
+    "usr/local/sbin/psfleet-*",
+    "usr/local/bin/psfleet-*",
+    "etc/trainer",
+    "etc/psfleet",
+    "opt/trainer",
+    "run/psfleet*",
+)
+# The driver stays, with the files that keep it as it is.
+OF_THE_DRIVER = ("nvidia-persistenced.service.d", "psfleet-nvidia-devices.service")
+HOME, NOTED = "var/lib/trainer", "var/lib/psfleet"
+OURS_OF_PORTS = "# Of psfleet's tasks: "
+MASKED = ("rpcbind.service", "rpcbind.socket", "rpc-statd.service", "nfs-mountd.service")
+
+
+class Reset:
+    """One machine, and what is removed of it."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self._module = module
+        self._does = not module.check_mode
+        self._root = Path(module.params["root"])
+        self._real = self._root == Path("/")
+        self.removed: list[str] = []
+        self.notes: list[str] = []
+        noted = self._root / NOTED / "before.json"
+        self._before: dict[str, Any] = json.loads(noted.read_text()) if noted.is_file() else {}
+
+    def run(self) -> None:
+        """Do all of it, in the order in which each may be broken off and done again."""
+        self._stop_units()
+        self._give_ports_back()
+        self._remove_files()
+        self._reload()
+        self._remove_users()
+        self._remove_packages()
+        self._remove_home()
+        self._remove(self._root / NOTED)
+
+    def _call(self, *command: str) -> tuple[int, str]:
+        if not self._real:
+            return 0, ""
+        code, out, _ = self._module.run_command(list(command), environ_update={"DEBIAN_FRONTEND": "noninteractive"})
+        return code, out
+
+    def _stop_units(self) -> None:
+        found = [path.name for path in (self._root / UNITS).glob("*") if self._is_unit(path)]
+        instances = [path.name for path in (self._root / UNITS).glob("*.wants/trainer@*.service")]
+        mount = self._module.params["mount"]
+        units = sorted({*found, *instances}) + ([mount] if mount and (self._root / UNITS / mount).exists() else [])
+        if units and self._does:
+            self._call("systemctl", "stop", "trainer@chief-*.service")  # which saves, before the others go
+            self._call("systemctl", "stop", "trainer@*.service")
+            for unit in units:
+                if "@." not in unit:
+                    self._call("systemctl", "disable", "--now", unit)
+        if mount:
+            for path in (UNITS + "/" + mount, f"{UNITS}/multi-user.target.wants/{mount}"):
+                self._remove(self._root / path)
+            self._remove_empty(self._root / UNITS / f"{mount}.d")
+
+    def _is_unit(self, path: Path) -> bool:
+        ours = path.name.startswith(("psfleet-", "trainer@")) or path.name == "tensorboard.service"
+        return ours and path.suffix in (".service", ".timer") and path.name not in OF_THE_DRIVER
+
+    def _give_ports_back(self) -> None:
+        """Take the tasks' ports out of the kernel's list; what others have put there stays."""
+        file = self._root / "etc/sysctl.d/99-psfleet-ports.conf"
+        kernel = self._root / "proc/sys/net/ipv4/ip_local_reserved_ports"
+        lines = file.read_text().splitlines() if file.is_file() else []
+        ours = next((line.removeprefix(OURS_OF_PORTS) for line in lines if line.startswith(OURS_OF_PORTS)), "")
+        if ours and self._does:
+            left = read_ports(kernel.read_text()) - read_ports(ours)
+            kernel.write_text(",".join(map(str, sorted(left))) + "\n")
+        for name, value in self._before.get("sysctls", {}).items() if self._does else ():
+            (self._root / "proc/sys" / name.replace(".", "/")).write_text(f"{value}\n")
+
+    def _remove_files(self) -> None:
+        for pattern in OWN:
+            for path in sorted(self._root.glob(pattern)):
+                if not any(part in OF_THE_DRIVER for part in path.parts):
+                    self._remove(path)
+        for path in sorted((self._root / UNITS).glob("*.d")):
+            self._remove_empty(path)
+        for name in ("etc/systemd/journald.conf.d", "etc/needrestart/conf.d", "etc/exports.d", "etc/nfs.conf.d"):
+            if f"/{name}" not in self._before.get("directories", [f"/{name}"]):
+                self._remove_empty(self._root / name)
+
+    def _reload(self) -> None:
+        if self.removed and self._does:
+            self._call("systemctl", "daemon-reload")
+            self._call("systemctl", "reset-failed", "trainer@*", "psfleet-*", "tensorboard*")
+            self._call("systemctl", "try-restart", "systemd-journald.service")
+            for unit in MASKED:
+                if (self._root / UNITS / unit).is_symlink() and (self._root / UNITS / unit).readlink() == Path(
+                    "/dev/null"
+                ):
+                    self._call("systemctl", "unmask", unit)
+
+    def _remove_users(self) -> None:
+        before = self._before.get("users", ["prometheus"])
+        for user in ("trainer", "prometheus"):
+            if user in before or not self._real or not is_user(user):
+                continue
+            self.removed.append(f"user {user}")
+            if self._does:
+                self._call("userdel", user)
+                self._call("groupdel", user)
+
+    def _remove_packages(self) -> None:
+        if "packages" not in self._before:
+            self.notes.append("nobody noted which packages were there before psfleet: all of them stay")
+            return
+        if not self._real:
+            return
+        named = [name for name in self._module.params["packages"] if name in self._new_packages()]
+        self._purge(named)
+        # What these had brought along, and nothing else needs.
+        _, said = self._call("apt-get", "--simulate", "autoremove")
+        self._purge(sorted(set(re.findall(r"^Remv (\S+)", said, re.MULTILINE)) & self._new_packages()))
+
+    def _new_packages(self) -> set[str]:
+        _, said = self._call("dpkg-query", "--show", "--showformat", r"${db:Status-Status} ${Package}\n")
+        there = {line.split()[1] for line in said.splitlines() if line.startswith("installed ")}
+        return there - set(self._before["packages"])
+
+    def _purge(self, names: list[str]) -> None:
+        """Remove packages with their settings, unless others would go with them: at once, or else one by one."""
+        if names and not self._others(names, names):
+            self._purge_all(names)
+            return
+        for name in names:
+            if others := self._others([name], names):
+                self.notes.append(f"package {name} stays: {', '.join(others)} would go with it")
+            else:
+                self._purge_all([name])
+
+    def _others(self, names: list[str], ours: list[str]) -> list[str]:
+        """Return what apt would remove with packages, but for `ours`; a question that fails is another."""
+        code, said = self._call("apt-get", "--simulate", "purge", *names)
+        going = set(re.findall(r"^(?:Remv|Purg) (\S+)", said, re.MULTILINE))
+        return sorted(going - set(ours)) or (["what apt-get refuses to say"] if code else [])
+
+    def _purge_all(self, names: list[str]) -> None:
+        self.removed += [f"package {name}" for name in names]
+        if self._does:
+            self._call("apt-get", "--yes", "purge", *names)
+
+    def _remove_home(self) -> None:
+        keep = self._module.params["keep"]
+        home = self._root / HOME
+        if keep and Path(keep).is_relative_to("/" + HOME) and (self._root / keep.lstrip("/")).exists():
+            self.notes.append(f"{keep} stays, with the runs: -e reset_runs=true removes it")
+            for path in sorted(home.iterdir()):
+                if not Path(keep).is_relative_to("/" + str(path.relative_to(self._root))):
+                    self._remove(path)
+            return
+        self._remove(home)
+
+    def _remove(self, path: Path) -> None:
+        if not os.path.lexists(path):
+            return
+        self.removed.append("/" + str(path.relative_to(self._root)))
+        if not self._does:
+            return
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+    def _remove_empty(self, path: Path) -> None:
+        if path.is_dir() and not any(path.iterdir()):
+            self._remove(path)
+
+
+def read_ports(text: str) -> set[int]:
+    """Read a list of ports and ranges, such as 2222,2400-2402."""
+    ports: set[int] = set()
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        ports |= set(range(int(first), int(last or first) + 1))
+    return ports
+
+
+def is_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "path", "default": "/"},
+            "mount": {"type": "str", "default": ""},
+            "packages": {"type": "list", "elements": "str", "default": []},
+            "keep": {"type": "path", "default": ""},
+        },
+        supports_check_mode=True,
+    )
+    reset = Reset(module)
+    reset.run()
+    module.exit_json(changed=bool(reset.removed), removed=reset.removed, notes=reset.notes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Who takes part, changed while a training runs: it never fails, loses no step, and no other task restarts.
+
+One training of two workers and two ps is under way in all of these.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.hosts import ROOT, answer, wait_until
+
+from .conftest import fab, play, reboot, status, units, wait_for_progress
+from .test_planned_reboot import FAULTS, events
+
+
+@dataclass
+class Training:
+    """What befell the training since this was made."""
+
+    lab: dict[str, Any]
+    units: dict[str, str] = field(default_factory=dict)
+    past: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self.units, self.past, self.step = units(self.lab), len(events()), status(self.lab)["step"]
+
+    def check(self, *restarted: str) -> list[dict[str, Any]]:
+        """Refuse a fault, a lost step and a task that restarted beside those; returns the events."""
+        new = events()[self.past :]
+        assert [event for event in new if event["event"] in FAULTS or event.get("steps_lost")] == []
+        wait_for_progress(self.lab)
+        assert status(self.lab)["step"] > self.step
+        now = units(self.lab)
+        assert {task for task, before in self.units.items() if now.get(task) != before} <= set(restarted)
+        return new
+
+
+@pytest.fixture
+def training(lab: dict[str, Any], long_run: Path) -> Iterator[Training]:
+    wait_until(lambda: status(lab)["without"] == {}, 120, "all members take part")
+    wait_for_progress(lab)
+    yield Training(lab)
+    for host in ("worker-1", "ps-1"):
+        assert fab("undrain", host, inventory=long_run).returncode == 0
+
+
+def done(*words: str, inventory: Path) -> str:
+    ended = fab(*words, inventory=inventory)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def seen(inventory: Path) -> dict[str, dict[str, Any]]:
+    return {row["host"]: row for row in json.loads(done("hosts", "--json", inventory=inventory))["hosts"]}
+
+
+def test_a_drained_worker_stays_out_until_it_is_undrained(training: Training, lab, long_run) -> None:
+    """About a minute."""
+    done("ok-to-stop", "worker-1", inventory=long_run)
+    begun = time.monotonic()
+    done("drain", "worker-1", "--reason", "a new disk", inventory=long_run)
+    print(f"drain worker-1: {time.monotonic() - begun:.1f} s")
+    row = seen(long_run)["worker-1"]
+    assert (row["state"], row["why"]) == ("drained", "a new disk")
+    assert "drained" in done("status", inventory=long_run)
+    # Neither a start by hand nor fab brings it back.
+    answer(lab["worker-1"], "systemctl start trainer@worker-1")
+    assert "without worker-1 on worker-1: drained" in done("start-cluster", "--detach", inventory=long_run)
+    assert answer(lab["worker-1"], "systemctl is-active trainer@worker-1") == "inactive"
+    begun = time.monotonic()
+    done("undrain", "worker-1", inventory=long_run)
+    print(f"undrain worker-1: {time.monotonic() - begun:.1f} s")
+    told = [event["event"] for event in training.check("worker-1") if event.get("task") == "worker-1"]
+    assert told == ["member-left", "member-back"]
+    assert status(lab)["without"] == {}
+
+
+def test_a_drained_ps_has_its_variables_elsewhere_and_no_step_is_lost(training: Training, lab, long_run) -> None:
+    """About a minute."""
+    refused = fab("ok-to-stop", "ps-1", inventory=long_run)
+    assert refused.returncode == 1
+    assert "Nothing is lost after: fab drain ps-1" in refused.stderr
+    begun = time.monotonic()
+    done("drain", "ps-1", inventory=long_run)
+    print(f"drain ps-1: {time.monotonic() - begun:.1f} s")
+    assert status(lab)["without"] == {"ps-1": "away"}
+    done("ok-to-stop", "ps-1", inventory=long_run)
+    last = fab("drain", "ps-0", inventory=long_run)
+    assert last.returncode == 2
+    assert "0 of 2 ps would be left" in last.stderr
+    begun = time.monotonic()
+    done("undrain", "ps-1", inventory=long_run)
+    print(f"undrain ps-1: {time.monotonic() - begun:.1f} s")
+    wait_until(lambda: status(lab)["without"] == {}, 120, "ps-1 takes part")
+    found = training.check("ps-1")
+    formed = [event["message"] for event in found if event["event"] == "formed"]
+    assert [message[:12] for message in formed] == ["without ps-1", "all members"]
+    print([event for event in found if event["event"] in ("recovering", "restored", "training")])
+
+
+@pytest.mark.slow
+def test_a_drain_survives_reboots_and_site_yml(training: Training, lab, long_run) -> None:
+    """Two minutes and more."""
+    done("drain", "worker-1", inventory=long_run)
+    reboot(lab["worker-1"])
+    changed = play("site.yml", inventory=long_run)
+    assert not any(stats["changed"] for stats in changed.stats.values()), changed.changed
+    assert answer(lab["worker-1"], "systemctl is-active trainer@worker-1") == "inactive"
+    assert seen(long_run)["worker-1"]["state"] == "drained"
+    done("undrain", "worker-1", inventory=long_run)
+    training.check("worker-1")
+
+
+def test_a_rollback_brings_the_release_and_settings_of_before(training: Training, lab, long_run, tmp_path) -> None:
+    """Half a minute; no process restarts but the supervisors' children."""
+    programs, edited = tmp_path / "programs", tmp_path / "lab"
+    shutil.copytree(ROOT / "tests/infra/programs", programs)
+    (programs / "slow.py").write_text((programs / "slow.py").read_text() + "# edited\n")
+    shutil.copytree(long_run, edited)
+    variables = edited / "group_vars/all.yml"
+    values = yaml.safe_load(variables.read_text())
+    run = values["trainer_run"] | {"log_seconds": 3}
+    variables.write_text(yaml.safe_dump(values | {"release_program": str(programs), "trainer_run": run}))
+    before = answer(lab["head"], "readlink /opt/trainer/current; cat /etc/trainer/run.json")
+    done("start-cluster", "--detach", inventory=edited)
+    assert answer(lab["head"], "readlink /opt/trainer/current; cat /etc/trainer/run.json") != before
+    begun = time.monotonic()
+    said = done("rollback", "--reason", "a test", inventory=long_run)
+    print(f"rollback: {time.monotonic() - begun:.1f} s\n{said}")
+    assert "setting  log_seconds: 3 -> null" in said
+    assert {answer(host, "readlink /opt/trainer/current; cat /etc/trainer/run.json") for host in lab.values()} == {
+        before
+    }
+    training.check()
+    assert "way     fab by itself" in done("start-cluster", "--detach", inventory=long_run)
+    training.check()
+
+
+def test_the_history_has_each_act(long_run) -> None:
+    acts = json.loads(done("history", "--json", "--since", "30 min", "--lines", "100", inventory=long_run))
+    assert acts["damaged"] == 0
+    found = [(act["verb"], act["outcome"], act.get("reason")) for act in acts["history"]]
+    assert {("drain", "done", "a new disk"), ("rollback", "done", "a test")} <= set(found)
+    assert {("start-cluster", "done", None), ("undrain", "done", None)} <= set(found)

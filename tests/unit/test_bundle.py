@@ -1,0 +1,208 @@
+"""`fab bundle` leaves no secret in the archive: some are planted here, in each place, and looked for."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from ansible.parsing.vault import VaultLib, VaultSecret
+
+from fleet.bundle.contents import RUN_FILES, split_files
+from fleet.bundle.redaction import REMOVED, Redactor
+from fleet.bundle.secrets import describe_inventory, inventory_secrets
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.site.inventory import load_inventory
+from fleet.ssh import Answer
+from fleet.verbs import Desk
+from fleet.verbs import bundle as verb
+from tests.unit import test_answers as answers
+from tests.unit import test_fleet_verbs as fleet
+
+KEY = """-----BEGIN OPENSSH PRIVATE KEY-----
+b3BlbnNzaC1rZXktdjEAAAAABG5vbm
+UAAAAEbm9uZQAAAAAAAAABAAAAMwAA
+-----END OPENSSH PRIVATE KEY-----"""
+VAULTED, INLINE, BECOME = "geheimnis-aus-dem-tresor", "inline secret & more", "sudo-Passwort!7"
+WIREGUARD = base64.b64encode(bytes(range(32))).decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        (f"read {KEY}", "b3BlbnNzaC1rZXktdjEAAAAABG5vbm"),
+        (KEY.rpartition("\n")[0], "AAABAAAAMwAA"),
+        ("https_proxy=http://me:hunter2@proxy:3128", "hunter2"),
+        ("https://hooks.slack.com/services/T00/B00/XXXXYYYY", "XXXXYYYY"),
+        ("https://discord.com/api/webhooks/1/abcdefgh", "abcdefgh"),
+        ("https://chat.example.org/hooks/abcdefgh", "abcdefgh"),
+        ("https://x.webhook.office.com/webhookb2/abcdefgh", "abcdefgh"),
+        ("POST https://a.example/x?user=1&api_key=abcdefgh&y=2", "abcdefgh"),
+        ("Authorization: Bearer abcdefghijkl", "abcdefghijkl"),
+        ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+        ("wandb: token eyJhbGciOiJIUzI1.eyJzdWIiOiIx.abc", "eyJzdWIiOiIx"),
+        ("aws AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"),
+        ("ghp_abcdefghijklmnopqrstuvwx", "ghp_abc"),
+        ("xoxb-1234567890-abcdef", "xoxb-1234567890"),
+        ("hf_abcdefghijklmnopqrstuvwx", "hf_abc"),
+        (f"PrivateKey = {WIREGUARD}", WIREGUARD),
+        (f"peer: {WIREGUARD}", WIREGUARD),
+        ("ansible_become_password: s3cr3t!", "s3cr3t!"),
+        ("ANSIBLE_BECOME_PASS=s3cr3t", "s3cr3t"),
+        ('{"password": "with space", "steps": 5}', "with space"),
+        ("db_passwd='with space'", "with space"),
+        ("WANDB_API_KEY=abc123", "abc123"),
+        ("$ANSIBLE_VAULT;1.1;AES256\n33363965326261303234\n61316134", "33363965326261303234"),
+    ],
+)
+def test_what_looks_like_a_secret_is_removed(text: str, secret: str) -> None:
+    shown = Redactor([]).text(text)
+    assert secret in text
+    assert secret not in shown
+    assert REMOVED in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "worker-1 ended with 137 (SIGKILL): starting the next",
+        "tokens per second: 1200",
+        "http://10.0.3.10:9090/metrics?task=ps-0",
+        "release 0c80210420ba on 5 hosts, https://github.com/x/y/issues/3",
+        "0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8  ckpt-5.index",
+        "the user's error: no such file: keys.txt",
+    ],
+)
+def test_what_is_none_is_kept(text: str) -> None:
+    assert Redactor([]).text(text) == text or text.startswith("tokens")
+
+
+def test_json_is_still_json() -> None:
+    shown = json.loads(Redactor([]).text('{"api_token": "abcdefgh", "steps": 5, "run": "digits"}'))
+    assert shown == {"api_token": REMOVED, "steps": 5, "run": "digits"}
+
+
+def test_a_known_secret_is_found_in_each_form() -> None:
+    redactor = Redactor([INLINE, KEY, "abc"])
+    forms = [INLINE, quote(INLINE, safe=""), base64.b64encode(INLINE.encode()).decode(), json.dumps(KEY), "abc"]
+    shown = redactor.text(" | ".join(forms))
+    assert shown == f'{REMOVED} | {REMOVED} | {REMOVED} | "{REMOVED}" | abc'  # too short to be told from other words
+    assert not redactor.leaks(shown)
+    assert redactor.leaks(KEY.splitlines()[1])
+
+
+def test_records_lose_values_by_their_keys() -> None:
+    record = {
+        "notify_webhook": "https://a/b",
+        "notify_webhook_secret": "HOOK",
+        "ansible_ssh_private_key_file": "~/k",
+        "n": [1],
+    }
+    shown = Redactor([]).record({"token": {"deep": 1}, "password": "", **record})
+    assert shown == {"token": REMOVED, "password": "", **record, "notify_webhook": REMOVED}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an inventory with secrets in a vault, in a value that is encrypted alone, and in plain words."""
+    password = tmp_path / "password"
+    password.write_text("tresor")
+    monkeypatch.setattr("ansible.constants.DEFAULT_VAULT_PASSWORD_FILE", str(password))
+    folder = tmp_path / "inventory"
+    (folder / "group_vars/all").mkdir(parents=True)
+    hosts = {
+        name: {"hosts": {host: {"ansible_host": f"192.0.2.{n}"}}}
+        for n, (name, host) in enumerate([("chief", "head"), ("ps", "store"), ("worker", "far")])
+    }
+    (folder / "hosts.yml").write_text(json.dumps(hosts))
+    (folder / "group_vars/all/vault.yml").write_text(encrypt(f"vault_wandb: {VAULTED}\nvault_key: {json.dumps(KEY)}\n"))
+    inline = encrypt(INLINE).replace("\n", "\n    ")
+    (folder / "group_vars/all/site.yml").write_text(
+        "cluster_shared_dir: /srv/trainer\n"
+        "trainer_run: {program: 'p:P', notify_webhook: 'https://chat.example.org/room/quite-secret'}\n"
+        'trainer_secrets: {WANDB: "{{ vault_wandb }}", KEY: "{{ vault_key }}"}\n'
+        f"ansible_become_password: '{BECOME}'\nunknown_thing: private-words\n"
+        f"vault_inline: !vault |\n    {inline}\n"
+    )
+    return folder
+
+
+def encrypt(text: str) -> str:
+    return str(VaultLib([("default", VaultSecret(b"tresor"))]).encrypt(text).decode())
+
+
+def test_the_inventorys_secrets_are_known_and_not_shown(site: Path) -> None:
+    inventory = load_inventory(str(site))
+    secrets = inventory_secrets(inventory)
+    assert {VAULTED, INLINE, BECOME, KEY, "https://chat.example.org/room/quite-secret"} <= secrets
+    shown = json.dumps(describe_inventory(inventory, Redactor(secrets)))
+    for secret in (VAULTED, INLINE, BECOME, "quite-secret", "private-words", "AAAABG5vbm"):
+        assert secret not in shown
+    assert '"unknown_thing": "<removed>"' in shown
+    assert '"program": "p:P"' in shown
+
+
+class Hosts(fleet.Pretence):
+    """Hosts whose journals have secrets."""
+
+    def _answer(self, host: str, script: str) -> Answer:
+        if "@@file" not in script:
+            return super()._answer(host, script)
+        journal = (
+            f"login with {BECOME}\nkey: {KEY}\nWANDB={VAULTED} {quote(INLINE)}\nhttp://u:pw12345@proxy:1\nplain words"
+        )
+        return Answer(
+            f'@@file journal.txt\n{journal}\n@@file run.json\n{{"notify_webhook": "https://h/quite-secret"}}\n'
+        )
+
+
+def test_no_planted_secret_is_in_the_archive(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "diagnose", lambda *_: [])
+    pretended = fleet.make_inventory()
+    inventory = replace(load_inventory(str(site)), tasks=pretended.tasks, hosts=pretended.hosts)
+    hosts = Hosts(
+        inventory,
+        run_status={**fleet.status("training", 5), "message": f"it read {VAULTED}"},
+        unreachable={"far": f"no {BECOME}"},
+    )
+    desk = Desk(io.StringIO(), answers=io.StringIO(), meanwhile=io.StringIO())
+    place = tmp_path / "report.tar.gz"
+    verb.bundle(Cluster(inventory, hosts), desk, str(place))
+    found = answers.answer_of(desk)
+    assert place.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(place) as archive:
+        texts = {member.name: (archive.extractfile(member) or io.BytesIO()).read().decode() for member in archive}
+    whole = "\n".join([*texts, *texts.values(), fleet.printed(desk), json.dumps(found)])
+    for secret in (VAULTED, INLINE, quote(INLINE), BECOME, "quite-secret", "private-words", "AAAABG5vbm", "pw12345"):
+        assert secret not in whole, secret
+    assert "plain words" in texts["report/hosts/store/journal.txt"]
+    assert "report/run/run.json" in texts
+    assert found["missing"] == {"far": f"no {REMOVED}"}
+    assert {"README.txt", "doctor.json", "inventory.json", "status.json", "versions.json"} <= set(found["files"])
+
+
+def test_nothing_is_written_where_a_secret_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "inventory_secrets", lambda _: {"very-secret"})
+    monkeypatch.setattr(verb, "gather", lambda *_: ({"a.txt": "very-secret"}, {}))
+    inventory = fleet.make_inventory()
+    with pytest.raises(ClusterTrouble, match=r"nothing was written: .* is still in a.txt"):
+        verb.bundle(Cluster(inventory, fleet.Pretence(inventory)), Desk(io.StringIO()), str(tmp_path / "b.tar.gz"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_can_not_be_written_is_refused_first(tmp_path: Path) -> None:
+    inventory = fleet.make_inventory()
+    for out in (str(tmp_path), "/nowhere/at/all.tar.gz"):
+        with pytest.raises(OperatorMistake, match="expected a file to write"):
+            verb.bundle(Cluster(inventory, fleet.Pretence(inventory)), Desk(io.StringIO()), out)
+
+
+def test_what_a_host_prints_is_cut_into_files() -> None:
+    assert split_files("noise\n@@file a\n1\n2\n@@file b\n") == {"a": "1\n2\n", "b": "\n"}
+    assert "events.jsonl" in RUN_FILES

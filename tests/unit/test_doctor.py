@@ -1,0 +1,414 @@
+"""Each finding of `fab doctor` has here what causes it; nothing is found where nothing is wrong."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import socket
+import stat
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet import agent
+from fleet.cluster import Cluster, Observation
+from fleet.doctor import whole
+from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
+from fleet.doctor.hosts import judge_hosts
+from fleet.doctor.look import PROBE, Look
+from fleet.doctor.whole import judge_control, judge_look
+from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.run import Run
+from fleet.site.inventory import Host
+from fleet.ssh import Answer
+from fleet.units import Unit
+from fleet.verbs import Desk
+from fleet.verbs import doctor as verb
+from tests.unit import test_answers as answers
+from tests.unit import test_fleet_verbs as fleet
+from trainer.cluster.ways import Way
+
+GB = 10**9
+INVENTORY = fleet.make_inventory()
+FACTS: dict[str, Any] = {
+    "apart": 0.1,
+    "room": {"/": {"size": 100 * GB, "free": 50 * GB, "files": 10**6, "files_free": 10**6}, "/srv/trainer": None},
+    "memory": {"size": 8 * 2**30, "available": 4 * 2**30},
+    "memory_pace": 8.0,
+    "disk_pace": 200.0,
+    "path": {"rc": 0, "why": ""},
+    "shared": {"pace": 100.0, "why": ""},
+    "listeners": {},
+    "units": {"failed": [], "clock": ["chrony.service"]},
+    "limits": {"trainer@ps-0.service": 1048576},
+    "unreadable": [],
+    "proxies": {},
+}
+TAKEN = {"name": "nginx", "pid": "7", "unit": "nginx.service"}
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    """Return the facts of three hosts, with `store` changed."""
+    found = {host: copy.deepcopy(FACTS) for host in INVENTORY.hosts}
+    found["store"] |= changes
+    return found
+
+
+def judge(each: Mapping[str, Any]) -> list[Finding]:
+    return judge_hosts(INVENTORY, Observation(), each)
+
+
+def room(**changes: int) -> dict[str, Any]:
+    return {"/": {**FACTS["room"]["/"], **changes}}
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    assert judge(facts()) == []
+    assert judge(facts(shared=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "part", "what", "mend"),
+    [
+        ({"room": room(free=10**8)}, ERROR, "room", "/ has 100 MB free of 100.0 GB", "du -xh"),
+        ({"room": room(free=10**9)}, WARNING, "room", "/ has 1,000 MB free", "du -xh"),
+        ({"room": {"/srv/trainer": room(free=0)["/"]}}, ERROR, "room", "/srv/trainer has 0 MB free", "fab prune"),
+        ({"room": room(files_free=9)}, WARNING, "room", "room for 9 more files", "du -xh"),
+        ({"memory": {"size": 2**30, "available": 2**20}}, WARNING, "memory", "1 MiB of memory are left", "ps"),
+        ({"path": {"rc": None, "why": ""}}, ERROR, "shared path", "its check is not installed", "--limit store"),
+        ({"path": {"rc": 1, "why": "nothing is mounted"}}, ERROR, "shared path", "nothing is mounted", "remount"),
+        ({"shared": {"pace": None, "why": "EROFS"}}, ERROR, "shared path", "can't write to /srv/trainer: EROFS", "df"),
+        ({"shared": {"pace": 2.0, "why": ""}}, WARNING, "shared path", "2 MiB/s to the shared path", "nfsiostat"),
+        ({"listeners": {"2300": TAKEN}}, ERROR, "ports", "port 2300 of ps-0 is taken by nginx", "stop nginx.service"),
+        ({"listeners": {"2300": {**TAKEN, "unit": ""}}}, ERROR, "ports", "nginx (process 7)", "kill 7"),
+        ({"units": {"failed": ["psfleet-firewall.service"], "clock": ["x"]}}, ERROR, "units", "failed", "journalctl"),
+        ({"units": {"failed": [], "clock": []}}, WARNING, "clock", "no service keeps its clock", "chrony"),
+        ({"limits": {"trainer@ps-0.service": 1024}}, WARNING, "limits", "may open 1,024 files", "LimitNOFILE"),
+        ({"unreadable": ["/etc/trainer/run.json"]}, ERROR, "umask", "can't read /etc/trainer/run.json", "site.yml"),
+        ({"proxies": {"http://p:3128": "refused"}}, WARNING, "proxies", "http://p:3128 of systemd's", "DefaultEnv"),
+        ({"apart": 61.0}, ERROR, "clock", "1 min 1 s ahead of the others'", "timedatectl"),
+        ({"apart": -30.0}, ERROR, "clock", "30 s behind the others'", "timedatectl"),
+        ({"disk_pace": 20.0}, WARNING, "disk", "writes 20 MiB/s to /var/tmp, and its peers 200", "iostat"),
+        ({"memory_pace": 0.5}, WARNING, "memory", "copies 0.5 GiB/s of memory, and its peers 8", "top"),
+        ({"shared": {"pace": 20.0, "why": ""}}, WARNING, "link", "to the shared path, and its peers 100", "fab ways"),
+    ],
+)  # fmt: skip
+def test_a_fact_that_is_wrong_is_found(changes: dict[str, Any], level: str, part: str, what: str, mend: str) -> None:
+    found = [each for each in judge(facts(**changes)) if each.part == part]
+    assert [(each.level, each.where) for each in found] == [(level, "store")], judge(facts(**changes))
+    assert what in found[0].what
+    assert mend in found[0].mend
+
+
+def test_a_port_that_its_own_task_has_is_right() -> None:
+    own = {"name": "python", "pid": "7", "unit": "trainer@ps-0.service"}
+    assert judge(facts(listeners={"2300": own})) == []
+
+
+def test_of_two_hosts_none_is_an_outlier() -> None:
+    two = {host: each for host, each in facts(disk_pace=1.0, apart=60.0).items() if host != "far"}
+    assert judge(two) == []
+
+
+def test_a_host_that_is_not_reached_is_found_with_the_way_to_see_why() -> None:
+    known = Host("store", "192.0.2.20", user="admin", port=2222, key_file=Path("k"))
+    inventory = replace(INVENTORY, hosts={**INVENTORY.hosts, "store": known})
+    (found,) = judge_hosts(inventory, Observation(unreachable={"store": "no answer in 10 s"}), {})
+    assert (found.level, found.part, found.mend) == (ERROR, "SSH", "ssh -v -i k -p 2222 admin@192.0.2.20")
+
+
+@pytest.fixture
+def look() -> Look:
+    observation = Observation(
+        units={
+            task.name: Unit(task.unit, active="active", sub="running", file_state="enabled") for task in INVENTORY.tasks
+        },
+        listening={task.name: True for task in INVENTORY.tasks if task.port},
+        configured={task.name: True for task in INVENTORY.tasks},
+        releases=dict.fromkeys(INVENTORY.hosts, "abc"),
+        clocks=dict.fromkeys(INVENTORY.hosts, 1000.0),
+        run=Run("digits", state="training", updated=999.0, step=5),
+    )
+    return Look(observation)
+
+
+def test_a_cluster_that_trains_is_right(look: Look) -> None:
+    assert judge_look(INVENTORY, look, "abc") == []
+
+
+def set_run(**changes: Any) -> Callable[[Look], None]:
+    def change(look: Look) -> None:
+        assert look.observation.run is not None
+        look.observation.run = replace(look.observation.run, **changes)
+
+    return change
+
+
+CAUSES: list[tuple[Callable[[Look], Any], str, str, str, str]] = [
+    (lambda look: setattr(look, "unfit", "no lock"), "control machine", "release", "no lock", "fab validate"),
+    (lambda look: look.broken.update(far="no python3"), "far", "look", "no python3", "site.yml --limit far"),
+    (
+        lambda look: look.ways.update(far={"problems": ["host 'far': it has no way to head"], "notes": []}),
+        "far", "addresses and routes", "it has no way to head", "as it says",
+    ),
+    (
+        lambda look: look.ways.update(far={"problems": ["host 'far': its clock is 3 days behind"], "notes": []}),
+        "far", "clock", "its clock is 3 days behind", "as it says",
+    ),
+    (lambda look: look.observation.releases.update(far=None), "far", "release", "nothing is installed", "site.yml"),
+    (lambda look: look.observation.releases.update(far="old"), "far", "release", "release old", "fab start-cluster"),
+    (
+        lambda look: setattr(look, "differs", {"far": "/etc/trainer/worker-1.env differs"}),
+        "far", "files", "worker-1.env differs", "site.yml --limit far --diff",
+    ),
+    (
+        lambda look: setattr(look, "differs", {"far": "psfleet-firewall.service is not enabled, or does not run"}),
+        "far", "firewall", "psfleet-firewall.service is not enabled", "site.yml --limit far",
+    ),
+    (
+        lambda look: look.observation.units.update({"ps-0": Unit("trainer@ps-0.service", active="failed")}),
+        "store", "units", "ps-0 is failed", "fab logs --task ps-0",
+    ),
+    (
+        lambda look: setattr(look.observation, "run_error", OperatorMistake("run.json: stepps")),
+        "run", "run", "stepps", "fab start-cluster",
+    ),
+    (set_run(state="failed", message="no such file"), "run digits", "run", "failed: no such file", "mend the"),
+    (set_run(without={"worker-1": "given up"}), "run digits", "run", "goes on without worker-1", "--task worker-1"),
+    (set_run(ways={"ps-0": {"worker-1": "broken: no answer"}}), "run digits", "addresses and routes", "0 of 1", "ways"),
+    (set_run(ways={"ps-0": {"worker-1": "slow, 1 s"}}), "run digits", "addresses and routes", "slow, 1 s", "ways"),
+    (set_run(updated=100.0), "run digits", "run", "nobody has told of it for 15 min", "fab start-cluster"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cause", "where", "part", "what", "mend"), CAUSES)
+def test_what_is_wrong_with_the_whole_is_found(
+    look: Look, cause: Callable[[Look], Any], where: str, part: str, what: str, mend: str
+) -> None:
+    cause(look)
+    found = [each for each in judge_look(INVENTORY, look, "abc") if each.part == part]
+    assert [each.where for each in found] == [where], judge_look(INVENTORY, look, "abc")
+    assert what in found[0].what
+    assert mend in found[0].mend
+
+
+def test_what_only_ansible_can_tell_is_no_finding(look: Look) -> None:
+    look.differs = {
+        "far": "what it should hold can't be worked out here: x",
+        "store": "roles/trainer: only Ansible can",
+    }
+    assert judge_look(INVENTORY, look, "abc") == []
+
+
+def test_the_control_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = tmp_path / "key"
+    key.write_text("x")
+    key.chmod(0o600)
+    inventory = replace(INVENTORY, hosts={"head": Host("head", "192.0.2.1", key_file=key)})
+    monkeypatch.setattr(whole.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=100 * GB))
+    assert judge_control(tmp_path, inventory, []) == []
+    key.chmod(0o644)
+    assert judge_control(tmp_path, inventory, [])[0].mend == f"chmod 600 {key}"
+    key.unlink()
+    assert "can't be read" in judge_control(tmp_path, inventory, [])[0].what
+    monkeypatch.setattr(whole.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=GB))
+    monkeypatch.setattr(whole, "find_ansible", lambda: (_ for _ in ()).throw(OperatorMistake("not installed")))
+    tmp_path.chmod(0o777)
+    found = judge_control(tmp_path, None, [whole.Problem("steps is -1")])
+    assert [each.part for each in found] == ["inventory", "Ansible", "rights", "room"]
+    tmp_path.chmod(0o755)
+
+
+def test_errors_come_first_and_each_once() -> None:
+    one, other = Finding(WARNING, "a", "room", "w", "m"), Finding(ERROR, "b", "room", "e", "do it")
+    assert sorted_findings([one, other, one]) == [other, one]
+    shown = render_findings([other, one])
+    assert shown.splitlines()[1].split() == ["1", "error", "b", "room", "e"]
+    assert "  1  do it" in shown
+
+
+# The probe itself, on this machine.
+
+
+@pytest.fixture(scope="module")
+def probe() -> Any:
+    basic = types.ModuleType("ansible.module_utils.basic")
+    basic.AnsibleModule = agent.AnsibleModule  # type: ignore[attr-defined]
+    module = types.ModuleType("doctor")
+    before = sys.modules.get("ansible.module_utils.basic")
+    sys.modules["ansible.module_utils.basic"] = basic
+    try:
+        exec(compile(PROBE.read_text(), "doctor", "exec"), module.__dict__)
+    finally:
+        if before is None:
+            del sys.modules["ansible.module_utils.basic"]
+        else:
+            sys.modules["ansible.module_utils.basic"] = before
+    return module
+
+
+def test_the_probe_measures_room_memory_and_paces(probe: Any, tmp_path: Path) -> None:
+    found = probe.room(str(tmp_path))
+    assert 0 < found["free"] <= found["size"]
+    assert probe.room("/nowhere") is None
+    assert 0 < probe.memory()["available"] <= probe.memory()["size"]
+    assert probe.memory_pace(1) > 0
+    assert probe.own_pace(str(tmp_path), 1) > 0
+    assert probe.own_pace("/nowhere", 1) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_probe_says_why_the_tasks_user_cant_write(
+    probe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(probe, "AS_TRAINER", ())
+    assert probe.shared_pace(str(tmp_path), 1)["pace"] > 0
+    assert "No such file" in probe.shared_pace("/nowhere", 1)["why"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_probe_names_who_has_a_port(probe: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = probe.listeners([port])
+        assert found[str(port)]["pid"] == str(os.getpid())
+    assert probe.listeners([port]) == {}
+
+
+def test_the_probe_tries_proxies_and_keeps_their_passwords(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        right = server.getsockname()[1]
+        named = f"http_proxy=http://u:geheim@127.0.0.1:1\nhttps_proxy=http://127.0.0.1:{right}\nHTTP_PROXY=nonsense\nLANG=C\n"
+        monkeypatch.setattr(probe, "run", lambda *words, **_: (0, named, ""))
+        assert probe.proxies() == {
+            "http://127.0.0.1:1": "Connection refused",
+            "nonsense": "it names no host with a port",
+        }
+
+
+def test_the_probe_says_what_the_check_of_the_path_says(probe: Any, tmp_path: Path) -> None:
+    script = tmp_path / "check"
+    assert probe.check_path(str(script)) == {"rc": None, "why": ""}
+    script.write_text("#!/bin/sh\necho 'shared path: full' >&2\nexit 1\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    assert probe.check_path(str(script)) == {"rc": 1, "why": "shared path: full"}
+
+
+def test_a_container_has_its_machines_clock(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, kept in ((0, ["the container's machine"]), (1, ["chrony.service"])):
+        said = {"systemd-detect-virt": (code, "", ""), "systemctl": (0, "chrony.service loaded active\n", "")}
+        monkeypatch.setattr(probe, "run", lambda *words, said=said, **_: said[words[0]])
+        assert probe.units()["clock"] == kept
+
+
+def test_what_a_user_cant_read_is_named(probe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    asked: list[str] = []
+    monkeypatch.setattr(probe, "run", lambda *words, **_: (asked.append(words[-1]) or 1, "", ""))
+    assert probe.unreadable([str(tmp_path / "there"), str(tmp_path / "gone")]) == [str(tmp_path / "there")]
+
+
+# The verb.
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch, look: Look) -> Look:
+    monkeypatch.setattr(verb, "judge_control", lambda *_: [])
+    monkeypatch.setattr(verb, "inventory_problems", lambda _: [])
+    monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, []))
+    monkeypatch.setattr(verb, "look_at", lambda _: look)
+    look.facts = facts()
+    return look
+
+
+def desk_of() -> Desk:
+    return Desk(io.StringIO(), build=lambda _: "abc", answers=io.StringIO(), meanwhile=io.StringIO())
+
+
+def test_a_right_cluster_ends_with_0_and_says_the_next_command(calm: Look) -> None:
+    desk = desk_of()
+    verb.doctor(Cluster(INVENTORY, fleet.Pretence(INVENTORY)), desk)
+    assert answers.answer_of(desk)["findings"] == []
+    assert "nothing is wrong with 3 hosts" in fleet.printed(desk)
+    assert fleet.printed(desk).endswith("next: fab status\n")
+
+
+def test_a_finding_ends_with_1_and_begins_with_the_worst_mend(calm: Look) -> None:
+    calm.facts = facts(unreadable=["/etc/trainer/run.json"], limits={"trainer@ps-0.service": 1024})
+    desk = desk_of()
+    with pytest.raises(ClusterTrouble) as ended:
+        verb.doctor(Cluster(INVENTORY, fleet.Pretence(INVENTORY)), desk)
+    assert (ended.value.code, str(ended.value)) == (1, "")
+    found = answers.answer_of(desk)
+    assert (found["errors"], found["warnings"]) == (1, 1)
+    assert "begin with: ansible-playbook site.yml --limit store" in fleet.printed(desk)
+
+
+def test_a_typed_password_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "read_source", lambda *_, **__: (_ for _ in ()).throw(OperatorMistake("no password")))
+    assert [str(each) for each in verb.inventory_problems(INVENTORY)] == ["no password"]
+    assert verb.inventory_problems(replace(INVENTORY, vault_password="x")) == []
+
+
+def test_ways_that_are_broken_or_slow_are_found(calm: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(INVENTORY, fleet.Pretence(INVENTORY))
+    monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, ["worker-1 to ps-0: no answer"]))
+    (found,) = verb.judge_ways(cluster, calm)
+    assert (found.level, found.mend) == (ERROR, "fab ways")
+    paces = {"ps-0": 0.01, "worker-0": 0.01, "worker-1": 0.3}
+    rows = {task: {"chief-0": way(seconds)} for task, seconds in paces.items()}
+    monkeypatch.setattr(verb, "try_ways", lambda _: (rows, {}, []))
+    (found,) = verb.judge_ways(cluster, calm)
+    assert (found.level, found.where, found.part) == (WARNING, "far", "link")
+
+
+def way(seconds: float) -> Way:
+    return Way.read({"works": True, "address": "192.0.2.1:2222", "seconds": seconds})
+
+
+def test_gpus_that_are_not_as_expected_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "ask_gpus", lambda *_: ({"far": {"problems": ["no driver"]}}, {}))
+    (found,) = verb.judge_gpus(Cluster(INVENTORY, fleet.Pretence(INVENTORY)), ["far"])
+    assert (found.where, found.part, found.what) == ("far", "GPU", "no driver")
+
+
+def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleet.doctor import look as looking
+
+    class Short:
+        def __init__(self, cluster: Cluster) -> None:
+            pass
+
+        def questions(self) -> dict[str, Any]:
+            return {"far": {"look": ["/etc/x"], "steps": [], "sources": {}}}
+
+        def judge(self, answers: Mapping[str, Any], hosts: list[str]) -> dict[str, str]:
+            return {"far": "/etc/x differs"}
+
+    class Hosts(fleet.Pretence):
+        def run(self, scripts: Any, timeout: float = 30, data: Any = None) -> dict[str, Answer]:
+            if not data:
+                return {host: Answer("1000.5\n") for host in scripts}
+            given = {host: json.loads(text) for host, text in data.items()}
+            assert all("doctor" in each["sources"] and "host_look" in each["sources"] for each in given.values())
+            steps = {"doctor": {**FACTS}, "ways": {"problems": [], "notes": []}}
+            broken = {"doctor": {"failed": True, "msg": "no memory"}, "ways": {"failed": True}}
+            said = {host: json.dumps({"steps": broken if host == "head" else steps}) for host in scripts}
+            found = super().run(scripts, timeout)
+            return {host: replace(each, stdout=f"@look\n{said[host]}\n{each.stdout}") for host, each in found.items()}
+
+    monkeypatch.setattr(looking, "ShortWay", Short)
+    seen = looking.look_at(Cluster(INVENTORY, Hosts(INVENTORY, run_status=fleet.status("new", None))))
+    assert (seen.differs, seen.broken, sorted(seen.facts)) == (
+        {"far": "/etc/x differs"},
+        {"head": "no memory"},
+        ["far", "store"],
+    )
+    assert seen.facts["far"]["apart"] < -1e6

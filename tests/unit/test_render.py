@@ -1,0 +1,121 @@
+"""The same cluster for other managers: names, members, settings, ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from fleet.errors import OperatorMistake
+from fleet.render import Wanted, kubernetes, slurm, wanted
+from fleet.site.inventory import Inventory, Source, describe
+from fleet.verbs import Desk
+from fleet.verbs.render import render
+from trainer.cluster.spec import Cluster
+
+GROUPS = {"chief": ["a"], "ps": ["a", "b"], "worker": ["b", "c"], "evaluator": ["a"]}
+SETTINGS = {"program": "mine:Model", "run": "first", "steps": 100}
+
+
+def inventory(groups: Mapping[str, list[str]] | None = None, **variables: Any) -> Inventory:
+    groups = groups or GROUPS
+    hosts = sorted({host for members in groups.values() for host in members})
+    common = {"cluster_shared_dir": "/mnt/shared", "trainer_run": SETTINGS, **variables}
+    of_hosts = {host: {**common, "ansible_host": f"192.0.2.{number}"} for number, host in enumerate(hosts, 10)}
+    of_hosts["c"]["worker_tasks"] = 2
+    return describe(Source("test", {**groups}, of_hosts))
+
+
+def rendered(found: Inventory, **given: Any) -> dict[tuple[str, str], Any]:
+    out = io.StringIO()
+    render(found, Desk(out), "kubernetes", "mine", image="example.org/mine:1", **given)
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(out.getvalue())}
+
+
+def environment(template: Mapping[str, Any], index: int) -> dict[str, str]:
+    """As Kubernetes makes it of a container's, where `index` is the pod's."""
+    found: dict[str, str] = {}
+    for each in template["spec"]["containers"][0]["env"]:
+        found[each["name"]] = str(each.get("value", index)).replace("$(TASK_INDEX)", found.get("TASK_INDEX", ""))
+    return found
+
+
+def test_each_pod_is_a_task_of_the_same_cluster() -> None:
+    objects = rendered(inventory())
+    members = {
+        "chief": ["mine-chief-0.mine-chief:2222"],
+        "ps": [f"mine-ps-{index}.mine-ps:2222" for index in range(2)],
+        "worker": [f"mine-worker-{index}.mine-worker:2222" for index in range(3)],
+    }
+    for job, count in (("ps", 2), ("worker", 3), ("evaluator", 1)):
+        servers = objects["StatefulSet", f"mine-{job}"]["spec"]
+        assert (servers["replicas"], servers["serviceName"]) == (count, f"mine-{job}")
+        told = environment(servers["template"], count - 1)
+        cluster = Cluster.from_tf_config(told["TF_CONFIG"])
+        assert (cluster.job, cluster.index, cluster.jobs) == (job, count - 1, members)
+        assert ("Service", f"mine-{job}") in objects
+    chief = objects["Job", "mine-chief"]["spec"]
+    pod = chief["template"]["spec"]
+    assert (pod["hostname"], pod["subdomain"], pod["restartPolicy"]) == ("mine-chief-0", "mine-chief", "Never")
+    assert Cluster.from_tf_config(environment(chief["template"], 0)["TF_CONFIG"]).job == "chief"
+    assert {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [78]}} in chief["podFailurePolicy"][
+        "rules"
+    ]
+
+
+def test_settings_are_the_inventorys_on_the_pods_own_path() -> None:
+    objects = rendered(inventory(), run="second")
+    found = json.loads(objects["ConfigMap", "mine-settings"]["data"]["run.json"])
+    assert found == {**SETTINGS, "run": "second", "shared_dir": "/srv/trainer"}
+
+
+def test_strangers_reach_no_port() -> None:
+    objects = rendered(inventory())
+    rules = objects["NetworkPolicy", "mine"]["spec"]
+    mine = {"app.kubernetes.io/name": "psfleet", "app.kubernetes.io/instance": "mine"}
+    assert rules["podSelector"]["matchLabels"] == mine
+    assert rules["ingress"] == [{"from": [{"podSelector": {"matchLabels": mine}}]}]
+    for (kind, _), one in objects.items():
+        if kind in ("Job", "StatefulSet"):
+            assert mine.items() <= one["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_gpus_are_asked_for_and_different_numbers_are_refused() -> None:
+    groups = {**GROUPS, "gpu": ["b", "c"]}
+    found = wanted(inventory({**GROUPS, "worker": ["c"], "gpu": ["c"]}, gpu_count=2), "mine", None, None, "/srv")
+    assert found.gpus["worker"] == 1
+    assert "nvidia.com/gpu: 1" in kubernetes.render(found, "x", "1Gi")
+    with pytest.raises(OperatorMistake, match="sbatch --gpus-per-task"):
+        slurm.render(found, "python")
+    with pytest.raises(OperatorMistake, match="different numbers of GPUs"):
+        wanted(inventory(groups, gpu_count=2), "mine", None, None, "/srv")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"manager": "nomad", "name": "x"}, "'nomad' is none of kubernetes, slurm"),
+        ({"manager": "slurm", "name": "My_Job"}, "--name 'My_Job' can't name pods"),
+        ({"manager": "kubernetes", "name": "x"}, "--image is missing"),
+    ],
+)
+def test_wrong_words_are_named(given: Mapping[str, str], named: str) -> None:
+    with pytest.raises(OperatorMistake, match=named):
+        render(inventory(), Desk(io.StringIO()), **given)
+
+
+def test_the_batch_script_is_a_script_with_the_tasks_and_the_settings() -> None:
+    settings = {**SETTINGS, "note": "it's a 'quoted' one"}
+    script = slurm.render(
+        Wanted("mine", {"chief": 1, "worker": 2, "ps": 1}, {}, {**settings, "shared_dir": "/a b"}, {}), "python"
+    )
+    assert "#SBATCH --ntasks=4\n" in script
+    assert "tasks=(chief-0 worker-0 worker-1 ps-0)\n" in script
+    assert "shared='/a b'\n" in script
+    assert json.loads(script.split("<<'SETTINGS'\n")[1].split("\nSETTINGS\n")[0])["note"] == settings["note"]
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0

@@ -1,0 +1,244 @@
+"""reset.yml takes away what the roles put on a machine, and nothing else; here below a folder that stands for `/`."""
+
+from __future__ import annotations
+
+import json
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import first_state
+import host_reset
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+# What roles write and the reset leaves, each with its reason.
+KEPT = {
+    "/var/lib/trainer",  # the home, which goes by itself
+    "/var/lib/prometheus/node-exporter",  # the package's own directory
+    "/etc/exports",  # the machine's own: only an old block of psfleet's was taken out
+}
+DRIVER = "nvidia_driver"
+
+
+class Module:
+    """What a module of Ansible's is given, and what it does to the machine."""
+
+    def __init__(self, root: Path, check: bool = False, **params: Any) -> None:
+        self.params = {"root": str(root), "mount": "", "packages": [], "keep": "", **params}
+        self.check_mode = check
+        self.called: list[list[str]] = []
+
+    def run_command(self, command: list[str], **_: Any) -> tuple[int, str, str]:
+        self.called.append(command)
+        return 0, "", ""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """Make a machine with what psfleet has put there, and with files of others beside."""
+    ours = [
+        "etc/systemd/system/trainer@.service",
+        "etc/systemd/system/trainer@.service.d/firewall.conf",
+        "etc/systemd/system/trainer@worker-0.service.d/psfleet-task.conf",
+        "etc/systemd/system/psfleet-firewall.service",
+        "etc/systemd/system/nftables.service.d/psfleet.conf",
+        "etc/systemd/system/srv-trainer.mount",
+        "etc/systemd/journald.conf.d/60-psfleet.conf",
+        "etc/sysctl.d/60-psfleet.conf",
+        "etc/trainer/run.json",
+        "etc/trainer/secrets/KEY",
+        "etc/psfleet/firewall.nft",
+        "opt/trainer/releases/abc/trainer/__main__.py",
+        "usr/local/sbin/psfleet-check-release",
+        "var/lib/trainer/local/runs/digits/run.json",
+        "var/lib/psfleet/firewall.nft",
+    ]
+    others = [
+        "etc/systemd/system/other.service",
+        "etc/systemd/system/other.service.d/local.conf",
+        "etc/sysctl.d/10-site.conf",
+        "etc/passwd",
+        "usr/local/sbin/backup",
+        "opt/other/file",
+    ]
+    for name in [*ours, *others]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    wants = tmp_path / "etc/systemd/system/multi-user.target.wants"
+    wants.mkdir()
+    for name in ("trainer@worker-0.service", "other.service", "srv-trainer.mount"):
+        (wants / name).symlink_to("/etc/systemd/system/x")
+    proc = tmp_path / "proc/sys/net/ipv4"
+    proc.mkdir(parents=True)
+    (proc / "tcp_retries2").write_text("6\n")
+    (proc / "ip_local_reserved_ports").write_text("2300-2302,8080\n")
+    (tmp_path / "etc/sysctl.d/99-psfleet-ports.conf").write_text(
+        "# Of psfleet's tasks: 2300-2302\nnet.ipv4.ip_local_reserved_ports = 2300-2302,8080\n"
+    )
+    noted = {"packages": ["bash"], "users": ["root"], "sysctls": {"net.ipv4.tcp_retries2": "15"}, "directories": []}
+    (tmp_path / "var/lib/psfleet/before.json").write_text(json.dumps(noted))
+    return tmp_path
+
+
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_symlink() or path.is_file()}
+
+
+def reset(root: Path, check: bool = False, **params: Any) -> host_reset.Reset:
+    done = host_reset.Reset(Module(root, check, **params))  # type: ignore[arg-type]
+    done.run()
+    return done
+
+
+def test_what_is_psfleets_goes_and_what_is_others_stays(machine: Path) -> None:
+    reset(machine, mount="srv-trainer.mount")
+    assert files(machine) == {
+        "etc/systemd/system/other.service",
+        "etc/systemd/system/other.service.d/local.conf",
+        "etc/systemd/system/multi-user.target.wants/other.service",
+        "etc/sysctl.d/10-site.conf",
+        "etc/passwd",
+        "usr/local/sbin/backup",
+        "opt/other/file",
+        "proc/sys/net/ipv4/tcp_retries2",
+        "proc/sys/net/ipv4/ip_local_reserved_ports",
+    }
+    assert not (machine / "etc/systemd/journald.conf.d").exists()  # which was not there before
+    assert not (machine / "etc/systemd/system/nftables.service.d").exists()
+
+
+def test_the_kernels_settings_are_put_back_and_others_ports_kept(machine: Path) -> None:
+    reset(machine)
+    assert (machine / "proc/sys/net/ipv4/tcp_retries2").read_text() == "15\n"
+    assert (machine / "proc/sys/net/ipv4/ip_local_reserved_ports").read_text() == "8080\n"
+
+
+def test_check_mode_says_what_would_go_and_does_nothing(machine: Path) -> None:
+    before = files(machine)
+    done = reset(machine, check=True, mount="srv-trainer.mount")
+    assert files(machine) == before
+    assert {"/opt/trainer", "/etc/trainer", "/etc/systemd/system/srv-trainer.mount"} <= set(done.removed)
+
+
+def test_it_may_be_done_again(machine: Path) -> None:
+    assert reset(machine).removed
+    again = reset(machine)
+    assert again.removed == []
+    assert again.notes == ["nobody noted which packages were there before psfleet: all of them stay"]
+
+
+def test_runs_on_the_hosts_own_disk_stay_unless_they_shall_go(machine: Path) -> None:
+    (machine / "var/lib/trainer/.profile").write_text("x")
+    done = reset(machine, keep="/var/lib/trainer/local")
+    assert not (machine / "var/lib/trainer/.profile").exists()
+    assert (machine / "var/lib/trainer/local/runs/digits/run.json").exists()
+    assert "reset_runs=true" in done.notes[0]
+    reset(machine)
+    assert not (machine / "var/lib/trainer").exists()
+
+
+def test_a_directory_that_was_there_before_stays_empty(machine: Path) -> None:
+    noted = machine / "var/lib/psfleet/before.json"
+    noted.write_text(json.dumps({"directories": ["/etc/systemd/journald.conf.d"]}))
+    reset(machine)
+    assert (machine / "etc/systemd/journald.conf.d").is_dir()
+
+
+def test_the_drivers_settings_stay_with_the_driver(machine: Path) -> None:
+    kept = machine / "etc/systemd/system/nvidia-persistenced.service.d/psfleet.conf"
+    kept.parent.mkdir()
+    kept.write_text("x")
+    reset(machine)
+    assert kept.exists()
+
+
+def test_a_package_stays_where_others_would_go_with_it(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = host_reset.Reset(Module(machine))  # type: ignore[arg-type]
+    needs = {"acl": "Purg acl [1]\n", "rsync": "Remv backup-tool [1]\nPurg rsync [1]\n", "odd": ""}
+    called: list[tuple[str, ...]] = []
+
+    def call(*command: str) -> tuple[int, str]:
+        called.append(command)
+        return int("odd" in command), "".join(needs[name] for name in command[3:])
+
+    monkeypatch.setattr(done, "_call", call)
+    done._purge(["acl", "rsync", "odd"])
+    assert done.removed == ["package acl"]
+    assert done.notes == [
+        "package rsync stays: backup-tool would go with it",
+        "package odd stays: what apt-get refuses to say would go with it",
+    ]
+    assert [command for command in called if "--yes" in command] == [("apt-get", "--yes", "purge", "acl")]
+
+
+def test_packages_go_at_once_where_nothing_goes_with_them(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = host_reset.Reset(Module(machine))  # type: ignore[arg-type]
+    called: list[tuple[str, ...]] = []
+    monkeypatch.setattr(done, "_call", lambda *command: (called.append(command), (0, "Purg acl\nPurg rsync\n"))[1])
+    done._purge(["acl", "rsync"])
+    assert called[-1] == ("apt-get", "--yes", "purge", "acl", "rsync")
+    assert done.removed == ["package acl", "package rsync"]
+
+
+def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = first_state.state_of(["b", "a"])
+    assert (noted["packages"], "root" in noted["users"]) == (["a", "b"], True)
+    assert noted["sysctls"]["net.ipv4.tcp_retries2"].isdecimal()
+    said: list[bool] = []
+
+    class Done(Module):
+        def exit_json(self, changed: bool) -> None:
+            said.append(changed)
+
+    file = tmp_path / "x/before.json"
+    made = Done(tmp_path, file=str(file))
+    made.params["packages"] = ["a"]
+    monkeypatch.setattr(first_state, "AnsibleModule", lambda **_: made)
+    monkeypatch.setattr(first_state, "SIGNS", (str(tmp_path / "opt"),))
+    first_state.main()
+    first_state.main()
+    assert said == [True, False]
+    file.unlink()
+    (tmp_path / "opt").mkdir()
+    first_state.main()
+    assert (said, file.exists()) == ([True, False, False], False)
+
+
+def written() -> set[str]:
+    """Return the paths that the roles' tasks write, with `*` for what is only known on a host."""
+    found = set()
+    for path in (ROOT / "roles").glob("*/tasks/*.yml"):
+        if path.parts[-3] in ("reset", DRIVER):
+            continue
+        for task in flat(yaml.safe_load(path.read_text())):
+            for module in ("template", "copy", "file"):
+                given = task.get(f"ansible.builtin.{module}") or {}
+                text = str(given.get("dest") or given.get("path") or "")
+                if text.startswith("/") and given.get("state") != "absent":
+                    found.add(re.sub(r"\{\{.*?\}\}", "*", text))
+    return found
+
+
+def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for task in tasks for each in [task, *flat([*task.get("block", []), *task.get("rescue", [])])]]
+
+
+def test_each_path_that_a_role_writes_is_known_to_the_reset() -> None:
+    paths = written() - KEPT
+    assert len(paths) > 20
+    patterns = [f"/{pattern}" for pattern in host_reset.OWN]
+    mine = [path for path in paths if not path.startswith(("*", "/*"))]
+    lost = [
+        path
+        for path in mine
+        if not any(fnmatch(path, pattern) or fnmatch(path, f"{pattern}/*") for pattern in patterns)
+        and not path.startswith("/etc/systemd/system/*")  # the mount's unit, and drop-ins that are named elsewhere
+        and not re.fullmatch(r"/etc/(systemd/(journald\.conf\.d|system/.*\.d)|exports\.d)", path)  # removed when empty
+    ]
+    assert lost == []

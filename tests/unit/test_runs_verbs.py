@@ -1,0 +1,234 @@
+"""The verbs for whole runs, on hosts that are pretended and run the trainer's own commands on a folder here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.cluster import Cluster
+from fleet.errors import HostsUnreachable, OperatorMistake
+from fleet.run_work import render_bytes
+from fleet.ssh import Answer
+from fleet.verbs import Desk
+from fleet.verbs.backup import back_up
+from fleet.verbs.clone_run import clone_run
+from fleet.verbs.delete_run import delete_run
+from fleet.verbs.prune import prune, wheel_set
+from fleet.verbs.restore_run import restore_run
+from tests.unit import test_answers as answers
+from tests.unit import test_fleet_verbs as fleet
+from tests.unit.test_upkeep import make, train
+from trainer.__main__ import main
+from trainer.core.config import Config
+from trainer.run.directory import RunDirectory, run_directories
+from trainer.run.records import write_record
+
+
+@dataclass
+class Hosts(fleet.Pretence):
+    """Hosts with one shared path, which is a folder here; fleet/agent.py finds releases, environments and wheels."""
+
+    settings_file: str = ""
+    envs: Mapping[str, list[str]] = field(default_factory=dict)
+    spare: Mapping[str, list[str]] = field(default_factory=dict)
+    wheels: list[str] = field(default_factory=list)
+    worked: list[str] = field(default_factory=list)
+
+    def run(
+        self, scripts: Mapping[str, str], timeout: float = 30, data: Mapping[str, bytes] | None = None
+    ) -> dict[str, Answer]:
+        if not data:
+            return super().run(scripts, timeout)
+        return {host: Answer(json.dumps(self._agent(host, json.loads(data[host])))) for host in scripts}
+
+    def follow(self, scripts: Mapping[str, str], line: Callable[[str, str], None]) -> dict[str, Answer]:
+        found = {}
+        for host, script in scripts.items():
+            if host in self.unreachable:
+                found[host] = Answer(unreachable=self.unreachable[host])
+                continue
+            verb, words = re.findall(r"-m trainer (\S+) --json --settings \S+ (.*)", script)[0]
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):  # as a terminal has them
+                code = main([verb, "--json", "--settings", self.settings_file, *shlex.split(words)], {})
+            for text in printed.getvalue().splitlines():
+                line(host, text)
+            self.worked.append(f"{host}: {verb}")
+            found[host] = Answer(code=code)
+        return found
+
+    def _agent(self, host: str, asked: dict[str, Any]) -> dict[str, Any]:
+        steps: dict[str, Any] = {}
+        for step in asked.get("steps", ()):
+            if step.get("module") == "release_prune":
+                steps["prune"] = {"removed": list(self.spare.get(host, []))}
+                if not step.get("check"):
+                    self.done.append(f"{host}: prune, keep {step['arguments']['keep']}")
+            elif step["name"] == "used":
+                steps["used"] = {"rc": 0, "stdout": "1000000\n", "stderr": ""}
+            else:
+                steps[step["name"]] = {"rc": 0, "stdout": "", "stderr": ""}
+                self.done.append(f"{host}: {shlex.join(step['command'][-3:])}")
+        names = {
+            path: self.wheels if path.endswith("/wheels") else self.envs.get(host, []) for path in asked.get("list", ())
+        }
+        return {"steps": steps, "names": names}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    (tmp_path / "backups").mkdir()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    write_record(shared / "selection.json", {"run": "chosen"})
+    return Config(program="p:P", run="digits", shared_dir=str(shared))
+
+
+@pytest.fixture
+def hosts(config: Config, tmp_path: Path) -> Hosts:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"program": "p:P", "run": "digits", "shared_dir": config.shared_dir}))
+    return Hosts(fleet.make_inventory(), run_status=fleet.status("new", None), settings_file=str(path))
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(io.StringIO(), answers=io.StringIO(), ask=lambda _: False)
+
+
+def said(desk: Desk) -> str:
+    assert isinstance(desk.out, io.StringIO)
+    return desk.out.getvalue()
+
+
+def test_a_run_is_copied_taken_back_and_cloned_and_each_verb_says_the_next(
+    config: Config, hosts: Hosts, tmp_path: Path
+) -> None:
+    train(make(config, "digits"))
+    cluster, backups = Cluster(hosts.inventory, hosts), str(tmp_path / "backups")
+    for verb, arguments, line in [
+        (back_up, ["digits", backups], f"get it back: fab restore-run {backups}/digits@20"),
+        (back_up, ["digits", backups], "is there already, and whole: step 20"),
+        (restore_run, [f"{backups}/digits@20", "digits-2"], "go on with it: fab start-cluster --run digits-2"),
+        (clone_run, ["digits", "digits-3"], "run digits-3 is a clone of digits: step 20"),
+    ]:
+        for plan in (True, False):
+            desk = Desk(io.StringIO(), answers=io.StringIO())
+            verb(cluster, desk, *arguments, plan)  # type: ignore[operator]
+            found = answers.answer_of(desk)
+            assert found["host"] == "head"
+        assert line in said(desk)
+    assert [each.run for each in run_directories(Path(config.shared_dir))] == ["digits", "digits-2", "digits-3"]
+
+
+def test_a_plan_says_how_to_do_it_and_does_nothing(config: Config, hosts: Hosts, desk: Desk, tmp_path: Path) -> None:
+    make(config, "digits")
+    back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"), plan=True)
+    assert f"do it: fab backup digits --to {tmp_path}/backups" in said(desk)
+    assert os.listdir(tmp_path / "backups") == []  # noqa: PTH208
+
+
+def test_another_host_works_where_the_chiefs_is_away(config: Config, hosts: Hosts, desk: Desk, tmp_path: Path) -> None:
+    make(config, "digits")
+    hosts.unreachable = {"head": "no answer"}
+    back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"))
+    assert hosts.worked == ["store: backup", "store: backup"]
+    hosts.unreachable = dict.fromkeys(hosts.inventory.hosts, "no answer")
+    with pytest.raises(HostsUnreachable):
+        back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"))
+
+
+def test_what_the_trainer_calls_an_error_is_the_operators(config: Config, hosts: Hosts, desk: Desk) -> None:
+    cluster = Cluster(hosts.inventory, hosts)
+    with pytest.raises(OperatorMistake, match="there is no run digits in"):
+        back_up(cluster, desk, "digits", "/nowhere")
+    for wrong in ("backups", "~/backups"):
+        with pytest.raises(OperatorMistake, match="expected a whole path of the chief's host"):
+            back_up(cluster, desk, "digits", wrong)
+    with pytest.raises(OperatorMistake, match="can't name a run"):
+        clone_run(cluster, desk, "digits", "../x")
+
+
+def test_a_run_is_deleted_once_the_operator_agrees(config: Config, hosts: Hosts) -> None:
+    directory = make(config, "digits")
+    cluster = Cluster(hosts.inventory, hosts)
+    asked: list[str] = []
+    desk = Desk(io.StringIO(), answers=io.StringIO(), ask=lambda text: bool(asked.append(text)))
+    with pytest.raises(OperatorMistake, match="nothing was removed; agree with --yes"):
+        delete_run(cluster, desk, "digits")
+    assert re.fullmatch(r"Remove run digits for ever \(\d+ files, .*\)\? \[y/N\] ", asked[0])
+    assert directory.path.is_dir()
+    assert hosts.holds == ["held"]  # no start may select it meanwhile
+    for outcome in ("done", "not there"):
+        desk = Desk(io.StringIO(), answers=io.StringIO())
+        delete_run(cluster, desk, "digits", yes=True)
+        assert answers.answer_of(desk)["outcome"] == outcome
+    assert "there is no run digits; the runs are none" in said(desk)
+
+
+def test_a_run_that_trains_is_not_deleted_even_with_yes(config: Config, hosts: Hosts, desk: Desk) -> None:
+    train(make(config, "digits"))
+    with pytest.raises(OperatorMistake, match="is not removed: it is trained by"):
+        delete_run(Cluster(hosts.inventory, hosts), desk, "digits", yes=True)
+
+
+def test_prune_says_what_goes_of_runs_releases_and_wheels_and_how_much_that_frees(config: Config, hosts: Hosts) -> None:
+    for number, run in enumerate(["a", "b", "c"]):
+        directory = make(config, run)
+        for path in (directory.status, directory.state, directory.settings):
+            os.utime(path, (number, number))
+    hosts.spare = {"head": ["/opt/trainer/releases/old", "/opt/trainer/envs/cpu-3.11-0000"]}
+    hosts.envs = {host: ["cpu-3.11-abc123", "cuda-3.11-abc123"] for host in hosts.inventory.hosts}
+    hosts.wheels = ["3.11", "3.13", "cuda-3.11"]
+    cluster = Cluster(hosts.inventory, hosts)
+    desk = Desk(io.StringIO(), answers=io.StringIO())
+    prune(cluster, desk, 1, plan=True)
+    found = answers.answer_of(desk)
+    assert found["runs"]["removed"] == ["a", "b"]
+    assert found["releases"] == {"removed": ["head:releases/old", "head:envs/cpu-3.11-0000"], "bytes": 1000000}
+    assert found["wheels"] == {"removed": ["3.13"], "bytes": 1000000}
+    assert (found["outcome"], found["bytes"] > 2000000, hosts.done) == ("planned", True, [])
+    desk = Desk(io.StringIO(), answers=io.StringIO(), ask=lambda _: True)
+    prune(cluster, desk, 1)
+    wheels = f"{hosts.inventory.shared_dir}/wheels/3.13"
+    # At least the release before stays, whatever --keep says: a failed start goes back to it.
+    assert hosts.done == ["head: prune, keep 2", f"head: rm -rf {wheels}"]
+    assert [each.run for each in run_directories(Path(config.shared_dir))] == ["c"]
+    assert "freed 2.0 MB" in said(desk)
+
+
+def test_prune_asks_and_may_be_for_one_kind(config: Config, hosts: Hosts, desk: Desk) -> None:
+    make(config, "a")
+    make(config, "b")
+    with pytest.raises(OperatorMistake, match="nothing was removed"):
+        prune(Cluster(hosts.inventory, hosts), desk, 1, ["runs"])
+    with pytest.raises(OperatorMistake, match="expected runs, releases, wheels"):
+        prune(Cluster(hosts.inventory, hosts), desk, 1, ["checkpoints"])
+    assert len(run_directories(Path(config.shared_dir))) == 2
+    quiet = Desk(io.StringIO())
+    prune(Cluster(hosts.inventory, hosts), quiet, 2, ["runs"])
+    assert said(quiet) == "runs: nothing to remove\nnothing to remove\n"
+
+
+def test_an_environment_names_its_set_of_wheels() -> None:
+    assert [wheel_set(name) for name in ("cpu-3.11-0a1b", "cuda-3.11-0a1b", "odd")] == ["3.11", "cuda-3.11", "odd"]
+
+
+def test_bytes_are_told_by_powers_of_ten() -> None:
+    assert [render_bytes(number) for number in (999, 1500, 2.5e9)] == ["999 bytes", "1.5 kB", "2.5 GB"]  # type: ignore[arg-type]
+
+
+def test_a_run_appears_nowhere_while_it_is_copied(config: Config) -> None:
+    (Path(config.shared_dir) / "runs/.digits.coming").mkdir(parents=True)
+    assert run_directories(Path(config.shared_dir)) == []
+    assert RunDirectory(config.shared_dir, "digits").path.exists() is False

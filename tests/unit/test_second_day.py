@@ -1,0 +1,485 @@
+"""Who takes part, and what was done: drains, hosts, ok-to-stop and the history, on hosts that are only pretended."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet import history, readings, verbs
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.places import ROLES
+from fleet.site.topology import Task
+from fleet.ssh import Answer
+from fleet.verbs.drain import drain, undrain
+from fleet.verbs.history import show_history
+from fleet.verbs.hosts import show_hosts
+from fleet.verbs.ok_to_stop import ok_to_stop
+from fleet.verbs.rollback import rollback
+from fleet.verbs.start import StartRequest, start_cluster
+from fleet.verbs.status import show_status
+from fleet.verbs.stop import stop_cluster
+from tests.unit import test_fleet_verbs as fleet
+from trainer.cluster import leaving
+
+TASKS = [
+    Task("chief", 0, "head", "192.0.2.10", 2222, server=False),
+    Task("ps", 0, "ps-a", "192.0.2.20", 2300, server=True),
+    Task("ps", 1, "ps-b", "192.0.2.21", 2300, server=True),
+    Task("worker", 0, "w-a", "192.0.2.30", 2400, server=True),
+    Task("worker", 1, "w-b", "192.0.2.31", 2400, server=True),
+    Task("evaluator", 0, "head", "192.0.2.10", None, server=False),
+]
+FACTS = "load=0.5\nprocessors=4\nmemory_total=8388608\nmemory_available={}\ndisk_free=1048576\nup=100.5"
+APPEND = (ROLES / "release/files/append_history.sh").read_text(encoding="utf-8")
+
+
+@dataclass
+class Hosts(fleet.Pretence):
+    """Hosts with the files of a drain, and a coordinator that heeds them."""
+
+    lines: list[str] = field(default_factory=list)
+    marks: dict[str, str] = field(default_factory=dict)
+    recorded: dict[str, str] = field(default_factory=dict)
+    leavers: set[str] = field(default_factory=set)
+    heeds: bool = True
+    available: int = 4194304  # KiB
+    full: bool = False
+
+    def _answer(self, host: str, script: str) -> Answer:
+        if "HISTORY=" in script:
+            if self.full:
+                return Answer("", "No space left on device", 1)
+            (line,) = [word for word in shlex.split(script) if word.startswith("LINE=")]
+            self.lines.append(json.dumps({"time": self.now, **json.loads(line.removeprefix("LINE="))}))
+            return Answer()
+        if "history.jsonl" in script:
+            return Answer("\n".join(self.lines))
+        if "@units" in script:
+            return self._look(host, script)
+        if readings.LEAVERS in script:
+            names = set(re.findall(r"\b(?:ps|worker|chief|evaluator)-\d+\b", script))
+            self.leavers = self.leavers | names if "touch" in script else self.leavers - names
+        elif "rm -f" in script and readings.MARK in script:
+            self.marks.pop(host, None)
+            self.done.append(f"unmark {host}")
+        elif readings.MARK in script:
+            self.marks[host] = re.findall(r"\{.*?\}", script)[0]
+            self.done.append(f"mark {host}")
+        elif found := re.search(r"/drains/([\w-]+)\.json", script):
+            if "rm -f" in script:
+                self.recorded.pop(found[1], None)
+            else:
+                self.recorded[found[1]] = re.findall(r"\{.*?\}", script)[0]
+        else:
+            return super()._answer(host, script)
+        return Answer()
+
+    def _systemctl(self, script: str, task: Task) -> None:
+        if task.host not in self.marks or "systemctl start" not in script:
+            super()._systemctl(script, task)
+
+    def _look(self, host: str, script: str) -> Answer:
+        if self.run_status and self.heeds:
+            gone = {task.name for task in self.inventory.tasks if task.server and not self.units[task.name].up}
+            gone |= {name for name in self.leavers if name.startswith("ps")}
+            self.run_status = {**self.run_status, "without": dict.fromkeys(sorted(gone), "away")}
+        parts = [super()._answer(host, script).stdout]
+        parts += ["@drain", self.marks.get(host, "")]
+        if host == "head":
+            parts += ["@drains", *self.recorded.values()]
+        if "@facts" in script:
+            parts += ["@facts", FACTS.format(self.available)]
+        return Answer("\n".join(parts))
+
+
+@pytest.fixture
+def hosts() -> Hosts:
+    return make_hosts()
+
+
+def make_hosts() -> Hosts:
+    """Hosts on which a run trains at step 20, saved at 15."""
+    inventory = fleet.make_inventory(TASKS)
+    run = {**inventory.variables["head"]["trainer_run"], "strategy": "parameter_server"}
+    variables = {host: {**values, "trainer_run": run} for host, values in inventory.variables.items()}
+    jobs = ("chief", "ps", "worker", "evaluator")
+    groups = {job: [task.host for task in TASKS if task.job == job] for job in jobs}
+    found = Hosts(replace(inventory, variables=variables, groups=groups), run_status=fleet.status("training", 20))
+    found.checkpoints = Answer(json.dumps([{"step": 15, "created": 990.0, "size": 2**20, "kept": []}]))
+    for name in found.units:
+        found.set(name, file_state="enabled", **fleet.UP)
+    return found
+
+
+@pytest.fixture
+def desk(hosts: Hosts) -> verbs.Desk:
+    clock = fleet.Clock(hosts=hosts)
+    return verbs.Desk(io.StringIO(), clock, clock.sleep, answers=None)
+
+
+def cluster(hosts: Hosts) -> Cluster:
+    return Cluster(hosts.inventory, hosts)
+
+
+def up(hosts: Hosts) -> set[str]:
+    return {name for name, unit in hosts.units.items() if unit.up}
+
+
+ALL = {task.name for task in TASKS}
+
+
+def test_a_drained_worker_stays_down_until_it_is_undrained(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b", "a new disk")
+    assert up(hosts) == ALL - {"worker-1"}
+    assert json.loads(hosts.marks["w-b"])["reason"] == "a new disk"
+    assert hosts.recorded.keys() == {"w-b"}
+    assert hosts.leavers == {"worker-1"}
+    cluster(hosts).start(TASKS)  # as a start by hand, or at a boot
+    assert up(hosts) == ALL - {"worker-1"}
+    undrain(cluster(hosts), desk, "w-b")
+    assert up(hosts) == ALL
+    assert (hosts.marks, hosts.recorded, hosts.leavers) == ({}, {}, set())
+    assert "worker-1 take part" in fleet.printed(desk)
+
+
+def test_a_drain_typed_twice_changes_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b", "a new disk")
+    done, lines = list(hosts.done), list(hosts.lines)
+    drain(cluster(hosts), desk, "w-b")
+    assert (hosts.done, hosts.lines) == (done, lines)
+    assert "a new disk. Bring it back: fab undrain w-b" in fleet.printed(desk)
+
+
+def test_a_ps_is_stopped_once_the_coordinator_has_let_it_go(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "ps-b")
+    assert hosts.done == ["mark ps-b", "stop ps-1"]
+    hosts.done.clear()
+    hosts.heeds = False
+    hosts.run_status = fleet.status("training", 25)
+    undrain(cluster(hosts), desk, "ps-b")
+    assert hosts.done == ["unmark ps-b", "start ps-1"]
+
+
+def test_a_ps_that_the_coordinator_keeps_stays(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.heeds = False
+    with pytest.raises(ClusterTrouble, match="ps-b stays: the coordinator did not let go of ps-1"):
+        drain(cluster(hosts), desk, "ps-b")
+    assert up(hosts) == ALL
+    assert (hosts.marks, hosts.recorded, hosts.leavers) == ({}, {}, set())
+
+
+def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "stop", leave)
+        with pytest.raises(KeyboardInterrupt):
+            drain(cluster(hosts), desk, "w-b", "a new disk")
+    assert up(hosts) == ALL
+    desk.answers = io.StringIO()
+    show_hosts(cluster(hosts), desk)
+    states = {row["host"]: row["state"] for row in json.loads(desk.answers.getvalue())["hosts"]}
+    assert states["w-b"] == "draining"
+    drain(cluster(hosts), desk, "w-b")
+    assert up(hosts) == ALL - {"worker-1"}
+    assert json.loads(hosts.marks["w-b"])["reason"] == "a new disk"
+    assert [json.loads(line)["outcome"] for line in hosts.lines] == ["begun", "left", "begun", "done"]
+
+
+@pytest.mark.parametrize(
+    ("host", "before", "said"),
+    [
+        ("head", [], "head has the coordinator, and the training stands still without it: `fab stop-cluster` saves"),
+        ("w-b", ["worker-0"], "0 of 2 worker would be left, and the training needs 1: bring another host back"),
+        ("ps-b", ["ps-0"], "0 of 2 ps would be left"),
+        ("nowhere", [], "has no host 'nowhere' with a task. It has: head, ps-a"),
+        ("ps-1", [], "ps-1 is a task, on ps-b"),
+    ],
+)
+def test_what_the_training_needs_is_not_drained(
+    hosts: Hosts, desk: verbs.Desk, host: str, before: list[str], said: str
+) -> None:
+    for name in before:
+        hosts.set(name, active="inactive", sub="dead")
+    running = up(hosts)
+    with pytest.raises(OperatorMistake, match=re.escape(said)):
+        drain(cluster(hosts), desk, host)
+    assert (up(hosts), hosts.marks, hosts.lines) == (running, {}, [])
+
+
+def test_a_ps_whose_part_finds_no_room_is_not_drained(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.available = 1000  # KiB, of a model of 1 MiB
+    with pytest.raises(OperatorMistake, match=r"ps-a will hold 0\.00 GiB of the model, and has 0\.00 GiB left"):
+        drain(cluster(hosts), desk, "ps-b")
+
+
+def test_a_plan_does_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "ps-b", plan_only=True)
+    undrain(cluster(hosts), desk, "ps-b", plan_only=True)
+    assert (hosts.done, hosts.lines, hosts.recorded) == ([], [], {})
+    assert "stops   ps-1" in fleet.printed(desk)
+    assert "from a checkpoint that is saved first" in fleet.printed(desk)
+
+
+def test_a_host_that_missed_a_release_stays_out(
+    hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain(cluster(hosts), desk, "w-b")
+    look = hosts._look
+    monkeypatch.setattr(
+        hosts,
+        "_look",
+        lambda host, script: replace(
+            said := look(host, script), stdout=said.stdout.replace("abc123", "old" if host == "w-b" else "abc123")
+        ),
+    )
+    with pytest.raises(OperatorMistake, match="w-b has release old, and the cluster runs abc123: `ansible-playbook"):
+        undrain(cluster(hosts), desk, "w-b")
+    assert "w-b" in hosts.marks
+
+
+def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b", "a new disk")
+    for name in hosts.units:
+        hosts.set(name, active="inactive", sub="dead")
+    hosts.run_status, hosts.heeds, hosts.leavers = fleet.status("new", None), False, set()
+    hosts.tick = fleet.train()
+    desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
+    start_cluster(cluster(hosts), desk, StartRequest(detach=True))
+    assert "without worker-1 on w-b: drained since" in fleet.printed(desk)
+    assert "a new disk (fab undrain w-b)" in fleet.printed(desk)
+    assert "started chief-0, ps-0, ps-1, worker-0, evaluator-0" in fleet.printed(desk)
+    assert "worker-1" not in up(hosts)
+    assert hosts.leavers == {"worker-1"}
+
+
+def test_status_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b", "a new disk")
+    show_status(cluster(hosts), desk)
+    hosts.unreachable["w-b"] = "no route"
+    show_status(cluster(hosts), desk)
+    assert len(re.findall(r"worker-1 +w-b +drained .*a new disk", fleet.printed(desk))) == 2
+    hosts.recorded.clear()
+    with pytest.raises(HostsUnreachable):
+        show_status(cluster(hosts), desk)
+
+
+def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b", "a new disk")
+    hosts.set("ps-1", active="failed")
+    hosts.unreachable["w-a"] = "no route"
+    desk.answers = io.StringIO()
+    with pytest.raises(HostsUnreachable, match="w-a is unreachable"):
+        show_hosts(cluster(hosts), desk)
+    rows = {row["host"]: row for row in json.loads(desk.answers.getvalue())["hosts"]}
+    states = {host: (row["state"], row["why"]) for host, row in rows.items()}
+    assert states["head"] == ("ready", None)
+    assert states["w-b"] == ("drained", "a new disk")
+    assert states["w-a"] == ("down", "no route")
+    assert states["ps-b"][0] == "away"
+    assert (rows["head"]["memory_available"], rows["head"]["load"]) == (2**32, 0.5)
+    assert rows["w-a"]["load"] is None
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("ps-b", "5 steps: the newest checkpoint has step 15, saved 10 s ago. Nothing is lost after: fab drain ps-b"),
+        ("head", "head has the coordinator"),
+        ("w-a,w-b", "0 of 2 worker would be left"),
+    ],
+)
+def test_hosts_that_must_not_go_now(hosts: Hosts, desk: verbs.Desk, host: str, said: str) -> None:
+    with pytest.raises(ClusterTrouble, match=said):
+        ok_to_stop(cluster(hosts), desk, host.split(","))
+
+
+def test_hosts_that_may_go_now(hosts: Hosts, desk: verbs.Desk) -> None:
+    ok_to_stop(cluster(hosts), desk, ["w-a"])
+    drain(cluster(hosts), desk, "ps-b")
+    ok_to_stop(cluster(hosts), desk, ["ps-b"])
+    assert "yes: ps-b may be taken away now" in fleet.printed(desk)
+    with pytest.raises(ClusterTrouble, match="0 of 2 ps would be left"):
+        ok_to_stop(cluster(hosts), desk, ["ps-a"])
+    assert "away    ps-1: drained" in fleet.printed(desk)
+
+
+def test_starts_and_stops_leave_lines(hosts: Hosts, desk: verbs.Desk) -> None:
+    stop_cluster(cluster(hosts), desk)
+    hosts.run_status, hosts.heeds = fleet.status("new", None), False
+    hosts.tick = fleet.train()
+    desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
+    start_cluster(cluster(hosts), desk, StartRequest("digits-2", detach=True))
+    desk.answers = io.StringIO()
+    show_history(cluster(hosts), desk)
+    acts = json.loads(desk.answers.getvalue())["history"]
+    assert [(act["verb"], act["outcome"]) for act in acts] == [("stop-cluster", "done"), ("start-cluster", "done")]
+    assert (acts[1]["run"], acts[1]["release"], acts[1]["before"]) == ("digits-2", "abc123", "abc123")
+    assert all(act["who"] and act["from"] and act["inventory"] for act in acts)
+
+
+def test_a_start_that_fails_leaves_its_reason(hosts: Hosts, desk: verbs.Desk) -> None:
+    def fail(*_: Any) -> Mapping[str, Any]:
+        raise ClusterTrouble("the switch failed")
+
+    desk.ship, desk.build = fleet.shipping(fail), lambda _: "abc123"
+    with pytest.raises(ClusterTrouble):
+        start_cluster(cluster(hosts), desk, StartRequest())
+    assert [json.loads(line)["outcome"] for line in hosts.lines] == ["begun", "failed"]
+    assert json.loads(hosts.lines[-1])["message"] == "the switch failed"
+
+
+def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.full = True
+    stop_cluster(cluster(hosts), desk)
+    assert up(hosts) == set()
+    assert "this is not in the cluster's history" in fleet.printed(desk)
+
+
+def test_the_history_is_chosen_from(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b", "a new disk")
+    undrain(cluster(hosts), desk, "w-b")
+    hosts.lines.append('{"time": 1')
+    show_history(cluster(hosts), desk, verb="drain", host="w-b")
+    shown = fleet.printed(desk)
+    assert "a new disk" in shown.partition("WHEN")[2]
+    assert "undrain" not in shown.partition("WHEN")[2]
+    assert "1 lines of it can't be read" in shown
+
+
+def test_an_act_without_an_end_is_shown_as_begun() -> None:
+    begun = json.dumps({"time": 1.0, "id": "a", "verb": "drain", "outcome": "begun"})
+    ended = json.dumps({"time": 3.5, "id": "a", "verb": "drain", "outcome": "done"})
+    assert history.merge([begun])[0][0]["outcome"] == "begun"
+    ((act,), damaged) = history.merge([begun, ended, "", "{"])
+    assert (act["outcome"], act["time"], act["seconds"], damaged) == ("done", 1.0, 2.5, 1)
+
+
+def append(path: Path, number: int) -> subprocess.Popen[bytes]:
+    line = json.dumps({"id": str(number), "reason": 'it\'s "x" ' * 50})
+    return subprocess.Popen(["sh", "-c", APPEND], env={"HISTORY": str(path), "LINE": line, "PATH": "/usr/bin:/bin"})
+
+
+def test_lines_that_are_appended_at_once_stay_whole(tmp_path: Path) -> None:
+    """Takes half a second."""
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"time": 1, "id": "half')  # as a power cut leaves it
+    writers = [append(path, number) for number in range(20)]
+    assert [writer.wait() for writer in writers] == [0] * 20
+    acts, damaged = history.merge(path.read_text().splitlines())
+    assert (sorted(int(act["id"]) for act in acts), damaged) == (list(range(20)), 1)
+
+
+def shipped(release: str, settings: dict[str, Any] | None, verb: str = "start-cluster", outcome: str = "done") -> str:
+    line = {"time": 1.0, "id": f"{release}{settings}", "verb": verb, "outcome": outcome, "release": release}
+    return json.dumps(line if settings is None else {**line, "settings": settings})
+
+
+NOW, OLD = {"steps": 30, "save": 5}, {"steps": 30, "save": 9}
+KEPT = {"head": "abc123 old1 old2", "others": "abc123 old1 old2"}
+
+
+@pytest.fixture
+def back(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    return keep_releases(hosts, monkeypatch)
+
+
+def keep_releases(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    """Have hosts keep three releases, and do what fleet/agent.py is asked."""
+    answer = hosts._answer
+
+    def reply(host: str, script: str) -> Answer:
+        if "/opt/trainer/releases/*/env" in script:
+            kept = KEPT.get(host, KEPT["others"]).replace(" ", "\n")
+            return Answer(f"{kept}\n@settings\n{json.dumps(NOW)}" if host == "head" else kept)
+        return answer(host, script)
+
+    def act(self: Cluster, asked: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        found = {}
+        for host, each in asked.items():
+            (switch, *more, stale) = each["steps"]
+            hosts.release = switch["arguments"]["id"]
+            hosts.done += [f"{host} has {hosts.release}", *(f"{host} gets {json.loads(step['text'])}" for step in more)]
+            names = [task.name for task in hosts.inventory.tasks_on(host)]
+            assert stale["module"] == "stale_tasks"
+            found[host] = {"steps": {"switch": {}, "stale": {"tasks": dict.fromkeys(names, "x"), "warm": names}}}
+        return found
+
+    monkeypatch.setattr(hosts, "_answer", reply)
+    monkeypatch.setattr(Cluster, "act", act)
+    hosts.tick = lambda _: hosts.run_status.update(step=hosts.run_status["step"] + 1)  # type: ignore[union-attr]
+    return hosts
+
+
+def test_a_rollback_brings_back_release_and_settings(back: Hosts, desk: verbs.Desk) -> None:
+    back.lines = [shipped("old1", OLD), shipped("abc123", NOW), shipped("bad", NOW, outcome="failed")]
+    rollback(cluster(back), desk, reason="worse")
+    assert "head has old1" in back.done
+    assert f"w-b gets {dict(sorted(OLD.items()))}" in back.done
+    assert {f"park {name}" for name in ALL} | {f"go on {name}" for name in ALL} <= set(back.done)
+    assert back.done.index("park chief-0") < back.done.index("park ps-0")
+    assert "setting  save: 5 -> 9" in fleet.printed(desk)
+    line = json.loads(back.lines[-1])
+    assert (line["verb"], line["outcome"], line["reason"]) == ("rollback", "done", "worse")
+    assert (line["release"], line["before"]) == ("old1", "abc123")
+
+
+@pytest.mark.parametrize(
+    ("to", "lines", "said"),
+    [
+        (None, [], "the history has nothing before the present release and settings"),
+        (None, [shipped("abc123", NOW)], "the history has nothing before"),
+        (
+            "new",
+            [],
+            "--to 'new' names no release that the history or the hosts know; the hosts have abc123, old1, old2",
+        ),
+        ("old", [], "--to 'old' names old1, old2: give more of it"),
+        ("gone", [shipped("gone", OLD)], "head, ps-a, ps-b, w-a, w-b has release gone no more"),
+    ],
+)
+def test_a_rollback_to_what_is_not_there_changes_nothing(
+    back: Hosts, desk: verbs.Desk, to: str | None, lines: list[str], said: str
+) -> None:
+    back.lines = list(lines)
+    with pytest.raises(OperatorMistake, match=re.escape(said)):
+        rollback(cluster(back), desk, to)
+    assert (back.done, back.lines) == ([], lines)
+
+
+def test_a_rollback_that_fails_is_put_back(back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ClusterTrouble("a file of it was changed")
+
+    back.lines = [shipped("old1", OLD)]
+    monkeypatch.setattr(Cluster, "act", fail)
+    with pytest.raises(ClusterTrouble, match="a file of it was changed"):
+        rollback(cluster(back), desk)
+    assert "put back" in back.done
+    assert up(back) == ALL
+    assert json.loads(back.lines[-1])["outcome"] == "failed"
+
+
+def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, desk: verbs.Desk) -> None:
+    rollback(cluster(back), desk, "old2", plan_only=True)
+    assert back.done == []
+    assert "settings stay" in fleet.printed(desk)
+    rollback(cluster(back), desk, "old2")
+    assert [line for line in back.done if "gets" in line] == []
+
+
+def test_unit_and_coordinator_look_where_a_drain_is_marked() -> None:
+    unit = (ROLES / "trainer/templates/trainer@.service.j2").read_text(encoding="utf-8")
+    assert f"\nConditionPathExists=!{readings.MARK}\n" in unit
+    assert str(leaving.DRAINED) == readings.LEAVERS

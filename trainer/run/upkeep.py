@@ -1,0 +1,241 @@
+"""What is done to whole runs while no task works on them: copy, take back, clone, delete, prune. Needs no TensorFlow.
+
+Each may be interrupted and done again: a run appears and vanishes by one rename.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trainer.core.config import RUN_NAME, Config
+from trainer.core.failures import UserError
+from trainer.core.states import RunState
+from trainer.run.copies import COMING, Tell, alone, copy_run, find_damage, measure, read_copy, take_copy
+from trainer.run.directory import RunDirectory, run_directories
+from trainer.run.lease import holder, is_free, read_lease
+from trainer.run.records import make_directory, read_record, sync, write_record
+from trainer.run.selection import read_selection
+from trainer.run.sweep import Sweep
+
+# A lease that was not renewed for so many times its length is nobody's, by the storage's own clock.
+LEASES = 2
+DONE, THERE, PLANNED, GONE = "done", "there already", "planned", "not there"
+
+
+def find(shared_dir: Path, run: str) -> RunDirectory:
+    """Return a run's directory; raises UserError where there is none."""
+    directory = RunDirectory(shared_dir, run)
+    if not RUN_NAME.fullmatch(run) or not directory.path.is_dir():
+        names = ", ".join(each.run for each in run_directories(shared_dir)) or "none"
+        raise UserError(f"there is no run {run} in {shared_dir}; the runs are {names}")
+    return directory
+
+
+def who_trains(directory: RunDirectory, lease_seconds: float) -> str | None:
+    """Name the process that coordinates a run, None where none does."""
+    epoch = directory.lease_epoch()
+    record = read_lease(directory, epoch)
+    if is_free(epoch, record):
+        return None
+    with tempfile.NamedTemporaryFile(dir=directory.path, prefix=".clock.") as now:  # by the clock that wrote the lease
+        age = os.stat(now.name).st_mtime - directory.lease(epoch).stat().st_mtime  # noqa: PTH116
+    return holder(record) if age < LEASES * lease_seconds else None
+
+
+def chosen_runs(config: Config) -> set[str]:
+    """Return the runs that the selection names: one, or each of a sweep; the settings' where none was ever selected."""
+    selection = read_selection(config)
+    if "sweep" in selection:
+        return {point.run for point in Sweep.of(selection, config.shared_dir).points}
+    return {selection.get("run", config.run)}
+
+
+def why_kept(directory: RunDirectory, config: Config, chosen: Iterable[str]) -> str | None:
+    """Say why a run must not be removed, None where it may."""
+    if who := who_trains(directory, config.lease_seconds):
+        return f"it is trained by {who}"
+    return "it is selected" if directory.run in chosen else None
+
+
+def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
+    """Remove a run with all that it has; one that was removed before is none to do. Raises UserError."""
+    shared_dir = Path(config.shared_dir)
+    if not RUN_NAME.fullmatch(run):
+        raise UserError(f"--run {run!r} can't name a run: `runs` lists those that are there")
+    directory = RunDirectory(shared_dir, run)
+    there = directory.path.is_dir()
+    outcome = PLANNED if plan else DONE if there else GONE
+    said: dict[str, Any] = {"run": run, "outcome": outcome, "bytes": 0, "files": 0}
+    if there:
+        if why := why_kept(directory, config, chosen_runs(config)):
+            mend = "stop it first: fab stop-cluster" if "trained" in why else "select another: fab start-cluster --run"
+            raise UserError(f"run {run} is not removed: {why}; {mend}")
+        said |= freed([directory.path])
+        if not plan:
+            remove([directory.path], shared_dir)
+    if not plan:
+        remove([], shared_dir)  # what was interrupted before
+    said["runs"] = [each.run for each in run_directories(shared_dir)]
+    return said
+
+
+def prune_runs(config: Config, keep: int, plan: bool) -> dict[str, Any]:
+    """Remove all runs but the newest `keep`, those that train or are selected, and what interrupted work has left."""
+    shared_dir = Path(config.shared_dir)
+    chosen = chosen_runs(config)
+    newest = sorted(run_directories(shared_dir), key=_written, reverse=True)
+    kept = {each.run: "one of the newest" for each in newest[:keep]}
+    for directory in newest[keep:]:
+        if why := why_kept(directory, config, chosen):
+            kept[directory.run] = why
+    going = [each for each in newest if each.run not in kept]
+    left = list(shared_dir.glob(f"runs/.*{COMING}")) + list(shared_dir.glob("removing/*"))
+    said: dict[str, Any] = {
+        "removed": sorted(each.run for each in going),
+        "kept": kept,
+        "left": [each.name for each in left],
+    }
+    said |= {"outcome": PLANNED if plan else DONE, **freed([each.path for each in going] + left)}
+    if not plan:
+        remove([each.path for each in going], shared_dir)
+        for unfinished in shared_dir.glob(f"runs/.*{COMING}"):
+            remove_unfinished(unfinished)
+    return said
+
+
+def remove_unfinished(coming: Path) -> None:
+    """Remove a copy that was broken off; one that is still at work stays."""
+    try:
+        with alone(coming) as ours:
+            shutil.rmtree(ours)
+    except UserError:
+        return
+
+
+def remove(paths: Iterable[Path], shared_dir: Path) -> None:
+    """Remove directories, each by one rename, and then what they hold; also what an interrupted call has left."""
+    going = shared_dir / "removing"
+    for path in paths:
+        make_directory(going)
+        path.rename(going / f"{path.name}-{time.time_ns()}")
+        sync(path.parent)
+    if going.is_dir():
+        shutil.rmtree(going)
+
+
+def freed(paths: Iterable[Path]) -> dict[str, int]:
+    """Return how many files and bytes go with directories; bytes that another run shares stay."""
+    links: dict[tuple[int, int], list[int]] = {}
+    files = 0
+    for path in paths:
+        for each in path.rglob("*"):
+            try:
+                found = each.lstat()
+            except FileNotFoundError:  # a copy that goes on just now
+                continue
+            if not stat.S_ISDIR(found.st_mode):
+                files += 1
+                links.setdefault((found.st_dev, found.st_ino), [found.st_nlink, 0, found.st_size])[1] += 1
+    return {"files": files, "bytes": sum(size for all_of, seen, size in links.values() if seen >= all_of)}
+
+
+def back_up(config: Config, run: str, place: Path, tell: Tell, plan: bool) -> dict[str, Any]:
+    """Copy a run to <place>/<run>@<step>, also one that trains; a whole copy of that step stays. Raises UserError."""
+    directory = find(Path(config.shared_dir), run)
+    if not place.is_dir():
+        raise UserError(
+            f"--to {place}: there is no such folder on this host; make it, for the user trainer to write to"
+        )
+    planned = measure(directory)
+    destination = place / f"{run}@{planned['step']}"
+    said = {"run": run, "copy": str(destination), **planned, "outcome": PLANNED}
+    if destination.is_dir():
+        if damage := find_damage(destination):
+            raise UserError(f"{destination} is there and damaged: {damage}. Move it away, and type this again")
+        known = read_copy(destination)
+        return {**said, "outcome": THERE, **{key: known[key] for key in ("step", "files", "bytes")}}
+    if plan:
+        return said
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"--to {place}: the user trainer can't write there; give it the folder: chown trainer {place}")
+    made = copy_run(directory, place, tell, lambda step: f"{run}@{step}")
+    return {**said, "copy": made["path"], "outcome": DONE, **{key: made[key] for key in ("step", "files", "bytes")}}
+
+
+def restore(config: Config, copy: Path, run: str | None, tell: Tell, plan: bool) -> dict[str, Any]:
+    """Make a run of a copy, under its own name or another; it appears once all of it is proven. Raises UserError."""
+    record = read_copy(copy)
+    name = run or str(record["run"])
+    if not RUN_NAME.fullmatch(name):
+        raise UserError(f"--run {name!r} can't name a run: use letters, digits, dot, dash and underscore")
+    directory = RunDirectory(config.shared_dir, name)
+    origin = {"run": record["run"], "step": record["step"], "copied": record["copied"]}
+    said = {"run": name, "copy": str(copy), **{key: record[key] for key in ("step", "files", "bytes")}}
+    if directory.path.exists():
+        if _origin(directory) == origin:
+            return {**said, "outcome": THERE}
+        raise UserError(f"run {name} is there already, and is not this copy: choose another name with --run")
+    if not plan:
+        take_copy(copy, directory.path, tell, lambda coming: settle(coming, config, name, origin))
+    return {**said, "outcome": PLANNED if plan else DONE}
+
+
+def clone(config: Config, run: str, new: str, tell: Tell, plan: bool) -> dict[str, Any]:
+    """Make a second run that goes on where the first is now; checkpoints share their bytes. Raises UserError."""
+    directory, other = find(Path(config.shared_dir), run), RunDirectory(config.shared_dir, new)
+    if not RUN_NAME.fullmatch(new) or new == run:
+        raise UserError(f"{new!r} can't name the new run: use letters, digits, dot, dash and underscore, not {run}")
+    said = {"run": new, "source": run, **measure(directory)}
+    if other.path.exists():
+        if (_origin(other) or {}).get("run") == run:
+            return {**said, "outcome": THERE}
+        raise UserError(f"run {new} is there already, and is no clone of {run}: choose another name")
+    if plan:
+        return {**said, "outcome": PLANNED}
+    made = copy_run(
+        directory, other.path.parent, tell, lambda _: new, lambda coming: settle(coming, config, new, {"run": run})
+    )
+    return {**said, "outcome": DONE, **{key: made[key] for key in ("step", "files", "bytes")}}
+
+
+def settle(coming: Path, config: Config, run: str, restored: dict[str, Any]) -> None:
+    """Make of copied files a run that nobody trains, of this name."""
+    directory = RunDirectory(coming.parent, run)
+    there = RunDirectory(config.shared_dir, run)
+    place = {name: coming / getattr(directory, name).name for name in ("settings", "state", "status", "export_record")}
+    if record := read_record(place["settings"]):
+        write_record(
+            place["settings"], {**record, "settings": {**record.get("settings", {}), "run": run}, "restored": restored}
+        )
+    for name in ("state", "status"):
+        if record := read_record(place[name]):
+            ended = record.get("state") in (RunState.FINISHED, RunState.FAILED)
+            record["state"] = record["state"] if ended else RunState.STOPPED
+            # Members, and whose turn it was, are of the coordinator that wrote this.
+            for key in ("members", "without", "restart", "epoch", "phase", "workers", "ways", "pid"):
+                record.pop(key, None)
+            if name == "status":
+                record |= {"run": run, "run_dir": str(there.path)}
+                record |= {"checkpoint": None, "export": str(there.export) if record.get("export") else None}
+            write_record(place[name], record)
+
+
+def _origin(directory: RunDirectory) -> dict[str, Any] | None:
+    """Return of which copy or run this one was made."""
+    try:
+        return (read_record(directory.settings) or {}).get("restored")
+    except ValueError:
+        return None
+
+
+def _written(directory: RunDirectory) -> float:
+    """Return when a run was written last, in seconds since 1970."""
+    times = [path.stat().st_mtime for path in (directory.status, directory.state, directory.settings) if path.exists()]
+    return max(times, default=0.0)
