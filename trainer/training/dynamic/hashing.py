@@ -44,7 +44,7 @@ def drawn(keys: Tensor, width: int, salt: int) -> tuple[Tensor, Tensor]:
     """Return two numbers for each key and column, from 0 to less than 1."""
     columns = tf.range(1, width + 1, dtype=tf.int64) * GOLDEN
     bits = mixed(mixed(keys, salt)[:, tf.newaxis] + columns, salt)
-    parts = [shifted(bits, places) & ((1 << BITS) - 1) for places in (0, BITS)]
+    parts = [each & ((1 << BITS) - 1) for each in (bits, shifted(bits, BITS))]
     first, second = (tf.cast(part, tf.float32) / float(1 << BITS) for part in parts)
     return first, second
 
