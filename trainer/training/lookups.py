@@ -61,6 +61,8 @@ def asked_for_once(rows: tf.Tensor) -> tf.Tensor | None:
 
 def lookups_of(rows: tf.Tensor) -> list[tf.Tensor]:
     """Return the rows of each lookup in a dynamic table that a gradient names one after the other; none of others."""
+    if not tf.is_symbolic_tensor(rows):
+        return []
     while rows.op.type in ("Reshape", "Identity") and GIVEN not in rows.op.name:
         rows = rows.op.inputs[0]
     if GIVEN in rows.op.name and rows.op.type == "Identity":

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Model, Optimizer, Tensor, Variable
 from trainer.training.keras.keras3.optimizers import optimizers_of
+from trainer.training.lookups import lookups_of
 from trainer.training.row_updates import Update, by_rows, changes_rows, check_lazy, is_same, replace_update
 from trainer.training.rows import own, place_of
 
@@ -54,8 +55,8 @@ def add_up_rows(optimizer: Optimizer) -> None:
 
 
 def added_up(gradient: Tensor) -> Tensor:
-    """Return a gradient that names each row once."""
-    if not isinstance(gradient, tf.IndexedSlices):
+    """Return a gradient that names each row once; a dynamic table's update adds up its own."""
+    if not isinstance(gradient, tf.IndexedSlices) or lookups_of(gradient.indices):
         return gradient
     rows, places = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
