@@ -1,4 +1,4 @@
-"""Dynamic tables: a key gets one row, whoever asks first, and what was trained is neither lost nor another key's."""
+"""Dynamic tables: a key gets one row, whichever worker asks first, and what was trained is neither lost nor another key's."""
 
 from __future__ import annotations
 
