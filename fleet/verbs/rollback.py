@@ -1,4 +1,4 @@
-"""`fab rollback`: the code, environment and run settings of before, from what the hosts have kept."""
+"""`fab rollback`: the earlier code, environment and run settings, from what the hosts have kept."""
 
 from __future__ import annotations
 

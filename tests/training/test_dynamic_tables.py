@@ -1,4 +1,4 @@
-"""Dynamic tables: a key gets one row, whoever asks first, and what was trained is neither lost nor another key's."""
+"""Dynamic tables: a key gets one row, whichever worker asks first; what was trained is neither lost nor another's."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from jsonschema import Draft202012Validator
 
 from fleet.site.schema import formats, page
 from fleet.site.schema.definition import definition, meant_group, meant_variable
+from trainer.core.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
-ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
+# What the role `reset` takes, reset.yml works out: none of it is for an inventory.
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir() and path.name != "reset")
 
 
 def in_markdown(options: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def test_every_variable_that_the_code_reads_is_in_the_schema() -> None:
             read |= set(re.findall(r"""(?:get\(|values\[|variables\[|site\[)["']([a-z_]+)["']""", path.read_text()))
     ours = {name for name in read if name.startswith(definition().prefixes)} - set(definition().groups)
     assert "cluster_uid" in definition().variables
-    assert ours - set(definition().variables) == set()
+    assert ours - set(definition().variables) - {field.name for field in fields(Config)} == set()
 
 
 def test_filters_are_there_soon() -> None:

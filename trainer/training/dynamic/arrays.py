@@ -1,6 +1,6 @@
 """What a ps keeps of a dynamic table: arrays by row and an index, under names of our own.
 
-Arrays are reserved: a row takes memory when it is first written. Whoever reads one as a whole pays for all of it, so
+Arrays are reserved: a row takes memory when it is first written. A read of a whole one pays for all of it, so
 that only rows are read here. Under its own name a resource outlives the coordinator that made it.
 """
 

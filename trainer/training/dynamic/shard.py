@@ -192,7 +192,7 @@ class Shard:
                 rows, keys = tf.boolean_mask(rows, used), tf.boolean_mask(keys, used)
                 count, numbers = tf.size(rows, tf.int64), own.numbers.read()
                 gone = own.index.remove(keys)
-            with tf.control_dependencies([gone]):  # whoever is cancelled here loses rows, and gives none twice
+            with tf.control_dependencies([gone]):  # a call cancelled here loses rows, and gives none twice
                 done = [
                     own.keys.set(rows, tf.fill([count], NO_KEY)),
                     own.free.set(numbers[FREE] + tf.range(count), rows),
