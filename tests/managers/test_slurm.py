@@ -48,17 +48,17 @@ def test_a_run_is_trained_to_its_end(slurm) -> None:  # type: ignore[no-untyped-
     assert not subprocess.run(["pgrep", "-f", f"{slurm.directory}/shared/slurm-"], capture_output=True).stdout
 
 
-def test_a_job_that_is_asked_to_end_saves_and_is_queued_again(slurm) -> None:  # type: ignore[no-untyped-def]
-    job = submit(slurm, 1_000_000)
+def test_a_job_at_its_time_limit_saves_and_is_queued_again(slurm) -> None:  # type: ignore[no-untyped-def]
+    """Slurm counts in minutes, and waits two more before it runs a job again."""
+    job = submit(slurm, 1_000_000, "--time=4")
     slurm.wait(job, {"RUNNING"}, 60)
     until_step(slurm, 100)
-    slurm.call("scancel", "--batch", "--signal=TERM", job)
-    slurm.wait(job, {"PENDING"}, 240)
+    slurm.wait(job, {"PENDING"}, 300)
     saved = status(slurm)
     assert saved["state"] == "stopped"
     step = saved["step"]
     assert isinstance(step, int)
-    slurm.wait(job, {"RUNNING"}, 240)
+    slurm.wait(job, {"RUNNING"}, 300)
     until_step(slurm, step + 1)
     slurm.call("scancel", job)
 
