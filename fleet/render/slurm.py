@@ -1,4 +1,4 @@
-"""A cluster as a batch script for Slurm: one allocation, the servers in one step and the coordinator in another."""
+"""A cluster as a batch script for Slurm: the servers in one step, the coordinator in the script itself."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ export PSFLEET_TASKS="${{tasks[*]}}" PSFLEET_PYTHON=$python PSFLEET_CLUSTER="$wo
 as_task='
     all=($PSFLEET_TASKS)
     task=${{all[SLURM_PROCID]}}
-    if [ "$task" = chief-0 ]; then exit 0; fi # it has a step of its own
+    if [ "$task" = chief-0 ]; then exit 0; fi # it runs beside the step
     trap "kill -TERM \\$pid 2>/dev/null" TERM
     while :; do
         "$PSFLEET_PYTHON" -m trainer --cluster "$PSFLEET_CLUSTER" \\
@@ -67,8 +67,8 @@ as_task='
     done'
 srun --ntasks={ntasks} --overlap --kill-on-bad-exit=0 --wait=0 bash -c "$as_task" &
 servers=$!
-srun --ntasks=1 --nodes=1 --nodelist="${{nodes[0]}}" --overlap \\
-    "$python" -m trainer --cluster "$work/cluster.json" --job-name chief --task-index 0 &
+# On the first node, where this script is too: srun would kill it at once when it is asked to end.
+"$python" -m trainer --cluster "$work/cluster.json" --job-name chief --task-index 0 &
 chief=$!
 asked=''
 trap 'asked=yes; kill -TERM "$chief" 2>/dev/null || true' TERM
