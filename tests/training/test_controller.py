@@ -37,7 +37,7 @@ class Counting:
     """Counts the steps of calls, and those of one call twice; a call ends when the controller looks for it."""
 
     is_recovering = is_failing = False
-    position = None
+    position = tables = None
     seconds_waited = 0.0
     copy = staticmethod(copy_each)
 
