@@ -72,8 +72,8 @@ class Watched:
     def is_silent(self, task: str, seconds: float, since: float = 0.0) -> None:
         self.hear(lambda member: member.unanswered(time.monotonic() - since, seconds, 5.0), task)
 
-    def forms(self) -> None:
-        self.answers(**{task.replace("-", "_"): process for task, process in HERE.items()})
+    def forms(self, **processes: str) -> None:
+        self.answers(**{task.replace("-", "_"): process for task, process in HERE.items()} | processes)
         handler = signal.getsignal(signal.SIGTERM)
         self.membership.form()
         signal.signal(signal.SIGTERM, handler)
@@ -123,6 +123,18 @@ def test_a_worker_that_is_replaced_is_told_twice_and_then_used(watched: Watched)
     watched.membership.workers_taken_in({"worker-1"})
     watched.refuses("worker-1")
     assert watched.looks() == [("member-lost", "worker-1")]
+
+
+def test_a_worker_that_was_replaced_twice_is_not_told_again_when_the_cluster_is_formed(watched: Watched) -> None:
+    for process in ("second", "third"):
+        watched.refuses("worker-1")
+        watched.looks()
+        watched.answers(worker_1=process)
+        watched.looks()
+        watched.membership.workers_taken_in({"worker-1"})
+    watched.said.clear()
+    watched.forms(worker_1="third")
+    assert watched.said == []
 
 
 @pytest.fixture

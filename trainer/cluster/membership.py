@@ -93,7 +93,7 @@ class Membership:
         self._without = set(record["without"])
         self._named = ""
         self._told = 0.0
-        self._members: dict[str, str] = {}  # of this generation, as it began
+        self._members: dict[str, str] = {}  # the process of each that this generation trains on
         self._lost: dict[str, tuple[float, str]] = {}  # the processes that were told to have ended, and when
         self._absent: set[str] = set()  # told to be lost or silent, and not back
         self._reset: dict[str, str] = {}  # the processes whose connections were looked after when they had ended
@@ -288,6 +288,8 @@ class Membership:
         now = time.monotonic()
         log.info("TensorFlow has taken in %s", ", ".join(sorted(tasks)))
         self.heartbeat.change(lambda member: member.taken(now), *tasks)
+        # The next generation compares with these. An earlier process of theirs was told to be lost before.
+        self._members |= {task: process for task in tasks if (process := self.process(task))}
 
     def process(self, task: str) -> str | None:
         """Return the process of a worker that takes part."""
