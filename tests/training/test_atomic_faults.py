@@ -157,7 +157,7 @@ def test_no_half_of_an_update_is_left_by_many_faults(runs: Runs, more: tuple[str
 
 @pytest.mark.matrix
 def test_an_optimizer_whose_slots_fit_on_all_ps_alone_waits_for_a_ps_that_is_away(runs: Runs) -> None:
-    training = Training(runs, "whole-every-ps", "--ps-wait-seconds", "3")
+    training = Training(runs, "whole-every-ps", "--ps-grace-seconds", "3")
     training.process.search(r"saved \S+/ckpt-\d+ in")
     pid = training.pid("ps-1")
     training.kill("ps-1", signal.SIGSTOP)

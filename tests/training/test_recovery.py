@@ -27,7 +27,7 @@ OPTIONS = (
     "--log-seconds",
     "0.5",
 )
-QUICK = ("--heartbeat-timeout-seconds", "5", "--ps-wait-seconds", "5", "--worker-wait-seconds", "40")
+QUICK = ("--heartbeat-timeout-seconds", "5", "--ps-grace-seconds", "5", "--worker-wait-seconds", "40")
 
 
 def start(runs: Runs, run: str, *more: str, steps: int = STEPS) -> Process:
@@ -182,7 +182,7 @@ def test_a_stop_does_not_wait_for_workers_that_are_gone(runs: Runs) -> None:
 
 
 def test_a_phase_that_hangs_ends_in_a_clear_error(runs: Runs) -> None:
-    options = ["--compiling-timeout-seconds", "3", "--restarts-without-step", "1", "--no-evaluator"]
+    options = ["--compiling-timeout-seconds", "3", "--max-restarts-without-step", "1", "--no-evaluator"]
     process = runs.local("stuck:Stuck", "stuck", 100, *options)
     assert process.wait() == 78, process.output
     assert re.search(r"compiling has lasted \d+ s without an end, and compiling_timeout_seconds is 3", process.output)
