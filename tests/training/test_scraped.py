@@ -62,8 +62,8 @@ def scraped(runs: Runs) -> Iterator[tuple[Process, int]]:
 def test_each_metric_of_the_table_is_told(scraped: tuple[Process, int]) -> None:
     names = {name for number in range(len(TASKS)) for name, *_ in told(scraped[1] + number)}
     names = {name for name in METRICS if names & {name, f"{name}_count"}}
-    # The time of a restore is known once there was one, and a task's GPUs where it has any.
-    gpus = {name for name in METRICS if name.startswith("psfleet_task_gpu_")}
+    # The time of a restore is known once there was one, GPUs and dynamic tables where there are any.
+    gpus = {name for name in METRICS if name.startswith(("psfleet_task_gpu_", "psfleet_table_"))}
     assert set(METRICS) - names <= {"psfleet_restore_seconds", *gpus}
 
 
