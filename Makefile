@@ -20,7 +20,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
   python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" --last-failed --last-failed-no-failures none; }; f
 
 .PHONY: help demo venv venv-tf packages lab site test local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
-  cloud test-driver test-security test-monitoring test-browser test-managers docs recording site-drills lock sbom advisories audit \
+  cloud test-driver test-security test-monitoring test-browser test-managers docs site-drills lock sbom advisories audit \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
 
 help:  ## list these targets
@@ -148,10 +148,6 @@ test-browser: .cache/browser/.made  ## a run's page in Debian's chromium, withou
 docs: .cache/docs/.made  ## the docs site as a static folder, .cache/site/html; a broken link or anchor fails (docs/decisions/0202)
 	python docs/stage.py
 	.cache/docs/bin/zensical build --strict --config-file .cache/site/mkdocs.yml
-
-recording: .cache/docs/.made lab  ## docs/pictures/recording.svg: the lab trains while tasks are killed; pauses are cut to a second
-	ansible-playbook site.yml
-	.cache/docs/bin/termtosvg docs/pictures/recording.svg -c docs/record.sh -g 118x34 -M 1000 -D 5000 -t window_frame
 
 # promtool, amtool and the node exporter of Debian's packages, which are unpacked and not installed.
 .cache/monitoring/.made:
