@@ -26,7 +26,7 @@ ALONE = {"export": False, "evaluation": "none", **NO_SAVES}
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What both sides train, and what the dynamic side is told besides."""
+    """What both sides train, and the run settings of the dynamic side alone."""
 
     fixed: str
     dynamic: str

@@ -19,7 +19,7 @@ def script_of_shared(shared_dir: str) -> str:
 
 
 def parse(text: str) -> dict[str, dict[str, Any]]:
-    """Read drains, one JSON object a line, by host; what is damaged counts as a drain without a reason."""
+    """Read drains, one JSON object a line, by host; a damaged line is left out."""
     found: dict[str, dict[str, Any]] = {}
     for line in text.splitlines():
         try:

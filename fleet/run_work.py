@@ -41,6 +41,21 @@ def have_done(
         progress.end()
 
 
+def have_copied(
+    cluster: Cluster, desk: Desk, verb: str, words: Sequence[str], plan: bool
+) -> tuple[dict[str, Any], str]:
+    """Have a host make a copy, unless it is there already; returns its answer, and the copy's size in words.
+
+    The answer is printed where `--json` asked for it.
+    """
+    said = have_done(cluster, desk, verb, words, plan=True)
+    if not plan and said["outcome"] != "there already":
+        said = have_done(cluster, desk, verb, words, plan=False, expected=said["bytes"])
+    if desk.answers is not None:
+        desk.answer(verb, said)
+    return said, f"step {said['step']}, {said['files']} files, {render_bytes(said['bytes'])}"
+
+
 def refuse_name(run: str) -> None:
     """Raise OperatorMistake for what can't name a run, before any host is asked."""
     decision.choose(run, None, {}, None)

@@ -59,26 +59,21 @@ def _rendered(variables: Mapping[str, Any], name: str) -> Any:
 
 def _leaves(value: Any) -> Iterator[str]:
     """Yield the texts, and the numbers as texts, of a value."""
-    if isinstance(value, Mapping):
-        for each in value.values():
-            yield from _leaves(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _leaves(each)
-    elif value is not None and not isinstance(value, bool):
-        yield str(value)
+    return (str(each) for each in _scalars(value) if each is not None and not isinstance(each, bool))
 
 
 def _encrypted(value: Any) -> Iterator[str]:
     """Yield the texts of values that are encrypted by themselves (`!vault`)."""
-    if isinstance(value, Mapping):
-        for each in value.values():
-            yield from _encrypted(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _encrypted(each)
-    elif type(value).__name__ == "EncryptedString":
-        yield str(value)
+    return (str(each) for each in _scalars(value) if type(each).__name__ == "EncryptedString")
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    """Yield what lies in mappings and lists, however deep."""
+    if isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _scalars(each)
+    else:
+        yield value
 
 
 def _vaulted_files(inventory: Inventory) -> list[Path]:

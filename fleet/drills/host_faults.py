@@ -121,7 +121,7 @@ def is_unreachable(stage: Stage, host: str) -> bool:
 
 @dataclass(frozen=True)
 class Reboot(Fault):
-    """Every host at once is told to reboot."""
+    """Have every host reboot at once."""
 
     def hits(self, stage: Stage) -> list[Task]:
         return list(stage.inventory.tasks)

@@ -20,7 +20,6 @@ class Wanted:
     tasks: Mapping[str, int]  # by job, the chief first; the evaluator among them
     gpus: Mapping[str, int]  # by job, of each of its tasks
     settings: Mapping[str, Any]
-    minimum: Mapping[str, int]
 
 
 def wanted(inventory: Inventory, name: str, run: str | None, program: str | None, shared_dir: str) -> Wanted:
@@ -34,8 +33,7 @@ def wanted(inventory: Inventory, name: str, run: str | None, program: str | None
     given = {"run": run, "program": program}
     settings = {**inventory.run_settings, **{key: value for key, value in given.items() if value}}
     gpus = {job: _gpus_of(inventory, job) for job in tasks}
-    minimum = inventory.variables[inventory.chief.host].get("cluster_minimum") or {}
-    return Wanted(name, tasks, gpus, {**settings, "shared_dir": shared_dir}, minimum)
+    return Wanted(name, tasks, gpus, {**settings, "shared_dir": shared_dir})
 
 
 def _gpus_of(inventory: Inventory, job: str) -> int:

@@ -140,23 +140,11 @@ def _coordinator(wanted: Wanted, image: str) -> dict[str, Any]:
 
 
 def _template(wanted: Wanted, job: str, image: str, index: list[dict[str, Any]]) -> dict[str, Any]:
-    # Kubernetes puts the index in, since TASK_INDEX stands before.
-    task = json.dumps({"cluster": addresses(wanted), "task": {"type": job, "index": "INDEX"}})
-    environment = {
-        "TF_CONFIG": task.replace('"INDEX"', "$(TASK_INDEX)"),
-        "TRAINER_SETTINGS": f"{SETTINGS}/run.json",
-        "TRAINER_METRICS": f"0.0.0.0:{METRICS_PORT}",
-        "TF_USE_LEGACY_KERAS": "1",
-        "GRPC_FAIL_FAST": "use_caller",
-        "DATA_DIR": f"{SHARED_DIR}/data",
-        "HOME": "/tmp",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
     container: dict[str, Any] = {
         "name": "trainer",
         "image": image,
         "command": ["python", "-m", "trainer"],
-        "env": [*index, *({"name": name, "value": value} for name, value in environment.items())],
+        "env": [*index, *({"name": name, "value": value} for name, value in _environment(wanted, job).items())],
         "ports": [{"name": "grpc", "containerPort": PORT}, {"name": "metrics", "containerPort": METRICS_PORT}],
         "volumeMounts": [
             {"name": "settings", "mountPath": SETTINGS, "readOnly": True},
@@ -189,6 +177,21 @@ def _template(wanted: Wanted, job: str, image: str, index: list[dict[str, Any]])
         ],
     }
     return {"metadata": {"labels": _labels(wanted, job)}, "spec": spec}
+
+
+def _environment(wanted: Wanted, job: str) -> dict[str, str]:
+    # Kubernetes puts the index in, since TASK_INDEX stands before.
+    task = json.dumps({"cluster": addresses(wanted), "task": {"type": job, "index": "INDEX"}})
+    return {
+        "TF_CONFIG": task.replace('"INDEX"', "$(TASK_INDEX)"),
+        "TRAINER_SETTINGS": f"{SETTINGS}/run.json",
+        "TRAINER_METRICS": f"0.0.0.0:{METRICS_PORT}",
+        "TF_USE_LEGACY_KERAS": "1",
+        "GRPC_FAIL_FAST": "use_caller",
+        "DATA_DIR": f"{SHARED_DIR}/data",
+        "HOME": "/tmp",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def _probes() -> dict[str, Any]:

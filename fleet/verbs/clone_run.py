@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.cluster import Cluster
-from fleet.run_work import have_done, refuse_name, render_bytes
+from fleet.run_work import have_copied, refuse_name
 from fleet.verbs import Desk
 
 
@@ -11,13 +11,7 @@ def clone_run(cluster: Cluster, desk: Desk, run: str, new: str, plan: bool = Fal
     """Make a run with the checkpoints, logs and parameters of another, which goes on undisturbed."""
     refuse_name(run)
     refuse_name(new)
-    planned = have_done(cluster, desk, "clone-run", [run, new], plan=True)
-    expected = planned["bytes"]
-    done = plan or planned["outcome"] == "there already"
-    said = planned if done else have_done(cluster, desk, "clone-run", [run, new], plan=False, expected=expected)
-    if desk.answers is not None:
-        desk.answer("clone-run", said)
-    size = f"step {said['step']}, {said['files']} files, {render_bytes(said['bytes'])}"
+    said, size = have_copied(cluster, desk, "clone-run", [run, new], plan)
     if said["outcome"] == "planned":
         desk.say(f"would make run {new} of run {run}: {size}\ndo it: fab clone-run {run} {new}")
         return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fleet.drains import tasks_of
 from fleet.observation import Observation
 from fleet.quorum import JOBS, minimum
 from fleet.run import Run
@@ -40,16 +41,7 @@ class Cost:
     """Why it must not be done; empty where it may."""
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "hosts": list(self.hosts),
-            "stops": list(self.stops),
-            "pause": self.pause,
-            "steps_lost": self.steps_lost,
-            "lost": self.lost,
-            "room": list(self.room),
-            "away": list(self.away),
-            "refusals": list(self.refusals),
-        }
+        return asdict(self)
 
     def render(self) -> str:
         """Return a line for each thing that is to know."""
@@ -73,7 +65,7 @@ def cost_of(
 ) -> Cost:
     """Work out what it costs to take hosts away: `in_order`, as `fab drain` does, or by pulling their plugs now."""
     run = seen.run
-    tasks = [task for task in inventory.tasks if task.host in hosts]
+    tasks = tasks_of(inventory, hosts)
     stops = [task.name for task in tasks if task.name in seen.units and seen.units[task.name].up]
     gone = absentees(inventory, seen)
     away = [f"{task}: {why}" for task, why in gone.items() if inventory.task(task).host not in hosts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.cluster import Cluster
-from fleet.run_work import have_done, refuse_name, refuse_path, render_bytes
+from fleet.run_work import have_copied, refuse_name, refuse_path
 from fleet.verbs import Desk
 
 
@@ -13,13 +13,7 @@ def restore_run(cluster: Cluster, desk: Desk, copy: str, name: str | None = None
     if name is not None:
         refuse_name(name)
     words = [copy, *(["--as", name] if name else [])]
-    planned = have_done(cluster, desk, "restore-run", words, plan=True)
-    expected = planned["bytes"]
-    done = plan or planned["outcome"] == "there already"
-    said = planned if done else have_done(cluster, desk, "restore-run", words, plan=False, expected=expected)
-    if desk.answers is not None:
-        desk.answer("restore-run", said)
-    size = f"step {said['step']}, {said['files']} files, {render_bytes(said['bytes'])}"
+    said, size = have_copied(cluster, desk, "restore-run", words, plan)
     if said["outcome"] == "planned":
         desk.say(f"would make run {said['run']} of {said['host']}:{copy}: {size}\ndo it: fab restore-run {copy}")
         return

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VALIDATE = ROOT / ".cache/managers/bin/kubernetes-validate"
 TASKS = {"chief": 1, "worker": 2, "ps": 2, "evaluator": 1}
 SETTINGS = {"program": "trainer.examples.digits:Digits", "run": "pods", "steps": 200, "shared_dir": SHARED_DIR}
-WANTED = Wanted("mine", TASKS, {"worker": 1}, SETTINGS, {})
+WANTED = Wanted("mine", TASKS, {"worker": 1}, SETTINGS)
 
 
 def test_the_objects_are_valid_for_the_api(tmp_path: Path) -> None:

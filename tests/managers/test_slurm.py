@@ -27,7 +27,7 @@ def submit(cluster, steps: int, *options: str) -> str:  # type: ignore[no-untype
     }
     (cluster.directory / "shared").mkdir()
     script = cluster.directory / "batch.sh"
-    script.write_text(slurm.render(Wanted("psfleet", TASKS, {}, settings, {}), sys.executable))
+    script.write_text(slurm.render(Wanted("psfleet", TASKS, {}, settings), sys.executable))
     said = cluster.call("sbatch", "--parsable", f"--export=ALL,PYTHONPATH={ROOT}", *options, str(script))
     return str(said).strip()
 

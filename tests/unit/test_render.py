@@ -112,7 +112,7 @@ def test_wrong_words_are_named(given: Mapping[str, str], named: str) -> None:
 def test_the_batch_script_is_a_script_with_the_tasks_and_the_settings() -> None:
     settings = {**SETTINGS, "note": "it's a 'quoted' one"}
     script = slurm.render(
-        Wanted("mine", {"chief": 1, "worker": 2, "ps": 1}, {}, {**settings, "shared_dir": "/a b"}, {}), "python"
+        Wanted("mine", {"chief": 1, "worker": 2, "ps": 1}, {}, {**settings, "shared_dir": "/a b"}), "python"
     )
     assert "#SBATCH --ntasks=4\n" in script
     assert "tasks=(chief-0 worker-0 worker-1 ps-0)\n" in script

@@ -92,7 +92,7 @@ class InputContext(tf.distribute.InputContext):
         return self._seed
 
 
-# What a program is told that must give all its data.
+# The context of a program that must give all its data.
 WHOLE = InputContext()
 
 

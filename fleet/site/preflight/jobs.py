@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from fleet.site.members import (
     JOBS,
@@ -112,52 +113,52 @@ def task_problem(reading: Reading) -> Problem | None:
     )
 
 
-def minimum_problems(reading: Reading) -> Iterator[Problem]:
-    """Refuse a minimum that all hosts together don't reach."""
+def _minimums(reading: Reading) -> Iterable[tuple[str, Any]]:
+    """Return what cluster_minimum says, by job."""
     chief = check.reference_host(reading.groups)
     minimum = reading.values[chief].get("cluster_minimum") if chief else None
-    for job, least in minimum.items() if isinstance(minimum, dict) else ():
+    return minimum.items() if isinstance(minimum, dict) else ()
+
+
+def _minimum_problem(reading: Reading, value: str, message: str) -> Problem:
+    place = reading.place(str(check.reference_host(reading.groups)), "cluster_minimum")
+    return Problem(message, (), "cluster_minimum", value, *place)
+
+
+def minimum_problems(reading: Reading) -> Iterator[Problem]:
+    """Refuse a minimum that all hosts together don't reach."""
+    for job, least in _minimums(reading):
         number = len(tasks_of(reading.groups, reading.values, job))
         if isinstance(least, int) and least > number:
-            yield Problem(
+            yield _minimum_problem(
+                reading,
+                str(least),
                 f"cluster_minimum: {job} is {least}, and the hosts have {number} of that job; expected {number} at "
                 "most, a part such as 0.8, or all",
-                (),
-                "cluster_minimum",
-                str(least),
-                *reading.place(str(chief), "cluster_minimum"),
             )
 
 
 def zero_problems(reading: Reading, jobs: Sequence[str]) -> Iterator[Problem]:
     """Refuse a minimum of 0 of a job without which nothing is trained."""
-    chief = check.reference_host(reading.groups)
-    minimum = reading.values[chief].get("cluster_minimum") if chief else None
-    for job, least in minimum.items() if isinstance(minimum, dict) else ():
+    for job, least in _minimums(reading):
         if least == 0 and job in jobs and job != "evaluator":
-            yield Problem(
+            yield _minimum_problem(
+                reading,
+                "0",
                 f"cluster_minimum: {job} is 0, and nothing is trained without any {job}; expected 1 at least, a part "
                 f"such as 0.8, or all. Or leave {job} out: then the strategy says how many it needs",
-                (),
-                "cluster_minimum",
-                "0",
-                *reading.place(str(chief), "cluster_minimum"),
             )
 
 
 def idle_minimum_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem]:
     """Refuse a minimum of a job that has no tasks: a start would wait for what nobody runs."""
-    chief = check.reference_host(reading.groups)
-    minimum = reading.values[chief].get("cluster_minimum") if chief else None
-    for job, least in minimum.items() if isinstance(minimum, dict) else ():
+    for job, least in _minimums(reading):
         if least != 0 and job not in busy:
-            yield Problem(
+            yield _minimum_problem(
+                reading,
+                show(least),
                 f"cluster_minimum: {job} is {least}, and with these run settings nobody runs {job}; expected {job} to "
                 "be left out. Or see strategy, evaluation and input in trainer_run",
-                (),
-                "cluster_minimum",
-                show(least),
-                *reading.place(str(chief), "cluster_minimum"),
             )
 
 
@@ -172,13 +173,11 @@ def unwaited_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem
         number = len(tasks_of(reading.groups, reading.values, job))
         part = isinstance(least, float) and least < 1
         if job in ("ps", "worker") and job in busy and (part or (isinstance(least, int) and 0 < least < number)):
-            yield Problem(
+            yield _minimum_problem(
+                reading,
+                show(least),
                 f"cluster_minimum: {job} is {least}, and elastic: false has the training wait for all {number}; "
                 f"expected all. Or leave elastic out",
-                (),
-                "cluster_minimum",
-                show(least),
-                *reading.place(str(chief), "cluster_minimum"),
             )
 
 
