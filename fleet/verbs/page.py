@@ -28,19 +28,21 @@ def page() -> str:
     # A flag that every verb has stands once, at the top.
     common = [name for name in flags[found[0].name] if all(name in each for each in flags.values())]
     head = HEAD + "".join(flags[found[0].name][name] for name in common)
-    own = [[row for name, row in flags[verb.name].items() if name not in common] for verb in found]
-    return head + "".join(map(_section, found, own))
+    own = {verb: "".join(row for name, row in flags[verb.name].items() if name not in common) for verb in found}
+    same = {rows: verb for verb, rows in reversed(own.items())}
+    return head + "".join(_section(verb, rows, same[rows]) for verb, rows in own.items())
 
 
-def _section(verb: Task[Any], rows: list[str]) -> str:
-    """Write a verb's section: what it does, and the flags that are its own."""
-    first = (verb.__doc__ or "").strip().partition("\n")[0]
-    flags = f"\n{''.join(rows)}" if rows else ""
-    return f"\n## `{verb.name.replace('_', '-')}`\n{first}\n{flags}"
+def _section(verb: Task[Any], rows: str, first: Task[Any]) -> str:
+    """Write a verb's section: what it does, and its own flags, or the earlier verb that has the same ones."""
+    does = (verb.__doc__ or "").strip().partition("\n")[0]
+    many = rows.count("\n") > 1
+    flags = f"Its flags are those of [`{_name(first)}`](#{_name(first)}).\n" if many and verb is not first else rows
+    return f"\n## `{_name(verb)}`\n{does}\n" + (f"\n{flags}" if flags else "")
 
 
-def _name(flag: Argument) -> str:
-    return (flag.name or "").strip("_").replace("_", "-")
+def _name(named: Argument | Task[Any]) -> str:
+    return (named.name or "").strip("_").replace("_", "-")
 
 
 def _row(flag: Argument) -> str:

@@ -49,7 +49,7 @@ def _type(schema: Mapping[str, Any]) -> str:
         return " or ".join(dict.fromkeys(_type(each) for each in schema["anyOf"]))
     name = TYPES[schema["type"]]
     if "minimum" in schema:
-        return f"{name}, {schema['minimum']:,} to {schema['maximum']:,}"
+        return f"{schema['minimum']:,} to {schema['maximum']:,}"
     if schema["type"] == "array":
         inner = schema["items"]
         return f"list of {inner.get('format', 'text') if inner['type'] == 'string' else TYPES[inner['type']]}"
