@@ -29,12 +29,11 @@ def page() -> str:
     known = definition()
     lines = [HEAD.read_text(encoding="utf-8").format(prefixes=", ".join(f"`{each}`" for each in known.prefixes))]
     lines += [f"| `{group}` | {said['description']} |\n" for group, said in known.groups.items()]
-    lines.append("\n## Variables\n| Variable | Type, and default | Meaning |\n|---|---|---|\n")
+    lines.append("\n## Variables\n| Variable | Type | Default | Meaning |\n|---|---|---|---|\n")
     for variable in known.variables.values():
         if variable.scope != "derived":
             scope = "" if variable.scope == "host" else f" ({variable.scope})"
-            kind = ", ".join(filter(None, (_type(variable.schema), _default(variable))))
-            cells = (f"`{variable.name}`{scope}", kind, _meaning(variable))
+            cells = (f"`{variable.name}`{scope}", _type(variable.schema), _default(variable), _meaning(variable))
             lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
 
@@ -56,7 +55,7 @@ def _type(schema: Mapping[str, Any]) -> str:
     return {
         "own-directory": "directory",
         "address": "address",
-        "control-path": "path on the control machine",
+        "control-path": "local path",
         "url": "URL",
         "port-text": "the same as text",
         "command-template": "command",
@@ -69,7 +68,7 @@ def _default(variable: Variable) -> str:
     if "default" not in variable.schema:
         return ""
     default = variable.schema["default"]
-    return "default computed" if isinstance(default, str) and "{{" in default else f"default `{json.dumps(default)}`"
+    return "computed" if isinstance(default, str) and "{{" in default else f"`{json.dumps(default)}`"
 
 
 def _meaning(variable: Variable) -> str:
