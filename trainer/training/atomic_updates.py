@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.run.snapshot import Copies
+from trainer.training.first_trace import is_dropped
 from trainer.training.metrics import READING
 from trainer.training.tf_internals.graphs import APART, arrival, handle_shape, mutex, outermost, read_only_inputs
 
@@ -125,6 +126,8 @@ class AtomicUpdates:
         finally:
             del self._extended._update
             whole, self._whole = self._whole, []
+        if is_dropped():
+            return
         for one in whole:
             # Beside others that take several operations, of this variable, it has its turn as they have.
             if self._has_mutex(one):

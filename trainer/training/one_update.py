@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Optimizer, Tensor, Variable
 from trainer.training.constraints import constrain, take_constraint
+from trainer.training.first_trace import needs_no_update
 from trainer.training.learning_rate import replaced
 from trainer.training.rows import own
 from trainer.training.tf_internals.variables import beneath, moving_average
@@ -28,6 +29,8 @@ def gather(optimizer: Optimizer) -> None:
     number, decay = ReadOnce(optimizer), decay_of(optimizer, tf.keras.optimizers.Optimizer)
 
     def update_step(gradient: Tensor, variable: Variable) -> None:
+        if needs_no_update(optimizer):
+            return
         with number.replaced():
             decay(variable, optimizer.learning_rate)
             plain(gradient, variable)
@@ -59,6 +62,8 @@ def gather_legacy(optimizer: Optimizer) -> None:
 
     def constrained(update: Any) -> Any:
         def updated(gradient: Tensor, variable: Variable, *more: object, **named: object) -> Any:
+            if needs_no_update(optimizer):
+                return tf.no_op()
             done = update(gradient, variable, *more, **named)
             constrain(variable)
             return done
@@ -79,6 +84,8 @@ def gather_keras3(optimizer: Optimizer) -> None:
     plain, decay = optimizer.update_step, decay_of(optimizer, keras.optimizers.Optimizer)
 
     def update_step(gradient: Tensor, variable: Variable, rate: Tensor) -> None:
+        if needs_no_update(optimizer):
+            return
         decay(variable, rate)
         plain(gradient, variable, rate)
         if optimizer.use_ema:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Graph, Operation, Tensor, Variable
 from trainer.training.atomic_updates import sources
+from trainer.training.first_trace import is_dropped
 from trainer.training.metrics import READING
 from trainer.training.staleness import SCOPE
 from trainer.training.tf_internals.graphs import (
@@ -61,6 +62,8 @@ def sending_together(local: Callable[[], Collection[Variable]] = tuple) -> Itera
     """
     graph = tf.compat.v1.get_default_graph()
     yield
+    if is_dropped():
+        return
     places = places_of(graph, local())
     for stage, tensors in crossing(graph, places).items():
         chosen = [tensor for tensor in tensors if can_be_packed(tensor)]

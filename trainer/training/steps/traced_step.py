@@ -12,6 +12,7 @@ import tensorflow as tf
 from trainer.core.contracts import DataIterator, Model, Strategy, Structure, Tensor, Traced, Variable
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.first_trace import FirstTrace
 from trainer.training.keras.adapters import keras_of
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import metrics_of, pieces
@@ -58,7 +59,7 @@ def trace_step(
     """
 
     keras = keras_of(model)
-    own_step = keras.step()
+    own_step, first = keras.step(), FirstTrace()
 
     def of_metrics() -> list[Variable]:
         return [piece for metric in metrics_of(model) for piece in pieces(metric)]
@@ -75,6 +76,7 @@ def trace_step(
                 if rate:
                     stack.enter_context(rate.given(*value))
                 if updates:
+                    stack.enter_context(first.watched())
                     stack.enter_context(sending_together(of_metrics))
                     stack.enter_context(updates.active(states))
                 return one_step(strategy, own_step, stale, placed=placed)(iterator)
@@ -85,6 +87,10 @@ def trace_step(
         traced = trace()
         while getattr(own_step, "found_more", False):
             traced = trace()
+        if first.is_dropped:  # and TensorFlow would use it all the same
+            traced = trace()
+    if first.is_dropped:
+        raise UserError(f"{type(model).__name__}.train_step makes a variable in each trace; make it in build_model")
     outputs = outputs_of(traced, placed=placed)
     if None in tf.nest.flatten(outputs):
         raise UserError(

@@ -1,0 +1,62 @@
+"""A trace that TensorFlow drops has no updates; the one that trains has all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
+
+import tensorflow as tf
+
+from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.one_update import gather
+from trainer.training.steps.traced_step import trace_step
+
+assert testing
+
+
+class LateAdam(tf.keras.optimizers.Adam):
+    """One of a program, which makes a variable when it first updates."""
+
+    late: Any = None
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        if self.late is None:
+            self.late = tf.Variable(0.0)
+        self.late.assign_add(1.0)
+        super().update_step(gradient, variable)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "method", "traces"),
+    [
+        (tf.keras.optimizers.Adam(0.1), "update_step", 1),
+        (tf.keras.optimizers.legacy.Adam(0.1), "_resource_apply_dense", 1),
+        (LateAdam(0.1), "update_step", 2),
+    ],
+)
+def test_a_dropped_trace_has_no_updates_of_kerass_own(optimizer: Any, method: str, traces: int) -> None:
+    updated: list[str] = []
+    plain = getattr(optimizer, method)
+
+    def counted(gradient: Any, variable: Any, *more: Any, **named: Any) -> Any:
+        updated.append(variable.name)
+        return plain(gradient, variable, *more, **named)
+
+    object.__setattr__(optimizer, method, counted)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
+    model.compile(optimizer, "mse", metrics=["mae"])
+    gather(optimizer)
+    iterator = iter(tf.data.Dataset.from_tensors((tf.ones([4, 2]), tf.fill([4, 1], 5.0))).repeat())
+    strategy = tf.distribute.get_strategy()
+    traced = trace_step(strategy, model, iterator, updates=AtomicUpdates(strategy))
+    assert len(updated) == traces
+    before = model.trainable_variables[0].numpy()
+    losses = [float(traced(iterator)["loss"]) for _ in range(5)]
+    assert (model.trainable_variables[0].numpy() != before).all()
+    assert losses[-1] < losses[0]
+    assert int(optimizer.iterations) == 5
+    assert any(one.type == "MutexLock" for one in traced.graph.get_operations())
+    assert float(getattr(optimizer, "late", 5.0)) == 5.0
