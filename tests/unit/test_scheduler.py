@@ -318,7 +318,10 @@ def test_the_slowest_workers_share_is_that_of_all_speeds() -> None:
     speeds = WorkerSpeeds(2)
     speeds.returned(10, 0.0, 0, 1.0)
     speeds.returned(20, 0.0, 1, 6.0)
-    assert speeds.learn() == 20
+    assert speeds.learn(6.0) == 20
     assert speeds.median == pytest.approx(0.1)
     assert speeds.share == pytest.approx(0.25)
-    assert speeds.longest == 0
+    speeds.returned(30, 6.0, 0, 6.05)
+    assert not speeds.learn(6.05)  # just now
+    assert speeds.learn(7.0) == 30
+    assert not speeds.learn(8.0)  # nothing new

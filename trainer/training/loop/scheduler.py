@@ -90,8 +90,8 @@ class WorkerSpeeds:
         self._step_seconds: dict[int, float] = {}  # of each worker
         self._returned_at: dict[int, float] = {}
         self._paused_until = -math.inf
-        self.longest = 0
-        """The steps of the longest call since `learn`; 0 where none has returned."""
+        self._longest = 0  # of the calls since the last `learn`
+        self._learnt_at = -math.inf
         self.median = 0.0
         """Seconds of a step on the median worker; 0 where that is not known yet."""
         self.share = 1 / (QUEUED_CALLS * workers)
@@ -107,21 +107,26 @@ class WorkerSpeeds:
         measured, known = seconds / steps, self._step_seconds.get(worker, math.inf)
         # A worker's first call includes what TensorFlow prepares; that is forgotten at once.
         self._step_seconds[worker] = measured if measured < known / 2 else (known + measured) / 2
-        self.longest = max(self.longest, steps)
+        self._longest = max(self._longest, steps)
         return seconds
 
     def paused(self, until: float) -> None:
         """Calls in flight did not take so long: nobody was there."""
         self._paused_until = until
 
-    def learn(self) -> int:
-        """Set median and share by what was measured; returns the steps of the longest call since the last time."""
+    def learn(self, now: float) -> int:
+        """Set median and share by what was measured; returns the steps of the longest call since the last time.
+
+        Returns 0, and does nothing, where no call has returned since, or where that was just now.
+        """
+        if not self._longest or now - self._learnt_at < RESIZE_SECONDS:
+            return 0
         seconds = self._step_seconds.values()
         self.median = statistics.median_low(seconds)
         speeds = [1 / each for each in seconds]
         average = sum(speeds) / len(speeds)
         self.share = max(min(speeds), average / SLOWEST) / (average * self._workers)
-        longest, self.longest = self.longest, 0
+        longest, self._longest, self._learnt_at = self._longest, 0, now
         return longest
 
 
@@ -139,7 +144,7 @@ class Scheduler:
         self._size = CallSize(steps_per_execution)
         self._workers = max(1, workers)
         self._speeds = WorkerSpeeds(self._workers)
-        self._resized_at = self._looked_at = -math.inf
+        self._looked_at = -math.inf
         self._has_news = False
         self._given = self._end = 0
         self._closed = False
@@ -153,8 +158,7 @@ class Scheduler:
         left = self._end - self._given
         if self._closed or left <= 0:
             return 0
-        if self._speeds.longest and now - self._resized_at >= RESIZE_SECONDS:
-            longest, self._resized_at = self._speeds.learn(), now
+        if longest := self._speeds.learn(now):
             self._size.learn(self._speeds.median, longest)
         size = min(self._size.most, left, self._last(left))
         return size if self.in_flight < self._workers * self._queued(size) else 0
