@@ -22,6 +22,7 @@ from trainer.core.config import Config
 from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy, Structure, Tensor
 from trainer.core.failures import UserError, explain
 from trainer.core.program import program_file
+from trainer.run.position import Beginning
 from trainer.training.data_service import DataService
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker, noting_endless
@@ -135,17 +136,6 @@ def warn_of_one_order(name: str) -> None:
         "parameter_server has (docs/input.md)",
         name,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Beginning:
-    """Where a worker's reading begins: in which order, and how much of it is left out."""
-
-    seed: int
-    number: int = 0
-    """The step where it begins; with `input_position: exact` the pass over the part."""
-    taken: int = 0
-    """Examples of the pass that were taken before; for `input_position: exact`."""
 
 
 def train_dataset_fn(
