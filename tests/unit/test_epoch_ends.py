@@ -46,7 +46,8 @@ def test_calls_that_go_on_beside_saves_meet_no_save() -> None:
     config = Config(program="a:B", steps=100, epoch_steps=20, checkpoint_steps=15)
     assert EpochEnds.of(config, evaluated=False, told=False).begin(0) == 100
     assert EpochEnds.of(config, evaluated=True, told=False).begin(0) == 20
-    assert EpochEnds.of(config.replace(strategy="mirrored", evaluation="inline"), evaluated=False, told=False).begin(0) == 15
+    in_step = config.replace(strategy="mirrored", evaluation="inline")
+    assert EpochEnds.of(in_step, evaluated=False, told=False).begin(0) == 15
 
 
 def test_callbacks_are_waited_for_at_an_epochs_end_until_they_have_heard() -> None:
