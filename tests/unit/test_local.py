@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.core.config import STRATEGIES, Config, ConfigError
+from trainer.core.config import Config, ConfigError
+from trainer.core.strategies import STRATEGIES
 from trainer.process.fork_server import ForkServer
 from trainer.tasks import local_supervisor
 from trainer.tasks.local import add_local_options, cluster_size, data_workers, local_cluster, make_tasks, setting

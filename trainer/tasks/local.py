@@ -13,21 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, Cluster, free_addresses
-from trainer.core.config import (
-    APIS,
-    EVALUATIONS,
-    INPUTS,
-    KINDS,
-    PARTITIONERS,
-    POSITIONS,
-    SHARDINGS,
-    STRATEGIES,
-    Config,
-    ConfigError,
-    absolute_path,
-    read_assignments,
-)
+from trainer.core.config import DECLARED, KINDS, Config, ConfigError, absolute_path, read_assignments
 from trainer.core.runtime import PS_ENVIRONMENT
+from trainer.core.strategies import STRATEGIES
 from trainer.process.fork_server import PARENT, ForkServer
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
@@ -37,15 +25,6 @@ from trainer.telemetry.status import describe, read_status
 
 FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that another process has started
 SCRAPED = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)  # the order of the metrics' ports, as on hosts
-CHOICES = {
-    "strategy": tuple(STRATEGIES),
-    "api": APIS,
-    "evaluation": EVALUATIONS,
-    "input": INPUTS,
-    "input_sharding": SHARDINGS,
-    "input_position": POSITIONS,
-    "partitioner": PARTITIONERS,
-}
 
 
 def add_local_options(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +56,8 @@ def add_local_options(parser: argparse.ArgumentParser) -> None:
         made = field.default_factory is not dataclasses.MISSING
         default = "./psfleet-runs" if field.name == "shared_dir" else "{}" if made else field.default
         required = default is dataclasses.MISSING
-        one_of = f"{', '.join(CHOICES[field.name])}; " if field.name in CHOICES else ""
+        choices = DECLARED[field.name].choices
+        one_of = f"{', '.join(choices)}; " if choices else ""
         settings.add_argument(
             "--" + field.name.replace("_", "-"),
             required=required,
