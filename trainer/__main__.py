@@ -160,6 +160,45 @@ def prepare_process(environment: Mapping[str, str], cluster: Cluster) -> bool:
     return not missing
 
 
+def read_present_config(
+    options: argparse.Namespace, environment: Mapping[str, str], evaluates: bool, own: Path
+) -> Config:
+    """Read the settings as `read_config` does; raises MissedRelease where `own` is no longer the hosts' release."""
+    config = read_config(options, environment, evaluates)
+    about(run=config.run)  # a server asks again and again, and serves one run after the other
+    link = environment.get("TRAINER_RELEASE")
+    refuse_missed_release(config, Path(link) if link else None, own)
+    return config
+
+
+def train_or_evaluate(
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+    cluster: Cluster,
+    notifier: Notifier,
+    told: Told,
+    *,
+    only_wait: bool,
+) -> int:
+    """Be the coordinator or the evaluator; returns the exit code."""
+    evaluates = cluster.job == "evaluator"
+    try:
+        config = read_config(options, environment, evaluates)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
+    if evaluates:
+        from trainer.tasks.evaluator import run_evaluator
+
+        again = partial(read_config, options, environment, True)
+        return run_evaluator(config, notifier, again, only_wait=only_wait, told=told)
+    from trainer.tasks.sweep import train_point
+    from trainer.telemetry.outlets.webhook import Notifications
+
+    notifications = Notifications(config, environment.get("CREDENTIALS_DIRECTORY"))
+    return train_point(config, cluster, notifier, told, notifications)
+
+
 def become_task(
     options: argparse.Namespace,
     environment: Mapping[str, str],
@@ -178,14 +217,8 @@ def become_task(
         serve(listener, told)
     if not prepare_process(environment, cluster):
         return TRY_AGAIN
-    link, own, evaluates = environment.get("TRAINER_RELEASE"), Path.cwd(), cluster.job == "evaluator"
-
-    def selected() -> Config:
-        config = read_config(options, environment, evaluates)
-        about(run=config.run)  # a server asks again and again, and serves one run after the other
-        refuse_missed_release(config, Path(link) if link else None, own)
-        return config
-
+    evaluates = cluster.job == "evaluator"
+    selected = partial(read_present_config, options, environment, evaluates, Path.cwd())
     missed = find_missed_release(selected)
     if missed:
         log.error("%s", missed)
@@ -193,21 +226,7 @@ def become_task(
         return TRY_AGAIN
     if is_server(cluster):
         return serve_members(cluster, notifier, selected)
-    try:
-        config = read_config(options, environment, evaluates)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USER_ERROR
-    if evaluates:
-        from trainer.tasks.evaluator import run_evaluator
-
-        again = partial(read_config, options, environment, True)
-        return run_evaluator(config, notifier, again, only_wait=only_wait, told=told)
-    from trainer.tasks.sweep import train_point
-    from trainer.telemetry.outlets.webhook import Notifications
-
-    notifications = Notifications(config, environment.get("CREDENTIALS_DIRECTORY"))
-    return train_point(config, cluster, notifier, told, notifications)
+    return train_or_evaluate(options, environment, cluster, notifier, told, only_wait=only_wait)
 
 
 def find_missed_release(selected: Callable[[], Config]) -> str | None:

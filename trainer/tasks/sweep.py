@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.spec import Cluster
@@ -53,20 +54,13 @@ def train_point(
     A point that fails is written down, and the next one begins.
     """
     sweep = selected_sweep(config)
+    train = partial(run_coordinator, config, cluster, notifier, told=told, notifications=notifications)
     if sweep is None:
-        return run_coordinator(config, cluster, notifier, told=told, notifications=notifications)
+        return train()
     if sweep.present() is not None:
         stopping = StopRequest()
         try:
-            code = run_coordinator(
-                config,
-                cluster,
-                notifier,
-                keeps_servers=True,
-                stopping=stopping,
-                told=told,
-                notifications=notifications,
-            )
+            code = train(keeps_servers=True, stopping=stopping)
             stopping.listen()  # what is written here is written to its end
         except Stopped:
             return STOPPED
