@@ -38,11 +38,10 @@ def trace_call(
 
     It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
     would return otherwise: the step's outputs, the metrics' states, how long `updates` have waited, and the numbers of
-    dynamic tables. A call for
-    other processes takes the learning rate as its last argument, and keeps `states` itself. `unrolled` is the number of
-    steps in a round of the call's loop; what that leaves over is done first, in rounds of one step. The first step of a
-    round counts how stale its update is, which costs a tiny step a fifth of its speed. A step that would
-    draw the same random numbers several times in a round has rounds of one.
+    dynamic tables. A call for other processes takes the learning rate as its last argument, and keeps
+    `states` itself. `unrolled` is the number of steps in a round of the call's loop; what that leaves over is done
+    first, in rounds of one step. The first step of a round counts how stale its update is, which costs a tiny step a
+    fifth of its speed. A step that would draw the same random numbers several times in a round has rounds of one.
     """
 
     copy, unrolled = copy_for(train_step, unrolled)
