@@ -14,11 +14,14 @@ import resource
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.tables import print_row
 from bench.tasks import ROOT, clean_environment
 from trainer.tasks.local import local_cluster
+
+if TYPE_CHECKING:
+    from trainer.training.steps.remote import RemoteStepRunner
 
 WORKERS = (8, 32, 64)
 CALL_SECONDS = 0.5
@@ -60,17 +63,10 @@ def measure(workers: int) -> dict[str, dict[str, float]]:
         servers.wait()
 
 
-def coordinate(jobs: dict[str, list[str]]) -> None:
-    """Give calls as the trainer does, and print what they took."""
+def program_of(microseconds: int) -> Any:
+    """Return a program whose steps wait for so long, and do nothing."""
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops.testing import sleep
-
-    from trainer.cluster.spec import Cluster
-    from trainer.core.config import Config
-    from trainer.training.loop.scheduler import Scheduler
-    from trainer.training.steps.remote import RemoteStepRunner
-    from trainer.training.steps.runner import POLL_SECONDS
-    from trainer.training.strategies import make_strategy
 
     class Nothing(tf.keras.Model):
         def __init__(self) -> None:
@@ -81,60 +77,75 @@ def coordinate(jobs: dict[str, list[str]]) -> None:
             return batch
 
         def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-            microseconds = data[0]
-            waited = tf.data.Dataset.range(1).apply(sleep(microseconds)).take(1).get_single_element()
+            pause = data[0]
+            waited = tf.data.Dataset.range(1).apply(sleep(pause)).take(1).get_single_element()
             with tf.control_dependencies([waited]):
                 return {"loss": tf.constant(0.0)}
 
     class Program:
-        microseconds = 0
-
         def build_model(self) -> tf.keras.Model:
             model = Nothing()
             model.compile("sgd", "mse")
             return model
 
         def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
-            pause = tf.constant(self.microseconds, tf.int64)
+            pause = tf.constant(microseconds, tf.int64)
             return tf.data.Dataset.range(1).map(lambda number: (pause + 0 * number, 0.0))
 
         eval_dataset = train_dataset
+
+    return Program()
+
+
+def give_calls(runner: RemoteStepRunner, workers: int) -> dict[str, float]:
+    """Give calls of one step for a while; returns calls and processor seconds a second, and memory (MiB)."""
+    from trainer.training.loop.scheduler import Scheduler
+    from trainer.training.steps.runner import POLL_SECONDS
+
+    schedule = Scheduler(1, workers)
+    schedule.begin(0, 10**9)
+    returns = [0] * workers
+    since = processor = calls = 0.0
+    # A pause of the whole machine may last longer than what is measured.
+    while not since or time.monotonic() - since < SECONDS or calls < workers:
+        if not since and min(returns) >= WARM_CALLS:
+            since, processor, calls = time.monotonic() + WARM_SECONDS, time.process_time(), 0
+        if size := schedule.size(time.monotonic()):
+            runner.call(size)
+            schedule.given(size)
+            continue
+        returned = runner.returned()
+        if time.monotonic() < since:
+            processor = time.process_time()
+        else:
+            calls += len(returned)
+        for call in returned:
+            returns[call.worker] += 1
+            schedule.returned(call.steps, call.began, call.worker, time.monotonic())
+        if not returned:
+            time.sleep(POLL_SECONDS)
+    seconds = time.monotonic() - since
+    return {
+        "calls": calls / seconds,
+        "processor": (time.process_time() - processor) / seconds,
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def coordinate(jobs: dict[str, list[str]]) -> None:
+    """Give calls as the trainer does, and print what they took."""
+    from trainer.cluster.spec import Cluster
+    from trainer.core.config import Config
+    from trainer.training.steps.remote import RemoteStepRunner
+    from trainer.training.strategies import make_strategy
 
     cluster = Cluster(jobs, "chief", 0)
     strategy = make_strategy(Config(program="bench:Nothing"), cluster)
     found = {}
     for name, microseconds in {"empty": 0, "waiting": round(CALL_SECONDS * 1e6)}.items():
-        program = Program()
-        program.microseconds = microseconds
+        program = program_of(microseconds)
         runner = RemoteStepRunner(Config(program="bench:Nothing"), program, strategy, cluster.workers)
-        schedule = Scheduler(1, cluster.workers)
-        schedule.begin(0, 10**9)
-        returns = [0] * cluster.workers
-        since = processor = calls = 0.0
-        # A pause of the whole machine may last longer than what is measured.
-        while not since or time.monotonic() - since < SECONDS or calls < cluster.workers:
-            if not since and min(returns) >= WARM_CALLS:
-                since, processor, calls = time.monotonic() + WARM_SECONDS, time.process_time(), 0
-            if size := schedule.size(time.monotonic()):
-                runner.call(size)
-                schedule.given(size)
-                continue
-            returned = runner.returned()
-            if time.monotonic() < since:
-                processor = time.process_time()
-            else:
-                calls += len(returned)
-            for call in returned:
-                returns[call.worker] += 1
-                schedule.returned(call.steps, call.began, call.worker, time.monotonic())
-            if not returned:
-                time.sleep(POLL_SECONDS)
-        seconds = time.monotonic() - since
-        found[name] = {
-            "calls": calls / seconds,
-            "processor": (time.process_time() - processor) / seconds,
-            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        }
+        found[name] = give_calls(runner, cluster.workers)
         runner.join()
     print(json.dumps(found), flush=True)
     os._exit(0)

@@ -16,11 +16,9 @@ EVERY = 5.0
 WORKERS, SERVERS = 30, 10
 
 
-def write_large_run(shared_dir: Path, run: str = "long-night", rows: int = ROWS, events: int = 1000) -> RunDirectory:
-    """Write the records of a run that trained for 28 hours, with a fault every four minutes."""
+def records(rows: int, events: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the history and the events of a run, with a fault for each two events."""
     draw = random.Random(16)
-    directory = RunDirectory(shared_dir, run)
-    directory.path.mkdir(parents=True)
     seconds = rows * EVERY
     members = [f"worker-{n}" for n in range(WORKERS)] + [f"ps-{n}" for n in range(SERVERS)]
     history: list[dict[str, Any]] = [
@@ -56,6 +54,15 @@ def write_large_run(shared_dir: Path, run: str = "long-night", rows: int = ROWS,
         history.append({"t": at, "members": {task: "closed"}})
         history.append({"t": at + 9, "members": {task: "training"}})
     history.append({"t": BEGAN + seconds, "gave": {f"worker-{n}": rows * 600 // WORKERS for n in range(WORKERS)}})
+    return history, told
+
+
+def write_large_run(shared_dir: Path, run: str = "long-night", rows: int = ROWS, events: int = 1000) -> RunDirectory:
+    """Write the records of a run that trained for 28 hours, with a fault every four minutes."""
+    directory = RunDirectory(shared_dir, run)
+    directory.path.mkdir(parents=True)
+    seconds = rows * EVERY
+    history, told = records(rows, events)
     lines(directory.history, sorted(history, key=lambda line: line["t"]))
     lines(directory.event_log, sorted(told, key=lambda line: line["time"]))
     end = {"productive": 0.9 * seconds, "down": 0.1 * seconds, "goodput": 0.9, "elapsed": seconds}

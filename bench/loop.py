@@ -73,6 +73,22 @@ def main() -> None:
             measure(Path(scratch), args.rounds)
 
 
+def show(rows: dict[str, list[tuple[float, float]]], counted: dict[str, dict[str, int]]) -> None:
+    """Print the medians of each command's seconds, and what it has counted."""
+    unit = statistics.median(seconds for seconds, _ in rows["import tensorflow"])
+    kinds = ("processes", "connections", "scripts")
+    print_row("what", "s", "imports", "processor, s", *kinds, head=True)
+    for name, found in rows.items():
+        seconds, used = (statistics.median(column) for column in zip(*found, strict=True))
+        print_row(
+            name,
+            f"{seconds:.2f}",
+            f"{seconds / unit:.2f}",
+            f"{used:.2f}",
+            *(str(counted.get(name, {}).get(kind, "")) for kind in kinds),
+        )
+
+
 def measure(scratch: Path, rounds: int) -> None:
     """Print a row for each command: seconds, in imports, and the control machine's processor seconds."""
     inventory, program = prepare(scratch)
@@ -110,18 +126,7 @@ def measure(scratch: Path, rounds: int) -> None:
                 counts.unlink()
             seconds, used = rows[name][-1]
             print(f"{name}: {seconds:.2f} s, {used:.2f} s of the processor", file=sys.stderr, flush=True)
-    unit = statistics.median(seconds for seconds, _ in rows["import tensorflow"])
-    kinds = ("processes", "connections", "scripts")
-    print_row("what", "s", "imports", "processor, s", *kinds, head=True)
-    for name, found in rows.items():
-        seconds, used = (statistics.median(column) for column in zip(*found, strict=True))
-        print_row(
-            name,
-            f"{seconds:.2f}",
-            f"{seconds / unit:.2f}",
-            f"{used:.2f}",
-            *(str(counted.get(name, {}).get(kind, "")) for kind in kinds),
-        )
+    show(rows, counted)
 
 
 def prepare(scratch: Path) -> tuple[Path, Path]:

@@ -31,30 +31,13 @@ WARM_SECONDS = 10.0
 STEPS = re.compile(r"^psfleet_steps_total\{.*\} (\S+)$", re.MULTILINE)
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/metrics", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12, help="windows that are scraped (default: 12)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="length of a window (default: 10)")
-    options = parser.parse_args(arguments)
-    port = free_ports(TASKS)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as name:
-        command = [
-            *("-m", "trainer", "local", "--program", "bench.programs:Tiny", "--workers", "2", "--ps", "1"),
-            *("--steps", "1000000000", "--shared-dir", name, "--metrics-port", str(port)),
-        ]
-        task = Task("local", command, Path(name) / "log", {})
-        try:
-            task.until(lambda: steps(port), "it trained")
-            time.sleep(WARM_SECONDS)
-            speeds = [window(port, options.seconds, bool(number % 2)) for number in range(2 * options.rounds + 1)]
-        finally:
-            task.process.terminate()
-            task.process.wait()
+def show(speeds: list[float], rounds: int, seconds: float) -> None:
+    """Print what scraping costs the training: windows by turns without it and with it, and what an answer takes."""
     quiet, scraped = speeds[::2], speeds[1::2]
     ratios = sorted(
         speed / statistics.mean(around) for speed, around in zip(scraped, itertools.pairwise(quiet), strict=True)
     )
-    print(f"A tiny model, 2 workers, 1 ps; {options.rounds} windows of {options.seconds:g} s\n")
+    print(f"A tiny model, 2 workers, 1 ps; {rounds} windows of {seconds:g} s\n")
     low, ratio, high = statistics.quantiles(ratios, n=4)
     at_rate = f"ratio at one in {SCRAPE_SECONDS} s"
     print_row("", "nobody asks", "all tasks each second", "ratio: median", "quartiles", at_rate, "asked", head=True)
@@ -83,6 +66,28 @@ def main(arguments: list[str]) -> None:
         f"{rate:.0f}",
         f"{100 * counted * rate:.3f}",
     )
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench/metrics", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12, help="windows that are scraped (default: 12)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of a window (default: 10)")
+    options = parser.parse_args(arguments)
+    port = free_ports(TASKS)
+    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as name:
+        command = [
+            *("-m", "trainer", "local", "--program", "bench.programs:Tiny", "--workers", "2", "--ps", "1"),
+            *("--steps", "1000000000", "--shared-dir", name, "--metrics-port", str(port)),
+        ]
+        task = Task("local", command, Path(name) / "log", {})
+        try:
+            task.until(lambda: steps(port), "it trained")
+            time.sleep(WARM_SECONDS)
+            speeds = [window(port, options.seconds, bool(number % 2)) for number in range(2 * options.rounds + 1)]
+        finally:
+            task.process.terminate()
+            task.process.wait()
+    show(speeds, options.rounds, options.seconds)
 
 
 def window(port: int, seconds: float, scraped: bool) -> float:

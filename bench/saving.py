@@ -12,11 +12,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.tables import print_row
 from bench.tasks import LocalCluster
+
+if TYPE_CHECKING:
+    from trainer.run.checkpoints import Checkpoints
+    from trainer.training.steps.remote import RemoteStepRunner
 
 WIDTH = 64
 WINDOW_SECONDS = 6.0
@@ -44,6 +49,45 @@ class Table:
     eval_dataset = train_dataset
 
 
+def train_for(runner: RemoteStepRunner, block: int, seconds: float) -> float:
+    """Train for a while in calls of so many steps; returns the speed (steps/s)."""
+    began, steps = time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        runner.call(block)
+        runner.join()
+        steps += block
+    return steps / (time.monotonic() - began)
+
+
+def cost(train: Callable[[float], float], checkpoints: Checkpoints, *, wait: bool) -> tuple[float, float]:
+    """Return what a save takes of the training, and how long it holds it up (s)."""
+    before = train(WINDOW_SECONDS)
+    began = time.monotonic()
+    checkpoints.save_and_wait() if wait else checkpoints.save()
+    held = time.monotonic() - began
+    during = train(WINDOW_SECONDS - held) * (WINDOW_SECONDS - held) / WINDOW_SECONDS
+    checkpoints.settle()
+    usual = statistics.mean([before, train(WINDOW_SECONDS)])
+    return WINDOW_SECONDS * (1 - during / usual), held
+
+
+def show_memory(
+    train: Callable[[float], float], checkpoints: Checkpoints, saves: int, pids: list[int], seen: list[float]
+) -> None:
+    """Save again and again; print what a ps has taken before, after the first save, and later."""
+    print()
+    print_row(
+        "RSS of a ps, MiB", "before", "after the first save", f"after {saves // 2} more", f"after {saves}", head=True
+    )
+    for number in range(saves // 2 * 2):
+        if number == saves // 2:
+            seen.append(resident(pids))
+        checkpoints.save()
+        train(BLOCK_SECONDS)
+    checkpoints.settle()
+    print_row("", *(f"{value:.0f}" for value in (*seen, resident(pids))))
+
+
 def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     """Train, save and measure, as the coordinator of the cluster in TF_CONFIG."""
     from trainer.cluster.spec import Cluster
@@ -68,26 +112,7 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     )
     block = calibrate(runner)
 
-    def train(seconds: float) -> float:
-        """Train for a while; returns the speed (steps/s)."""
-        began, steps = time.monotonic(), 0
-        while time.monotonic() - began < seconds:
-            runner.call(block)
-            runner.join()
-            steps += block
-        return steps / (time.monotonic() - began)
-
-    def cost(wait: bool) -> tuple[float, float]:
-        """Return what a save takes of the training, and how long it holds it up (s)."""
-        before = train(WINDOW_SECONDS)
-        began = time.monotonic()
-        checkpoints.save_and_wait() if wait else checkpoints.save()
-        held = time.monotonic() - began
-        during = train(WINDOW_SECONDS - held) * (WINDOW_SECONDS - held) / WINDOW_SECONDS
-        checkpoints.settle()
-        usual = statistics.mean([before, train(WINDOW_SECONDS)])
-        return WINDOW_SECONDS * (1 - during / usual), held
-
+    train = partial(train_for, runner, block)
     train(WINDOW_SECONDS)
     start = resident(pids)
     checkpoints.save_and_wait()
@@ -95,22 +120,11 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     print_row("save", "holds the training up, s", "on disk after, s", "costs, s", "at one a minute, %", head=True)
     for name, wait in (("that is waited for", True), ("beside the training", False)):
         written.clear()
-        costs, held = zip(*(cost(wait) for _ in range(rounds)), strict=True)
+        costs, held = zip(*(cost(train, checkpoints, wait=wait) for _ in range(rounds)), strict=True)
         median = statistics.median(costs)
         cells = (statistics.median(held), statistics.median(written), median, 100 * median / 60)
         print_row(name, *(f"{cell:.2f}" for cell in cells))
-    print()
-    print_row(
-        "RSS of a ps, MiB", "before", "after the first save", f"after {saves // 2} more", f"after {saves}", head=True
-    )
-    seen = [start, first]
-    for number in range(saves // 2 * 2):
-        if number == saves // 2:
-            seen.append(resident(pids))
-        checkpoints.save()
-        train(BLOCK_SECONDS)
-    checkpoints.settle()
-    print_row("", *(f"{value:.0f}" for value in (*seen, resident(pids))))
+    show_memory(train, checkpoints, saves, pids, [start, first])
     os._exit(0)
 
 

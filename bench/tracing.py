@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
 from bench.tables import print_row
@@ -31,16 +32,10 @@ def counted(name: str, seconds: dict[str, float]) -> Iterator[None]:
     seconds[name] = seconds.get(name, 0.0) + time.process_time() - began
 
 
-def measure(program: str) -> dict[str, float]:
-    """Make a coordinator's calls in this process and give each worker two of them; returns the seconds by part."""
+def serve(jobs: dict[str, list[str]]) -> tuple[list[Any], Any]:
+    """Serve all workers and ps in this process; returns the servers, to be kept, and the coordinator's resolver."""
     import tensorflow as tf
 
-    from trainer.core.config import Config
-    from trainer.core.program import load_program
-    from trainer.tasks.local import local_cluster
-    from trainer.training.steps import remote
-
-    jobs = local_cluster(WORKERS, 2)
     servers = tf.train.ClusterSpec({job: jobs[job] for job in ("worker", "ps")})
     kept = [
         tf.distribute.Server(servers, job_name=job, task_index=index)
@@ -50,6 +45,19 @@ def measure(program: str) -> dict[str, float]:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs), task_type="chief", task_id=0, rpc_layer="grpc"
     )
+    return kept, resolver
+
+
+def measure(program: str) -> dict[str, float]:
+    """Make a coordinator's calls in this process and give each worker two of them; returns the seconds by part."""
+    import tensorflow as tf
+
+    from trainer.core.config import Config
+    from trainer.core.program import load_program
+    from trainer.tasks.local import local_cluster
+    from trainer.training.steps import remote
+
+    kept, resolver = serve(local_cluster(WORKERS, 2))
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     seconds: dict[str, float] = {}
     with contextlib.ExitStack() as patched, counted("coordinator", seconds):

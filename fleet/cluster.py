@@ -74,22 +74,35 @@ class Cluster:
         if with_facts:
             look = facts.script(self.inventory.shared_dir)
             scripts = {host: f"{script}\n{look}" for host, script in scripts.items()}
-        if looks:
-            # First: it reads all of standard input.
-            scripts |= {host: f"echo '@look'; {self._agent(host)}; echo\n{scripts[host]}" for host in looks}
-            answers = self.hosts.run(scripts, LOOK_SECONDS, {host: feed(asked) for host, asked in looks.items()})
-        elif first:
-            told = "2>&1; code=$?; echo; echo '@first-code'; echo $code"
-            scripts |= {host: f"echo '@first'; {{ {each}; }} {told}\n{scripts[host]}" for host, each in first.items()}
-            answers = self.hosts.run(scripts, STOP_SECONDS)
-        else:
-            answers = self.hosts.run(scripts)
+        answers = self._run(scripts, looks or {}, first or {})
         observation = Observation()
         for host, answer in answers.items():
             if answer.unreachable:
                 observation.unreachable[host] = answer.unreachable
             else:
                 read_answer(self.inventory, host, answer, observation, new_is_enough)
+        self._observe_run(observation)
+        return observation
+
+    def _run(
+        self,
+        scripts: dict[str, str],
+        looks: Mapping[str, Mapping[str, Any]],
+        first: Mapping[str, str],
+    ) -> dict[str, Answer]:
+        """Run a script on each host; with what fleet/agent.py is to look at, or what hosts run before."""
+        if looks:
+            # First: it reads all of standard input.
+            scripts |= {host: f"echo '@look'; {self._agent(host)}; echo\n{scripts[host]}" for host in looks}
+            return self.hosts.run(scripts, LOOK_SECONDS, {host: feed(asked) for host, asked in looks.items()})
+        if first:
+            told = "2>&1; code=$?; echo; echo '@first-code'; echo $code"
+            scripts |= {host: f"echo '@first'; {{ {each}; }} {told}\n{scripts[host]}" for host, each in first.items()}
+            return self.hosts.run(scripts, STOP_SECONDS)
+        return self.hosts.run(scripts)
+
+    def _observe_run(self, observation: Observation) -> None:
+        """Ask the trainer of the run, where its files don't say all of it."""
         chief = self.inventory.chief.host
         if observation.releases.get(chief) and observation.run is None and observation.run_error is None:
             said = self.hosts.run({chief: STATUS})[chief]
@@ -97,7 +110,6 @@ class Cluster:
                 observation.unreachable[chief] = said.unreachable
             else:
                 read_status(chief, said, observation)
-        return observation
 
     def act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
         """Have fleet/agent.py do something on hosts, all at once; returns what it says of each.

@@ -16,7 +16,7 @@ from fleet.site.schema.problems import show
 from fleet.site.sweep_file import is_same
 from fleet.site.topology import Task
 from fleet.units import Health, Unit, find_trouble
-from trainer.core.config import NO_PROGRAM_NAME, RUN_NAME, SOURCE, program_name_problem
+from trainer.core.formats import NO_PROGRAM_NAME, RUN_NAME, SOURCE, program_name_problem
 
 # A server that systemd calls running has its port within this time.
 PORT_SECONDS = 30
@@ -29,6 +29,19 @@ class Choice:
     selection: Mapping[str, Any]
     write: bool
     new: bool
+
+
+def check_names(run_name: str | None, program: str | None) -> None:
+    """Raise OperatorMistake for a name that can't be a run's or a program's."""
+    if run_name is not None and not RUN_NAME.fullmatch(run_name):
+        raise OperatorMistake(
+            f"--run {show(run_name)} can't name a run: its directory gets the name. Use letters, digits, dot, dash and "
+            "underscore, starting with a letter or digit, such as --run digits-2"
+        )
+    if program is not None and (problem := program_name_problem(program)):
+        example = "expected package.module:Name, such as --program trainer.examples.digits:Digits"
+        problem = f"names no program; {example}" if problem == NO_PROGRAM_NAME else problem
+        raise OperatorMistake(f"--program {show(program)} {problem}")
 
 
 def choose(
@@ -47,15 +60,7 @@ def choose(
 
     Raises OperatorMistake for a name that can't be a run's or a program's.
     """
-    if run_name is not None and not RUN_NAME.fullmatch(run_name):
-        raise OperatorMistake(
-            f"--run {show(run_name)} can't name a run: its directory gets the name. Use letters, digits, dot, dash and "
-            "underscore, starting with a letter or digit, such as --run digits-2"
-        )
-    if program is not None and (problem := program_name_problem(program)):
-        example = "expected package.module:Name, such as --program trainer.examples.digits:Digits"
-        problem = f"names no program; {example}" if problem == NO_PROGRAM_NAME else problem
-        raise OperatorMistake(f"--program {show(program)} {problem}")
+    check_names(run_name, program)
     if run_name is None and "sweep" in selection and (program or program_args):
         raise OperatorMistake(
             f"the sweep {selection['sweep']['name']} is selected, and its file has its program and parameters: name a "

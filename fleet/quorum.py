@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fleet.site.inventory import Inventory
-from trainer.core.config import STRATEGIES, Config
+from trainer.core.config import Config
+from trainer.core.strategies import STRATEGIES
 
 JOBS = ("chief", "ps", "worker", "evaluator", "data")
 

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fleet import readings
-from trainer.core.config import RUN_NAME, Config
+from trainer.core.config import Config
+from trainer.core.formats import RUN_NAME
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
 from trainer.telemetry.events import TAIL_BYTES

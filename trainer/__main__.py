@@ -18,12 +18,13 @@ from pathlib import Path
 
 from trainer.cluster.member import State
 from trainer.cluster.spec import ADDRESS, SERVICE_JOBS, Cluster
+from trainer.command_line import parse
 from trainer.core.config import Config, ConfigError, absolute_path, read_assignments
 from trainer.core.failures import TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.core.proxies import bypass_proxies
 from trainer.core.runtime import prepare_tensorflow
 from trainer.keep_run import HELP as UPKEEP
-from trainer.keep_run import add_upkeep_options, run_upkeep
+from trainer.keep_run import run_upkeep
 from trainer.process.gpus import find_missing
 from trainer.process.warm_start import die_with_parent, end
 from trainer.report.html import render
@@ -33,7 +34,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
 from trainer.run.release import MissedRelease, own_release, refuse_missed_release
 from trainer.run.selection import apply_selection, read_selection
-from trainer.tasks.flags import add_task_flags, read_cluster, refuse_task_flags, with_hyphens
+from trainer.tasks.flags import read_cluster, refuse_task_flags
 from trainer.telemetry.checkpoints import describe_checkpoints, read_checkpoints
 from trainer.telemetry.logs import set_up_logging
 from trainer.telemetry.metrics import Told
@@ -83,86 +84,6 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
     except (ConfigError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    from trainer.check import add_check_options
-    from trainer.tasks.local import add_local_options, add_set_option
-
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer",
-        formatter_class=wide_help,
-        usage="%(prog)s [--settings FILE] [--run NAME] [--program MODULE:NAME] [a task's flags]\n"
-        "       %(prog)s COMMAND ... (its own help: %(prog)s COMMAND --help)",
-        description="Without a command: become the task that TF_CONFIG names (worker, ps, chief, evaluator, "
-        "dispatcher or data). Flags can say the same.",
-        epilog="Exit codes: 0 finished, 75 try again (infrastructure), 78 your error, 143 stopped after a checkpoint.",
-    )
-    add_run_options(parser)
-    add_set_option(parser)
-    add_task_flags(parser)
-    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog=parser.prog)
-    local = commands.add_parser(
-        "local",
-        help="run a whole cluster as processes of this machine",
-        usage="%(prog)s --program MODULE:NAME [--workers N] [--ps N] [any setting, as --steps 1000]",
-        formatter_class=wide_help,
-    )
-    add_local_options(local)
-    for name, text in (
-        ("status", "say what a run is doing"),
-        ("runs", "list the runs on the shared path"),
-        ("checkpoints", "list a run's checkpoints"),
-        ("begin", "make a new run that begins from a checkpoint of another"),
-        ("sweep", "say how far a sweep is"),
-        ("export", "export the newest checkpoint of a run that has ended as a SavedModel"),
-    ):
-        command = commands.add_parser(name, help=text)
-        add_run_options(command)
-        if name == "begin":
-            command.add_argument("--from", required=True, dest="source", metavar="RUN@STEP", help="the checkpoint")
-            add_set_option(command)
-        command.add_argument("--json", action="store_true", help="print JSON")
-        command.add_argument("--shared-dir", help="the shared path, instead of the settings'")
-        if name == "sweep":
-            command.add_argument("--name", help="the sweep, instead of the selected one, or else the last one")
-    add_upkeep_options(commands, add_settings_options)
-    report = commands.add_parser("report", help="print the page of a run, or of several side by side, as HTML")
-    add_settings_options(report)
-    report.add_argument(
-        "--run", dest="runs", metavar="NAME", action="append", default=[], help="the run; more of them side by side"
-    )
-    report.add_argument("--json", action="store_true", help="print JSON, with the page's HTML in it")
-    ways = commands.add_parser("ways", help="try the ways from this host to members, with a large packet")
-    ways.add_argument("--source", default="", help="who is to have them")
-    ways.add_argument("members", nargs="+", metavar="TASK=HOST:PORT", help="the others")
-    ways.add_argument("--json", action="store_true", help="print JSON")
-    check = commands.add_parser("check", help="prove this release, beside whatever runs; it writes nothing")
-    add_check_options(check)
-    return parser.parse_args([with_hyphens(argument) for argument in argv])
-
-
-def wide_help(prog: str) -> argparse.HelpFormatter:
-    """Leave room for the longest option, so that each begins its line of help beside it."""
-    return argparse.HelpFormatter(prog, max_help_position=34)
-
-
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    # A command's own defaults would overwrite what stands before the command.
-    unset = argparse.SUPPRESS
-    parser.add_argument(
-        "--settings", metavar="FILE", default=unset, help="the run settings (default: TRAINER_SETTINGS)"
-    )
-    parser.add_argument("--run", metavar="NAME", default=unset, help="the run, instead of the selected one")
-    parser.add_argument("--program", metavar="MODULE:NAME", default=unset, help="the program, likewise")
-
-
-def add_settings_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--settings", metavar="FILE", default=argparse.SUPPRESS, help="the run settings (default: TRAINER_SETTINGS)"
-    )
-    parser.add_argument("--shared-dir", help="the shared path, instead of the settings'")
 
 
 def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Config:
@@ -228,6 +149,56 @@ def serve_members(cluster: Cluster, notifier: Notifier, selected: Callable[[], C
     return TRY_AGAIN
 
 
+def prepare_process(environment: Mapping[str, str], cluster: Cluster) -> bool:
+    """Prepare this process for TensorFlow, as a member of the cluster; returns False where a GPU is missing."""
+    prepare_tensorflow()
+    bypass_proxies(cluster.addresses)
+    # Also where flags said it: TensorFlow and the user's program may look there.
+    os.environ["TF_CONFIG"] = dataclasses.replace(cluster, service={}).as_tf_config()
+    if missing := find_missing(environment):
+        log.error("%s", missing)
+    return not missing
+
+
+def read_present_config(
+    options: argparse.Namespace, environment: Mapping[str, str], evaluates: bool, own: Path
+) -> Config:
+    """Read the settings as `read_config` does; raises MissedRelease where `own` is no longer the hosts' release."""
+    config = read_config(options, environment, evaluates)
+    about(run=config.run)  # a server asks again and again, and serves one run after the other
+    link = environment.get("TRAINER_RELEASE")
+    refuse_missed_release(config, Path(link) if link else None, own)
+    return config
+
+
+def train_or_evaluate(
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+    cluster: Cluster,
+    notifier: Notifier,
+    told: Told,
+    *,
+    only_wait: bool,
+) -> int:
+    """Be the coordinator or the evaluator; returns the exit code."""
+    evaluates = cluster.job == "evaluator"
+    try:
+        config = read_config(options, environment, evaluates)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
+    if evaluates:
+        from trainer.tasks.evaluator import run_evaluator
+
+        again = partial(read_config, options, environment, True)
+        return run_evaluator(config, notifier, again, only_wait=only_wait, told=told)
+    from trainer.tasks.sweep import train_point
+    from trainer.telemetry.outlets.webhook import Notifications
+
+    notifications = Notifications(config, environment.get("CREDENTIALS_DIRECTORY"))
+    return train_point(config, cluster, notifier, told, notifications)
+
+
 def become_task(
     options: argparse.Namespace,
     environment: Mapping[str, str],
@@ -244,24 +215,10 @@ def become_task(
     told = Told(tuple(state.value for state in State), notifier.restarts, own_release(Path.cwd()))
     if listener is not None:
         serve(listener, told)
-    prepare_tensorflow()
-    bypass_proxies(cluster.addresses)
-    # Also where flags said it: TensorFlow and the user's program may look there.
-    os.environ["TF_CONFIG"] = dataclasses.replace(cluster, service={}).as_tf_config()
-    missing = find_missing(environment)
-    if missing:
-        log.error("%s", missing)
+    if not prepare_process(environment, cluster):
         return TRY_AGAIN
-    link, own = environment.get("TRAINER_RELEASE"), Path.cwd()
-
     evaluates = cluster.job == "evaluator"
-
-    def selected() -> Config:
-        config = read_config(options, environment, evaluates)
-        about(run=config.run)  # a server asks again and again, and serves one run after the other
-        refuse_missed_release(config, Path(link) if link else None, own)
-        return config
-
+    selected = partial(read_present_config, options, environment, evaluates, Path.cwd())
     missed = find_missed_release(selected)
     if missed:
         log.error("%s", missed)
@@ -269,21 +226,7 @@ def become_task(
         return TRY_AGAIN
     if is_server(cluster):
         return serve_members(cluster, notifier, selected)
-    try:
-        config = read_config(options, environment, evaluates)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USER_ERROR
-    if evaluates:
-        from trainer.tasks.evaluator import run_evaluator
-
-        again = partial(read_config, options, environment, True)
-        return run_evaluator(config, notifier, again, only_wait=only_wait, told=told)
-    from trainer.tasks.sweep import train_point
-    from trainer.telemetry.outlets.webhook import Notifications
-
-    notifications = Notifications(config, environment.get("CREDENTIALS_DIRECTORY"))
-    return train_point(config, cluster, notifier, told, notifications)
+    return train_or_evaluate(options, environment, cluster, notifier, told, only_wait=only_wait)
 
 
 def find_missed_release(selected: Callable[[], Config]) -> str | None:

@@ -78,15 +78,13 @@ def train(
     from trainer.tasks.evaluator import Evaluator
     from trainer.tasks.training import train as coordinate
     from trainer.telemetry.progress import Progress
-    from trainer.telemetry.status import read_status
 
-    kind = program if inspect.isclass(program) else type(program)
-    name = program if isinstance(program, str) else f"{kind.__module__}:{kind.__name__}"
+    name = name_of(program)
     if directory is None:
         _temporary.append(tempfile.TemporaryDirectory(prefix="psfleet-"))
         directory = _temporary[-1].name
-    shared = Path(directory).absolute()
-    config = Config.from_dict({"program": name, "run": "test", "shared_dir": str(shared), "steps": steps, **settings})
+    given = {"program": name, "run": "test", "shared_dir": str(Path(directory).absolute()), "steps": steps}
+    config = Config.from_dict({**given, **settings})
     config = apply_selection(config, {key: getattr(config, key) for key in ("run", "program", "program_args")})
     arguments = config.program_args
     built = load_program(name, arguments) if isinstance(program, str) else construct(program, name, arguments)
@@ -105,6 +103,19 @@ def train(
     step = run.catalogue.newest()
     if config.evaluation == "sidecar" and step is not None:
         Evaluator(built, run, config.best_metric).evaluate(step)
+    return result_of(run, step)
+
+
+def name_of(program: Program) -> str:
+    """Return a program's name as the settings have it."""
+    kind = program if inspect.isclass(program) else type(program)
+    return program if isinstance(program, str) else f"{kind.__module__}:{kind.__name__}"
+
+
+def result_of(run: RunDirectory, step: int | None) -> Result:
+    """Return what a run has come to at this step."""
+    from trainer.telemetry.status import read_status
+
     status = read_status(run)
     metrics = {"loss": status.loss, **status.metrics} if status.loss is not None else dict(status.metrics)
     evaluation = status.evaluation["metrics"] if status.evaluation else {}

@@ -207,32 +207,51 @@ def firewall_refusals(
         sources: `firewall_sources`.
         lists: whom the units speak with, as `reached` has it.
     """
-    problems = []
+    problems = _too_long(lists)
+    if not facts["first"]:
+        return problems
+    return problems + _cut_off(facts, rules, opened, sources) + (_cut_vpn(facts["vpn"], opened) if closed else [])
+
+
+def _too_long(lists: Iterable[Sequence[str]]) -> list[str]:
+    """Say which list of addresses systemd would not take."""
     for peers in lists:
         size = sum(len(f"IPAddressAllow={peer}\n") for peer in peers)
         if size >= MAX_LIST_BYTES:
-            problems.append(
+            return [
                 f"the units' list of addresses has {len(peers)} entries and {size} bytes; expected less than "
                 f"{MAX_LIST_BYTES} bytes. Name fewer and larger networks in firewall_open and firewall_egress, or "
                 "firewall_egress: [any]"
-            )
-            break
-    if not facts["first"]:
-        return problems
+            ]
+    return []
+
+
+def _cut_off(
+    facts: Mapping[str, Any],
+    rules: Sequence[Mapping[str, Any]],
+    opened: Sequence[Mapping[str, Any]],
+    sources: Mapping[str, Sequence[str]],
+) -> list[str]:
+    """Say whose connection to NFS the first table would cut."""
     # Strangers at a task's port are what the table is for; at NFS's they may be clients of another export.
     ports = [port for rule in rules if rule["name"] == "nfs" for port in rule["ports"]]
-    for peer in _others(facts, rules, opened, sources):
-        if peer["port"] in ports:
-            problems.append(
-                f"{peer['address']} is no member, and has a connection to port {peer['port']} (NFS) open, which the "
-                f"table would cut. If it is to stay: firewall_open: [{{port: {peer['port']}, from: "
-                f"[{peer['address']}]}}]. If not, unmount there what this host exports"
-            )
-    for each in facts["vpn"].get("ports", ()) if closed else ():
+    return [
+        f"{peer['address']} is no member, and has a connection to port {peer['port']} (NFS) open, which the "
+        f"table would cut. If it is to stay: firewall_open: [{{port: {peer['port']}, from: "
+        f"[{peer['address']}]}}]. If not, unmount there what this host exports"
+        for peer in _others(facts, rules, opened, sources)
+        if peer["port"] in ports
+    ]
+
+
+def _cut_vpn(vpn: Mapping[str, Any], opened: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which ports of the VPN through which this run came the table would close."""
+    problems = []
+    for each in vpn.get("ports", ()):
         port, protocol = each.split("/")
         if not any(entry.get("protocol", "tcp") == protocol and _has(entry["port"], int(port)) for entry in opened):
             problems.append(
-                f"this run came through the VPN {facts['vpn']['device']} ({facts['vpn']['kind']}), which ends on this "
+                f"this run came through the VPN {vpn['device']} ({vpn['kind']}), which ends on this "
                 f"host, and the table would close its port {each}. Open it: firewall_open: [{{port: {port}, protocol: "
                 f"{protocol}}}]. Or leave what isn't psfleet's alone: firewall_closes: ports"
             )

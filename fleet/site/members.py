@@ -9,7 +9,8 @@ from typing import Any
 
 from fleet.site.wireguard import WireguardError, endpoint, is_encrypted, tunnel_address
 from trainer.cluster.spec import SERVICE_JOBS
-from trainer.core.config import CHECKS, STRATEGIES, Config
+from trainer.core.config import Config, strategy_problem
+from trainer.core.strategies import STRATEGIES
 
 # Jobs in the order in which a host's tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
 JOBS = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)
@@ -59,7 +60,7 @@ def strategy_of(groups: Groups, hostvars: HostVars) -> str:
     """The strategy that the run settings name, or the default; raises ClusterSpecError for an unknown one."""
     strategy = run_settings(groups, hostvars).get("strategy", Config.strategy)
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        raise ClusterSpecError(f"trainer_run: strategy: {CHECKS['strategy'][1]}, not {strategy!r}")
+        raise ClusterSpecError(f"trainer_run: {strategy_problem('strategy', strategy)}")
     return strategy
 
 

@@ -12,6 +12,10 @@ import yaml
 from fleet.places import KIT
 
 TABLE = KIT / "ansible" / "nvidia_compatibility.yml"
+NO_GPU = (
+    "is in the group gpu and has no NVIDIA GPU: no PCI device of vendor 10de and class 0300 or 0302. "
+    "Take it out of the group, or look at `lspci -d 10de:`, the slot and the virtual machine's pass-through"
+)
 
 
 @cache
@@ -38,22 +42,13 @@ def nvidia_driver(
     Returns:
         `{"branch", "open", "capabilities": [...], "problems": [...]}`; a problem names the value and the mend.
     """
-    table = read_table()
     branch, capability = str(branch), str(capability)  # YAML takes 580 and 8.6 for numbers
     host = f"host '{machine['name']}'"
     if not seen["gpus"]:
-        problem = (
-            f"{host} is in the group gpu and has no NVIDIA GPU: no PCI device of vendor 10de and class 0300 or 0302. "
-            "Take it out of the group, or look at `lspci -d 10de:`, the slot and the virtual machine's pass-through"
-        )
-        return {"branch": branch, "open": False, "capabilities": [], "problems": [problem]}
+        return {"branch": branch, "open": False, "capabilities": [], "problems": [f"{host} {NO_GPU}"]}
     kinds = [find_gpu(gpu["device"]) for gpu in seen["gpus"]]
     capabilities = [kind["capability"] if kind else capability for kind in kinds]
-    wanted = branch
-    if source == "none":
-        branch = (seen["loaded"] or "").partition(".")[0] or branch
-    else:
-        branch = branch or table["branches"].get(source, {}).get(machine["system"], "")
+    wanted, branch = branch, _branch_of(seen, source, branch, machine["system"])
     problems = [
         *_python_problems(host, machine["python"]),
         *_gpu_problems(host, seen["gpus"], kinds, capabilities, flavour, branch),
@@ -70,6 +65,13 @@ def nvidia_driver(
         "capabilities": sorted({value for value in capabilities if value}),
         "problems": problems,
     }
+
+
+def _branch_of(seen: Mapping[str, Any], source: str, branch: str, system: str) -> str:
+    """Return the driver's major version: the one that is there, the one that is wanted, or the source's own."""
+    if source == "none":
+        return (seen["loaded"] or "").partition(".")[0] or branch
+    return branch or str(read_table()["branches"].get(source, {}).get(system, ""))
 
 
 def find_gpu(device: str) -> dict[str, Any] | None:
@@ -135,55 +137,59 @@ def _gpu_problems(
     flavour: str,
     branch: str,
 ) -> Iterator[str]:
-    table = read_table()
-    wheel, driver, cudnn = table["tensorflow"], table["driver"], table["cudnn"]
     number = int(branch) if branch.isdecimal() else None
     for gpu, kind, capability in dict.fromkeys(
         (gpu["device"], kind["name"] if kind else "", capability)
         for gpu, kind, capability in zip(gpus, kinds, capabilities, strict=True)
     ):
-        what = f"{host} has the GPU 10de:{gpu} ({kind or 'unknown'}, compute capability {capability or 'unknown'})"
-        if not capability:
-            yield (
-                f"{what}, which ansible/nvidia_compatibility.yml doesn't know. Say its compute capability "
-                "(developer.nvidia.com/cuda-gpus) as nvidia_driver_capability: '8.6', or add it to the table"
-            )
-            continue
-        mistyped = capability_problem(capability)
-        if mistyped:
+        if capability and (mistyped := capability_problem(capability)):
             yield f"{host}: {mistyped}"
-            continue
-        how = runs_on(capability)
-        if how is None:
+        elif problem := _capability_problem(capability, number):
+            what = f"{host} has the GPU 10de:{gpu} ({kind or 'unknown'}, compute capability {capability or 'unknown'})"
+            yield what + problem
+    for named in {kind["name"]: kind for kind in kinds if kind}.values():
+        if flavour == "open" and not named["open"]:
             yield (
-                f"{what}; the wheel of TensorFlow {wheel['version']} runs on {wheel['binaries'][0]} to "
-                f"{wheel['newest_capability']}. Take the host out of the group gpu (it trains on its processor), or "
-                "use a TensorFlow that knows the GPU, and say so in ansible/nvidia_compatibility.yml"
-            )
-        elif _version(capability) < _version(cudnn["oldest_capability"]):
-            yield (
-                f"{what}; cuDNN {cudnn['version']} of locks/cuda has no code for it (from {cudnn['oldest_capability']} "
-                "on): a convolution would fail. Take the host out of the group gpu (it trains on its processor), or "
-                "make a lock with nvidia-cudnn-cu12<9.11, and say so as cudnn in ansible/nvidia_compatibility.yml"
-            )
-        elif how == "ptx" and number is not None and number < driver["oldest_branch_for_ptx"]:
-            yield (
-                f"{what}; the wheel has only PTX of CUDA {wheel['cuda']} for it, which driver {branch} can't "
-                f"translate: it needs {driver['oldest_branch_for_ptx']} or newer, such as what nvidia_driver_source: "
-                "nvidia has by default"
-            )
-    for kind_ in {kind["name"]: kind for kind in kinds if kind}.values():
-        if flavour == "open" and not kind_["open"]:
-            yield (
-                f"{host} has a GPU of the kind {kind_['name']}, which NVIDIA's open kernel modules don't know. Leave "
+                f"{host} has a GPU of the kind {named['name']}, which NVIDIA's open kernel modules don't know. Leave "
                 "nvidia_driver_flavour at auto, or set it to proprietary"
             )
-        last = kind_.get("last_branch")
+        last = named.get("last_branch")
         if last and number is not None and number > last:
             yield (
-                f"{host} has a GPU of the kind {kind_['name']}; the last driver for it is {last}, and "
+                f"{host} has a GPU of the kind {named['name']}; the last driver for it is {last}, and "
                 f"nvidia_driver_branch is {branch}"
             )
+
+
+def _capability_problem(capability: str, branch: int | None) -> str:
+    """Say why TensorFlow can't use a GPU of this compute capability with this driver, and what mends it."""
+    table = read_table()
+    wheel, driver, cudnn = table["tensorflow"], table["driver"], table["cudnn"]
+    if not capability:
+        return (
+            ", which ansible/nvidia_compatibility.yml doesn't know. Say its compute capability "
+            "(developer.nvidia.com/cuda-gpus) as nvidia_driver_capability: '8.6', or add it to the table"
+        )
+    how = runs_on(capability)
+    if how is None:
+        return (
+            f"; the wheel of TensorFlow {wheel['version']} runs on {wheel['binaries'][0]} to "
+            f"{wheel['newest_capability']}. Take the host out of the group gpu (it trains on its processor), or "
+            "use a TensorFlow that knows the GPU, and say so in ansible/nvidia_compatibility.yml"
+        )
+    if _version(capability) < _version(cudnn["oldest_capability"]):
+        return (
+            f"; cuDNN {cudnn['version']} of locks/cuda has no code for it (from {cudnn['oldest_capability']} "
+            "on): a convolution would fail. Take the host out of the group gpu (it trains on its processor), or "
+            "make a lock with nvidia-cudnn-cu12<9.11, and say so as cudnn in ansible/nvidia_compatibility.yml"
+        )
+    if how == "ptx" and branch is not None and branch < driver["oldest_branch_for_ptx"]:
+        return (
+            f"; the wheel has only PTX of CUDA {wheel['cuda']} for it, which driver {branch} can't "
+            f"translate: it needs {driver['oldest_branch_for_ptx']} or newer, such as what nvidia_driver_source: "
+            "nvidia has by default"
+        )
+    return ""
 
 
 def _source_problems(host: str, seen: Mapping[str, Any], source: str, branch: str, system: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ import yaml
 from fleet.errors import OperatorMistake, first_line
 from fleet.site.schema.problems import show
 from fleet.site.schema.reading import plain
-from trainer.core.config import NO_PROGRAM_NAME, RUN_NAME, program_name_problem
+from trainer.core.formats import NO_PROGRAM_NAME, RUN_NAME, program_name_problem
 from trainer.core.parameters import values_problem
 
 KEYS = ("name", "program", "program_args", "grid", "points")

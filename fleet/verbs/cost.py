@@ -13,7 +13,8 @@ from fleet.run import Run
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.tables import render_duration
-from trainer.core.config import STRATEGIES, Config
+from trainer.core.config import Config
+from trainer.core.strategies import STRATEGIES
 
 GIB = 2**30
 # Of what a host has left, so much is not the model's to take.

@@ -14,7 +14,7 @@ import uneven
 
 from trainer.core.config import Config
 from trainer.core.failures import UserError
-from trainer.run.checkpoints import read_model
+from trainer.run.checkpoint_reader import read_model
 from trainer.run.directory import RunDirectory
 from trainer.tasks.local import local_cluster
 from trainer.training.evaluation import make_evaluation

@@ -30,7 +30,6 @@ from trainer.training.steps.outputs import fetch_numbers
 from trainer.training.steps.remote import UNROLLED_STEPS, RemoteStepRunner
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step
-from trainer.training.tf_internals.datasets import iterator_type_spec
 from trainer.training.tf_internals.workers import stop_cluster, worker_threads
 
 WORDS = ["a", "b", "c"]
@@ -195,7 +194,7 @@ def learning_rate(strategy: Any, optimizer: Any, change: float | None) -> dict[s
     Rated.optimizer = staticmethod(optimizer)
     program = Rated()
     runner = RemoteStepRunner(Config(program="a:B"), program, strategy, 1)
-    element = iterator_type_spec(strategy, runner._dataset)
+    element = runner._data.iterator_spec
     plain = trace_call(strategy, trace_step(strategy, runner.model, element), runner.step, element)
     alone = program.build_model()
     whole = tf.distribute.InputContext(num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1)

@@ -14,7 +14,7 @@ import pytest
 from processes import Runs, until
 
 from trainer.cluster import heartbeat as module
-from trainer.cluster.heartbeat import PERIOD_SECONDS, Heartbeat
+from trainer.cluster.heartbeat import PERIOD_SECONDS, Heartbeat, Line
 from trainer.cluster.member import Member, State
 from trainer.cluster.spec import free_addresses
 
@@ -126,7 +126,7 @@ def test_a_question_that_cannot_be_asked_does_not_end_the_heartbeat(monkeypatch:
         if len(asked) == 1:
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(heartbeat, "_ask", ask)
+    monkeypatch.setattr(Line, "ask", ask)
     heartbeat.on_beat = beaten.set
     heartbeat.start()
     try:
@@ -139,11 +139,9 @@ def test_what_this_process_missed_itself_is_no_members_silence(monkeypatch: pyte
     """As when it was frozen, or did not get the processor: its next round comes late."""
     heartbeat, now = beat("127.0.0.1:9"), [time.monotonic()]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    def ask(task: str, at: float) -> None:
-        heartbeat._unheard.setdefault(task, (at, heartbeat._missed))
-
-    monkeypatch.setattr(heartbeat, "_ask", ask)
+    # Each question is over at once, without an answer.
+    line: Any = SimpleNamespace(asked_at=None, opened_at=now[0], open=lambda: None, close=lambda: None)
+    line.ask = lambda heard: setattr(line, "asked_at", None)
 
     def rounds(*pauses: float) -> Any:
         def wait(seconds: float) -> bool:
@@ -153,7 +151,7 @@ def test_what_this_process_missed_itself_is_no_members_silence(monkeypatch: pyte
         passing, left = iter(pauses), iter([False] * len(pauses))
         return wait
 
-    heartbeat._opened, heartbeat._channels = {"worker-0": now[0]}, {"worker-0": SimpleNamespace(close=lambda: None)}  # type: ignore[dict-item]
+    heartbeat._lines = {"worker-0": line}
     heartbeat.change(lambda member: member.answered(now[0], now[0], "one"), "worker-0")
     monkeypatch.setattr(heartbeat, "_pause", rounds(1.5, 60.0, 0.2, 0.2))
     heartbeat._beat()
@@ -169,16 +167,16 @@ def test_who_waits_for_an_answer_has_everybody_asked_at_once(monkeypatch: pytest
     heartbeat, asked, rounds = beat("127.0.0.1:9"), threading.Semaphore(0), threading.Semaphore(0)
     questions: list[float] = []
 
-    def ask(task: str, now: float) -> None:
-        heartbeat._asked[task] = now
-        questions.append(now)
+    def ask(line: Line, heard: object) -> None:
+        assert line.asked_at is not None
+        questions.append(line.asked_at)
         asked.release()
 
     def answer() -> None:
         future: Any = SimpleNamespace(exception=lambda: None, cancelled=lambda: False, result=lambda: b"one")
         heartbeat._heard("worker-0", questions[-1], future)
 
-    monkeypatch.setattr(heartbeat, "_ask", ask)
+    monkeypatch.setattr(Line, "ask", ask)
     heartbeat.on_beat = rounds.release
     heartbeat.start()
     try:

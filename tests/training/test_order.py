@@ -12,7 +12,8 @@ from trainer import testing  # isort: skip  before TensorFlow: it chooses the Ke
 import tensorflow as tf
 
 from trainer.core.config import Config
-from trainer.training.input import Beginning, own_train_dataset, train_dataset_fn, warn_of_one_order
+from trainer.run.position import Beginning
+from trainer.training.input import own_train_dataset, train_dataset_fn, warn_of_one_order
 
 assert testing
 Dataset = tf.data.Dataset

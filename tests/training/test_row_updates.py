@@ -12,7 +12,7 @@ import pytest
 
 from trainer import testing
 from trainer.core.config import Config, ConfigError
-from trainer.run.checkpoints import check_fit
+from trainer.run.checkpoint_reader import check_fit
 from trainer.training.one_update import gather
 from trainer.training.optimizers import is_wrapper, optimizers_of, share_among_workers
 from trainer.training.row_updates import update_by_rows as replace_updates

@@ -19,9 +19,12 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 from trainer.core.config import Config
 from trainer.core.failures import Infrastructure, UserError
 from trainer.run import checkpoints as module
-from trainer.run.checkpoints import Checkpoints, SaveFailed
+from trainer.run import save_failures
+from trainer.run.checkpoint_writer import Order
+from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
+from trainer.run.save_failures import SaveFailed
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -73,14 +76,17 @@ class Saves(Checkpoints):
         self.may_write.set()
         config = Config(program="mine:One", **settings)
         super().__init__(directory, trained.model, trained.step, config, lease=lease, saved=self._remember)
+        save = self._writer.save
+
+        def when_it_may(order: Order) -> int:
+            assert self.may_write.wait(60)
+            return save(order)
+
+        self._writer.save = when_it_may  # type: ignore[method-assign]
 
     def _remember(self, step: int, seconds: float, error: str | None) -> None:
         assert seconds >= 0
         self.told.append((step, error))
-
-    def _save(self, *arguments: Any, **options: Any) -> int:
-        assert self.may_write.wait(60)
-        return super()._save(*arguments, **options)
 
 
 @pytest.fixture
@@ -116,7 +122,7 @@ def test_a_save_is_named_by_the_step_that_was_copied_with_it(
     trained.set(7)
     saves.save_and_wait()
     trained.set(8)
-    snapshot = saves._snapshot
+    snapshot = saves._state._snapshot
     take = snapshot.take
 
     def take_later() -> int:
@@ -155,11 +161,11 @@ def test_the_step_is_copied_before_all_others(directory: RunDirectory, trained: 
     saves = Saves(directory, trained)
     trained.set(5)
     saves.save_and_wait()
-    copy = saves._snapshot._copy
+    copy = saves._state._snapshot._copy
     names = {id(capture): placeholder.op.name for capture, placeholder in copy.graph.captures}
     reads = {read.inputs[0].op.name: read for read in copy.graph.get_operations() if read.type == "ReadVariableOp"}
     step = reads.pop(names[id(trained.step.handle)])
-    assert len(reads) == len(saves._snapshot._pairs) - 1 > 0
+    assert len(reads) == len(saves._state._snapshot._pairs) - 1 > 0
     for read in reads.values():
         before = [
             each for control in read.control_inputs for each in (control, *(source.op for source in control.inputs))
@@ -171,7 +177,7 @@ def test_with_no_shared_path_the_coordinator_writes_all_files(directory: RunDire
     def writers(**settings: Any) -> set[str]:
         saves = Saves(directory, trained, **settings)
         saves.save_and_wait()
-        operations = saves._snapshot._write.graph.get_operations()
+        operations = saves._state._snapshot._write.graph.get_operations()
         return {each.device for each in operations if each.type in ("SaveV2", "MergeV2Checkpoints")}
 
     trained.set(7)
@@ -188,7 +194,7 @@ def test_saves_are_traced_once_and_their_copies_freed(directory: RunDirectory, t
     for step in (1, 2, 3):
         trained.set(step)
         saves.save_and_wait()
-        snapshots.append(saves._snapshot)
+        snapshots.append(saves._state._snapshot)
     assert len(set(map(id, snapshots))) == 1
     copies = [copy for _, copy in snapshots[0]._pairs]
     # Two shards of the table, as many of each moment, and the step, at least.
@@ -241,7 +247,7 @@ def test_a_step_that_cannot_be_saved_again_keeps_the_checkpoint_that_it_has(
 
     trained.model.table.variables[0].assign(np.full([32, 4], 6.0, np.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(saves._snapshot if fails == "write" else directory.catalogue, fails, full)
+        patched.setattr(saves._state._snapshot if fails == "write" else directory.catalogue, fails, full)
         with pytest.raises(Infrastructure, match="No space left"):
             saves.save_and_wait(again=True)
     assert not list(directory.checkpoints.glob("*_new*"))
@@ -295,7 +301,7 @@ def test_saves_that_fail_by_the_program_end_the_training(
     import tensorflow as tf
 
     saves = Saves(directory, trained, storage_timeout_seconds=900.0)
-    monkeypatch.setattr(module, "REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(save_failures, "REFUSED_SECONDS", 0.0)
     refused = tf.errors.InvalidArgumentError(None, None, "Matched devices are 2, must match exactly one device")
     for step, fails in enumerate((True, True, False, True, True, True), 1):
         trained.set(step)
@@ -380,7 +386,7 @@ def test_a_save_that_a_ps_ends_says_nothing_of_the_storage(
     def fail(*arguments: Any) -> None:
         raise errors.UnavailableError(None, None, message)
 
-    monkeypatch.setattr(saves._snapshot, "write", fail)
+    monkeypatch.setattr(saves._state._snapshot, "write", fail)
     trained.set(2)
     with pytest.raises(Infrastructure, match="ckpt-2: Socket closed"):
         saves.save_and_wait()

@@ -12,7 +12,8 @@ import pytest
 from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
 from trainer.core.config import Config
 from trainer.core.failures import UserError
-from trainer.run.checkpoints import Checkpoints, read_model
+from trainer.run.checkpoint_reader import read_model
+from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.retention import Retention

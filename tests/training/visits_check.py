@@ -130,7 +130,7 @@ class Generation:
         step = self.checkpoints.restore()
         if step is not None and (position := self.checkpoints.position(step)):
             assert not self.runner.go_on_from(position)
-        self.runner._iterator = None
+        self.runner._data.begin_again()
 
     def train(self, calls: int, in_flight: int) -> None:
         """Give calls, and save when all but so many have ended."""
@@ -145,7 +145,7 @@ class Generation:
 
     def end(self) -> None:
         self._training._runner = self.runner
-        del self.runner.model, self.runner.trained
+        del self.runner._what
         assert not self._training._let_go()
 
 

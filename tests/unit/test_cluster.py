@@ -7,7 +7,8 @@ import json
 import pytest
 
 from trainer.cluster.spec import Cluster
-from trainer.core.config import STRATEGIES, ConfigError
+from trainer.core.config import ConfigError
+from trainer.core.strategies import STRATEGIES
 
 JOBS = {"chief": ["h:1"], "worker": ["w0:1", "w1:1"], "ps": ["p:1"]}
 

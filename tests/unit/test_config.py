@@ -220,6 +220,10 @@ def test_module_needs_nothing_but_python() -> None:
         "trainer.core",
         "trainer.core.config",
         "trainer.core.dynamic_tables",
+        "trainer.core.formats",
         "trainer.core.parameters",
+        "trainer.core.possible",
         "trainer.core.relations",
+        "trainer.core.setting",
+        "trainer.core.strategies",
     }

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.__main__ import parse
 from trainer.cluster.spec import Cluster
+from trainer.command_line import parse
 from trainer.core.config import ConfigError
 from trainer.tasks.flags import read_cluster
 

@@ -14,20 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer.core.config import STRATEGIES, Config, ConfigError
+from trainer.core.config import Config, ConfigError
+from trainer.core.strategies import STRATEGIES
 from trainer.process.fork_server import ForkServer
-from trainer.tasks import local
-from trainer.tasks.local import (
-    Supervisor,
-    Task,
-    add_local_options,
-    cluster_size,
-    data_workers,
-    final,
-    local_cluster,
-    make_tasks,
-    setting,
-)
+from trainer.tasks import local_supervisor
+from trainer.tasks.local import add_local_options, cluster_size, data_workers, local_cluster, make_tasks, setting
+from trainer.tasks.local_supervisor import Supervisor, Task, final
 
 pytestmark = pytest.mark.timeout(60)
 FOREVER = "import time\nwhile True: time.sleep(0.05)"
@@ -35,8 +27,8 @@ FOREVER = "import time\nwhile True: time.sleep(0.05)"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "RESTART_SECONDS", 0.05)
-    monkeypatch.setattr(local, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(local_supervisor, "RESTART_SECONDS", 0.05)
+    monkeypatch.setattr(local_supervisor, "POLL_SECONDS", 0.01)
 
 
 def task(name: str, script: str, trains: bool = False) -> Task:
@@ -74,7 +66,7 @@ def test_output_is_prefixed_with_the_task(capfd: pytest.CaptureFixture[str]) -> 
 def test_lines_of_tasks_that_print_at_once_stay_whole() -> None:
     prints = "for _ in range(2000): print('x' * 20)"
     script = (
-        "import os, sys\nfrom trainer.tasks.local import Supervisor, Task\n"
+        "import os, sys\nfrom trainer.tasks.local_supervisor import Supervisor, Task\n"
         f"command = ['-c', {prints!r}]\n"
         "tasks = [Task(name, command, dict(os.environ)) for name in ('ps-0', 'ps-1', 'worker-0', 'chief-0')]\n"
         "Supervisor(tasks).run()\n"
@@ -154,8 +146,9 @@ def test_training_worker_is_started_again(tmp_path: Path, capfd: pytest.CaptureF
 def supervise(tmp_path: Path, chief: str, worker: str = FOREVER, trains: bool = False) -> subprocess.Popen[str]:
     """Run a supervisor as its own process."""
     script = (
-        "import os, sys\nfrom trainer.tasks import local\nfrom trainer.tasks.local import Supervisor, Task\n"
-        "local.LEAVE_SECONDS = 5\n"
+        "import os, sys\nfrom trainer.tasks import local_supervisor\n"
+        "from trainer.tasks.local_supervisor import Supervisor, Task\n"
+        "local_supervisor.LEAVE_SECONDS = 5\n"
         "def task(name, script, trains=False):\n"
         "    return Task(name, ['-c', script], dict(os.environ), trains)\n"
         f"tasks = [task('worker-0', {worker!r}, {trains}), task('chief-0', {chief!r})]\n"
@@ -243,17 +236,19 @@ def test_stop_during_tensorflows_import_starts_nothing(capfd: pytest.CaptureFixt
 
 
 def test_task_that_ended_soon_after_its_start_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "RESTART_SECONDS", 60.0)
-    soon, late = task("ps-0", "pass"), task("ps-1", "pass")
+    monkeypatch.setattr(local_supervisor, "RESTART_SECONDS", 60.0)
+    soon, late = local_supervisor.Restarts(), local_supervisor.Restarts()
+    soon.started(100.0)
+    late.started(100.0 - 2 * local_supervisor.STEADY_SECONDS)
     for one in (soon, late):
-        one.start()
-    monkeypatch.setattr(late, "_started", time.monotonic() - 2 * local.STEADY_SECONDS)
-    for one in (soon, late):
-        one.restart_later()
-    assert soon.restart_at is not None
-    assert late.restart_at is not None
-    assert soon.restart_at > time.monotonic() + 30
-    assert late.restart_at <= time.monotonic()
+        assert not one.is_due(100.0)  # as long as its process lives
+        one.plan(100.0)
+    assert late.is_due(100.0)
+    assert not soon.is_due(130.0)
+    assert soon.is_due(160.0)
+    soon.started(160.0)
+    assert not soon.is_due(200.0)
+    assert soon.starts == 2
 
 
 def test_final_codes_are_those_that_systemd_leaves_alone() -> None:

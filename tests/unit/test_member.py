@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,17 +202,21 @@ class World:
         self.asked: list[tuple[str, float]] = []
         self.count = 0
         self.heartbeat = Heartbeat({task: Member(task, "a:1", since=self.now) for task in tasks}, TIMEOUT)
-        self.heartbeat._opened = dict.fromkeys(tasks, self.now)
-        self.heartbeat._channels = dict.fromkeys(tasks, SimpleNamespace(close=lambda: None))  # type: ignore[assignment]
-        monkeypatch.setattr(self.heartbeat, "_open", lambda task: self.heartbeat._opened.update({task: self.now}))
-        monkeypatch.setattr(self.heartbeat, "_ask", self.ask)
+        self.heartbeat._lines = {task: self.line(task) for task in tasks}
         self.has: dict[str, str] = {}  # TensorFlow's workers, by task, with the process it is connected to
         self.lost = dict.fromkeys(tasks, 0.0)
 
-    def ask(self, task: str, now: float) -> None:
-        self.heartbeat._asked[task] = now
-        self.heartbeat._unheard.setdefault(task, (now, 0.0))
-        self.asked.append((task, now))
+    def line(self, task: str) -> Any:
+        """Return what stands for a channel to a member."""
+
+        def opened() -> None:
+            line.opened_at = self.now
+
+        def ask(heard: Callable[[Any], None]) -> None:
+            self.asked.append((task, line.asked_at))
+
+        line = SimpleNamespace(opened_at=self.now, asked_at=None, open=opened, close=lambda: None, ask=ask)
+        return line
 
     def answer(self) -> None:
         import grpc

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import leaving, missing_ways
+from trainer.cluster import leaving, member_troubles, missing_ways
 from trainer.cluster import membership as module
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.member import Event, Member, State
 from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
-from trainer.cluster.way_reader import WayReader
+from trainer.cluster.way_reader import Verdict, WayReader
 from trainer.core.config import Config
 from trainer.core.states import Phase
 from trainer.run.directory import RunDirectory
@@ -43,7 +43,7 @@ class Watched:
         self.shut: list[str] = []
         self._monkeypatch = monkeypatch
         self._phases = phases
-        monkeypatch.setattr(module, "shut", self.shut.append)
+        monkeypatch.setattr(member_troubles, "shut", self.shut.append)
         self.begin()
 
     def begin(self) -> None:
@@ -54,7 +54,7 @@ class Watched:
             self.membership, "_give_up", lambda event, message, tasks: self.said.append(("end", event, *tasks))
         )
         self._monkeypatch.setattr(
-            self.membership, "_tell", lambda event, task, message: self.said.append((event, task))
+            self.membership._news, "_tell", lambda event, task, message: self.said.append((event, task))
         )
 
     def hear(self, change: Callable[[Member], Member], *tasks: str) -> None:
@@ -209,7 +209,7 @@ def test_a_silent_worker_that_tensorflow_does_not_let_go_of_ends_the_process(wat
     watched.hear(lambda member: member.answered(1.0, 1.0, "w1"), "worker-1")
     watched.answers(worker_1="again")
     watched.membership.workers_taken_in({"worker-1"})
-    watched.is_silent("worker-1", 6.0, since=module.DROP_SECONDS + 1.0)
+    watched.is_silent("worker-1", 6.0, since=member_troubles.DROP_SECONDS + 1.0)
     assert ("end", "recovering", "worker-1") in watched.looks()
 
 
@@ -249,7 +249,7 @@ def test_a_lost_ps_ends_the_process_when_tensorflow_does_not_say_so(
     assert watched.looks() == [("ps-lost", "ps-0")]
     assert watched.membership.lost_ps() == ["ps-0"]
     assert watched.looks() == []
-    monkeypatch.setattr(module, "REPORT_SECONDS", -1.0)
+    monkeypatch.setattr(member_troubles, "REPORT_SECONDS", -1.0)
     assert watched.looks() == [("end", "recovering", "ps-0")]
     watched.membership.generation_over("ps-0 has ended")
     assert watched.looks() == []
@@ -397,7 +397,7 @@ def test_a_worker_whose_call_waits_for_an_answer_that_was_lost_is_left_out(
 ) -> None:
     now = time.monotonic()
     handled(watched, worker_0=now - 100, worker_1=now - 100)
-    watched.membership._ways.parted = {"worker-1": WAY}
+    watched.membership._ways._verdict = Verdict(parted={"worker-1": WAY})
     watched.looks()
     assert state(watched, "worker-1") is State.TRAINING  # a way may be lost for a moment
     monkeypatch.setattr(missing_ways, "STUCK_SECONDS", -1.0)
@@ -407,7 +407,7 @@ def test_a_worker_whose_call_waits_for_an_answer_that_was_lost_is_left_out(
 
 def test_a_worker_whose_calls_end_is_not_left_out_for_a_way_that_takes_no_new_connection(watched: Watched) -> None:
     handled(watched)
-    watched.membership._ways.parted = {"worker-1": WAY}
+    watched.membership._ways._verdict = Verdict(parted={"worker-1": WAY})
     watched.membership._missing_ways._parted_since = {"worker-1": time.monotonic() - 100}
     watched.looks()
     assert state(watched, "worker-1") is State.TRAINING
@@ -418,7 +418,7 @@ def test_a_ps_is_lost_when_no_worker_trains_and_none_reaches_it(
 ) -> None:
     handled(watched)
     monkeypatch.setattr(missing_ways, "LOST_SECONDS", -1.0)
-    watched.membership._ways.lost = {"ps-0": "no worker has a way to it"}
+    watched.membership._ways._verdict = Verdict(lost={"ps-0": "no worker has a way to it"})
     watched.looks()
     assert watched.membership.unreachable_ps() == {}  # a worker trains
     for task in ("worker-0", "worker-1"):

@@ -17,7 +17,7 @@ from trainer.core.config import Config, ConfigError
 from trainer.core.states import RunState
 from trainer.run.selection import apply_selection
 from trainer.telemetry.outlets import webhook as notifications
-from trainer.telemetry.outlets.webhook import Notifications, Undelivered, Webhook
+from trainer.telemetry.outlets.webhook import Absences, Notifications, Undelivered, Webhook
 from trainer.telemetry.status import Status
 
 SECRET = "s3cr3t-token"
@@ -205,6 +205,16 @@ def test_a_member_that_is_away_for_long_is_told_once_and_so_is_its_return(serve:
         ("member-away", "worker-1", "worker-1 takes no part for 61 s: away"),
         ("member-back", "worker-1", "worker-1 takes part again"),
     ]
+
+
+def test_absences_are_told_once_when_they_are_long_and_returns_of_those_alone() -> None:
+    absences = Absences(60.0)
+    assert absences.look(["worker-0", "ps-0"], 100.0) == ([], {})
+    assert absences.look(["worker-0"], 159.0) == ([], {})  # ps-0 is back soon enough
+    assert absences.look(["worker-0", "ps-0"], 160.0) == ([], {"worker-0": 60.0})
+    assert absences.look(["worker-0", "ps-0"], 170.0) == ([], {})
+    assert absences.look(["ps-0"], 180.0) == (["worker-0"], {})
+    assert absences.look(["worker-0"], 190.0) == ([], {})  # counted again
 
 
 def test_only_what_ends_a_run_for_good_is_told(serve: Callable[..., Server]) -> None:

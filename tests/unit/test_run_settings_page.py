@@ -1,46 +1,39 @@
-"""docs/run-settings.md says of every key what Config says."""
+"""docs/run-settings.md says of every key and of what must fit together what the code declares."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
-from pathlib import Path
 
-from trainer.core.config import TYPES, Config
+import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "run-settings.md"
-ROW = re.compile(r"^\| `(?P<key>\w+)` \| (?P<type>[^|]+) \| (?P<default>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)
-TYPE_NAMES = {
-    "str": "text",
-    "int": "whole number",
-    "float": "number",
-    "bool": "true or false",
-    "int | str": 'whole number or `"auto"`',
-}
-TYPE_NAMES["collections.abc.Mapping[str, typing.Any]"] = "mapping"
-TYPE_NAMES["int | None"] = "whole number or `null`"
+from fleet.site.run_settings_page import FIT, PAGE, SETTINGS, page
+from trainer.core.config import DECLARED, Config
+from trainer.core.setting import Setting
 
 
-def rows() -> dict[str, re.Match[str]]:
-    return {row["key"]: row for row in ROW.finditer(PAGE.read_text(encoding="utf-8"))}
+def test_page_is_as_the_code_has_it() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(text) == text, "write it with: python -m fleet.site.run_settings_page"
 
 
-def test_page_has_exactly_the_keys_in_their_order() -> None:
-    assert list(rows()) == [field.name for field in dataclasses.fields(Config)]
+def test_page_takes_up_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    monkeypatch.setitem(DECLARED, "steps", Setting("Something else."))
+    changed = page(text)
+    assert "| `steps` | whole number | `1000` | Something else. |" in changed
+    assert changed.replace("Something else.", text.split("| `1000` | ")[1].split(" |")[0]) == text
 
 
-def test_page_states_the_types() -> None:
-    expected = {key: TYPE_NAMES[kind.__name__ if isinstance(kind, type) else str(kind)] for key, kind in TYPES.items()}
-    assert {key: row["type"].strip() for key, row in rows().items()} == expected
+def test_page_without_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 tables"):
+        page(f"{SETTINGS}\n")
+    with pytest.raises(ValueError, match="2 tables"):
+        page(f"{SETTINGS}\n\n{FIT}\n\n{FIT}\n")
 
 
-def test_page_states_the_defaults() -> None:
-    defaults = Config(program="mine:One").as_dict()
-    required = {field.name for field in dataclasses.fields(Config) if is_required(field)}
-    expected = {key: "required" if key in required else f"`{json.dumps(value)}`" for key, value in defaults.items()}
-    assert {key: row["default"].strip() for key, row in rows().items()} == expected
-
-
-def is_required(field: dataclasses.Field[object]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+def test_meanings_are_whole_sentences_and_cells() -> None:
+    for field in dataclasses.fields(Config):
+        meaning = DECLARED[field.name].meaning
+        assert meaning.endswith("."), field.name
+        assert "|" not in meaning, field.name
+        assert "  " not in meaning, field.name

@@ -9,7 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from trainer.training.loop.scheduler import CALL_SECONDS, QUEUED_CALLS, Blocks, Schedule, Scheduler
+from trainer.training.loop.scheduler import (
+    CALL_SECONDS,
+    QUEUED_CALLS,
+    Blocks,
+    CallSize,
+    Schedule,
+    Scheduler,
+    WorkerSpeeds,
+)
 
 POLL_SECONDS = 0.005
 DISPATCH_SECONDS = 0.003  # of each call, whatever it does
@@ -281,3 +289,39 @@ def test_members_in_step_do_blocks_of_the_sizes_that_they_agreed_on() -> None:
         schedule.returned(size, 0.01, 0, 0.04)
         calls.append(size)
     assert calls == [3, 3]
+
+
+def test_a_size_that_the_settings_have_is_not_learnt() -> None:
+    size = CallSize(7)
+    size.learn(CALL_SECONDS / 100, 7)
+    assert size.most == 7
+
+
+def test_a_size_grows_to_half_a_second_and_leaves_small_corrections() -> None:
+    size = CallSize("auto")
+    for longest, most in ((1, 10), (10, 100), (100, 100)):
+        size.learn(CALL_SECONDS / 110, longest)
+        assert size.most == most
+    size.learn(CALL_SECONDS / 20, 100)
+    assert size.most == 20
+
+
+def test_a_call_takes_from_the_end_of_its_workers_one_before() -> None:
+    speeds = WorkerSpeeds(2)
+    assert speeds.returned(10, 0.0, 0, 1.0) == 1.0
+    assert speeds.returned(10, 0.0, 0, 1.5) == 0.5  # queued meanwhile
+    speeds.paused(9.0)
+    assert speeds.returned(10, 1.5, 0, 10.0) == 1.0
+
+
+def test_the_slowest_workers_share_is_that_of_all_speeds() -> None:
+    speeds = WorkerSpeeds(2)
+    speeds.returned(10, 0.0, 0, 1.0)
+    speeds.returned(20, 0.0, 1, 6.0)
+    assert speeds.learn(6.0) == 20
+    assert speeds.median == pytest.approx(0.1)
+    assert speeds.share == pytest.approx(0.25)
+    speeds.returned(30, 6.0, 0, 6.05)
+    assert not speeds.learn(6.05)  # just now
+    assert speeds.learn(7.0) == 30
+    assert not speeds.learn(8.0)  # nothing new

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # What reads another process's output with threads; it is no coordinator.
-ELSEWHERE = {ROOT / "trainer/tasks/local.py", ROOT / "trainer/tasks/build_proof.py"}
+ELSEWHERE = {ROOT / "trainer/tasks/local_supervisor.py", ROOT / "trainer/tasks/build_proof.py"}
 
 
 def started() -> Iterator[str]:

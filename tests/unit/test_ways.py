@@ -233,6 +233,24 @@ class Read:
         return self.reader.unfit(task, process or f"{task}'s", now + later)
 
 
+def test_a_member_is_asked_once_at_a_time_and_often_as_long_as_a_way_is_broken() -> None:
+    questions, member = way_reader.Questions(), Member("ps-1", "d:1").answered(100.0, 100.0, "ps-1's")
+    questions.ask(member, None, 100.0)
+    questions.ask(member, None, 200.0)  # not answered yet
+    questions.end(1)
+    assert [questions.next(), questions.next()] == [("ps-1", "d:1", "ps-1's"), None]
+    questions.answered("ps-1")
+    broken = {"ps-0": SILENT}
+    assert [way_reader.pause(member, ways, 100.0) for ways in (None, broken)] == [0.3, 1.0]
+    training = member.taken(101.0)
+    assert [way_reader.pause(training, ways, 101.0) for ways in (broken, {"ps-0": WORKS})] == [1.0, 10.0]
+    assert way_reader.pause(member, None, 200.0) == 10.0  # its release knows nothing of this
+    questions.ask(member, broken, 100.9)
+    questions.ask(member, broken, 101.0)
+    questions.end(1)
+    assert [questions.next(), questions.next()] == [("ps-1", "d:1", "ps-1's"), None]
+
+
 def test_a_worker_is_held_back_until_it_has_reported_its_ways() -> None:
     read = Read({})
     assert read.unfit("worker-1") is None

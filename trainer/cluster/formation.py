@@ -64,13 +64,17 @@ def form(
             tell(silent)
         if missing.keys() & set(away_for_a_reboot()):
             counted = time.monotonic()
-        seconds = time.monotonic() - counted
-        if config.member_wait_timeout_seconds and seconds > config.member_wait_timeout_seconds:
-            raise UserError(
-                f"waited {seconds:.0f} s (member_wait_timeout_seconds), and {describe_missing(missing)}. "
-                "Start what is missing, or take it out"
-            )
+        check_limit(config, time.monotonic() - counted, missing)
         time.sleep(POLL_SECONDS)
+
+
+def check_limit(config: Config, seconds: float, missing: Mapping[str, Member]) -> None:
+    """Raise UserError where the missing members were waited for beyond the user's limit."""
+    if config.member_wait_timeout_seconds and seconds > config.member_wait_timeout_seconds:
+        raise UserError(
+            f"waited {seconds:.0f} s (member_wait_timeout_seconds), and {describe_missing(missing)}. "
+            "Start what is missing, or take it out"
+        )
 
 
 def can_do_without(

@@ -13,17 +13,18 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Protocol
 
 from trainer.cluster import call_errors
 from trainer.cluster.commands import Messenger, shut_down_servers
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.fence import Fence, shut
-from trainer.cluster.formation import describe_missing, form, names
+from trainer.cluster.fence import Fence
+from trainer.cluster.formation import form, names
 from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.last_words import LEAVE_SECONDS, say_last
 from trainer.cluster.leaving import is_leaving, leaving_ps
-from trainer.cluster.member import HERE, Event, Member, State
+from trainer.cluster.member import Member, State
+from trainer.cluster.member_news import CALL_FAILED, MemberNews
+from trainer.cluster.member_troubles import Handler, MemberTroubles
 from trainer.cluster.missing_ways import MissingWays
 from trainer.cluster.releases import Releases
 from trainer.cluster.restart_requests import RestartRequests
@@ -36,35 +37,18 @@ from trainer.core.signals import on_sigterm, raise_stopped
 from trainer.core.states import Phase, RunState
 from trainer.core.task_id import TaskId
 from trainer.run.directory import RunDirectory
-from trainer.run.release import MEND
 from trainer.run.restart_budget import end_attempt
 from trainer.telemetry.progress import Progress
 from trainer.telemetry.tally import Seen
 
 log = logging.getLogger(__name__)
-REMIND_SECONDS = 30.0
-# TensorFlow reports a ps whose socket closes at once, except in the middle of a long step, or when no step needs it.
-REPORT_SECONDS = 10.0
-# A worker that was quiet for longer, more than a question's time, and then ends has perhaps lost its host.
-QUIET_SECONDS = 4.0
-# TensorFlow lets go of a worker within moments of losing its connections, and takes one in as fast.
-DROP_SECONDS = 5.0
-TAKE_SECONDS = 20.0
+TAKE_SECONDS = 20.0  # TensorFlow takes a worker in within moments
 PROVE_SECONDS = 0.02  # between two looks at whether a ps still lives
 LIVE_SECONDS = 2.0
-NEWS_SECONDS = 3.0
-CALL_FAILED = "(its call failed)"
-
-
-class Handler(Protocol):
-    """What TensorFlow does with this generation's workers (trainer/training/tf_internals/workers.py)."""
-
-    busy: dict[str, float]
-    updating_since: float | None
 
 
 class Membership:
-    """Who trains, who is watched, and who is done without."""
+    """Which members train, which are watched, and which are done without."""
 
     def __init__(
         self,
@@ -79,8 +63,6 @@ class Membership:
         self._phases = phases
         self.began = self._asked_since = time.monotonic()
         """When the time without training began that the present generation ends."""
-        self.hurt = False
-        """Whether a process of this generation has ended, also if another has taken its place."""
         self._config = config
         self._cluster = cluster
         self._directory = directory
@@ -91,16 +73,10 @@ class Membership:
         self._first = not record["members"]
         self._every_ps = False
         self._without = set(record["without"])
-        self._named = ""
-        self._told = 0.0
         self._members: dict[str, str] = {}  # the process of each that this generation trains on
-        self._lost: dict[str, tuple[float, str]] = {}  # the processes that were told to have ended, and when
-        self._absent: set[str] = set()  # told to be lost or silent, and not back
-        self._reset: dict[str, str] = {}  # the processes whose connections were looked after when they had ended
-        self._given_up: dict[str, float] = {}
-        self._other_release: dict[str, str | None] = {}  # the processes that were told to run another one
+        self._news = MemberNews(progress, cluster.servers)
+        self._troubles = MemberTroubles()
         self._watching = False
-        self._half: dict[str, str] = {}  # why each member that is half connected is so
         self._missing_ways = MissingWays()
         self.handler: Handler | None = None
         """What takes workers in and out while this generation trains."""
@@ -134,14 +110,15 @@ class Membership:
         on_sigterm(signal.SIG_DFL)
         for task, process in self._members.items():
             if members.get(task) != process:
-                self._tell_lost(task, process)
+                self._news.lost(task, process)
         now = time.monotonic()
         absent = {task: address for task, address in self._cluster.servers.items() if task not in members}
         self.heartbeat.change(lambda member: member.taken(now), *members)
         # One that is away is asked too: should it thaw, it must come back without what it holds and waits for.
         self.heartbeat.change(Member.left_out, *absent)
-        self._members, self._absent = members, set()
-        self._first, self._without, self._named = False, set(absent), ""
+        self._members = members
+        self._news.formed()
+        self._first, self._without = False, set(absent)
         try:
             self._directory.set_members(members=members, without=sorted(absent))
         except OSError as error:  # only the next process would read it
@@ -152,7 +129,7 @@ class Membership:
             log.info("all %d other members are there", len(members))
         message = f"without {names(absent)}" if absent else "all members"
         self._progress.events.write("formed", seconds=now - self.began, message=message)
-        self.hurt, self._watching = False, True
+        self._watching = True
         return self._cluster.only(members)
 
     def needs_every_ps(self) -> list[str]:
@@ -178,6 +155,11 @@ class Membership:
     def leave(self, past_using: bool = False) -> None:
         """Stop monitoring. `past_using`: also ask the members' processes to restart."""
         self._leave(lambda member: past_using)
+
+    @property
+    def hurt(self) -> bool:
+        """Whether a process of this generation has ended, also if another has taken its place."""
+        return self._news.hurt
 
     @property
     def processes(self) -> dict[str, str]:
@@ -275,8 +257,8 @@ class Membership:
         """Leave out one that takes part and lacks a way; what it waits for goes with its process."""
         now = time.monotonic()
         self.heartbeat.change(lambda member: member.cut_off(now, why), task)
-        self.hurt = True
-        self._tell_half(self.heartbeat.members()[task])
+        self._news.hurt = True
+        self._news.half(self.heartbeat.members()[task])
 
     def unreachable_ps(self) -> dict[str, str]:
         """Return the ps of this generation that live, and that nobody can use, each with what is wrong."""
@@ -323,19 +305,18 @@ class Membership:
         if late := self._phases.overdue():
             self._give_up("phase-overdue", late, [])
         for task, member in self.heartbeat.members().items():
-            if member.state is State.OTHER_RELEASE and self._other_release.get(task) != member.incarnation:
-                self._other_release[task] = member.incarnation
-                self._tell("member-other-release", task, f"{member.why}: left out. {MEND}")
+            self._news.other_release(member)
             if self._watching and member.taken_in is not None:
-                if trouble := self._trouble(member, time.monotonic()):
+                now = time.monotonic()
+                if trouble := self._troubles.of(member, self.handler, self._news.lost_at(task, now), now):
                     event, message = trouble
                     self._give_up(event, message, [task])
-                self._tell_change(member)
+                self._news.changed(member)
         self._look_at_ways(time.monotonic())
         self._progress.history.members({task: m.state.value for task, m in self.heartbeat.members().items()})
         if self._watching:
             # One that starts again for a broken way is still away for that.
-            states = {t: State.HALF if t in self._half else m.state for t, m in self.heartbeat.members().items()}
+            states = {t: State.HALF if self._news.is_half(t) else m.state for t, m in self.heartbeat.members().items()}
             self._progress.without({task: s.value for task, s in states.items() if s is not State.TRAINING})
         handler = self.handler
         if handler is not None and handler.updating_since is not None:
@@ -348,7 +329,7 @@ class Membership:
         members = self.heartbeat.members()
         self._progress.ways(status_of(self._ways.matrix))
         for member in members.values():
-            self._tell_half(member)
+            self._news.half(member)
         training = [m.task for m in members.values() if not m.is_ps and m.state is State.TRAINING]
         if not self._watching or self.handler is None:
             self._missing_ways.forget()
@@ -357,84 +338,6 @@ class Membership:
         for task, why in self._missing_ways.look(training, ways.parted, ways.lost, busy, now):
             if members[task].state is State.TRAINING:
                 self._cut_off(task, why)
-
-    def _tell_half(self, member: Member) -> None:
-        """Tell of one that is half connected, and once more when it has tried its ways: where its packets leave."""
-        task = member.task
-        if member.state is State.HALF:
-            before = self._half.get(task)
-            # One that is back may be tried by the others only in a moment.
-            is_new = member.taken_in is not None or time.monotonic() - member.since >= NEWS_SECONDS
-            is_known_better = before is not None and CALL_FAILED in before and CALL_FAILED not in member.why
-            if (is_new and before is None) or is_known_better:
-                self._half[task] = member.why
-                self._absent.add(task)
-                if not member.is_ps:
-                    self._lost[task] = time.monotonic(), str(member.taken_in)  # its end is no news
-                self._tell("ps-lost" if member.is_ps else "member-half-connected", task, f"{member.why}: left out")
-        elif task in self._half and member.state in HERE:
-            self._half.pop(task)
-            self._absent.discard(task)
-            self._tell("member-back", task, "its ways work again")
-
-    def _tell_change(self, member: Member) -> None:
-        """Tell of a member of this generation that is lost, silent or back."""
-        task = member.task
-        if task in self._half:
-            return
-        if member.is_lost:
-            self._tell_lost(task, str(member.taken_in))
-        elif member.state is State.SILENT and task not in self._absent:
-            self._absent.add(task)
-            self.hurt = True
-            self._tell("member-silent", task, f"has not answered for {member.quiet:.0f} s: cut off")
-        if task in self._absent and member.state in HERE and not member.is_ps:
-            self._absent.discard(task)
-            self._tell("member-back", task, "its server answers again")
-        if member.state is State.GIVEN_UP and self._given_up.get(task) != member.until:
-            self._given_up[task] = member.until
-            pause = member.until - time.monotonic()
-            why = "it ended again and again" if member.why == Event.SHORT_LIVED.value else member.why
-            self._tell("member-given-up", task, f"{why}: left out for {pause:.0f} s")
-
-    def _trouble(self, member: Member, now: float) -> tuple[str, str] | None:
-        """Return the event and message where this process can't go on for this member; mend what can be mended."""
-        task, handler = member.task, self.handler
-        silent = f"{task} has not answered for {member.quiet:.0f} s: cut off"
-        if member.is_ps:
-            if member.state is State.SILENT:
-                return "member-silent", silent
-            if member.is_lost and now - self._lost.get(task, (now, ""))[0] > REPORT_SECONDS:
-                return "recovering", f"{task} has ended, and TensorFlow waits for it all the same"
-            return None
-        if member.state is State.SILENT:
-            if handler is None:
-                return "member-silent", silent
-            if task in handler.busy and now - max(handler.busy[task], member.since) > DROP_SECONDS:
-                return "recovering", f"{silent}, and TensorFlow does not let go of it"
-        # Reset and soon up again, a host has told nobody of its connections, and TensorFlow waits on them for ever.
-        if member.ended and member.ended[0] == member.taken_in != self._reset.get(task):
-            self._reset[task] = member.ended[0]
-            if member.ended[1] > QUIET_SECONDS:
-                log.warning("%s had not answered for %.0f s when its process ended", task, member.ended[1])
-                if handler is None:
-                    return "member-silent", silent
-                shut(member.address)
-        return None
-
-    def _tell_lost(self, task: str, process: str) -> None:
-        """Tell once that a process of a generation has ended, by whichever thread that notices it first."""
-        if self._lost.get(task, (0.0, ""))[1] == process:
-            return
-        self.hurt = True
-        self._lost[task] = time.monotonic(), process
-        if task in self._absent:  # told to be silent
-            return
-        self._absent.add(task)
-        if is_leaving(task):
-            self._tell("member-left", task, "it leaves in order, and is to be back")
-            return
-        self._tell("ps-lost" if TaskId.parse(task).job == "ps" else "member-lost", task, "its process has ended")
 
     def _ask_to_restart(self) -> None:
         """Have those processes restart that must not be used as they are, also those that answer only later."""
@@ -447,21 +350,7 @@ class Membership:
         return [m.address for m in members.values() if m.taken_in and not m.is_ps and m.state is State.SILENT]
 
     def _name_missing(self, missing: dict[str, Member]) -> None:
-        message = describe_missing(missing)
-        if message == self._named and time.monotonic() - self._told < REMIND_SECONDS:
-            return
-        for task in self._members.keys() & missing.keys():
-            self._tell_lost(task, self._members[task])
-        log.info("waiting for members: %s", message)
-        self._progress.without({task: member.state.value for task, member in missing.items()})
-        self._progress.enter(RunState.WAITING, message)
-        self._progress.events.write("waiting", message=message)
-        self._named, self._told = message, time.monotonic()
-
-    def _tell(self, event: str, task: str, message: str) -> None:
-        address = self._cluster.servers[task]
-        log.warning("%s (%s): %s", task, address, message)
-        self._progress.events.write(event, task=task, host=address, message=message)
+        self._news.missing(missing, self._members)
 
     def release(self) -> None:
         """Watch nobody, and let go of this generation's members."""

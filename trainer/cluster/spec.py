@@ -10,7 +10,8 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from trainer.core.config import STRATEGIES, ConfigError
+from trainer.core.config import ConfigError
+from trainer.core.strategies import STRATEGIES
 from trainer.core.task_id import TaskId
 
 JOBS = ("chief", "worker", "ps", "evaluator", "dispatcher", "data")

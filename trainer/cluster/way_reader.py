@@ -7,6 +7,7 @@ way is broken.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import queue
@@ -32,6 +33,7 @@ PATIENCE_SECONDS = 10.0
 KEPT_SECONDS = 60.0  # for which the ways of a process that has ended still count
 # A process that has been here for so long was tried by the others.
 KNOWN_SECONDS = TRIED_SECONDS + 5.0
+Row = tuple[str, float, Mapping[str, Way]]  # what a process has found: the process, when, and its ways
 OUT = (State.AWAY, State.GIVEN_UP, State.OTHER_RELEASE, State.SILENT)
 
 
@@ -50,6 +52,82 @@ def read_ways(task: str, address: str, process: str) -> dict[str, Way] | None:
         return None
 
 
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Who can't be used, by what is known at a time."""
+
+    matrix: Matrix = dataclasses.field(default_factory=dict)
+    lost: dict[str, str] = dataclasses.field(default_factory=dict)
+    parted: dict[str, str] = dataclasses.field(default_factory=dict)
+    doubted: set[str] = dataclasses.field(default_factory=set)
+    """The workers with a way that may work or not."""
+    judged: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The processes whose ways are in this, by task."""
+
+
+def judge(members: Mapping[str, Member], rows: Mapping[str, Row], now: float) -> Verdict:
+    """Return who can't be used, by the members' records and what their processes have found, `now`."""
+    counted = {task: row for task, row in rows.items() if counts(members[task], row, now)}
+    matrix = {
+        task: {other: checked(way, known_process(members.get(other), at)) for other, way in ways.items()}
+        for task, (_, at, ways) in counted.items()
+    }
+    # Also of those that are closed just now: one that is back is judged by its first answer.
+    servers = [task for task, member in members.items() if member.is_ps]
+    # One that is about to be here may have a way: as long as it has reported none, no ps is lost.
+    workers = [task for task, member in members.items() if not member.is_ps and member.state not in OUT]
+    lost_ps = lost(matrix, workers, servers)
+    # As long as a lost one takes part, each call would need it: no worker is of use before it is let go of.
+    present = [task for task in servers if answers(members[task])]
+    left = [task for task in present if task not in lost_ps or members[task].state is State.TRAINING]
+    found = {task: parted(matrix, task, left) for task in workers}
+    return Verdict(
+        matrix,
+        lost_ps,
+        {task: why for task, why in found.items() if why},
+        {task for task in workers if is_doubtful(matrix, task, [CHIEF, *left])},
+        {task: row[0] for task, row in rows.items()},
+    )
+
+
+class Questions:
+    """The questions that wait to be asked: one at a time of each member, once it is due."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[str, str, str] | None] = queue.SimpleQueue()
+        self._asked: dict[str, float] = {}
+        self._open: set[str] = set()
+
+    def ask(self, member: Member, ways: Mapping[str, Way] | None, now: float) -> None:
+        """Have a member asked if that is due; `ways` are those that its process has found, None as long as none are."""
+        if member.task not in self._open and now - self._asked.get(member.task, 0.0) >= pause(member, ways, now):
+            self._open.add(member.task)
+            self._asked[member.task] = now
+            self._queue.put((member.task, member.address, str(member.incarnation)))
+
+    def next(self) -> tuple[str, str, str] | None:
+        """Return the task, address and process to ask next, once there is one; None at the end."""
+        return self._queue.get()
+
+    def answered(self, task: str) -> None:
+        """The member's question is over, whatever came of it."""
+        self._open.discard(task)
+
+    def end(self, threads: int) -> None:
+        """Have so many threads that wait for `next` end."""
+        for _ in range(threads):
+            self._queue.put(None)
+
+
+def pause(member: Member, ways: Mapping[str, Way] | None, now: float) -> float:
+    """Return the seconds between two questions to a member, by what its process has found."""
+    if ways is None:
+        is_new = member.steady_since is None or now - member.steady_since < 2 * PATIENCE_SECONDS
+        return TICK_SECONDS if is_new else PERIOD_SECONDS
+    is_well = all(way.works for way in ways.values()) and member.state is State.TRAINING
+    return PERIOD_SECONDS if is_well else AGAIN_SECONDS
+
+
 class WayReader:
     """Keeps the members' ways, and who can't train for them; a thread asks, and others wait for the answers."""
 
@@ -61,21 +139,27 @@ class WayReader:
         """Take what returns the members' records by task."""
         self._members = members
         self._read = read
-        self._rows: dict[str, tuple[str, float, dict[str, Way]]] = {}  # process, when, ways; by task
+        self._rows: dict[str, Row] = {}
         self._first: dict[str, tuple[str, float]] = {}  # a process, and when it was first asked for; by task
-        self._asked: dict[str, float] = {}
-        self._open: set[str] = set()
         self._news = threading.Event()
         self._started = self._ended = False
-        self._questions: queue.SimpleQueue[tuple[str, str, str] | None] = queue.SimpleQueue()
-        self._doubted: set[str] = set()  # the workers with a way that may work or not
-        self._judged: dict[str, str] = {}  # the processes whose ways are in the verdict, by task
-        self.matrix: Matrix = {}
+        self._questions = Questions()
+        self._verdict = Verdict()
+
+    @property
+    def matrix(self) -> Matrix:
         """All that is known, by the members' tasks."""
-        self.lost: dict[str, str] = {}
+        return self._verdict.matrix
+
+    @property
+    def lost(self) -> dict[str, str]:
         """The ps that nobody can use, each with what is wrong."""
-        self.parted: dict[str, str] = {}
+        return self._verdict.lost
+
+    @property
+    def parted(self) -> dict[str, str]:
         """The workers without a way to the coordinator, or to one of the other ps, each with what is wrong."""
+        return self._verdict.parted
 
     def start(self) -> None:
         """Ask from now on; call it when TensorFlow is loaded. Again it does nothing."""
@@ -99,35 +183,18 @@ class WayReader:
             return self.lost.get(task, "")
         if not self._started:
             return None
-        if self._judged.get(task) != process:
+        if self._verdict.judged.get(task) != process:
             before = self._first.get(task)
             if before is None or before[0] != process:
                 self._first[task] = before = process, now
             return None if now - before[1] < PATIENCE_SECONDS else ""
-        if task in self._doubted:
+        if task in self._verdict.doubted:
             return None  # the way is about to be tried once more
         return self.parted.get(task, "")
 
     def judge(self, now: float) -> None:
         """Say again who can't be used, by what is known `now` (of time.monotonic)."""
-        members, rows = self._members(), dict(self._rows)
-        counted = {task: row for task, row in rows.items() if counts(members[task], row, now)}
-        self.matrix = {
-            task: {other: checked(way, known_process(members.get(other), at)) for other, way in ways.items()}
-            for task, (_, at, ways) in counted.items()
-        }
-        # Also of those that are closed just now: one that is back is judged by its first answer.
-        servers = [task for task, member in members.items() if member.is_ps]
-        # One that is about to be here may have a way: as long as it has reported none, no ps is lost.
-        workers = [task for task, member in members.items() if not member.is_ps and member.state not in OUT]
-        self.lost = lost(self.matrix, workers, servers)
-        # As long as a lost one takes part, each call would need it: no worker is of use before it is let go of.
-        present = [task for task in servers if answers(members[task])]
-        left = [task for task in present if task not in self.lost or members[task].state is State.TRAINING]
-        found = {task: parted(self.matrix, task, left) for task in workers}
-        self.parted = {task: why for task, why in found.items() if why}
-        self._doubted = {task for task in workers if is_doubtful(self.matrix, task, [CHIEF, *left])}
-        self._judged = {task: row[0] for task, row in rows.items()}
+        self._verdict = judge(self._members(), dict(self._rows), now)
 
     def _keep(self) -> None:
         while not self._ended:
@@ -138,28 +205,17 @@ class WayReader:
                 log.exception("cannot say how the members reach each other")
             self._news.wait(TICK_SECONDS)
             self._news.clear()
-        for _ in range(THREADS):
-            self._questions.put(None)
+        self._questions.end(THREADS)
 
     def _ask_who_is_due(self, now: float) -> None:
         for task, member in self._members().items():
-            if member.incarnation and answers(member) and task not in self._open and self._is_due(member, now):
-                self._open.add(task)
-                self._asked[task] = now
-                self._questions.put((task, member.address, member.incarnation))
+            if member.incarnation and answers(member):
+                process, _, ways = self._rows.get(task, ("", 0.0, {}))
+                self._questions.ask(member, ways if process == member.incarnation else None, now)
 
     def _answer(self) -> None:
-        while (question := self._questions.get()) is not None:
+        while (question := self._questions.next()) is not None:
             self._ask(*question)
-
-    def _is_due(self, member: Member, now: float) -> bool:
-        process, _, ways = self._rows.get(member.task, ("", 0.0, {}))
-        since = now - self._asked.get(member.task, 0.0)
-        if process != member.incarnation:
-            is_new = member.steady_since is None or now - member.steady_since < 2 * PATIENCE_SECONDS
-            return since >= (TICK_SECONDS if is_new else PERIOD_SECONDS)
-        is_well = all(way.works for way in ways.values()) and member.state is State.TRAINING
-        return since >= (PERIOD_SECONDS if is_well else AGAIN_SECONDS)
 
     def _ask(self, task: str, address: str, process: str) -> None:
         try:
@@ -169,7 +225,7 @@ class WayReader:
         except Exception as error:
             log.info("cannot ask %s (%s) for its ways: %s", task, address, first_line(error))
         finally:
-            self._open.discard(task)
+            self._questions.answered(task)
             self._news.set()
 
 
@@ -177,7 +233,7 @@ def answers(member: Member) -> bool:
     return member.state in (*HERE, State.STARTING, State.HALF) and member.answered_at is not None
 
 
-def counts(member: Member, row: tuple[str, float, Mapping[str, Way]], now: float) -> bool:
+def counts(member: Member, row: Row, now: float) -> bool:
     """Return whether what a process has reported still counts: it is there, or it may be back in a moment."""
     return member.incarnation == row[0] or now - row[1] < KEPT_SECONDS
 

@@ -1,11 +1,13 @@
 """Run settings that are right alone and senseless together: each relation with the sentence that refuses it.
 
-Those that decide whether a training is possible at all are `Config`'s own.
+Those that decide whether a training is possible at all are in trainer/core/possible.py. docs/run-settings.md has a row
+for each of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # `Config`, which imports this module; any other object with its fields will do.
@@ -14,11 +16,34 @@ Config = Any
 
 def relation_problems(config: Config) -> Iterator[str]:
     """Say which settings don't fit together, each with its value, what was expected and the mend."""
-    for relation in (_checkpoints, _kept_hours, _epochs, _shard_sizes, _partitioner, _waits, _deadlines):
-        if problem := relation(config):
+    for relation in RELATIONS:
+        if problem := relation.problem(config):
             yield problem
 
 
+@dataclasses.dataclass(frozen=True)
+class Relation:
+    """Settings that must fit together, and what is refused, in Markdown."""
+
+    settings: str
+    refused: str
+    problem: Callable[[Config], str | None]
+
+
+RELATIONS: list[Relation] = []
+
+
+def relation(settings: str, refused: str) -> Callable[[Callable[[Config], str | None]], Callable[[Config], str | None]]:
+    """Make a function a relation, with its row of the page."""
+
+    def add(problem: Callable[[Config], str | None]) -> Callable[[Config], str | None]:
+        RELATIONS.append(Relation(settings, refused, problem))
+        return problem
+
+    return add
+
+
+@relation("`checkpoint_steps` above `steps`, with `checkpoint_seconds: 0`", "no checkpoint before the end")
 def _checkpoints(config: Config) -> str | None:
     if config.checkpoint_seconds or config.checkpoint_steps <= config.steps:
         return None
@@ -29,6 +54,10 @@ def _checkpoints(config: Config) -> str | None:
     )
 
 
+@relation(
+    "`checkpoints_kept_hours` below `checkpoint_seconds`, without `checkpoint_steps`",
+    "every checkpoint would be kept for ever",
+)
 def _kept_hours(config: Config) -> str | None:
     kept = config.checkpoints_kept_hours * 3600
     if not kept or config.checkpoint_steps or kept >= config.checkpoint_seconds:
@@ -40,6 +69,7 @@ def _kept_hours(config: Config) -> str | None:
     )
 
 
+@relation("`epoch_steps` above `steps`", "no epoch would be whole")
 def _epochs(config: Config) -> str | None:
     if config.epoch_steps <= config.steps:
         return None
@@ -49,6 +79,10 @@ def _epochs(config: Config) -> str | None:
     )
 
 
+@relation(
+    "`partitioner_min_bytes` above `partitioner_max_bytes`",
+    "a least size above the largest. The one that the partitioner does not use may keep its default",
+)
 def _shard_sizes(config: Config) -> str | None:
     least, most = config.partitioner_min_bytes, config.partitioner_max_bytes
     # The size that this partitioner does not use is no mistake while it is the default.
@@ -62,6 +96,7 @@ def _shard_sizes(config: Config) -> str | None:
     )
 
 
+@relation("`partitioner` with a strategy without parameter servers", "nothing to split over")
 def _partitioner(config: Config) -> str | None:
     default = type(config).partitioner
     if config.traits.remote or config.partitioner in (default, "none"):
@@ -72,6 +107,10 @@ def _partitioner(config: Config) -> str | None:
     )
 
 
+@relation(
+    "`member_wait_timeout_seconds` below `ps_grace_seconds`, with `elastic`",
+    "the run would end before it goes on without a ps",
+)
 def _waits(config: Config) -> str | None:
     limit, wait = config.member_wait_timeout_seconds, config.ps_grace_seconds
     if not (config.traits.remote and config.elastic and 0 < limit < wait):
@@ -82,6 +121,10 @@ def _waits(config: Config) -> str | None:
     )
 
 
+@relation(
+    "`training_timeout_seconds` or `restoring_timeout_seconds` no longer than `heartbeat_timeout_seconds`",
+    "the coordinator would start again before it notices a silent member",
+)
 def _deadlines(config: Config) -> str | None:
     heartbeat = config.heartbeat_timeout_seconds
     for key in ("restoring_timeout_seconds", "training_timeout_seconds"):

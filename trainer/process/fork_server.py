@@ -10,7 +10,6 @@ exit code. When the connection closes, however its client ended, the process is 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import runpy
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.core.runtime import ENVIRONMENT
-from trainer.process.warm_start import die_with_parent, fork, warm_up, why_unsafe
+from trainer.process.warm_start import die_with_parent, fork, import_from, warm_up, why_unsafe
 
 LONGEST_MESSAGE = 1 << 20
 # What counts when Python and TensorFlow are loaded: a process that wants another value needs an import of its own.
@@ -252,17 +251,15 @@ class Server:
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["environment"])
-        importlib.invalidate_caches()
         first, *rest = with_parent(request["arguments"], os.getppid())
+        module = first == "-m"
+        place = request["directory"] if module else str(Path(first).resolve().parent)
         python_path = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-        if first == "-m":
-            module, *rest = rest
-            sys.path[:] = [request["directory"], *python_path, *self._libraries]
-            sys.argv[:] = [module, *rest]
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        import_from([place, *python_path, *self._libraries])
+        sys.argv[:] = rest if module else [first, *rest]
+        if module:
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         else:
-            sys.path[:] = [str(Path(first).resolve().parent), *python_path, *self._libraries]
-            sys.argv[:] = [first, *rest]
             runpy.run_path(first, run_name="__main__")
         return 0
 

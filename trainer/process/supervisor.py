@@ -12,7 +12,6 @@ that ends with 0, 78 or 143 takes the parent with it; after any other end the ne
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import selectors
@@ -26,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
-from trainer.process.warm_start import adopt_orphans, fork, warm_up, why_unsafe
+from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, why_unsafe
 from trainer.run.release import same_kit
 from trainer.telemetry.outlets.prometheus import given
 from trainer.telemetry.outlets.systemd import ALIVE, CHANNEL, READY, RESTART_UNIT, RESTARTS, Notifier
@@ -166,8 +165,7 @@ class Supervisor:
             for number in (signal.SIGHUP, signal.SIGUSR1):
                 signal.signal(number, signal.SIG_DFL)
             os.chdir(self._place)
-            sys.path[:] = [str(self._place) if each == str(self._home) else each for each in sys.path]
-            importlib.invalidate_caches()
+            import_from([str(self._place) if each == str(self._home) else each for each in sys.path])
         self._selector.close()
         self._woken.close()
         ours.close()

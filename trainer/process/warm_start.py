@@ -16,7 +16,7 @@ import pkgutil
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.core.runtime import prepare_tensorflow
@@ -45,6 +45,12 @@ def warm_up() -> None:
         del os.environ[name]  # a library with an OpenBLAS of its own, in the user's program, may use every core
     gc.enable()
     gc.freeze()  # a collection in the child would write to every page that it shares with its parent
+
+
+def import_from(places: Sequence[str]) -> None:
+    """Have a forked process import from these directories alone, as one does that is started there."""
+    sys.path[:] = places
+    importlib.invalidate_caches()
 
 
 def why_unsafe() -> str:

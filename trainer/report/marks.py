@@ -64,42 +64,55 @@ def tell_marks(events: Sequence[Mapping[str, Any]], at_step: Callable[[float], i
                 continue
         if name in FOLLOWS and any(follows(event, fault) for fault in open_faults):
             kind = "recovery"
-        mark = {
-            "t": round(event["t"], 1),
-            "step": step_in(text(event.get("message")))
-            if name in ("restored", "attached", "training")
-            else at_step(event["t"]),
-            "kind": kind,
-            "event": name,
-            "what": {**FAULTS, **RECOVERIES, **OTHERS}[name],
-            "task": text(event.get("task")),
-            "host": text(event.get("host")),
-            "seconds": finite(event.get("seconds")),
-            "lost": whole(event.get("steps_lost")) or 0,
-            "message": text(event.get("message"))[:500],
-        }
-        if mark["step"] is None:
-            mark["step"] = at_step(event["t"])
+        mark = mark_of(event, kind, at_step)
         marks.append(mark)
         if name in MEMBER_FAULTS:
-            # Who was lost may be known only when the cluster is being formed again, which then is no fault of its own.
-            for fault in [one for one in open_faults if one["event"] == "recovering"]:
-                fault["kind"], mark["lost"] = "recovery", mark["lost"] + fault["lost"]
-                fault["lost"] = 0
-                open_faults.remove(fault)
+            take_over_recovering(mark, open_faults)
         if kind == "fault":
             open_faults.append(mark)
         elif mark["lost"] and open_faults:
             open_faults[0]["lost"] += mark["lost"]
         if name in ENDS_A_FAULT:
-            for fault in [one for one in open_faults if name == "training" or one["task"] == mark["task"]]:
-                fault["seconds"] = round(event["t"] - fault["t"], 1)
-                # A worker that is lost is no end of the training, which goes on without it.
-                if name == "training" and fault["event"] in ("member-lost", "save-failed"):
-                    fault["seconds"] = None
-                    continue
-                open_faults.remove(fault)
+            end_faults(event, mark, open_faults)
     return marks[-MOST_MARKS:]
+
+
+def mark_of(event: Mapping[str, Any], kind: str, at_step: Callable[[float], int | None]) -> dict[str, Any]:
+    """Return the mark of an event."""
+    name = str(event.get("event"))
+    told = step_in(text(event.get("message"))) if name in ("restored", "attached", "training") else None
+    return {
+        "t": round(event["t"], 1),
+        "step": at_step(event["t"]) if told is None else told,
+        "kind": kind,
+        "event": name,
+        "what": {**FAULTS, **RECOVERIES, **OTHERS}[name],
+        "task": text(event.get("task")),
+        "host": text(event.get("host")),
+        "seconds": finite(event.get("seconds")),
+        "lost": whole(event.get("steps_lost")) or 0,
+        "message": text(event.get("message"))[:500],
+    }
+
+
+def take_over_recovering(mark: dict[str, Any], open_faults: list[dict[str, Any]]) -> None:
+    """Make the forming of the cluster the recovery from a member's fault, which may be known only meanwhile."""
+    for fault in [one for one in open_faults if one["event"] == "recovering"]:
+        fault["kind"], mark["lost"] = "recovery", mark["lost"] + fault["lost"]
+        fault["lost"] = 0
+        open_faults.remove(fault)
+
+
+def end_faults(event: Mapping[str, Any], mark: Mapping[str, Any], open_faults: list[dict[str, Any]]) -> None:
+    """End the open faults that an event ends, with how long they lasted."""
+    is_training = mark["event"] == "training"
+    for fault in [one for one in open_faults if is_training or one["task"] == mark["task"]]:
+        fault["seconds"] = round(event["t"] - fault["t"], 1)
+        # A worker that is lost is no end of the training, which goes on without it.
+        if is_training and fault["event"] in ("member-lost", "save-failed"):
+            fault["seconds"] = None
+            continue
+        open_faults.remove(fault)
 
 
 def follows(event: Mapping[str, Any], fault: Mapping[str, Any]) -> bool:

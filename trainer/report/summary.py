@@ -27,6 +27,31 @@ def read_story(directory: RunDirectory) -> dict[str, Any]:
     return tell(read_records(directory))
 
 
+def tell_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page tells of a run's status."""
+    return {
+        "state": text(status.get("state")) or str(RunState.UNKNOWN),
+        "phase": text(status.get("phase")),
+        "message": text(status.get("message")),
+        "step": whole(status.get("step")),
+        "steps": whole(status.get("steps")),
+        "speed": number_of(status.get("steps_per_second")),
+        "eta": number_of(status.get("eta_seconds")),
+        "updated": number_of(status.get("updated")),
+        "checkpoint": text(status.get("checkpoint")),
+        "exported": text(status.get("export")),
+        "stale": {
+            str(task): [number_of(mapping(each).get("staleness")), whole(mapping(each).get("staleness_max"))]
+            for task, each in mapping(status.get("workers")).items()
+        },
+        "without": {str(task): text(state) for task, state in mapping(status.get("without")).items()},
+        "ways": {
+            str(task): {str(other): text(how) for other, how in mapping(row).items()}
+            for task, row in mapping(status.get("ways")).items()
+        },
+    }
+
+
 def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
     """Return what the page tells of a run, as JSON has it."""
     status = records.status
@@ -47,25 +72,7 @@ def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
         "begun_from": text(records.settings.get("from")),
         "psfleet": text(records.manifest.get("psfleet")),
         "tensorflow": text(records.manifest.get("tensorflow")),
-        "state": text(status.get("state")) or str(RunState.UNKNOWN),
-        "phase": text(status.get("phase")),
-        "message": text(status.get("message")),
-        "step": whole(status.get("step")),
-        "steps": whole(status.get("steps")),
-        "speed": number_of(status.get("steps_per_second")),
-        "eta": number_of(status.get("eta_seconds")),
-        "updated": number_of(status.get("updated")),
-        "checkpoint": text(status.get("checkpoint")),
-        "exported": text(status.get("export")),
-        "stale": {
-            str(task): [number_of(mapping(each).get("staleness")), whole(mapping(each).get("staleness_max"))]
-            for task, each in mapping(status.get("workers")).items()
-        },
-        "without": {str(task): text(state) for task, state in mapping(status.get("without")).items()},
-        "ways": {
-            str(task): {str(other): text(how) for other, how in mapping(row).items()}
-            for task, row in mapping(status.get("ways")).items()
-        },
+        **tell_status(status),
         "result": tell_result(records),
         "began": began,
         "until": until,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import SOURCE, ConfigError
+from trainer.core.config import ConfigError
+from trainer.core.formats import SOURCE
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import read_record, write_record
 
@@ -39,12 +40,7 @@ def begin_from(
     if record is None:
         names = ", ".join(each.run for each in run_directories(shared_dir)) or "none"
         raise ConfigError(f"--from {source}: there is no run {old.run} in {shared_dir}; the runs are {names}")
-    steps = old.catalogue.steps()
-    if step not in steps:
-        listed = ", ".join(map(str, steps)) or "none"
-        raise ConfigError(f"--from {source}: run {old.run} has no checkpoint of step {step}; it has {listed}")
-    if wrong := old.catalogue.check(step):
-        raise ConfigError(f"--from {source}: that checkpoint is bad, {wrong}: choose another one")
+    check_checkpoint(old, step, source)
     try:
         new.catalogue.adopt(old.catalogue, step)
     except FileNotFoundError as error:
@@ -57,3 +53,13 @@ def begin_from(
     began = {"program": program or record["program"], "program_args": {**kept, **(program_args or {})}}
     write_record(new.settings, {**began, "created": time.time(), "from": source})
     return True
+
+
+def check_checkpoint(old: RunDirectory, step: int, source: str) -> None:
+    """Raise ConfigError unless a run has a good checkpoint of this step."""
+    steps = old.catalogue.steps()
+    if step not in steps:
+        listed = ", ".join(map(str, steps)) or "none"
+        raise ConfigError(f"--from {source}: run {old.run} has no checkpoint of step {step}; it has {listed}")
+    if wrong := old.catalogue.check(step):
+        raise ConfigError(f"--from {source}: that checkpoint is bad, {wrong}: choose another one")

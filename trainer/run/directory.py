@@ -59,30 +59,41 @@ class LeasedDirectory:
         return [int(match[1]) for name in names_in(self.path) if (match := LEASE.fullmatch(name))]
 
 
+class Below:
+    """A path of a run: its directory's, with what follows."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, directory: RunDirectory, owner: object = None) -> Path:
+        return directory.path.joinpath(*self._names)
+
+
 class RunDirectory(LeasedDirectory):
     """The paths of one run, its catalogue of checkpoints, and the records that outlive its processes."""
+
+    settings = Below("run.json")
+    state = Below("state.json")
+    status = Below("status.json")
+    evaluation = Below("evaluation.json")
+    evaluating = Below("evaluating.json")
+    attempts = Below("attempts.json")
+    event_log = Below("events.jsonl")
+    history = Below("history.jsonl")
+    evaluations = Below("evaluations.jsonl")
+    tasks = Below("tasks")
+    report = Below("report.html")
+    callbacks = Below("callbacks")
+    checkpoints = Below("checkpoints")
+    events = Below("events")
+    train_events = Below("events", "train")
+    eval_events = Below("events", "eval")
+    export = Below("export")
+    export_record = Below("export.json")
 
     def __init__(self, shared_dir: str | Path, run: str) -> None:
         super().__init__(Path(shared_dir) / "runs" / run, f"run {run}", "coordinator")
         self.run = run
-        self.settings = self.path / "run.json"
-        self.state = self.path / "state.json"
-        self.status = self.path / "status.json"
-        self.evaluation = self.path / "evaluation.json"
-        self.evaluating = self.path / "evaluating.json"
-        self.attempts = self.path / "attempts.json"
-        self.event_log = self.path / "events.jsonl"
-        self.history = self.path / "history.jsonl"
-        self.evaluations = self.path / "evaluations.jsonl"
-        self.tasks = self.path / "tasks"
-        self.report = self.path / "report.html"
-        self.callbacks = self.path / "callbacks"
-        self.checkpoints = self.path / "checkpoints"
-        self.events = self.path / "events"
-        self.train_events = self.events / "train"
-        self.eval_events = self.events / "eval"
-        self.export = self.path / "export"
-        self.export_record = self.path / "export.json"
         self.catalogue = Catalogue(self.checkpoints)
         self.failing_since: float | None = None
         """Since when (of time.monotonic) no checkpoint could be saved, over all the generations of this process."""

@@ -10,6 +10,17 @@ FIRST = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
+class Beginning:
+    """Where a worker's reading begins: in which order, and how much of it is left out."""
+
+    seed: int
+    number: int = 0
+    """The step where it begins; with `input_position: exact` the pass over the part."""
+    taken: int = 0
+    """Examples of the pass that were taken before; for `input_position: exact`."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Position:
     """The seed of the order, and for each part the pass over it and the examples that were taken of that."""
 

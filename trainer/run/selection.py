@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import Config, ConfigError, unknown_key
+from trainer.core.config import Config, ConfigError
+from trainer.core.setting import unknown_key
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.sweep import Point, Sweep

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import RUN_NAME, ConfigError
+from trainer.core.config import ConfigError
+from trainer.core.formats import RUN_NAME
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import RUN_NAME, Config
+from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.core.formats import RUN_NAME
 from trainer.core.states import RunState
 from trainer.run.copies import COMING, Tell, alone, copy_run, find_damage, measure, read_copy, take_copy
 from trainer.run.directory import RunDirectory, run_directories

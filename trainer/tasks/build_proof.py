@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from trainer.cluster.spec import Cluster
@@ -44,47 +44,33 @@ def watch_build(command: Sequence[str], seconds: float = BUILD_SECONDS, free: Ca
     is ended; what was proven before counts. Of a sweep all points share these seconds.
     """
     free = free or free_memory
-    proven: list[float] = []  # since when
-    what, taking, given_up = "build_model", "it", ""
-
-    def pass_on() -> None:
-        nonlocal what, taking
-        for line in process.stdout or ():
-            print(line, end="", flush=True)
-            if line.startswith(PROVEN) and not proven:
-                proven.append(time.monotonic())
-            if line.startswith(BUILDING):
-                what = f"build_model of {line.removeprefix(BUILDING).strip()}"
-                taking = "the points together"
-
     # A session of its own: what the program has started ends with it.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True
     ) as process:
-        reader = threading.Thread(target=pass_on, name="build", daemon=True)
+        heard, given_up = Heard(), ""
+        reader = threading.Thread(target=heard.pass_on, args=(process.stdout,), name="build", daemon=True)
         reader.start()
         try:
             while process.poll() is None and not given_up:
                 time.sleep(LOOK_SECONDS)
-                if proven and free() < FREE:
-                    given_up = f"it would leave less than {FREE:.0%} of this machine's memory free"
-                elif proven and time.monotonic() - proven[0] > seconds:
-                    given_up = f"{taking} took more than {seconds:.0f} s"
+                if heard.proven_at is not None:
+                    given_up = heard.why_end(free(), time.monotonic() - heard.proven_at, seconds)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
         reader.join()
-    if code == -signal.SIGKILL and proven:
-        print(f"{UNPROVEN}{what}: {given_up or 'the kernel ended it, for its memory'}")
+    if code == -signal.SIGKILL and heard.proven_at is not None:
+        print(f"{UNPROVEN}{heard.what}: {given_up or 'the kernel ended it, for its memory'}")
         return FINISHED
     if code < 0:
         name = signal.Signals(-code).name
-        if proven:
-            say_error(f"{what}: the process of the proof ended with {name}. {SWITCH}")
-        else:
-            say_error(f"the process of the proof ended with {name}")
-        return USER_ERROR if proven else TRY_AGAIN
+        if heard.proven_at is not None:
+            say_error(f"{heard.what}: the process of the proof ended with {name}. {SWITCH}")
+            return USER_ERROR
+        say_error(f"the process of the proof ended with {name}")
+        return TRY_AGAIN
     return code
 
 
@@ -99,6 +85,31 @@ def go_first() -> None:
     """Have the kernel end this process before any other, when the machine's memory is short."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+class Heard:
+    """What a proof has printed so far: since when all but the build is proven, and what is built."""
+
+    def __init__(self) -> None:
+        self.proven_at: float | None = None
+        self.what = "build_model"
+        self._taking = "it"
+
+    def pass_on(self, lines: Iterable[str] | None) -> None:
+        """Print the lines as they come, and take note of them."""
+        for line in lines or ():
+            print(line, end="", flush=True)
+            if line.startswith(PROVEN) and self.proven_at is None:
+                self.proven_at = time.monotonic()
+            if line.startswith(BUILDING):
+                self.what = f"build_model of {line.removeprefix(BUILDING).strip()}"
+                self._taking = "the points together"
+
+    def why_end(self, free: float, took: float, limit: float) -> str:
+        """Say why a build must be ended that has taken so long, and leaves so much memory free; nothing for none."""
+        if free < FREE:
+            return f"it would leave less than {FREE:.0%} of this machine's memory free"
+        return f"{self._taking} took more than {limit:.0f} s" if took > limit else ""
 
 
 def build(config: Config, program: Program, cluster: Cluster | None, point: str = "") -> int:
@@ -126,32 +137,39 @@ def build(config: Config, program: Program, cluster: Cluster | None, point: str 
         return FINISHED
     if config.seed is not None:
         tf.keras.utils.set_random_seed(config.seed)
-    method = "build_model"
+    methods = ["build_model"]  # the last one is under way
     try:
         model, _ = make_model(program, strategy)
         keras = keras_of(model)
         keras.check_settings(config)
-        method = "train_dataset"
+        methods.append("train_dataset")
         spec = None if keras.is_built else element_spec_of(program, strategy)
-        method = "the model's call"
+        methods.append("the model's call")
         with strategy.scope():
             keras.build(spec)
-    except (MemoryError, tf.errors.ResourceExhaustedError) as error:
+    except (Exception, SystemExit) as error:
+        return say_failure(config, program, of, methods[-1], error)
+    print("its model is built")
+    return FINISHED
+
+
+def say_failure(config: Config, program: Program, of: str, method: str, error: BaseException) -> int:
+    """Say why a method of the program's failed; returns the exit code."""
+    import tensorflow as tf
+
+    if isinstance(error, MemoryError | tf.errors.ResourceExhaustedError):
         print(f"{UNPROVEN}{method}{of}: it needs more memory than there is: {explain(error)}")
-    except UserError as error:
+        return FINISHED
+    if isinstance(error, UserError):
         say_error(f"program {config.program}{of}: {error}")
         return USER_ERROR
-    except (Exception, SystemExit) as error:
-        mine = is_the_programs(error)
-        file = program_file(program)
-        said = f"program {config.program}{of}: {method} failed: {explain(error, file)}"
-        say_error(said, *own_lines(error, file))
-        if mine:
-            say_error(SWITCH)
-        return USER_ERROR if mine else TRY_AGAIN
-    else:
-        print("its model is built")
-    return FINISHED
+    mine = is_the_programs(error)
+    file = program_file(program)
+    said = f"program {config.program}{of}: {method} failed: {explain(error, file)}"
+    say_error(said, *own_lines(error, file))
+    if mine:
+        say_error(SWITCH)
+    return USER_ERROR if mine else TRY_AGAIN
 
 
 def own_lines(error: BaseException, file: Path | None) -> list[str]:

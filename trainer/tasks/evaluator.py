@@ -19,7 +19,7 @@ from trainer.core.program import build_model, load_program, program_file
 from trainer.core.states import Phase
 from trainer.process.supervisor import NEEDED
 from trainer.report.html import PageWriter
-from trainer.run.checkpoints import read_model
+from trainer.run.checkpoint_reader import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import numbers_of, read_record, write_record
 from trainer.run.selection import selected_sweep

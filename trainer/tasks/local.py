@@ -7,58 +7,24 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
-import subprocess
 import tempfile
-import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, Cluster, free_addresses
-from trainer.core.config import (
-    APIS,
-    EVALUATIONS,
-    INPUTS,
-    KINDS,
-    PARTITIONERS,
-    POSITIONS,
-    SHARDINGS,
-    STRATEGIES,
-    Config,
-    ConfigError,
-    absolute_path,
-    read_assignments,
-)
-from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
+from trainer.core.config import DECLARED, KINDS, Config, ConfigError, absolute_path, read_assignments
 from trainer.core.runtime import PS_ENVIRONMENT
-from trainer.process.fork_server import PARENT, Forked, ForkServer, start_process
+from trainer.core.strategies import STRATEGIES
+from trainer.process.fork_server import PARENT, ForkServer
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
+from trainer.tasks.local_supervisor import Supervisor, Task, say
 from trainer.telemetry.outlets.prometheus import ADDRESS
-from trainer.telemetry.outlets.systemd import RESTARTS
 from trainer.telemetry.status import describe, read_status
 
-RESTART_SECONDS, STEADY_SECONDS = 1.0, 5.0
 FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that another process has started
-POLL_SECONDS = 0.1
-STOP_SECONDS = 60.0  # the coordinator's time to save
-LEAVE_SECONDS = 5.0  # the other members' time to end, once the coordinator has stopped
-END_SECONDS = 30.0  # the other members' time to end, once the coordinator has finished
-EVALUATE_SECONDS = 120.0  # the evaluator's time for the last checkpoint
 SCRAPED = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)  # the order of the metrics' ports, as on hosts
-SAYING = threading.Lock()
-CHOICES = {
-    "strategy": tuple(STRATEGIES),
-    "api": APIS,
-    "evaluation": EVALUATIONS,
-    "input": INPUTS,
-    "input_sharding": SHARDINGS,
-    "input_position": POSITIONS,
-    "partitioner": PARTITIONERS,
-}
 
 
 def add_local_options(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +56,8 @@ def add_local_options(parser: argparse.ArgumentParser) -> None:
         made = field.default_factory is not dataclasses.MISSING
         default = "./psfleet-runs" if field.name == "shared_dir" else "{}" if made else field.default
         required = default is dataclasses.MISSING
-        one_of = f"{', '.join(CHOICES[field.name])}; " if field.name in CHOICES else ""
+        choices = DECLARED[field.name].choices
+        one_of = f"{', '.join(choices)}; " if choices else ""
         settings.add_argument(
             "--" + field.name.replace("_", "-"),
             required=required,
@@ -215,68 +182,6 @@ def local_cluster(workers: int, servers: int, data: int = 0) -> dict[str, list[s
     return {job: [next(addresses) for _ in range(size)] for job, size in sizes.items() if size}
 
 
-class Task:
-    """One task's process, started again by the supervisor as systemd would."""
-
-    def __init__(
-        self,
-        name: str,
-        arguments: list[str],
-        environment: dict[str, str],
-        trains: bool = False,
-        forks: ForkServer | None = None,
-    ) -> None:
-        """Take the arguments of its Python, and what forks it, if anything does."""
-        self.name = name
-        self.trains = trains
-        self.process: Forked | subprocess.Popen[str] | None = None
-        self.code: int | None = None
-        self.restart_at: float | None = None
-        self._arguments = arguments
-        self._environment = environment
-        self._forks = forks
-        self._started = 0.0
-        self._starts = 0
-        self._reader: threading.Thread | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self.process is not None and self.code is None
-
-    def start(self) -> None:
-        self.code = self.restart_at = None
-        environment = {**self._environment, RESTARTS: str(self._starts)}
-        self._starts += 1
-        self.process = start_process(self._forks, self._arguments, environment)
-        self._started = time.monotonic()
-        say(self.name, f"started, pid {self.process.pid}")
-        self._reader = threading.Thread(target=self._relay, args=(self.process,), daemon=True)
-        self._reader.start()
-
-    def restart_later(self) -> None:
-        """Have it started again: at once, unless it has ended soon after its start."""
-        now = time.monotonic()
-        self.restart_at = now if now - self._started >= STEADY_SECONDS else now + RESTART_SECONDS
-
-    def _relay(self, process: Forked | subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            say(self.name, line.rstrip("\n"))
-
-    def poll(self) -> int | None:
-        """Return the exit code as a shell gives it, once the process has ended."""
-        if self.process is not None and self.code is None and (code := self.process.poll()) is not None:
-            self.code = code if code >= 0 else 128 - code
-            if self._reader is not None:
-                self._reader.join(timeout=2)
-        return self.code
-
-    def send(self, number: int) -> None:
-        if self.alive and self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(number)
-
-
 def data_dir(config: Config) -> str:
     """Return where programs look for their data, as on hosts."""
     return f"{config.shared_dir}/data"
@@ -310,108 +215,3 @@ def make_tasks(
             environment.pop(inherited, None)
         tasks.append(Task(cluster.task, command, environment, cluster.trains, forks))
     return tasks
-
-
-class Supervisor:
-    """Keeps tasks alive until the training is done or someone asks to stop."""
-
-    def __init__(self, tasks: list[Task], forks: ForkServer | None = None) -> None:
-        """Take the tasks, the coordinator as the last; other tasks that train end with it, in their own time.
-
-        What forks them is waited for.
-        """
-        self._tasks = tasks
-        self._forks = forks
-        self._chief = tasks[-1]
-        self._trainers = [task for task in tasks if task.trains or task is self._chief]
-        self._stops = 0
-
-    def run(self) -> int:
-        """Return the coordinator's exit code; no process is left."""
-        with self._signals():
-            try:
-                while self._forks and not self._forks.ready() and not self._forks.gone():
-                    if self._stops:
-                        return STOPPED
-                    time.sleep(POLL_SECONDS / 5)
-                for task in self._tasks:
-                    task.start()
-                code = self._keep_alive()
-                if code == FINISHED:
-                    self._wait_for(self._trainers, END_SECONDS)
-                    self._wait_for(
-                        [task for task in self._tasks if task.name.startswith("evaluator")], EVALUATE_SECONDS
-                    )
-                return code
-            finally:
-                self._end_all()
-
-    def _keep_alive(self) -> int:
-        stop_by, left = None, False
-        while True:
-            now = time.monotonic()
-            if self._stops and stop_by is None:
-                say("local", f"stopping: {'the coordinator saves' if len(self._trainers) == 1 else 'all save'} first")
-                # One of several members would do: all of them agree to stop after the next block.
-                for task in self._trainers:
-                    task.send(signal.SIGTERM)
-                stop_by = now + STOP_SECONDS
-            for task in self._tasks:
-                if task.restart_at is not None and now >= task.restart_at and stop_by is None:
-                    task.start()
-                elif task.alive and (code := task.poll()) is not None:
-                    if stop_by is None and self._ends_all(task, code):
-                        return code
-                    say(task.name, f"ended with {code}" + ("" if final(code) or stop_by else "; starting it again"))
-                    if not final(code):
-                        task.restart_later()
-            if stop_by is not None and not self._chief.alive and not left:
-                # Who is still there waits for a coordinator that was stopped before the training began.
-                stop_by, left = min(stop_by, now + LEAVE_SECONDS), True
-            stopped = not any(task.alive for task in self._trainers)
-            if stop_by is not None and (stopped or now > stop_by or self._stops > 1):
-                return STOPPED if self._chief.code is None else self._chief.code
-            time.sleep(POLL_SECONDS)
-
-    def _ends_all(self, task: Task, code: int) -> bool:
-        """Return whether the others have nothing left to do: for a member that trains they would wait for ever."""
-        return (task is self._chief and final(code)) or (task in self._trainers and code == USER_ERROR)
-
-    def _wait_for(self, tasks: list[Task], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        for task in tasks:
-            while task.poll() is None and task.alive and time.monotonic() < deadline and not self._stops:
-                time.sleep(POLL_SECONDS)
-
-    def _end_all(self) -> None:
-        for task in self._tasks:
-            if task.poll() is None:
-                task.send(signal.SIGKILL if task in self._trainers else signal.SIGTERM)
-        deadline = time.monotonic() + 5
-        for task in self._tasks:
-            while task.alive and task.poll() is None:
-                if time.monotonic() > deadline:
-                    task.send(signal.SIGKILL)
-                time.sleep(POLL_SECONDS / 5)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        def stop(number: int, frame: FrameType | None) -> None:
-            self._stops += 1
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def final(code: int) -> bool:
-    """Return whether systemd's RestartPreventExitStatus would leave it at this exit code."""
-    return code in (FINISHED, USER_ERROR)
-
-
-def say(task: str, line: str) -> None:
-    with SAYING:  # print() writes a line and its end apart, and each task has a thread
-        print(f"{task:<11} | {line}", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.spec import Cluster
@@ -25,6 +26,21 @@ POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0  # before the next try to write to a shared path that is full
 
 
+def write_outcome(sweep: Sweep, config: Config, cluster: Cluster, code: int, stopping: StopRequest) -> int | None:
+    """Write down what became of a point; returns the exit code where this process ends with that, None else."""
+    try:
+        end_point(sweep, config, cluster, code)
+    except OSError as error:
+        log.error("cannot write down what became of %s, trying again: %s", config.run, error)
+        if not stopping():
+            time.sleep(PATIENCE_SECONDS)
+        return STOPPED if stopping() else TRY_AGAIN
+    if stopping():  # a run's last save and its export are not broken off
+        log.info("sweep %s is stopped after %s", sweep.name, config.run)
+        return STOPPED
+    return None
+
+
 def train_point(
     config: Config,
     cluster: Cluster,
@@ -38,35 +54,20 @@ def train_point(
     A point that fails is written down, and the next one begins.
     """
     sweep = selected_sweep(config)
+    train = partial(run_coordinator, config, cluster, notifier, told=told, notifications=notifications)
     if sweep is None:
-        return run_coordinator(config, cluster, notifier, told=told, notifications=notifications)
+        return train()
     if sweep.present() is not None:
         stopping = StopRequest()
         try:
-            code = run_coordinator(
-                config,
-                cluster,
-                notifier,
-                keeps_servers=True,
-                stopping=stopping,
-                told=told,
-                notifications=notifications,
-            )
+            code = train(keeps_servers=True, stopping=stopping)
             stopping.listen()  # what is written here is written to its end
         except Stopped:
             return STOPPED
         if code not in (FINISHED, USER_ERROR):
             return code
-        try:
-            end_point(sweep, config, cluster, code)
-        except OSError as error:
-            log.error("cannot write down what became of %s, trying again: %s", config.run, error)
-            if not stopping():
-                time.sleep(PATIENCE_SECONDS)
-            return STOPPED if stopping() else TRY_AGAIN
-        if stopping():  # a run's last save and its export are not broken off
-            log.info("sweep %s is stopped after %s", sweep.name, config.run)
-            return STOPPED
+        if (left := write_outcome(sweep, config, cluster, code, stopping)) is not None:
+            return left
     if (point := sweep.present()) is not None:
         log.info("sweep %s goes on with %s", sweep.name, point.run)
         return TRY_AGAIN

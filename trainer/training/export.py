@@ -20,7 +20,7 @@ from trainer.core.contracts import ElementSpec, Model, Program
 from trainer.core.failures import Infrastructure, UserError, explain, is_infrastructure
 from trainer.core.memory_limit import check_room
 from trainer.core.program import build_model, program_file
-from trainer.run.checkpoints import read_model
+from trainer.run.checkpoint_reader import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
 from trainer.training.dynamic.served import ServedTables, piece_bytes

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.config import SOURCE
 from trainer.core.contracts import ElementSpec, Program
 from trainer.core.failures import UserError, explain
+from trainer.core.formats import SOURCE
 from trainer.core.program import build_model, program_file
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record

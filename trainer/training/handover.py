@@ -9,7 +9,6 @@ still does can only fail (docs/decisions/0085).
 from __future__ import annotations
 
 import base64
-import json
 import logging
 import math
 import time
@@ -19,20 +18,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.cluster.contexts import close_contexts
 from trainer.core.contracts import Model, Tensor, Trackable, Variable
 from trainer.core.failures import first_line
 from trainer.core.variables import bytes_of, flatten
 from trainer.run.position import Position
 from trainer.run.snapshot import Copies, copy_each
 from trainer.training.dynamic.tables import DynamicTables, destroy
+from trainer.training.handover_records import OWN, HandoverRecords, device
 from trainer.training.placement import server_of
 from trainer.training.tf_internals.graphs import resource_names
-from trainer.training.tf_internals.workers import context_id
 
 log = logging.getLogger(__name__)
-FORMAT = 1
-OWN = "psfleet"  # the container of the record and of what is set aside, and the record's name
 POSITION_SECONDS = 1.0  # the record has the names of all variables of a ps, and takes milliseconds to write
 LOCAL_BYTES = 1024 * 1024  # the coordinator's own variables lie in the record, which is rewritten when one changes
 # What is offered, to the end of the process: variables that a dying coordinator lets go of are gone for the next one.
@@ -67,39 +63,40 @@ class Handover:
         """
         check()
         self._check = check
-        self._run = {"format": FORMAT, "run": run, "program": program}
-        self._addresses = addresses
-        self._context = context_id()
+        self._records = HandoverRecords(run, program, servers, addresses)
         self._carried: dict[str, Any] = {}
         self._own: dict[str, Any] = {}  # of these, the coordinator's
         self._refreshed_at = -math.inf
         self._offers: list[dict[str, Any]] = []
-        records = [self._read(server) for server in range(servers)]
+        records = self._records.read()
         self._tables: list[dict[str, Any]] = distinct(one for record in records for one in record.get("tables", []))
         self._found = [record.get("offer") or {} for record in records]
-        self.left = self._is_whole(records)
+        self.left = self._records.are_whole(records)
         """Whether an earlier coordinator of this run has left its variables on all ps."""
         position = self._found[0].get("input") if self._found and self.left else None
         self.position = Position.of(position) if position else None
         """How far the data were read: as the earlier coordinator has told it, and later as this one is told."""
-        self.tables_left = self._tables[-1] if self.left and self._tables else None
-        """The record of the dynamic tables that it has left, if any."""
         listed = {number for record in records for number in record.get("contexts", [])}
         if not self.left:
             self._forget()
             self._free_tables(self._tables)
             self._tables = []
         kept = {offer["context"] for offer in self._found if offer}
-        self._close(listed - kept)
+        self._records.close(listed - kept)
         for server in range(servers):
-            self._write(server, {*kept, self._context}, self._found[server])
+            self._write(server, {*kept, self._records.context}, self._found[server])
+
+    @property
+    def tables_left(self) -> Any:
+        """The record of the dynamic tables that the earlier coordinator has left, if any."""
+        return self._tables[-1] if self.left and self._tables else None
 
     def announce(self, tables: DynamicTables) -> None:
         """Note that these dynamic tables are being made, so that they are freed if nobody offers them."""
         self._tables = distinct([*self._tables, tables.record])
         for server, offer in enumerate(self._found):
             kept = {one["context"] for one in self._found if one}
-            self._write(server, {*kept, self._context}, offer)
+            self._write(server, {*kept, self._records.context}, offer)
 
     def take(
         self,
@@ -157,7 +154,7 @@ class Handover:
             with tf.device(device(server)):
                 names.update(zip(here, resource_names([variable.handle for variable in here.values()]), strict=True))
         self._publish(names)
-        self._close({offer["context"] for offer in self._found if offer} - {self._context})
+        self._records.close({offer["context"] for offer in self._found if offer} - {self._records.context})
         self._free_tables(gone)
         if tables is not None:
             tables.keep()
@@ -177,7 +174,7 @@ class Handover:
         if values != offer["local"] or has_moved:
             self._refreshed_at = now
             offer.update(local=values, input=told)
-            self._write(0, {self._context}, offer)
+            self._write(0, {self._records.context}, offer)
 
     def release(self) -> None:
         """Let go of the variables, so that the servers can free them."""
@@ -241,21 +238,14 @@ class Handover:
             for server in range(len(self._found)):
                 here = on(server, self._carried)
                 variables = {key: (look, names[key]) for key, look in looks(here).items()}
-                base = {"context": self._context, "batch": batch, "place": [server, len(self._found)]}
+                base = {"context": self._records.context, "batch": batch, "place": [server, len(self._found)]}
                 self._offers.append({**base, "variables": variables, "local": {}})
             record = self.position.as_record() if self.position else None
             self._offers[0].update(local=local_values(self._own), input=record)
         for server in range(len(self._found)):
             # The earlier one's context is still named: the next coordinator closes it if this process dies first.
-            contexts = {self._context, *(offer["context"] for offer in self._found if offer)}
+            contexts = {self._records.context, *(offer["context"] for offer in self._found if offer)}
             self._write(server, contexts, self._offers[server] if self._offers else {})
-
-    def _is_whole(self, records: list[dict[str, Any]]) -> bool:
-        """Return whether what was left on the ps is of this run, and what one coordinator left on exactly these."""
-        places = [[server, len(records)] for server in range(len(records))]
-        batches = {offer.get("batch") for offer in self._found}
-        same = all(record.items() >= self._run.items() for record in records)
-        return same and [offer.get("place") for offer in self._found] == places and len(batches) == 1
 
     def _forget(self) -> None:
         """Destroy what was set aside; the rest goes with its context."""
@@ -272,22 +262,8 @@ class Handover:
         for record in records:
             destroy(record, [device(server) for server in range(len(self._found))])
 
-    def _close(self, contexts: set[int]) -> None:
-        close_contexts(contexts - {self._context}, self._addresses)
-
-    def _read(self, server: int) -> dict[str, Any]:
-        with tf.device(device(server)):
-            handle = record_handle()
-            if not tf.raw_ops.VarIsInitializedOp(resource=handle):
-                return {}
-            text = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string).numpy()
-        record: dict[str, Any] = json.loads(text)
-        return record if record.get("format") == FORMAT else {}
-
     def _write(self, server: int, contexts: Iterable[int], offer: Mapping[str, Any]) -> None:
-        record = {**self._run, "contexts": sorted(contexts), "offer": offer, "tables": self._tables}
-        with tf.device(device(server)):
-            tf.raw_ops.AssignVariableOp(resource=record_handle(), value=tf.constant(json.dumps(record)))
+        self._records.write(server, contexts, offer, self._tables)
 
 
 def distinct(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -371,11 +347,3 @@ def found(variable: Variable, place: Any) -> Tensor:
     """Return the handle of what looks like the variable and has this container and name, on the present device."""
     container, name = place
     return tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, container=container, shared_name=name)
-
-
-def record_handle() -> Tensor:
-    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], container=OWN, shared_name=OWN)
-
-
-def device(server: int) -> str:
-    return f"/job:ps/replica:0/task:{server}/device:CPU:0"

@@ -16,9 +16,10 @@ from typing import Any, TypeGuard
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.config import SOURCE, Config
+from trainer.core.config import Config
 from trainer.core.contracts import ElementSpec, Model, Program, Variable
 from trainer.core.failures import UserError, first_line, is_the_programs
+from trainer.core.formats import SOURCE
 from trainer.core.program import build_model
 from trainer.core.variables import flatten
 from trainer.run.directory import RunDirectory

@@ -22,6 +22,7 @@ from trainer.core.config import Config
 from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy, Structure, Tensor
 from trainer.core.failures import UserError, explain
 from trainer.core.program import program_file
+from trainer.run.position import Beginning
 from trainer.training.data_service import DataService
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker, noting_endless
@@ -135,17 +136,6 @@ def warn_of_one_order(name: str) -> None:
         "parameter_server has (docs/input.md)",
         name,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Beginning:
-    """Where a worker's reading begins: in which order, and how much of it is left out."""
-
-    seed: int
-    number: int = 0
-    """The step where it begins; with `input_position: exact` the pass over the part."""
-    taken: int = 0
-    """Examples of the pass that were taken before; for `input_position: exact`."""
 
 
 def train_dataset_fn(
@@ -383,25 +373,19 @@ def own_train_dataset(
     `context.get_per_replica_batch_size(GLOBAL_BATCH)` takes the same steps either way.
     """
 
-    def one_pass(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        pipelines, number = context.num_input_pipelines, context.input_pipeline_id
-        part = Reading(pipelines, number, context.num_replicas_in_sync, seed, step, config.seed is not None)
-        what = f"{type(program).__name__}.train_dataset"
-        files = own_files(tag_of(config.shared_dir, config.run, pipelines), number)
-        with kept_apart(files, what) if service is None else refused_in_service(what):
-            return part.ask(program, lambda own: check_dataset(program, "train_dataset", program.train_dataset(own)))
+    one_pass = functools.partial(own_part, config, program, service, seed, step)
 
     def endless(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return one_pass(context).repeat()
 
+    def served(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        dataset = one_pass(context)
+        if uses_python(dataset):
+            raise UserError(f"{type(program).__name__}.train_dataset {PYTHON_IN_SERVICE}")
+        assert service is not None
+        return service.read(dataset)
+
     if service is not None:
-
-        def served(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            dataset = one_pass(context)
-            if uses_python(dataset):
-                raise UserError(f"{type(program).__name__}.train_dataset {PYTHON_IN_SERVICE}")
-            return service.read(dataset)
-
         return strategy.distribute_datasets_from_function(served)
     if config.input_sharding == "program":
         return strategy.distribute_datasets_from_function(endless)
@@ -410,13 +394,35 @@ def own_train_dataset(
     dataset = endless(WHOLE).with_options(options)
     if not config.traits.in_step or config.input_sharding not in ("auto", "file"):
         return strategy.experimental_distribute_dataset(dataset)
+    return by_file(strategy, dataset, config.input_sharding)
+
+
+def own_part(
+    config: Config,
+    program: Program,
+    service: DataService | None,
+    seed: int,
+    step: int,
+    context: tf.distribute.InputContext,
+) -> tf.data.Dataset:
+    """Return one pass over the part of the data that a context is for."""
+    pipelines, number = context.num_input_pipelines, context.input_pipeline_id
+    part = Reading(pipelines, number, context.num_replicas_in_sync, seed, step, config.seed is not None)
+    what = f"{type(program).__name__}.train_dataset"
+    files = own_files(tag_of(config.shared_dir, config.run, pipelines), number)
+    with kept_apart(files, what) if service is None else refused_in_service(what):
+        return part.ask(program, lambda own: check_dataset(program, "train_dataset", program.train_dataset(own)))
+
+
+def by_file(strategy: Strategy, dataset: tf.data.Dataset, policy: str) -> Dataset:
+    """Have TensorFlow divide a dataset by its files; raises UserError where there are too few."""
     try:
         distributed = strategy.experimental_distribute_dataset(dataset)
         # Too few files show only here, and only where no other member waits for this one. A shuffle fills for it.
         next(iter(distributed))
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError, StopIteration) as error:
         raise UserError(
-            f"input_sharding: {config.input_sharding}: {why_not_by_file(error)}. Divide the data into at least as many "
+            f"input_sharding: {policy}: {why_not_by_file(error)}. Divide the data into at least as many "
             "files as there are workers (chief and workers), or set input_sharding to data (each worker reads "
             "everything and keeps its part) or program"
         ) from error

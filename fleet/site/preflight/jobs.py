@@ -18,7 +18,8 @@ from fleet.site.schema import check
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
 from fleet.site.schema.reading import Reading
 from fleet.site.topology import MAX_ENVIRONMENT_STRING, Topology, tf_config
-from trainer.core.config import STRATEGIES, Config
+from trainer.core.config import Config
+from trainer.core.strategies import STRATEGIES
 
 # More vacant places for each member that is there are no machines that went, but a mistyped index.
 MOST_VACANT = 10

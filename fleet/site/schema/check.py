@@ -11,7 +11,8 @@ from fleet.site.schema import formats
 from fleet.site.schema.definition import RUN_SETTINGS, Variable, definition, meant_group, meant_variable
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
 from fleet.site.schema.reading import Reading, read
-from trainer.core.config import Config, ConfigError, key_problem, unknown_key
+from trainer.core.config import Config, ConfigError, key_problem
+from trainer.core.setting import unknown_key
 
 # TF_CONFIG, which every task gets, has room for some 5,000 members.
 MAX_HOSTS = 10_000

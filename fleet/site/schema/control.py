@@ -23,7 +23,7 @@ from fleet.site.schema.check import our_hosts, reference_host
 from fleet.site.schema.definition import definition
 from fleet.site.schema.problems import Problem, name_hosts, show
 from fleet.site.schema.reading import Reading
-from trainer.core.config import PROGRAM_NAME
+from trainer.core.formats import PROGRAM_NAME
 from trainer.core.program import REQUIRED
 
 _LOCKED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^]]*\])?\s*==", re.MULTILINE)

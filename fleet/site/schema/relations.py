@@ -14,7 +14,8 @@ from fleet.site.schema.check import HIDDEN, our_hosts, reference_host
 from fleet.site.schema.definition import definition
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
 from fleet.site.schema.reading import NOWHERE, Reading
-from trainer.core.config import SOURCE, Config
+from trainer.core.config import Config
+from trainer.core.formats import SOURCE
 
 # Roles of psfleet call them; the list in the inventory takes the place of the default.
 NEEDED_PACKAGES = ("acl", "nftables", "rsync")

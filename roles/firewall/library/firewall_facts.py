@@ -260,6 +260,29 @@ def uid_of(name: str) -> int | None:
         return None
 
 
+def read_or_nothing(path: Path) -> str:
+    """Return a file's text; nothing where it can't be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def resolve(module: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the addresses of each name, and fail where the host's resolver does not answer."""
+    resolved = {}
+    for name in names:
+        try:
+            resolved[name] = addresses_of(name)
+        except OSError as error:
+            module.fail_json(
+                msg=f"this host's resolver does not answer for {name}: {error.strerror}; expected its addresses, or "
+                f"that there is no such name. A table without them would shut that member out. Look with `getent "
+                f"ahosts {name}`, mend the name servers, and run site.yml again"
+            )
+    return resolved
+
+
 def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
     """Ask the host, and fail where it can't be closed safely."""
     there = module.get_bin_path("nft")
@@ -274,10 +297,7 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
     _, established, _ = module.run_command([ss, "-Hnt", "state", "established"], check_rc=True)
     _, sockets, _ = module.run_command(["systemctl", "show", "--property=Listen,ActiveState", *SSH_UNITS])
     _, active, _ = module.run_command(["systemctl", "is-active", *(f"{name}.service" for name in SERVICES)])
-    try:
-        ufw = UFW.read_text() if module.get_bin_path("ufw") else ""
-    except OSError:
-        ufw = ""
+    ufw = read_or_nothing(UFW) if module.get_bin_path("ufw") else ""
     connection, login = session(os.getpid())
     found = listeners(said)
     ports = ssh_ports(found, sockets, connection)
@@ -285,20 +305,8 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
         module.fail_json(
             msg="no SSH server is running here, and none would be left open; expected sshd among what `ss -lntp` lists"
         )
-    resolved = {}
-    for name in environment["names"]:
-        try:
-            resolved[name] = addresses_of(name)
-        except OSError as error:
-            module.fail_json(
-                msg=f"this host's resolver does not answer for {name}: {error.strerror}; expected its addresses, or "
-                f"that there is no such name. A table without them would shut that member out. Look with `getent "
-                f"ahosts {name}`, mend the name servers, and run site.yml again"
-            )
-    try:
-        resolver = Path("/etc/resolv.conf").read_text()
-    except OSError:
-        resolver = ""
+    resolved = resolve(module, environment["names"])
+    resolver = read_or_nothing(Path("/etc/resolv.conf"))
     return {
         "nft": there or "",
         "first": not Path(environment["kept"]).exists(),

@@ -223,16 +223,19 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+ARGUMENTS = {
+    "dest": {"type": "path", "required": True},
+    "lock": {"type": "path", "required": True},
+    "wheels": {"type": "path", "required": True},
+    "thorough": {"type": "bool", "default": False},
+    "quick": {"type": "bool", "default": False},
+    "python": {"type": "path", "default": "/usr/bin/python3"},
+}
+
+
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            "dest": {"type": "path", "required": True},
-            "lock": {"type": "path", "required": True},
-            "wheels": {"type": "path", "required": True},
-            "thorough": {"type": "bool", "default": False},
-            "quick": {"type": "bool", "default": False},
-            "python": {"type": "path", "default": "/usr/bin/python3"},
-        },
+        argument_spec=ARGUMENTS,
         supports_check_mode=True,
     )
     os.umask(0o022)  # root's own may be 077, and the tasks' user is another

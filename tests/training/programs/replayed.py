@@ -4,22 +4,18 @@ Its line of JSON says how many there were, and how far what they give is from wh
 """
 
 import json
-import sys
 from functools import partial
-from pathlib import Path
 
 import tensorflow as tf
 from matrix import Matrix
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from replay import Recorded, differing
-
-from trainer.training.steps import remote
+from tests.training.replay import Recorded, differing
+from trainer.training.steps import call_accounts
 
 RECORDED = Recorded()
 # No optimization of graphs may round otherwise in a replay than before.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-remote.AtomicUpdates = partial(remote.AtomicUpdates, record=RECORDED)
+call_accounts.AtomicUpdates = partial(call_accounts.AtomicUpdates, record=RECORDED)
 
 
 class Replay(tf.keras.callbacks.Callback):

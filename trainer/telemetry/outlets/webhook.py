@@ -19,7 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -48,6 +48,27 @@ class Undelivered(Exception):
         self.again = again
 
 
+class Absences:
+    """Which members are away for long, each told once, and once more when it is back; time is an argument."""
+
+    def __init__(self, seconds: float) -> None:
+        """Take how long a member may be away before that is told."""
+        self._seconds = seconds
+        self._since: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def look(self, absent: Collection[str], now: float) -> tuple[list[str], dict[str, float]]:
+        """Return the members whose return is to be told, and those that are away for long, with the seconds."""
+        here = self._since.keys() - absent
+        back = sorted(here & self._told)
+        self._told -= here
+        self._since = {task: self._since.get(task, now) for task in absent}
+        times = {task: now - since for task, since in self._since.items()}
+        away = {task: seconds for task, seconds in times.items() if seconds >= self._seconds and task not in self._told}
+        self._told |= away.keys()
+        return back, away
+
+
 class Notifications:
     """What is to be delivered for one run; without a webhook and a command it does nothing."""
 
@@ -60,11 +81,9 @@ class Notifications:
     ) -> None:
         """Take the settings, and the directory of the secrets ($CREDENTIALS_DIRECTORY)."""
         self._ways = ways_of(config, credentials)
-        self._away_seconds = config.notify_absent_seconds
+        self._absences = Absences(config.notify_absent_seconds)
         self._clock = clock
         self._pause = pause
-        self._since: dict[str, float] = {}  # members that take no part
-        self._told: set[str] = set()
         self._queue: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(QUEUED)
         self._left = 0  # not delivered yet, and not given up
         self._lock = threading.Condition()
@@ -78,17 +97,12 @@ class Notifications:
 
     def without(self, status: Status) -> None:
         """Members take no part: tell of each that is away for long, and of its return. Call it again and again."""
-        now = self._clock()
-        for task in list(self._since.keys() - status.without.keys()):
-            del self._since[task]
-            if task in self._told:
-                self._told.discard(task)
-                self._post("member-back", status, f"{task} takes part again", task)
-        for task, state in status.without.items():
-            away = now - self._since.setdefault(task, now)
-            if away >= self._away_seconds and task not in self._told:
-                self._told.add(task)
-                self._post("member-away", status, f"{task} takes no part for {away:.0f} s: {state}", task)
+        back, away = self._absences.look(status.without, self._clock())
+        for task in back:
+            self._post("member-back", status, f"{task} takes part again", task)
+        for task, seconds in away.items():
+            message = f"{task} takes no part for {seconds:.0f} s: {status.without[task]}"
+            self._post("member-away", status, message, task)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until all is delivered or given up, for so many seconds at most."""

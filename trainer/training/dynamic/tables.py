@@ -37,7 +37,8 @@ DEVIATIONS = 6  # of the number of keys that fall to one ps, above the mean
 class TablesLeft(Protocol):
     """Knows what an earlier coordinator has left on the ps, and tells the next one."""
 
-    tables_left: Any
+    @property
+    def tables_left(self) -> Any: ...
 
     def announce(self, tables: DynamicTables) -> None: ...
 

@@ -8,6 +8,7 @@ from typing import Any
 from trainer.telemetry.progress import Progress
 from trainer.training.loop.progress_meter import ProgressMeter
 from trainer.training.loop.scheduler import Schedule
+from trainer.training.steps.outputs import fetch_numbers
 from trainer.training.steps.runner import Call, StepRunner
 
 
@@ -15,11 +16,21 @@ class Calls:
     """Gives calls to the runner as the schedule says, and counts those that have ended."""
 
     def __init__(
-        self, runner: StepRunner, schedule: Schedule, progress: Progress, meter: ProgressMeter, tasks: Sequence[str]
+        self,
+        runner: StepRunner,
+        schedule: Schedule,
+        progress: Progress,
+        meter: ProgressMeter,
+        tasks: Sequence[str],
+        workers: int,
     ) -> None:
-        """Take the tasks whose steps are shown, in the order in which calls number their workers."""
+        """Take the tasks whose steps are shown, in the order in which calls number their workers, and how many train.
+
+        Where this process trains, it is the only one and no task is shown.
+        """
+        self._count = workers
         self._runner = runner
-        self._schedule = schedule
+        self.schedule = schedule
         self._progress = progress
         self._meter = meter
         self._tasks = dict(enumerate(tasks))
@@ -30,10 +41,20 @@ class Calls:
         self.outputs: Any = None
         """What train_step returned in the call that ended last."""
 
+    @property
+    def all_have_ended(self) -> bool:
+        """Whether a call of each worker has ended."""
+        return len(self.workers) >= self._count
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The numbers of the call that ended last by name, with metrics over all calls since they were reset."""
+        return {} if self.outputs is None else fetch_numbers(self._runner.over_all_calls(self.outputs))
+
     def give(self, steps: int) -> Call:
         """Give out a call of so many steps."""
         call = self._runner.call(steps)
-        self._schedule.given(steps)
+        self.schedule.given(steps)
         return call
 
     def take(self, ended: list[Call], now: float) -> None:
@@ -44,7 +65,7 @@ class Calls:
                 self._meter.gave(task, call.steps)
                 self._progress.history.gave(task, call.steps)
             self.counted = max(self.counted, call.counted)
-            seconds = self._schedule.returned(call.steps, call.began, call.worker, now)
+            seconds = self.schedule.returned(call.steps, call.began, call.worker, now)
             self._progress.tally.returned(call.worker, call.steps, seconds, call.stale)
             self.outputs = call.outputs
         self._progress.tally.update_wait_seconds = self._runner.seconds_waited

@@ -18,16 +18,20 @@ class EpochEnds:
     """Whether each epoch's end must be met, or only the run's."""
     checkpoint_steps: int = 0
     """The steps between saves that must be met as well; 0 where none must."""
+    told: bool = False
+    """Whether callbacks hear of each epoch's end."""
+    heard: bool = False
+    """Whether they have heard of this one."""
     begun_at: int = 0
     """The step where the present stretch of calls began."""
     ended: bool = False
 
     @classmethod
-    def of(cls, config: Config, *, is_heard: bool) -> EpochEnds:
-        """Return the ends of the settings' run; `is_heard` says that each epoch's end is evaluated or heard of."""
+    def of(cls, config: Config, *, evaluated: bool, told: bool) -> EpochEnds:
+        """Return the ends of the settings' run, and whether each epoch's end is evaluated, and told callbacks."""
         in_blocks = not config.traits.remote
         saves = config.checkpoint_steps if in_blocks else 0
-        return cls(config.steps, config.epoch_steps or config.steps, in_blocks or is_heard, saves)
+        return cls(config.steps, config.epoch_steps or config.steps, in_blocks or evaluated or told, saves, told)
 
     def restored(self, step: int) -> None:
         """Go on from this step."""
@@ -46,3 +50,7 @@ class EpochEnds:
         A call that ran twice, because its worker died, takes the step beyond where the calls were to end.
         """
         self.ended = is_quiet and step // self.epoch_steps > self.begun_at // self.epoch_steps
+
+    def waits_for_callbacks(self, step: int) -> bool:
+        """Return whether callbacks must hear of an epoch's end before more is done; not of the run's end."""
+        return self.told and self.ended and not self.heard and step < self.steps

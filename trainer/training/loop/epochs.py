@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -137,11 +137,43 @@ class FollowController(tf.keras.callbacks.Callback):
         self.tell(self.steps or self._controller.epoch_steps)
 
 
+class CallbackStates:
+    """What callbacks remember: the attributes that are not as they were when the training began."""
+
+    def __init__(self, callbacks: list[Callback]) -> None:
+        self.callbacks = dict(zip(keys_of(callbacks), callbacks, strict=True))
+        self._fresh: dict[str, dict[str, Any]] = {}
+
+    def begin(self) -> None:
+        """The training begins: what is an attribute now is nothing to remember."""
+        self._fresh = {key: attributes(callback) for key, callback in self.callbacks.items()}
+
+    def remember(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give the callbacks what an earlier process has kept, by their keys."""
+        for key, values in kept.items():
+            if key in self.callbacks:
+                vars(self.callbacks[key]).update(values)
+            elif values:
+                log.warning("the program has no callback %s any more: what it remembered is not used", key)
+
+    def changed(self) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+        """Return what each callback remembers, by its key, and the arrays in that by their names."""
+        arrays: dict[str, Any] = {}
+        kept: dict[str, dict[str, Any]] = {}
+        for key, callback in self.callbacks.items():
+            fresh, kept[key] = self._fresh[key], {}
+            for name, (value, named) in attributes(callback).items():
+                if name not in fresh or fresh[name][0] != value:
+                    kept[key][name] = value
+                    arrays.update(named)
+        return kept, arrays
+
+
 class Recall(tf.keras.callbacks.Callback):
     """The last callback: ends the training together, and keeps what the program's callbacks remember.
 
-    A callback that ends the training ends it on all members, where all look. What callbacks remember are the attributes
-    that are not as they were when the training began. They are kept at each epoch's end for a later process.
+    A callback that ends the training ends it on all members, where all look. What callbacks remember is kept at each
+    epoch's end for a later process.
     """
 
     def __init__(
@@ -153,9 +185,8 @@ class Recall(tf.keras.callbacks.Callback):
         self._controller = controller
         self._asked = False
         self._steps = config.steps
-        self._own = dict(zip(keys_of(own), own, strict=True))
+        self._own = CallbackStates(own)
         self._memory = memory
-        self._fresh: dict[str, dict[str, Any]] = {}
         self._record: dict[str, Any] | None = None
         self._unheard: int | None = None
         self.ended = False
@@ -172,15 +203,11 @@ class Recall(tf.keras.callbacks.Callback):
             log.warning("what the callbacks remember is of step %d: the rest is lost", record["step"])
 
     def on_train_begin(self, logs: object = None) -> None:
-        self._fresh = {key: attributes(callback) for key, callback in self._own.items()}
+        self._own.begin()
         if self._record is None:
             self._keep()
             return
-        for key, values in self._record["callbacks"].items():
-            if key in self._own:
-                vars(self._own[key]).update(values)
-            elif values:
-                log.warning("the program has no callback %s any more: what it remembered is not used", key)
+        self._own.remember(self._record["callbacks"])
         if self._unheard is not None:
             self._make_up_for(self._unheard)
 
@@ -201,7 +228,7 @@ class Recall(tf.keras.callbacks.Callback):
         """Tell the callbacks of an epoch's end that a fault has cut off; only the evaluation is known by now."""
         log.warning("the end of epoch %d, at step %d, was cut off: it is made up for", epoch, self._controller.step)
         known = validation(self._controller.evaluate() or self._controller.evaluate(again=True))
-        for callback in self._own.values():
+        for callback in self._own.callbacks.values():
             callback.on_epoch_end(epoch, known)
         self._asked |= self.model.stop_training
         self.ended = self._agreed()
@@ -211,17 +238,8 @@ class Recall(tf.keras.callbacks.Callback):
         return bool(self._runner.agree([int(self._asked)])[0])
 
     def _keep(self) -> None:
-        if not self._own:
-            return
-        arrays: dict[str, Any] = {}
-        kept: dict[str, dict[str, Any]] = {}
-        for key, callback in self._own.items():
-            fresh, kept[key] = self._fresh[key], {}
-            for name, (value, named) in attributes(callback).items():
-                if name not in fresh or fresh[name][0] != value:
-                    kept[key][name] = value
-                    arrays.update(named)
-        self._memory.write(self._controller.step, self._steps if self.ended else 0, kept, arrays)
+        if self._own.callbacks:
+            self._memory.write(self._controller.step, self._steps if self.ended else 0, *self._own.changed())
 
 
 def validation(metrics: dict[str, float]) -> dict[str, float]:

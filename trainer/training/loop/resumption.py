@@ -55,6 +55,11 @@ class Resumption:
             log.info("going on at step %d of %d", step, self.config.steps)
         return step
 
+    def refresh(self) -> None:
+        """Leave to a later coordinator how far the training is, beside the variables on the ps."""
+        if self.handover is not None:
+            self.handover.refresh(self.runner.position)
+
     def _newest(self) -> int:
         newest = self.directory.catalogue.newest()
         return -1 if newest is None else newest

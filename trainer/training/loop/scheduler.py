@@ -66,6 +66,70 @@ class Schedule(Protocol):
         """Whether nothing is in flight and no call will be given until `begin`."""
 
 
+class CallSize:
+    """The most steps of a call: as the settings have it, or such that a call lasts about half a second."""
+
+    def __init__(self, steps_per_execution: int | str) -> None:
+        """Take the number of steps, or "auto"."""
+        self.auto = isinstance(steps_per_execution, str)
+        self.most = 1 if isinstance(steps_per_execution, str) else steps_per_execution
+
+    def learn(self, step_seconds: float, longest: int) -> None:
+        """Size calls by how long a step took, in calls of at most `longest` steps."""
+        wanted = max(1, round(CALL_SECONDS / step_seconds))
+        # Small corrections are not worth another size.
+        if self.auto and not self.most <= wanted <= 1.25 * self.most:
+            self.most = min(wanted, max(self.most, GROWTH * longest))
+
+
+class WorkerSpeeds:
+    """How long a step takes each worker, by the calls that have returned."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._step_seconds: dict[int, float] = {}  # of each worker
+        self._returned_at: dict[int, float] = {}
+        self._paused_until = -math.inf
+        self._longest = 0  # of the calls since the last `learn`
+        self._learnt_at = -math.inf
+        self.median = 0.0
+        """Seconds of a step on the median worker; 0 where that is not known yet."""
+        self.share = 1 / (QUEUED_CALLS * workers)
+        """Of the speed of all, the slowest worker's."""
+
+    def returned(self, steps: int, began: float, worker: int, now: float) -> float:
+        """A call has returned that was given at the time `began`; returns how long it took its worker."""
+        # It waited in the queue while its worker was busy with the one before.
+        seconds = now - max(began, self._returned_at.get(worker, began), self._paused_until)
+        self._returned_at[worker] = now
+        if seconds <= 0 or steps <= 0:
+            return 0.0
+        measured, known = seconds / steps, self._step_seconds.get(worker, math.inf)
+        # A worker's first call includes what TensorFlow prepares; that is forgotten at once.
+        self._step_seconds[worker] = measured if measured < known / 2 else (known + measured) / 2
+        self._longest = max(self._longest, steps)
+        return seconds
+
+    def paused(self, until: float) -> None:
+        """Calls in flight did not take so long: nobody was there."""
+        self._paused_until = until
+
+    def learn(self, now: float) -> int:
+        """Set median and share by what was measured; returns the steps of the longest call since the last time.
+
+        Returns 0, and does nothing, where no call has returned since, or where that was just now.
+        """
+        if not self._longest or now - self._learnt_at < RESIZE_SECONDS:
+            return 0
+        seconds = self._step_seconds.values()
+        self.median = statistics.median_low(seconds)
+        speeds = [1 / each for each in seconds]
+        average = sum(speeds) / len(speeds)
+        self.share = max(min(speeds), average / SLOWEST) / (average * self._workers)
+        longest, self._longest, self._learnt_at = self._longest, 0, now
+        return longest
+
+
 class Scheduler:
     """Keeps about two calls for each worker in flight or queued; whichever worker is free takes the next one.
 
@@ -77,16 +141,10 @@ class Scheduler:
 
     def __init__(self, steps_per_execution: int | str, workers: int) -> None:
         """`steps_per_execution` is the most steps of a call, or "auto"."""
-        self._auto = steps_per_execution == "auto"
-        self._most = 1 if isinstance(steps_per_execution, str) else steps_per_execution
+        self._size = CallSize(steps_per_execution)
         self._workers = max(1, workers)
-        self._step_seconds: dict[int, float] = {}  # of each worker
-        self._longest = 0  # of the calls measured since the sizes were set
-        self._median = 0.0
-        self._share = 1 / (QUEUED_CALLS * self._workers)  # of the speed of all, the slowest worker's
-        self._resized_at = self._looked_at = -math.inf
-        self._returned_at: dict[int, float] = {}
-        self._paused_until = -math.inf
+        self._speeds = WorkerSpeeds(self._workers)
+        self._looked_at = -math.inf
         self._has_news = False
         self._given = self._end = 0
         self._closed = False
@@ -100,9 +158,9 @@ class Scheduler:
         left = self._end - self._given
         if self._closed or left <= 0:
             return 0
-        if self._longest and now - self._resized_at >= RESIZE_SECONDS:
-            self._resize(now)
-        size = min(self._most, left, self._last(left))
+        if longest := self._speeds.learn(now):
+            self._size.learn(self._speeds.median, longest)
+        size = min(self._size.most, left, self._last(left))
         return size if self.in_flight < self._workers * self._queued(size) else 0
 
     def given(self, steps: int) -> None:
@@ -112,19 +170,10 @@ class Scheduler:
     def returned(self, steps: int, began: float, worker: int, now: float) -> float:
         self.in_flight -= 1
         self._has_news = True
-        # It waited in the queue while its worker was busy with the one before.
-        seconds = now - max(began, self._returned_at.get(worker, began), self._paused_until)
-        self._returned_at[worker] = now
-        if seconds <= 0 or steps <= 0:
-            return 0.0
-        measured, known = seconds / steps, self._step_seconds.get(worker, math.inf)
-        # A worker's first call includes what TensorFlow prepares; that is forgotten at once.
-        self._step_seconds[worker] = measured if measured < known / 2 else (known + measured) / 2
-        self._longest = max(self._longest, steps)
-        return seconds
+        return self._speeds.returned(steps, began, worker, now)
 
     def paused(self, until: float) -> None:
-        self._paused_until = until
+        self._speeds.paused(until)
 
     def is_look_due(self, now: float) -> bool:
         return self.is_over or (self._has_news and now - self._looked_at >= LOOK_SECONDS)
@@ -141,28 +190,14 @@ class Scheduler:
     def is_over(self) -> bool:
         return not self.in_flight and (self._closed or self._given >= self._end)
 
-    def _resize(self, now: float) -> None:
-        """Learn from what was measured since the last time."""
-        seconds = self._step_seconds.values()
-        self._median = statistics.median_low(seconds)
-        speeds = [1 / each for each in seconds]
-        average = sum(speeds) / len(speeds)
-        self._share = max(min(speeds), average / SLOWEST) / (average * self._workers)
-        if self._auto:
-            wanted = max(1, round(CALL_SECONDS / self._median))
-            # Small corrections are not worth another size.
-            if not self._most <= wanted <= 1.25 * self._most:
-                self._most = min(wanted, max(self._most, GROWTH * self._longest))
-        self._longest, self._resized_at = 0, now
-
     def _last(self, left: int) -> int:
         """Return the steps that even the slowest worker has done by the time when the others have done the rest."""
-        shortest = round(SHORTEST_SECONDS / self._median) if self._median else 1
-        return max(1, shortest, int(left * self._share))
+        shortest = round(SHORTEST_SECONDS / self._speeds.median) if self._speeds.median else 1
+        return max(1, shortest, int(left * self._speeds.share))
 
     def _queued(self, size: int) -> int:
         """Return how many calls of this size are given for each worker."""
-        seconds = size * self._median
+        seconds = size * self._speeds.median
         if not seconds:
             return QUEUED_CALLS
         return max(QUEUED_CALLS, min(MOST_QUEUED_CALLS, 1 + math.ceil(QUEUED_SECONDS / seconds)))
@@ -176,8 +211,7 @@ class Blocks:
 
     def __init__(self, steps_per_execution: int | str, block_seconds: float = BLOCK_SECONDS) -> None:
         """`steps_per_execution` is the most steps of a call, or "auto"; `block_seconds`, how long a block may last."""
-        self._auto = steps_per_execution == "auto"
-        self._most = 1 if isinstance(steps_per_execution, str) else steps_per_execution
+        self._size = CallSize(steps_per_execution)
         self._block_seconds = min(block_seconds, BLOCK_SECONDS)
         self._calls_per_block = 1
         self._left: list[int] = []
@@ -190,11 +224,11 @@ class Blocks:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Steps of a call, and calls of a block."""
-        return self._most, self._calls_per_block
+        return self._size.most, self._calls_per_block
 
     @sizes.setter
     def sizes(self, sizes: tuple[int, ...]) -> None:
-        self._most, self._calls_per_block = sizes
+        self._size.most, self._calls_per_block = sizes
 
     def begin(self, step: int, end: int) -> None:
         self._step, self._end, self._closed = step, end, False
@@ -235,15 +269,15 @@ class Blocks:
     def _plan(self) -> None:
         """Plan the calls of the next block: of nearly the same size, and no more than the end allows."""
         self._done, self._seconds = [], 0.0
-        steps = min(self._end - self._step, self._most * self._calls_per_block)
+        steps = min(self._end - self._step, self._size.most * self._calls_per_block)
         if steps <= 0:
             self._left = []
             return
-        if not self._auto:
-            full, rest = divmod(steps, self._most)
-            self._left = [self._most] * full + ([rest] if rest else [])
+        if not self._size.auto:
+            full, rest = divmod(steps, self._size.most)
+            self._left = [self._size.most] * full + ([rest] if rest else [])
             return
-        calls = math.ceil(steps / self._most)
+        calls = math.ceil(steps / self._size.most)
         small, larger = divmod(steps, calls)
         self._left = [small + 1] * larger + [small] * (calls - larger)
 
@@ -252,13 +286,10 @@ class Blocks:
         if self._seconds <= 0:
             return
         call_seconds = self._seconds / len(self._done)
-        if self._auto:
+        if self._size.auto:
             step_seconds = self._seconds / sum(self._done)
-            wanted = max(1, round(CALL_SECONDS / step_seconds))
-            # Small corrections are not worth another size.
-            if not self._most <= wanted <= 1.25 * self._most:
-                self._most = min(wanted, GROWTH * self._most)
-            call_seconds = step_seconds * self._most
+            self._size.learn(step_seconds, self._size.most)
+            call_seconds = step_seconds * self._size.most
         wanted_calls = max(1, round(self._block_seconds / call_seconds))
         self._calls_per_block = min(wanted_calls, GROWTH * self._calls_per_block, CALLS_PER_BLOCK)
 

@@ -12,26 +12,24 @@ from trainer.core.failures import UserError
 from trainer.run.position import Position
 from trainer.run.snapshot import copy_each
 from trainer.training.data_service import DataService
-from trainer.training.dynamic.tables import DynamicTables
-from trainer.training.input import own_train_dataset, replica_element_spec
 from trainer.training.keras.adapters import keras_of
-from trainer.training.steps.draws import draw_anew, draw_seed, seeded_by
+from trainer.training.steps.draws import seeded_by
 from trainer.training.steps.model import make_model
 from trainer.training.steps.outputs import names_told, outputs_of
+from trainer.training.steps.own_data import OwnData
 from trainer.training.steps.runner import Call
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step
+from trainer.training.steps.trained import OfTrained, Trained
 from trainer.training.worker_files import refuse_unwritable
 
 
-class LocalStepRunner:
+class LocalStepRunner(OfTrained):
     """This process's devices, alone or in step with those of the other members (multi_worker_mirrored)."""
 
     is_recovering = is_failing = False
     position = None
     seconds_waited = 0.0
-    copy = staticmethod(copy_each)
-    tables: DynamicTables | None = None
 
     def __init__(
         self,
@@ -46,40 +44,30 @@ class LocalStepRunner:
 
         What a step draws depends on both.
         """
-        self._config = config
-        self._program = program
-        self._service = service
-        self._strategy = strategy
-        self._seed = draw_seed(config)
-        self.model, self.step = make_model(program, strategy)
-        keras = keras_of(self.model)
+        self._program, self._strategy = program, strategy
+        model, counter = make_model(program, strategy)
+        keras = keras_of(model)
         keras.check_settings(config)
-        self.trained = keras.trained()
-        # A data service begins to read as soon as there is an iterator: what is traced needs its type alone.
-        own = config if service is None else config.replace(input="local", input_sharding="program")
-        self._dataset = own_train_dataset(own, program, strategy, None, self._seed)
-        self._iterator = iter(self._dataset)
-        self._is_reading = False
+        trained = keras.trained()
+        self._data = OwnData(config, program, strategy, service)
         with seeded_by(config.seed, step, member):
-            train_step = trace_step(strategy, self.model, self._iterator)
-            self._call = trace_call(strategy, train_step, self.step, self._iterator)
-        self.tells = names_told(outputs_of(train_step))
-        first = {spec.shape[0] for spec in tf.nest.flatten(self.element_spec) if getattr(spec, "shape", None)}
-        known = first.pop() if len(first) == 1 else None
-        self.step_examples = None if known is None else known * strategy.num_replicas_in_sync
+            train_step = trace_step(strategy, model, self._data.iterator)
+            self._call = trace_call(strategy, train_step, counter, self._data.iterator)
+        self._what = Trained(model, trained, counter, names_told(outputs_of(train_step)), copy_each)
+        self.step_examples = self._data.step_examples
         self._ended: list[Call] = []
 
     @property
     def element_spec(self) -> ElementSpec:
-        return replica_element_spec(self._dataset)
+        return self._data.element_spec
 
     def call(self, steps: int) -> Call:
         """Run a call of so many steps: it has ended when this returns."""
-        if not self._is_reading:
-            self._begin_to_read()
+        if not self._data.has_begun:
+            self._data.begin(int(self.step.numpy()))
         began = time.monotonic()
         try:
-            outputs = self._call(self._iterator, tf.constant([steps], tf.int64))
+            outputs = self._call(self._data.iterator, tf.constant([steps], tf.int64))
         except tf.errors.OutOfRangeError as error:
             raise UserError("the training data is empty, or this process's part of it") from error
         except (tf.errors.AlreadyExistsError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
@@ -92,15 +80,6 @@ class LocalStepRunner:
     def go_on_from(self, position: Position) -> str:
         """Read in another order: these strategies know no position."""
         return ""
-
-    def _begin_to_read(self) -> None:
-        """Make the dataset again where the training doesn't begin at step 0, for which it was made."""
-        self._is_reading = True
-        step = int(self.step.numpy())
-        draw_anew(self._config, step)
-        if step or self._service:
-            own = own_train_dataset(self._config, self._program, self._strategy, self._service, self._seed, step)
-            self._dataset, self._iterator = own, iter(own)
 
     def returned(self) -> list[Call]:
         ended, self._ended = self._ended, []

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.run.checkpoints import COORDINATOR
+from trainer.run.checkpoint_state import COORDINATOR
 
 MOST_REPORTS = 1 << 20
 

@@ -38,19 +38,33 @@ class Call:
 class StepRunner(Protocol):
     """Runs packed calls, and has what they train."""
 
-    model: Model
-    trained: Trackable
-    """What checkpoints hold of the model: of tf_keras the model itself."""
-    step: Variable
-    """The variable that counts the steps of the calls that have ended."""
-    tells: Collection[str]
-    """The names of what a step tells."""
-    step_examples: int | None
-    """How many examples a step has, where that is known."""
-    tables: DynamicTables | None
-    """The dynamic tables, which are no part of `trained`."""
-    seconds_waited: float
-    """How long updates have waited for others' updates of the same variable, on all ps together."""
+    @property
+    def model(self) -> Model:
+        """The model that the calls train."""
+
+    @property
+    def trained(self) -> Trackable:
+        """What checkpoints hold of the model: of tf_keras the model itself."""
+
+    @property
+    def step(self) -> Variable:
+        """The variable that counts the steps of the calls that have ended."""
+
+    @property
+    def tells(self) -> Collection[str]:
+        """The names of what a step tells."""
+
+    @property
+    def tables(self) -> DynamicTables | None:
+        """The dynamic tables, which are no part of `trained`."""
+
+    @property
+    def step_examples(self) -> int | None:
+        """How many examples a step has, where that is known."""
+
+    @property
+    def seconds_waited(self) -> float:
+        """How long updates have waited for others' updates of the same variable, on all ps together."""
 
     @property
     def element_spec(self) -> ElementSpec:

@@ -38,17 +38,13 @@ def trace_call(
 
     It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
     would return otherwise: the step's outputs, the metrics' states, how long `updates` have waited, and the numbers of
-    dynamic tables. A call for
-    other processes takes the learning rate as its last argument, and keeps `states` itself. `unrolled` is the number of
-    steps in a round of the call's loop; what that leaves over is done first, in rounds of one step. The first step of a
-    round counts how stale its update is, which costs a tiny step a fifth of its speed. A step that would
-    draw the same random numbers several times in a round has rounds of one.
+    dynamic tables. A call for other processes takes the learning rate as its last argument, and keeps
+    `states` itself. `unrolled` is the number of steps in a round of the call's loop; what that leaves over is done
+    first, in rounds of one step. The first step of a round counts how stale its update is, which costs a tiny step a
+    fifth of its speed. A step that would draw the same random numbers several times in a round has rounds of one.
     """
 
-    copy = StepCopy(train_step) if unrolled > 1 else None
-    if copy and not copy.is_possible:
-        unrolled = 1 if copy.has_seeds else unrolled
-        copy = None
+    copy, unrolled = copy_for(train_step, unrolled)
 
     def take_step(*arguments: object, counts: bool) -> list[tf.Tensor]:
         if copy:
@@ -66,13 +62,8 @@ def trace_call(
         if states:
             states.exchange(train_step, kept)
         with strategy.scope():
-            # Each loop needs outputs to begin with; at least one step is done, so that these are never returned.
             specs = tf.nest.flatten(train_step.structured_outputs, expand_composites=True)
-            lengths = [spec.shape.as_list() if spec.shape.rank else [] for spec in specs]
-            flat = [tf.zeros([one or 0 for one in each], spec.dtype) for each, spec in zip(lengths, specs, strict=True)]
-            done, flat = repeat(take, specs, (steps - 1) % unrolled + 1 if unrolled > 1 else steps, 1, flat)
-            if unrolled > 1:
-                done, flat = repeat(take, specs, (steps - 1) // unrolled, unrolled, flat)
+            done, flat = repeat_all(take, specs, steps, unrolled)
             outputs = tf.nest.pack_sequence_as(train_step.structured_outputs, flat, expand_composites=True)
             # Once a call and at its end, so that a call that is run again on another worker counts once.
             with tf.control_dependencies([done, *flat]):  # a step may return nothing
@@ -90,6 +81,27 @@ def trace_call(
     takes = (iterator, tf.TensorSpec([None], tf.int64), *((rate.spec,) if rate else ()))
     with quiet_tracing():
         return train_call.get_concrete_function(*takes)
+
+
+def copy_for(train_step: Traced, unrolled: int) -> tuple[StepCopy | None, int]:
+    """Return the copies of a step that is to be unrolled, None where it can't be copied, and how often it may be."""
+    copy = StepCopy(train_step) if unrolled > 1 else None
+    if copy and not copy.is_possible:
+        return None, 1 if copy.has_seeds else unrolled
+    return copy, unrolled
+
+
+def repeat_all(
+    take_step: Callable[[bool], list[tf.Tensor]], specs: Sequence[ElementSpec], steps: tf.Tensor, unrolled: int
+) -> tuple[tf.Tensor, list[Tensor]]:
+    """Do so many steps, in what is traced: first in rounds of one, then of `unrolled`; returns what `repeat` does."""
+    # Each loop needs outputs to begin with; at least one step is done, so that these are never returned.
+    lengths = [spec.shape.as_list() if spec.shape.rank else [] for spec in specs]
+    flat = [tf.zeros([one or 0 for one in each], spec.dtype) for each, spec in zip(lengths, specs, strict=True)]
+    if unrolled == 1:
+        return repeat(take_step, specs, steps, 1, flat)
+    _, flat = repeat(take_step, specs, (steps - 1) % unrolled + 1, 1, flat)
+    return repeat(take_step, specs, (steps - 1) // unrolled, unrolled, flat)
 
 
 def repeat(

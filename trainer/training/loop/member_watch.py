@@ -1,0 +1,91 @@
+"""What becomes of a training while calls are in flight: it waits, goes on without workers, or leaves."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from trainer.cluster.deadlines import Phases
+from trainer.cluster.formation import MembershipChanged
+from trainer.cluster.membership import Membership
+from trainer.core.failures import Stopped, UserError
+from trainer.core.states import Phase, RunState
+from trainer.telemetry.progress import Progress
+from trainer.training.loop.progress_meter import ProgressMeter
+from trainer.training.loop.scheduler import Schedule
+from trainer.training.loop.stop_patience import StopPatience
+from trainer.training.loop.worker_absence import WorkerAbsence
+from trainer.training.steps.runner import POLL_SECONDS
+
+log = logging.getLogger(__name__)
+
+
+class MemberWatch:
+    """Knows whether a worker is present, and for how long a request to stop has waited for calls."""
+
+    def __init__(
+        self,
+        members: Membership | None,
+        schedule: Schedule,
+        progress: Progress,
+        phases: Phases,
+        meter: ProgressMeter,
+        stopping: Callable[[], bool],
+        save: Callable[[], None],
+        *,
+        limit_seconds: float,
+    ) -> None:
+        """`save` saves before this process leaves; `limit_seconds` is the user's limit to waiting for a worker."""
+        self._members = members
+        self._schedule = schedule
+        self._progress = progress
+        self._phases = phases
+        self._meter = meter
+        self._stopping = stopping
+        self._save = save
+        self._patience = StopPatience()
+        self._absence = WorkerAbsence(limit_seconds)
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether this process is asked to stop."""
+        return self._stopping()
+
+    def wait(self, is_failing: Callable[[], bool]) -> None:
+        """Look around while calls are in flight. `is_failing` tells whether calls have only ever failed.
+
+        Leaves when asked to stop and they will not end in time, or when no worker came for the user's limit; raises
+        Stopped, and UserError. Raises MembershipChanged when nobody reaches a ps: calls in flight would not end.
+        """
+        if self._members is not None and (unreachable := self._members.unreachable_ps()):
+            raise MembershipChanged("; ".join(unreachable.values()))
+        alive = self._members is None or bool(self._members.workers_serving())
+        self.note(alive)
+        if self._stopping():
+            self._schedule.close()
+            if why := self._patience.why_leave(time.monotonic(), has_workers=alive, is_failing=is_failing()):
+                log.warning("%s: saving without it", why)
+                self._save()
+                raise Stopped
+        time.sleep(POLL_SECONDS)
+
+    def note(self, alive: bool) -> None:
+        """Tell the time in which no worker is there from that of the training, which it neither is nor slows down."""
+        now, absence = time.monotonic(), self._absence
+        if not alive and not absence.lasts:
+            absence.begin(now, self._phases.seconds)
+            self._phases.enter(Phase.WAITING)
+            self._progress.enter(RunState.WAITING, "no worker answers: going on with the first that is back")
+        elif not alive and self._members and self._members.leaving_workers():
+            self._meter.leave_out(absence.excuse(now))  # their hosts are rebooted: no limit is for that
+        elif not alive and absence.is_too_long(now):
+            self._save()
+            seconds = absence.seconds(now)
+            raise UserError(f"waited {seconds:.0f} s (member_wait_timeout_seconds) for a worker: start one")
+        elif alive and absence.lasts:
+            self._schedule.paused(now)
+            seconds, used = absence.end(now)
+            self._meter.leave_out(seconds)
+            self._phases.enter(Phase.TRAINING, used)
+            self._progress.enter(RunState.TRAINING)

@@ -1,0 +1,51 @@
+"""What calls on workers tell at their end beside the step's outputs."""
+
+from __future__ import annotations
+
+from trainer.core.contracts import Model, Strategy, Traced
+from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.dynamic.tables import DynamicTables
+from trainer.training.learning_rate import LearningRate
+from trainer.training.metrics import CallMetrics
+from trainer.training.staleness import Staleness
+from trainer.training.steps.reports import Report, Reports
+from trainer.training.steps.runner import Call
+
+
+class CallAccounts:
+    """What is traced into each call to tell of it, and what all calls have told so far.
+
+    Make it outside the strategy's scope, and `trace` the metrics once there is a step.
+    """
+
+    metrics: CallMetrics
+
+    def __init__(self, model: Model, strategy: Strategy, tables: DynamicTables | None) -> None:
+        self.model = model
+        self.rate = LearningRate(model.optimizer)
+        self.reports = Reports()
+        self.stale = Staleness(model.optimizer)
+        self.updates = AtomicUpdates(strategy)
+        self.tables = tables
+        self.seconds_waited = 0.0
+        """How long updates have waited for others' updates of the same variable, on all ps together."""
+
+    def trace(self, train_step: Traced) -> None:
+        """Make the metrics of a traced step, which has all of the model's."""
+        if self.tables is not None:
+            self.tables.mutex_of = self.updates.mutex_of
+        self.metrics = CallMetrics(self.model, train_step, self.stale.states)
+
+    def take(self, call: Call, report: Report) -> None:
+        """Add what a call's report tells, also to the call."""
+        (call.outputs, states, waited, numbers), call.worker = report.told, report.worker
+        call.counted = report.step
+        if self.tables is not None:
+            self.tables.tell(numbers)
+        self.metrics.add(states)
+        call.stale = self.stale.found(states[len(states) - len(self.stale.states) :], call.steps)
+        self.seconds_waited = max(self.seconds_waited, sum(float(one) for one in waited))
+
+    def close(self) -> None:
+        """Let go of the queue of reports: no call follows."""
+        del self.reports

@@ -1,0 +1,106 @@
+"""The training data as the workers of a cluster read them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.config import Config
+from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy
+from trainer.core.failures import EmptyPart, UserError
+from trainer.training.data_service import DataService
+from trainer.training.input import ENDLESS, replica_element_spec, train_dataset_fn
+from trainer.training.steps.draws import draw_anew
+from trainer.training.steps.read_order import ReadOrder
+from trainer.training.tf_internals.datasets import elements_of, iterator_handles, iterator_type_spec
+from trainer.training.worker_files import WorkerFiles, refuse_unwritable
+
+
+class WorkersData:
+    """A dataset on each worker, and the iterators that calls read from."""
+
+    def __init__(
+        self,
+        config: Config,
+        program: Program,
+        strategy: Strategy,
+        coordinator: Any,
+        order: ReadOrder,
+        service: DataService | None,
+        files: WorkerFiles,
+    ) -> None:
+        """Trace the program's dataset for the workers, which `order` has begin. `files` are those that they write."""
+        self._config, self._program, self.order = config, program, order
+        self.step_examples: int | None = None
+        """How many examples a step has, where that is known."""
+
+        def count(batch: int | None) -> None:
+            self.step_examples = None if batch is None else batch * strategy.num_replicas_in_sync
+
+        def trace() -> Dataset:
+            make = train_dataset_fn(
+                program,
+                order.workers,
+                strategy,
+                order.beginning,
+                service,
+                seeded=order.seeded,
+                exact=order.exact,
+                batches=count,
+                files=files,
+            )
+            return coordinator.create_per_worker_dataset(make)
+
+        self._trace = trace
+        self._dataset = trace()
+        self.iterator_spec = iterator_type_spec(strategy, self._dataset)
+        self._elements = elements_of(self.iterator_spec)
+        self._iterator: Any = None  # made with the first call, at whose step the reading begins
+
+    @property
+    def element_spec(self) -> ElementSpec:
+        """What one replica gets of the program's data."""
+        spec = replica_element_spec(self._dataset)
+        return spec[1] if self.order.exact else spec
+
+    @property
+    def iterator(self) -> Any:
+        """The workers' iterators; None until the reading has begun."""
+        return self._iterator
+
+    def begin(self, step: int) -> None:
+        """Have each worker make its iterator, and begin to read at this step."""
+        self.order.begin(step)
+        if draw_anew(self._config, step) and not self.order.exact:
+            self._dataset = self._trace()  # an operation that draws within `map` gets its seed there
+        self._iterator = iter(self._dataset)
+
+    def begin_again(self) -> None:
+        """Have the reading begin again with the next call, from where the order has it by then."""
+        self._iterator = None
+
+    def close(self) -> tuple[list[Any], list[tf.DType], list[tf.TensorShape]]:
+        """Let go of the iterators; returns their handles, and types and shapes of what they give."""
+        handles = [] if self._iterator is None else iterator_handles(self._iterator)
+        del self._iterator, self._dataset, self._trace
+        return handles, *self._elements
+
+    @contextlib.contextmanager
+    def refused(self) -> Iterator[None]:
+        """Say what is wrong with the program's data where that makes a call fail; raises UserError, and EmptyPart."""
+        try:
+            yield
+        except tf.errors.OutOfRangeError as error:
+            raise EmptyPart(
+                f"a worker's part of the training data is empty: {self.order.workers} workers share it"
+            ) from error
+        except tf.errors.InvalidArgumentError as error:
+            if ENDLESS in str(error):
+                raise UserError(f"{type(self._program).__name__}: {ENDLESS}") from error
+            raise
+        except (tf.errors.AlreadyExistsError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+            refuse_unwritable(self._program, error)
+            raise
