@@ -33,6 +33,9 @@ module Lab
         ["net.0.ipv4.gateway", "auto"],
         ["net.0.hwaddr", mac(address)],
         ["net.0.mtu", mtu.to_s],
+        # A host that trains takes all that it gets. The control machine, which real hosts don't share, goes before it.
+        ["cgroup.cpu.shares", "256"],
+        ["cgroup2.cpu.weight", "25"],
       ]
       # The hosts' WireGuard, where this machine's kernel has none: wireguard-go makes its interface by this device.
       if File.chardev?(TUN)
