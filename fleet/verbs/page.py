@@ -13,7 +13,8 @@ PAGE = ROOT / "docs" / "verbs.md"
 HEAD = """# Verbs
 
 Every verb of `fab` with its flags, made from `fabfile.py`: `fab VERB --help` prints the same.
-[operations.md](operations.md) explains them, [json.md](json.md) has their answers with `--json`.
+[operations.md](operations.md), [upkeep.md](upkeep.md) and [second-day.md](second-day.md) explain them,
+[json.md](json.md) has their answers.
 
 Each verb takes these flags, after its name:
 
