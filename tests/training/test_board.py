@@ -19,7 +19,7 @@ from processes import MINUTE, PROGRAMS, Process, Runs, environment, until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.cluster.spec import free_addresses
-from trainer.telemetry.progress import EventWriter, write_mark
+from trainer.telemetry.outlets.tensorboard import EventWriter, write_mark
 
 pytestmark = pytest.mark.timeout(300)
 HTTP_SECONDS = 20.0

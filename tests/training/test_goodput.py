@@ -13,7 +13,7 @@ from processes import MINUTE, Runs, kill, until
 
 from trainer.run.records import read_record
 from trainer.telemetry.goodput import KINDS
-from trainer.telemetry.progress import EventWriter
+from trainer.telemetry.outlets.tensorboard import EventWriter
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 1500

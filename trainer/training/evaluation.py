@@ -21,7 +21,7 @@ from trainer.core.failures import UserError, explain
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
 from trainer.telemetry.events import append, at_once
-from trainer.telemetry.progress import EventWriter
+from trainer.telemetry.outlets.tensorboard import EventWriter
 from trainer.telemetry.status import numbers
 from trainer.training.export import lacks_evaluation
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset

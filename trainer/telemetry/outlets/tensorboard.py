@@ -1,0 +1,94 @@
+"""Event files of TensorBoard, written without TensorFlow's runtime."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.core.config import Config
+from trainer.core.failures import first_line
+from trainer.core.parameters import describe_value
+from trainer.telemetry.events import describe_event
+
+log = logging.getLogger(__name__)
+REOPEN_SECONDS = 60.0
+_files = itertools.count()
+
+
+class EventWriter:
+    """Scalars for TensorBoard, written without TensorFlow's runtime, which a lost ps takes its resources from."""
+
+    def __init__(self, directory: Path) -> None:
+        import tensorflow as tf
+
+        self._tf = tf
+        self._directory = directory
+        self._file: Any = None
+        self._open_at = 0.0
+
+    def write(self, step: int, values: dict[str, float], at: float | None = None) -> None:
+        """Write the values of a time (default: now); what can't be written is lost, with a warning."""
+        summary = self._tf.compat.v1.Summary()
+        for name, value in values.items():
+            summary.value.add(tag=name, simple_value=value)
+        self._write(step, summary, time.time() if at is None else at)
+
+    def write_text(self, step: int, name: str, markdown: str, at: float | None = None) -> None:
+        """Write a page for TensorBoard's text."""
+        from tensorboard.plugins.text.summary import pb
+
+        self._write(step, pb(name, markdown), time.time() if at is None else at)
+
+    def write_parameters(self, values: Mapping[str, Any]) -> None:
+        """Write the program's parameters for TensorBoard's HParams; the directories below this one have the metrics."""
+        from tensorboard.plugins.hparams.summary import session_start_pb
+
+        if any(self._directory.glob("events.out.tfevents.*")):
+            return  # an earlier process of the run has
+        told = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        texts = {name: describe_value(value) for name, value in values.items() if name not in told}
+        self._write(0, session_start_pb(told | texts), time.time())
+
+    def _write(self, step: int, summary: Any, at: float) -> None:
+        try:
+            if self._file is None and time.monotonic() >= self._open_at:
+                self._file = self._open(at)
+            if self._file is not None:
+                self._append(wall_time=at, step=step, summary=summary)
+        except (self._tf.errors.OpError, OSError) as error:
+            # What follows half a record in a file can't be read.
+            self._file, self._open_at = None, time.monotonic() + REOPEN_SECONDS
+            log.warning("cannot write TensorBoard's events of step %d: %s", step, first_line(error))
+
+    def _open(self, at: float) -> Any:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads a directory's files in the order of their names.
+        name = f"events.out.tfevents.{at:017.6f}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
+        self._file = self._tf.io.TFRecordWriter(str(self._directory / name))
+        self._append(wall_time=at, file_version="brain.Event:2")
+        return self._file
+
+    def _append(self, **fields: Any) -> None:
+        self._file.write(self._tf.compat.v1.Event(**fields).SerializeToString())
+        self._file.flush()
+
+
+def write_mark(board: EventWriter, number: int, record: Mapping[str, Any]) -> None:
+    """Let a curve rise by one, and add to a page: TensorBoard has no marks."""
+    step, at = record["step"], record["time"]
+    board.write(step, {"faults": number - 1}, at)
+    board.write(step, {"faults": number}, at)
+    board.write_text(step, "faults", "    " + describe_event(record).replace("\n", " "), at)  # as it stands: code
+
+
+def describe_settings(config: Config) -> str:
+    """Return the run settings as a table of Markdown, without those that say whom to notify."""
+    rows = [(key, value) for key, value in config.as_dict().items() if not key.startswith("notify_")]
+    cells = [(f"`{key}`", f"`{describe_value(value)}`".replace("|", "\\|")) for key, value in rows]
+    return "\n".join(["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in cells)])
