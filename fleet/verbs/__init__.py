@@ -22,6 +22,13 @@ def _ask(question: str) -> bool:
     return input(printable(question)).strip().lower() in ("y", "yes")
 
 
+def _prove(cluster: Any, release: str, selection: Mapping[str, Any], desk: Desk) -> None:
+    """Prove a choice on the coordinator's host, beside what runs there."""
+    from fleet.verbs.queue import prove_beside
+
+    prove_beside(cluster, release, selection, desk)
+
+
 @dataclass
 class Desk:
     """Where a verb writes and how it tells time; a test brings its own."""
@@ -34,6 +41,7 @@ class Desk:
     build: Callable[[Inventory], str] = build_release
     look: Callable[[Inventory, Sequence[str], Display], Mapping[str, str]] = check_deeply
     ask: Callable[[str], bool] = _ask
+    prove: Callable[[Any, str, Mapping[str, Any], Desk], None] = _prove
     answers: TextIO | None = None
     """Where `--json` goes, while `out` is for who looks on; None where nobody asked for it."""
     meanwhile: TextIO | None = None

@@ -1,4 +1,4 @@
-"""The queue is worked off by itself: past a failure, a limit and a coordinator that dies, to the end, on one cluster."""
+"""The queue is worked off by itself: past a failure, a limit and a coordinator that dies, to its end."""
 
 from __future__ import annotations
 

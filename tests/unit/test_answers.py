@@ -35,6 +35,7 @@ from fleet.verbs.history import show_history
 from fleet.verbs.hosts import show_hosts
 from fleet.verbs.logs import show_logs
 from fleet.verbs.ok_to_stop import ok_to_stop
+from fleet.verbs.queue import Asked, queue_add, queue_move, queue_remove, show_queue
 from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.report import make_report
 from fleet.verbs.rollback import rollback
@@ -53,6 +54,8 @@ from tests.unit.test_fleet_ways import Pretence as WaysHosts
 from tests.unit.test_fleet_ways import inventory as of_ways
 from tests.unit.test_gpu_fab import RIGHT
 from tests.unit.test_gpu_fab import Pretence as GpuHosts
+from tests.unit.test_queue_verbs import make_hosts as make_queue
+from trainer.core.states import RunState
 from trainer.telemetry.status import Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,6 +184,31 @@ def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.Pretence, desk: verbs.De
     desk.answers = io.StringIO()
     show_sweep(cluster_of(hosts), desk, as_json=True)
     assert answer_of(desk)["sweep"]["present"] == "s-2"
+
+
+def test_the_queue_and_its_changes(desk: verbs.Desk, tmp_path: Path) -> None:
+    hosts = make_queue(tmp_path)
+    desk.build, desk.prove = (lambda _: "abc123"), (lambda *_: None)
+
+    def answer(act: Callable[..., None], *words: Any) -> dict[str, Any]:
+        desk.answers = io.StringIO()
+        act(Cluster(hosts.inventory, hosts), desk, *words)
+        return answer_of(desk)
+
+    asked = Asked("next", points=[{"rate": 0.1}], priority=2, minutes=3, reason="why")
+    assert answer(queue_add, asked, True)["outcome"] == "planned"
+    assert answer(queue_add, asked)["ahead"] == ["digits"]
+    assert answer(queue_add, Asked("last"))["started"] is False
+    assert answer(queue_move, "last", "first")["order"] == ["digits", "last", "next"]
+    assert answer(queue_remove, "last")["outcome"] == "done"
+    assert answer(queue_remove, "last")["outcome"] == "not there"
+    hosts.finish("digits", RunState.FAILED)
+    entries = answer(show_queue, True)["queue"]["entries"]
+    assert [(each["name"], each["state"]) for each in entries] == [
+        ("last", "removed"),
+        ("digits", "failed"),
+        ("next", "queued"),
+    ]
 
 
 def test_a_stop(hosts: fleet.Pretence, desk: verbs.Desk) -> None:

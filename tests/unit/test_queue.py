@@ -29,7 +29,12 @@ from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.queue import describe_queue, read_queue
 
 __all__ = ["sigterm"]
-SWEEP: dict[str, Any] = {"name": "s", "program": "mine:Two", "program_args": {"units": 8}, "points": [{"rate": 0.1}, {"rate": 0.2}]}
+SWEEP: dict[str, Any] = {
+    "name": "s",
+    "program": "mine:Two",
+    "program_args": {"units": 8},
+    "points": [{"rate": 0.1}, {"rate": 0.2}],
+}
 
 
 @pytest.fixture
@@ -387,7 +392,7 @@ def test_the_command_answers_in_json_and_names_a_mistake(config: Config, capsys:
 
     assert command("add", "--entry", json.dumps({"name": "a"})) == FINISHED
     assert json.loads(capsys.readouterr().out) == {
-        "outcome": "done", "name": "a", "ahead": [], "busy": "a", "followed": True,
+        "outcome": "done", "name": "a", "ahead": [], "busy": None, "followed": True,
     }  # fmt: skip
     assert command("list") == FINISHED
     assert json.loads(capsys.readouterr().out)["entries"][0]["state"] == "queued"

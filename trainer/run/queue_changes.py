@@ -96,9 +96,9 @@ def add(config: Config, asked: Mapping[str, Any], plan: bool) -> dict[str, Any]:
                 else:
                     entries.append(present)
             entries.append(new)
-    if not plan:
+    if outcome == DONE:
         follow_queue(config)
-    return {"outcome": outcome, **look(config, new["name"])}
+    return {"outcome": outcome, **look(config, entries, new["name"])}
 
 
 def prepare(config: Config, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def move(config: Config, name: str, to: str, plan: bool) -> dict[str, Any]:
         order = [
             each.name for each in Queue.of_entries([Entry.of(each) for each in entries], config.shared_dir).entries
         ]
-    return {"outcome": PLANNED if plan else DONE, **look(config, name), "order": order}
+    return {"outcome": PLANNED if plan else DONE, **look(config, entries, name), "order": order}
 
 
 def remove(config: Config, name: str, who: str, stop: bool, plan: bool) -> dict[str, Any]:
@@ -184,22 +184,22 @@ def remove(config: Config, name: str, who: str, stop: bool, plan: bool) -> dict[
     with contextlib.ExitStack() as stack:
         entries = _entries(config.shared_dir) if plan else stack.enter_context(changing(config.shared_dir))
         if has_ended(entries, name, config.shared_dir):
-            return {"outcome": GONE, **look(config, name)}
+            return {"outcome": GONE, **look(config, entries, name)}
         if not stop and not plan and not _waits(config, entries, _named(entries, name)):
             raise UserError(f"{name} has begun: with --stop it is saved and ended, and the queue goes on with the next")
         _named(entries, name)["removed"] = {"who": who, "time": time.time(), "message": f"taken out by {who}"}
-    return {"outcome": PLANNED if plan else DONE, **look(config, name)}
+    return {"outcome": PLANNED if plan else DONE, **look(config, entries, name)}
 
 
-def look(config: Config, name: str) -> dict[str, Any]:
-    """Say how the queue stands for an entry; `busy` is the run that its coordinator has still to end."""
-    queue = read_or_none(config.shared_dir)
-    present = queue.present() if queue else None
-    waiting = [entry.name for entry in queue.entries if not _is_over(queue, entry)] if queue else []
+def look(config: Config, entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Say how the queue stands for an entry; `busy` is a run that has begun and not ended."""
+    queue = Queue.of_entries([Entry.of(each) for each in entries], config.shared_dir)
+    begun, ends = [entry for entry in queue.entries if queue.has_begun(entry)], queue.ends()
+    waiting = [entry.name for entry in queue.entries if not _is_over(queue, entry)]
     return {
         "name": name,
         "ahead": waiting[: waiting.index(name)] if name in waiting else [],
-        "busy": present.run if present else None,
+        "busy": next((point.run for entry in begun for point in entry.points if point.run not in ends), None),
         "followed": "queue" in read_selection(config),
     }
 
