@@ -14,7 +14,7 @@ from typing import Any
 
 from fleet.asked import list_of, pack, sources
 from fleet.cluster import Cluster
-from fleet.errors import ClusterTrouble, OperatorMistake, first_line
+from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
 from fleet.host_scripts import CURRENT
 from fleet.places import ROLES, site_file
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
@@ -310,6 +310,16 @@ class ShortWay:
         answers = self._cluster.act(asked, seconds)
         refuse_failures(answers)
         return answers
+
+
+def prove_beside(cluster: Cluster, release: str, selection: Mapping[str, Any], display: Display) -> None:
+    """Prove a choice with a release that the hosts have; raises as `ShortWay.ship`."""
+    try:
+        ShortWay(cluster).prove(release, selection, display)
+    except FleetError:
+        raise
+    except Exception as error:  # whatever a template raises
+        raise ClusterTrouble(f"the proof can't be worked out here: {first_line(error)}") from error
 
 
 def leave_stale(cluster: Cluster, answers: Mapping[str, Any]) -> list[Task]:

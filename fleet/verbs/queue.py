@@ -10,9 +10,10 @@ from typing import Any
 
 from fleet import history
 from fleet.cluster import Cluster
-from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
+from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.history import MOST_TEXT, Trail
 from fleet.observation import Observation
+from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 from fleet.verbs.start import StartRequest, check_program, start_cluster
 from fleet.verbs.watch import RUN_SECONDS
@@ -96,7 +97,7 @@ def queue_add(cluster: Cluster, desk: Desk, asked: Asked, plan_only: bool = Fals
         _answer(desk, "queue-add", {**planned, "started": False})
         return
     if is_new and runs:
-        desk.prove(cluster, str(seen.releases[cluster.inventory.chief.host]), asked.selection, desk)
+        _prove(cluster, desk, str(seen.releases[cluster.inventory.chief.host]), asked)
     said = planned
     if is_new:
         with Trail(cluster, desk, "queue-add", asked.reason) as trail:
@@ -177,6 +178,15 @@ def _look(cluster: Cluster) -> Observation:
     return seen
 
 
+def _prove(cluster: Cluster, desk: Desk, release: str, asked: Asked) -> None:
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+    try:
+        progress.show(f"proving {asked.name} with release {release}")
+        desk.prove(cluster, release, asked.selection, progress)
+    finally:
+        progress.end()
+
+
 def _left(cluster: Cluster) -> list[Mapping[str, Any]]:
     return [entry for entry in cluster.ask_queue("list", [])["entries"] if not entry["over"]]
 
@@ -189,23 +199,6 @@ def _refuse_other_release(there: str | None, here: str, as_shipped: bool) -> Non
             "hosts' release. Add it as that has it: --as-shipped. Or ship this checkout to all: `fab start-cluster`, "
             "which restarts the tasks once, from a checkpoint"
         )
-
-
-def prove_beside(cluster: Cluster, release: str, selection: Mapping[str, Any], desk: Desk) -> None:
-    """Prove a choice with a release that the hosts have, on the coordinator's host, beside what runs."""
-    from fleet.short import ShortWay
-    from fleet.tables import ProgressLine
-
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
-    try:
-        progress.show(f"proving it with release {release}")
-        ShortWay(cluster).prove(release, selection, progress)
-    except FleetError:
-        raise
-    except Exception as error:  # whatever a template raises
-        raise ClusterTrouble(f"the proof can't be worked out here: {error}") from error
-    finally:
-        progress.end()
 
 
 def _after(ahead: Sequence[str]) -> str:
