@@ -368,6 +368,16 @@ def ways(call: Call) -> None:
         show_ways(cluster, call.desk)
 
 
+@verb({"minutes": "for how long it looks (default: 2)"}, "print the findings as JSON")
+def advise(call: Call, minutes: str = "2") -> None:
+    """Measure a live training, and say in figures what holds it up: workers, ps, input, network or coordinator."""
+    from fleet.verbs.advise import advise
+
+    seconds = 60 * above_zero("minutes", minutes)
+    with call.cluster() as cluster, leaving():
+        advise(cluster, call.desk, seconds)
+
+
 @verb()
 def gpu_check(call: Call) -> None:
     """Prove the GPUs: driver, number, and a product of matrices on each."""

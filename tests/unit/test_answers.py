@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from fleet.site.routes import Host
 from fleet.site.schema.problems import Problem
 from fleet.site.topology import Task
 from fleet.ssh import Answer
+from fleet.verbs.advise import advise
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.export import export_run
 from fleet.verbs.gpu_check import check_gpus
@@ -49,6 +51,7 @@ from fleet.verbs.validate import validate
 from fleet.verbs.ways import show_ways
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
+from tests.unit.test_advise import make_hosts as make_advised
 from tests.unit.test_fleet_ways import RIGHT as WAYS
 from tests.unit.test_fleet_ways import Pretence as WaysHosts
 from tests.unit.test_fleet_ways import inventory as of_ways
@@ -209,6 +212,14 @@ def test_the_queue_and_its_changes(desk: verbs.Desk, tmp_path: Path) -> None:
         ("digits", "failed"),
         ("next", "queued"),
     ]
+
+
+def test_advice(desk: verbs.Desk) -> None:
+    hosts = make_advised()
+    clock = fleet.Clock(hosts=hosts)
+    advise(Cluster(hosts.inventory, hosts), replace(desk, clock=clock, sleep=clock.sleep), 60.0)
+    found = answer_of(desk)
+    assert (found["seconds"], found["advice"][0]["names"]) == (60.0, ["worker-1"])
 
 
 def test_a_stop(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
