@@ -13,12 +13,13 @@ if not sys.flags.dont_write_bytecode:
 
 # What one verb alone needs, it imports itself: half of the time of a `fab status` goes into imports.
 from fleet import decision
-from fleet.command_line import Call, above_zero, ending, leaving, read_parameters, verb, whole
+from fleet.command_line import Call, above_zero, ending, leaving, number, read_parameters, verb, whole
 
 _MOST_LINES = 1_000_000  # of each task, which journalctl counts with 32 bits
 _MEANWHILE = "print the outcome as JSON, and what is done meanwhile on standard error"
 _A_LINE = "print JSON instead of a line"
 _RUN = "whose (default: the chosen run's)"
+_REASON = {"reason": "why, for the history and for who comes after you"}
 _START = {
     "run": "name of the run to train: a new one starts a new training, an old one goes on",
     "program": "what to train, package.module:Name",
@@ -28,6 +29,8 @@ _START = {
     "plan": "say what would be done, and do nothing",
     "allow_missing": "start without hosts that don't answer, where each job has its minimum (cluster_minimum)",
     "timeout": "seconds to wait for the first trained step (default: 300)",
+    "queue": "go on with the queue, instead of the run that is selected (docs/queue.md)",
+    **_REASON,
 }
 
 
@@ -41,6 +44,8 @@ def _start(
     plan: bool = False,
     allow_missing: bool = False,
     timeout: str = "300",
+    queue: bool = False,
+    reason: str | None = None,
     *,
     restart: bool,
 ) -> None:
@@ -49,7 +54,9 @@ def _start(
     seconds = above_zero("timeout", timeout)
     with leaving("left"), call.cluster(check=True) as cluster:
         given = read_parameters(set)
-        request = StartRequest(run, program, detach, seconds, restart, plan, allow_missing, from_, given)
+        request = StartRequest(
+            run, program, detach, seconds, restart, plan, allow_missing, from_, given, queue=queue, reason=reason
+        )
         start_cluster(cluster, call.desk, request)
 
 
@@ -64,7 +71,7 @@ def start_cluster(call: Call, **flags: Any) -> None:
         "file": "YAML: a grid or a list of the program's parameters (docs/sweeps.md); --file may be left out",
         "status": "show how far it is, and start nothing",
         "name": "with --status: which sweep, instead of the selected one",
-        **{flag: _START[flag] for flag in ("detach", "plan", "allow_missing")},
+        **{flag: _START[flag] for flag in ("detach", "plan", "allow_missing", "reason")},
     },
     _MEANWHILE,
     positional=[] if "--status" in sys.argv else ["file"],
@@ -77,6 +84,7 @@ def sweep(
     detach: bool = False,
     plan: bool = False,
     allow_missing: bool = False,
+    reason: str | None = None,
 ) -> None:
     """Train the points of a grid or a list one after the other, unattended; or show how far that is."""
     if status:
@@ -92,17 +100,135 @@ def sweep(
         raise Exit("name the sweep's file, as in fab sweep learning-rates.yml, or ask for the last one: --status", 2)
     with leaving("left"), call.cluster(check=True) as cluster:
         points = read_sweep_file(Path(file))
-        request = StartRequest(detach=detach, plan_only=plan, allow_missing=allow_missing, sweep=points)
+        request = StartRequest(detach=detach, plan_only=plan, allow_missing=allow_missing, sweep=points, reason=reason)
         start_cluster(cluster, call.desk, request)
 
 
-@verb(json=_MEANWHILE)
-def stop_cluster(call: Call) -> None:
+@verb()
+def queue(call: Call) -> None:
+    """Show what the cluster trains, what waits, whose it is, and what has ended."""
+    from fleet.verbs.queue import show_queue
+
+    with call.cluster() as cluster, leaving():
+        show_queue(cluster, call.desk, call.json)
+
+
+@verb(
+    {
+        "run": "name of the run; --run may be left out",
+        "sweep": "a sweep's file instead of a run: all its points are one entry",
+        "program": _START["program"],
+        "set": _START["set"],
+        "setting": "a run setting for it alone, as --setting checkpoint_seconds=60; may be repeated",
+        "steps": "how many steps, instead of the inventory's",
+        "minutes": "how long the cluster may work on it: then it is saved, and the next begins",
+        "priority": "a whole number, below 0 too: what has more goes first (default: 0)",
+        "as_shipped": "train it with the release that the hosts have, where this checkout is another",
+        **_REASON,
+        "plan": _START["plan"],
+    },
+    _MEANWHILE,
+    positional=[] if "--sweep" in sys.argv else ["run"],
+    iterable=["set", "setting"],
+)
+def queue_add(
+    call: Call,
+    run: str | None = None,
+    sweep: str | None = None,
+    program: str | None = None,
+    set: list[str] | None = None,
+    setting: list[str] | None = None,
+    steps: str | None = None,
+    minutes: str | None = None,
+    priority: str = "0",
+    as_shipped: bool = False,
+    reason: str | None = None,
+    plan: bool = False,
+) -> None:
+    """Have the cluster train a run or a sweep in its turn; where it has nothing else to train, now."""
+    from fleet.verbs.queue import Asked, queue_add
+
+    settings = read_parameters(setting, "--setting") | ({"steps": whole("steps", steps)} if steps else {})
+    limit = above_zero("minutes", minutes) if minutes else 0.0
+    if bool(run) == bool(sweep):
+        raise Exit("name a run or a sweep's file, as in fab queue-add digits-2, or fab queue-add --sweep rates.yml", 2)
+    with leaving("left. Look: fab queue"), call.cluster(check=True) as cluster:
+        name, given, points = run or "", read_parameters(set), None
+        if sweep:
+            from fleet.site.sweep_file import read_sweep_file
+
+            if program or given:
+                raise Exit("a sweep's file has its program and parameters: leave --program and --set out", 2)
+            told = read_sweep_file(Path(sweep))
+            name, points = told["sweep"]["name"], told["sweep"]["points"]
+            program, given = told.get("program"), told.get("program_args", {})
+        asked = Asked(name, program, given, points, settings, number("priority", priority), limit, reason)
+        queue_add(cluster, call.desk, asked, plan, as_shipped)
+
+
+_ENTRY = {"run": "which run or sweep; --run may be left out"}
+
+
+@verb(
+    {
+        **_ENTRY,
+        "first": "before all others that wait",
+        "last": "after all others",
+        "before": "before this one",
+        "priority": "give it another priority",
+        **_REASON,
+        "plan": _START["plan"],
+    },
+    _MEANWHILE,
+    positional=["run"],
+)
+def queue_move(
+    call: Call,
+    run: str,
+    first: bool = False,
+    last: bool = False,
+    before: str | None = None,
+    priority: str | None = None,
+    reason: str | None = None,
+    plan: bool = False,
+) -> None:
+    """Move a run or a sweep that waits in the queue."""
+    from fleet.verbs.queue import queue_move
+
+    chosen = ["first"] * first + ["last"] * last
+    chosen += [f"before:{before}"] if before is not None else []
+    chosen += [f"priority:{number('priority', priority)}"] if priority is not None else []
+    if len(chosen) != 1:
+        raise Exit("say where to, with one of --first, --last, --before RUN and --priority NUMBER", 2)
+    with call.cluster() as cluster, leaving():
+        queue_move(cluster, call.desk, run, chosen[0], reason, plan)
+
+
+@verb(
+    {
+        **_ENTRY,
+        "stop": "also where it trains: it is saved and stopped, and the next begins",
+        **_REASON,
+        "plan": _START["plan"],
+    },
+    _MEANWHILE,
+    positional=["run"],
+)
+def queue_remove(call: Call, run: str, stop: bool = False, reason: str | None = None, plan: bool = False) -> None:
+    """Take a run or a sweep out of the queue; what it has trained stays."""
+    from fleet.verbs.queue import queue_remove
+
+    with call.cluster() as cluster, leaving():
+        queue_remove(cluster, call.desk, run, stop, reason, plan)
+
+
+@verb({**_REASON}, _MEANWHILE)
+def stop_cluster(call: Call, reason: str | None = None) -> None:
     """Save a checkpoint, stop every task and keep it down at the next boot."""
     from fleet.verbs.stop import stop_cluster
 
     with call.cluster() as cluster, leaving("left; fab status shows what still runs"):
-        stop_cluster(cluster, call.desk)
+        stop_cluster(cluster, call.desk, reason)
 
 
 @verb(_START, _MEANWHILE, flags_of=_start, iterable=["set"])
@@ -240,6 +366,16 @@ def ways(call: Call) -> None:
 
     with call.cluster() as cluster, leaving():
         show_ways(cluster, call.desk)
+
+
+@verb({"minutes": "for how long it looks (default: 2)"}, "print the findings as JSON")
+def advise(call: Call, minutes: str = "2") -> None:
+    """Measure a live training, and say in figures what holds it up: workers, ps, input, network or coordinator."""
+    from fleet.verbs.advise import advise
+
+    seconds = 60 * above_zero("minutes", minutes)
+    with call.cluster() as cluster, leaving():
+        advise(cluster, call.desk, seconds)
 
 
 @verb()
@@ -436,7 +572,6 @@ def render(
         )
 
 
-_REASON = {"reason": "why, for the history and for who comes after you"}
 _PLAN = {"plan": "say what would be done and what it costs, from live state, and do nothing"}
 _HOST = {"host": "which host of the inventory; --host may be left out"}
 

@@ -337,6 +337,17 @@ class Cluster:
             raise ClusterTrouble(f"the trainer on {host} can't tell the sweep: {last_line(answer)}")
         return sweep
 
+    def ask_queue(self, action: str, words: Sequence[str]) -> dict[str, Any]:
+        """Have the trainer list or change the queue: `list`, `add`, `move` or `remove`; returns what it says."""
+        try:
+            return cast(dict[str, Any], self._ask_trainer(f"queue {action}", words, dict, f"{REMOUNT}; "))
+        except ClusterTrouble as error:
+            if "invalid choice: 'queue'" not in str(error):
+                raise
+            raise OperatorMistake(
+                "the release on the hosts knows no queue: ship this one first, with fab start-cluster"
+            ) from error
+
     def read_journal(
         self, tasks: Sequence[Task], lines: int, show: Callable[[Entry], None], chosen: Chosen = EVERY_LINE
     ) -> None:

@@ -149,6 +149,14 @@ def whole(flag: str, text: str) -> int:
     return int(text)
 
 
+def number(flag: str, text: str) -> int:
+    """Return a flag's whole number, which may be below 0."""
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > 9:
+        raise Exit(f"--{flag} is {show(text)}: expected a whole number, as in --{flag} 5 or --{flag}=-5", 2)
+    return int(text)
+
+
 def above_zero(flag: str, text: str) -> float:
     """Return a flag's number, which is greater than 0."""
     try:
@@ -160,9 +168,9 @@ def above_zero(flag: str, text: str) -> float:
     return number
 
 
-def read_parameters(texts: list[str] | None) -> dict[str, Any]:
-    """Return the program's parameters that `--set` gave."""
+def read_parameters(texts: list[str] | None, flag: str = "--set") -> dict[str, Any]:
+    """Return the program's parameters that `--set` gave, or what another flag did."""
     try:
         return parse_assignments(texts or [])
     except ValueError as error:
-        raise Exit(str(error), 2) from error
+        raise Exit(str(error).replace("--set", flag), 2) from error

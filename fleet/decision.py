@@ -61,6 +61,11 @@ def choose(
     Raises OperatorMistake for a name that can't be a run's or a program's.
     """
     check_names(run_name, program)
+    if run_name is None and "queue" in selection and (program or program_args):
+        raise OperatorMistake(
+            "the queue is selected, and each of its runs has its own program and parameters: add one with "
+            "fab queue-add RUN, or name a run that goes before all of them with --run NAME"
+        )
     if run_name is None and "sweep" in selection and (program or program_args):
         raise OperatorMistake(
             f"the sweep {selection['sweep']['name']} is selected, and its file has its program and parameters: name a "
@@ -72,7 +77,7 @@ def choose(
     if program_args:
         wanted["program_args"] = {**wanted.get("program_args", {}), **program_args}
     now = {"run": present.run, "program": present.program} if present else dict(selection)
-    unselected = not {"run", "sweep"} & wanted.keys()
+    unselected = not {"run", "sweep", "queue"} & wanted.keys()
     coming = {"run": inventory_run, **given} if unselected and inventory_run is not None else given
     new = any(now.get(key) is not None and now[key] != value for key, value in coming.items())
     if present and program_args:

@@ -101,6 +101,8 @@ def render_plan(plan: Plan) -> str:
         lines.append(f"  select  {chosen}")
         if sweep := plan.choice.selection.get("sweep"):
             lines[-1] += f"{', ' if chosen else ''}sweep {sweep['name']} of {len(sweep['points'])} points"
+        if "queue" in plan.choice.selection:
+            lines[-1] += "the queue"
     if plan.stop:
         lines.append(f"  stop    {_names(task.name for task in plan.stop)}")
     if going := [task for task in plan.tasks if task not in plan.start and task.host in plan.behind]:

@@ -108,8 +108,8 @@ def script_of_files(shared_dir: str) -> str:
 def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
     """Return the run as its files have it; None where the trainer has to be asked.
 
-    That is for a sweep, for other settings than the inventory's, and for what is damaged or can't be read. Of a run
-    that has told nothing yet it is `new`, and what it will train is not said.
+    That is for a sweep or the queue, for other settings than the inventory's, and for what is damaged or can't be read.
+    Of a run that has told nothing yet it is `new`, and what it will train is not said.
     """
     try:
         return _read_files(parts, shared_dir)
@@ -121,7 +121,7 @@ def _read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
     selection, settings = (json.loads(parts.get(name) or "{}") for name in ("selection", "run-settings"))
     name = {"run": Config.run, **settings, **selection}["run"]
     there = settings.get("shared_dir", Config.shared_dir)
-    if "sweep" in selection or there != shared_dir or name != parts.get("run-name"):
+    if {"sweep", "queue"} & selection.keys() or there != shared_dir or name != parts.get("run-name"):
         return None
     if "looked" not in parts or not RUN_NAME.fullmatch(name):
         return None

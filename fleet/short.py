@@ -14,7 +14,7 @@ from typing import Any
 
 from fleet.asked import list_of, pack, sources
 from fleet.cluster import Cluster
-from fleet.errors import ClusterTrouble, OperatorMistake, first_line
+from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
 from fleet.host_scripts import CURRENT
 from fleet.places import ROLES, site_file
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
@@ -105,6 +105,14 @@ class ShortWay:
             return self._stage(shipment, hosts, display)
         display.show("shipping: switch to the release")
         return self._switch(shipment, hosts)
+
+    def prove(self, release: str, selection: Mapping[str, Any], display: Display) -> None:
+        """Prove a choice with a release that the chief's host has, beside what runs; raises as `ship`."""
+        host = self._inventory.chief.host
+        shipment = Shipment(self._inventory, STAGE, release, selection, untried=True)
+        steps = [self._proof(host, shipment, release)]
+        answer = self._act({host: {"steps": steps, "sources": sources(steps)}}, STAGE_SECONDS)[host]
+        self._refuse_unproven(host, answer["steps"].get("proof"), release, display, shipment)
 
     def _question(self, host: str) -> dict[str, Any]:
         trainer = Role(self._inventory, host, "trainer", "training.yml")
@@ -232,20 +240,20 @@ class ShortWay:
             # The chief's host proves a program for all with its environment, and each a kit that it hasn't.
             like_chief = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]
             if host == chief or not (self._current(host) == release["id"] or (like_chief and self._kit <= there)):
-                steps.append(self._proof(host, shipment))
+                steps.append(self._proof(host, shipment, self._current(host)))
             asked[host] = {"steps": steps, "sources": sources(steps), "blobs": {"archive": archives[there]}}
         answers = self._act(asked, STAGE_SECONDS)
         for host, each in answers.items():
             self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display, shipment)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 
-    def _proof(self, host: str, shipment: Shipment) -> dict[str, Any]:
+    def _proof(self, host: str, shipment: Shipment, current: str) -> dict[str, Any]:
         """Return the step that proves a release as tasks/prove.yml of the role release does."""
         role = Role(
             self._inventory, host, "release", "release.yml", "prove",
             psfleet_release=shipment.release,
             fab_shipment=shipment.as_variable,
-            __release_now={"stdout_lines": [f"releases/{self._current(host)}"]},
+            __release_now={"stdout_lines": [f"releases/{current}"]},
             __release_running=False,  # the choice is proven, whatever runs
         )  # fmt: skip
         given = role.arguments("prove", "ansible.builtin.command")
@@ -302,6 +310,16 @@ class ShortWay:
         answers = self._cluster.act(asked, seconds)
         refuse_failures(answers)
         return answers
+
+
+def prove_beside(cluster: Cluster, release: str, selection: Mapping[str, Any], display: Display) -> None:
+    """Prove a choice with a release that the hosts have; raises as `ShortWay.ship`."""
+    try:
+        ShortWay(cluster).prove(release, selection, display)
+    except FleetError:
+        raise
+    except Exception as error:  # whatever a template raises
+        raise ClusterTrouble(f"the proof can't be worked out here: {first_line(error)}") from error
 
 
 def leave_stale(cluster: Cluster, answers: Mapping[str, Any]) -> list[Task]:

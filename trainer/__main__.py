@@ -23,6 +23,7 @@ from trainer.core.config import Config, ConfigError, absolute_path, read_assignm
 from trainer.core.failures import TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.core.proxies import bypass_proxies
 from trainer.core.runtime import prepare_tensorflow
+from trainer.keep_queue import run_queue
 from trainer.keep_run import HELP as UPKEEP
 from trainer.keep_run import run_upkeep
 from trainer.process.gpus import find_missing
@@ -74,6 +75,8 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
             return run_export(options, read_config(options, environment))
         if options.command in UPKEEP:
             return run_upkeep(options, read_settings(options, environment))
+        if options.command == "queue":
+            return run_queue(options, read_settings(options, environment))
         if options.command == "ways":
             return try_ways(options)
         if options.command == "check":

@@ -16,8 +16,7 @@ from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, ex
 from trainer.core.program import load_program
 from trainer.core.runtime import prepare_tensorflow
 from trainer.run.directory import RunDirectory
-from trainer.run.selection import apply_selection, read_selection, select_point
-from trainer.run.sweep import Sweep
+from trainer.run.selection import apply_selection, of_the_run, read_selection, sweep_of
 from trainer.tasks.build_proof import PROVEN, build, go_first, watch_build
 
 PARTS = ("release", "program", "run")
@@ -99,7 +98,7 @@ def building_command(options: argparse.Namespace) -> list[str]:
 def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -> list[Config]:
     """Read the run settings, `-` from standard input; of a run, what is selected is laid over them.
 
-    A sweep has as many as it has points.
+    A sweep has as many as it has points, the queue as many as wait.
     """
     path = getattr(options, "settings", None) or environment.get("TRAINER_SETTINGS")
     if not path:
@@ -111,10 +110,12 @@ def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -
     if options.part != "run":
         return [config]
     selection = read_json(options.selection, "--selection") if options.selection else read_selection(config)
-    if "sweep" not in selection:
+    sweep = sweep_of(selection, config.shared_dir)
+    if sweep is None:
         return [apply_selection(config, selection)]
-    points = Sweep.of(selection, config.shared_dir).points
-    return [apply_selection(config, select_point(selection, point)) for point in points]
+    return [
+        apply_selection(config.replace(**of_the_run(point.settings)), point.selection) for point in sweep.to_prove()
+    ]
 
 
 def read_json(text: str, what: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from trainer.keep_queue import add_queue_options
 from trainer.keep_run import add_upkeep_options
 from trainer.tasks.flags import add_task_flags, with_hyphens
 
@@ -54,6 +55,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for name, text in OF_A_RUN.items():
         add_command_of_a_run(commands.add_parser(name, help=text), name)
     add_upkeep_options(commands, add_settings_options)
+    add_queue_options(commands, add_settings_options)
     report = commands.add_parser("report", help="print the page of a run, or of several side by side, as HTML")
     add_settings_options(report)
     report.add_argument(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from fleet.answers import render as render_answer
+from fleet.cluster import Cluster
 from fleet.release import Display, Shipment, Shipped, build_release, check_deeply, find_program, ship
 from fleet.site.inventory import Inventory
 from fleet.tables import put
@@ -20,6 +21,13 @@ def _ask(question: str) -> bool:
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     return input(printable(question)).strip().lower() in ("y", "yes")
+
+
+def _prove(cluster: Cluster, release: str, selection: Mapping[str, Any], display: Display) -> None:
+    """Prove a choice on the coordinator's host, beside what runs there."""
+    from fleet.short import prove_beside  # which few verbs need
+
+    prove_beside(cluster, release, selection, display)
 
 
 @dataclass
@@ -34,6 +42,7 @@ class Desk:
     build: Callable[[Inventory], str] = build_release
     look: Callable[[Inventory, Sequence[str], Display], Mapping[str, str]] = check_deeply
     ask: Callable[[str], bool] = _ask
+    prove: Callable[[Cluster, str, Mapping[str, Any], Display], None] = _prove
     answers: TextIO | None = None
     """Where `--json` goes, while `out` is for who looks on; None where nobody asked for it."""
     meanwhile: TextIO | None = None

@@ -25,6 +25,7 @@ from fleet.verbs.shipping import agree_on_missing, compare, observe_all, ship_to
 from fleet.verbs.stop import stop_tasks
 from fleet.verbs.sweep import choose_sweep, follow_sweep
 from fleet.verbs.watch import EVALUATION_SECONDS, Watch
+from trainer.telemetry.queue import describe_queue
 from trainer.telemetry.sweep import describe_sweep
 
 LEFT = "left; what was started goes on. Look: fab status. Stop it: fab stop-cluster"
@@ -48,6 +49,10 @@ class StartRequest:
     program_args: Mapping[str, Any] = field(default_factory=dict)
     sweep: Mapping[str, Any] | None = None
     """The selection of a sweep. Of that nothing is put back once its tasks are started: a point may fail."""
+
+    queue: bool = False
+    """Go on with the queue, whatever is selected."""
+    reason: str | None = None
 
     @property
     def verb(self) -> str:
@@ -104,7 +109,7 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
         return
     plan = _prove(cluster, desk, request, plan)
     rollback = Rollback(cluster, desk, plan, before)
-    with Trail(cluster, desk, request.verb, settings=True) as trail:
+    with Trail(cluster, desk, request.verb, request.reason, settings=True) as trail:
         trail.begin(**_describe_choice(plan, before))
         started = _switch_and_start(cluster, desk, request, before, rollback)
         _follow(cluster, desk, request, started, rollback, trail)
@@ -115,7 +120,7 @@ def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
     chosen = {key: plan.choice.selection[key] for key in ("run", "program") if key in plan.choice.selection}
     if sweep := plan.choice.selection.get("sweep"):
         chosen["sweep"] = sweep["name"]
-    if not chosen and before.run:
+    if "queue" not in plan.choice.selection and not chosen and before.run:
         chosen["run"] = before.run.run
     was = before.releases.get(plan.inventory.chief.host)
     return {**chosen, "release": plan.release, "before": was, "without": list(plan.missing)}
@@ -125,11 +130,18 @@ def _check(inventory: Inventory, desk: Desk, request: StartRequest) -> None:
     """Raise OperatorMistake for what is wrong with a request, before any host is asked."""
     sweep = request.sweep or {}
     decision.check_source(request.source, request.run_name)
-    decision.refuse_templates(sweep or request.program_args)
+    if request.queue and (request.run_name or request.program or request.program_args):
+        raise OperatorMistake("--queue goes on with what waits, and --run, --program and --set name a run: choose one")
     decision.choose(request.run_name, request.program, {}, None)
-    asked = sweep or {"program": request.program, "program_args": request.program_args}
+    check_program(inventory, desk, sweep or {"program": request.program, "program_args": request.program_args})
+
+
+def check_program(inventory: Inventory, desk: Desk, asked: Mapping[str, Any]) -> None:
+    """Raise OperatorMistake for a run's or a sweep's choice that this checkout can't train, before a host is asked."""
+    decision.refuse_templates(asked)
+    decision.choose(asked.get("run"), asked.get("program"), {}, None)
     if named := asked.get("program"):
-        points = sweep.get("sweep", {}).get("points", [])
+        points = asked.get("sweep", {}).get("points", [])
         arguments = [name for given in (asked.get("program_args", {}), *points) for name in given]
         desk.find(inventory, named, list(dict.fromkeys(arguments)))
 
@@ -148,6 +160,8 @@ def _with_program_of_source(cluster: Cluster, request: StartRequest) -> StartReq
 def _choose(cluster: Cluster, before: Observation, request: StartRequest) -> Choice:
     if request.sweep:
         return choose_sweep(cluster, before, request.sweep)
+    if request.queue:
+        return _choose_queue(cluster, before)
     return decision.choose(
         request.run_name,
         request.program,
@@ -158,8 +172,17 @@ def _choose(cluster: Cluster, before: Observation, request: StartRequest) -> Cho
     )
 
 
+def _choose_queue(cluster: Cluster, before: Observation) -> Choice:
+    if not cluster.ask_queue("list", [])["entries"]:
+        raise OperatorMistake("the queue is empty: add a run with fab queue-add RUN")
+    selected = "queue" in before.selection
+    return Choice(before.selection if selected else {"queue": {}}, write=not selected, new=not selected)
+
+
 def _was_finished(cluster: Cluster, desk: Desk, request: StartRequest, before: Observation, choice: Choice) -> bool:
     """Say so where nothing is left to do for the choice, and return whether that is so."""
+    if "queue" in choice.selection:
+        return _queue_is_over(cluster, desk, request)
     if choice.new:
         return False
     if "sweep" in choice.selection:
@@ -175,6 +198,16 @@ def _was_finished(cluster: Cluster, desk: Desk, request: StartRequest, before: O
     desk.say(report.render_summary(cluster.inventory, run))
     desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
     _answer(desk, request, "finished before", run=run.as_json())
+    return True
+
+
+def _queue_is_over(cluster: Cluster, desk: Desk, request: StartRequest) -> bool:
+    queue = cluster.ask_queue("list", [])
+    if not queue["over"]:
+        return False
+    desk.say(describe_queue(queue))
+    desk.say("nothing is left to train, and the cluster stays idle. Add a run: fab queue-add RUN")
+    _answer(desk, request, "finished before")
     return True
 
 
@@ -251,6 +284,11 @@ def _follow(
             outcome = "finished" if followed else "training"
             _answer(desk, request, outcome, plan=plan.as_json(), sweep=followed)
             return
+        if "queue" in plan.choice.selection:
+            cluster.let_starts_in()
+            desk.say("the queue is worked off without this machine. Look: fab queue. Stop it: fab stop-cluster")
+            _answer(desk, request, "training", plan=plan.as_json())
+            return
         chief = cluster.inventory.chief
         watch = Watch(cluster, desk, started.ready.clocks[chief.host], started.begun, plan.hosts)
         try:
@@ -261,6 +299,10 @@ def _follow(
                 _say_that_it_trains(cluster, desk, request, plan, run)
                 return
             run = watch.until_finished()
+            if run.state != "finished":
+                desk.say(f"run {run.run} is trained no more, and another one is. Look: fab status, fab queue")
+                _answer(desk, request, "training", plan=plan.as_json(), run=run.as_json())
+                return
             seconds = desk.clock() - started.begun
             evaluated = cluster.inventory.evaluator not in plan.tasks or watch.until_evaluated(run)
         finally:

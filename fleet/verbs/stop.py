@@ -17,7 +17,7 @@ from fleet.verbs.status import status_record
 DOWN = (Health.STOPPED, Health.FAILED, Health.ABSENT)
 
 
-def stop_cluster(cluster: Cluster, desk: Desk) -> None:
+def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None) -> None:
     """Stop and disable every task; what trains saves a checkpoint before the servers go.
 
     Raises HostsUnreachable after the others are stopped.
@@ -28,7 +28,7 @@ def stop_cluster(cluster: Cluster, desk: Desk) -> None:
         for task in cluster.inventory.tasks
         if task.name in before.units and before.units[task.name].health is not Health.ABSENT
     ]
-    with Trail(cluster, desk, "stop-cluster") as trail:
+    with Trail(cluster, desk, "stop-cluster", reason) as trail:
         trail.begin(run=before.run.run if before.run else None)
         errors: list[FleetError] = []
         try:

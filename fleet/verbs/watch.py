@@ -69,8 +69,13 @@ class Watch:
             self._rest()
 
     def until_finished(self) -> Run:
+        """Wait for the run's end. Where a queue took it in meanwhile and has the next, it is returned as it was."""
+        watched = self.run
         while True:
             run = self._look()
+            if run and watched and run.run != watched.run:
+                return watched
+            watched = run or watched
             if run:
                 if run.state == "finished":
                     return run

@@ -48,6 +48,7 @@ ORDER = [
     "test_local_run_dir",
     "test_encryption",
     "test_sweep",
+    "test_queue",
     "test_training",
     "test_package",
     "test_monitoring",

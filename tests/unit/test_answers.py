@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from fleet.site.routes import Host
 from fleet.site.schema.problems import Problem
 from fleet.site.topology import Task
 from fleet.ssh import Answer
+from fleet.verbs.advise import advise
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.export import export_run
 from fleet.verbs.gpu_check import check_gpus
@@ -35,6 +37,7 @@ from fleet.verbs.history import show_history
 from fleet.verbs.hosts import show_hosts
 from fleet.verbs.logs import show_logs
 from fleet.verbs.ok_to_stop import ok_to_stop
+from fleet.verbs.queue import Asked, queue_add, queue_move, queue_remove, show_queue
 from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.report import make_report
 from fleet.verbs.rollback import rollback
@@ -48,11 +51,14 @@ from fleet.verbs.validate import validate
 from fleet.verbs.ways import show_ways
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
+from tests.unit.test_advise import make_hosts as make_advised
 from tests.unit.test_fleet_ways import RIGHT as WAYS
 from tests.unit.test_fleet_ways import Pretence as WaysHosts
 from tests.unit.test_fleet_ways import inventory as of_ways
 from tests.unit.test_gpu_fab import RIGHT
 from tests.unit.test_gpu_fab import Pretence as GpuHosts
+from tests.unit.test_queue_verbs import make_hosts as make_queue
+from trainer.core.states import RunState
 from trainer.telemetry.status import Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,6 +187,39 @@ def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.Pretence, desk: verbs.De
     desk.answers = io.StringIO()
     show_sweep(cluster_of(hosts), desk, as_json=True)
     assert answer_of(desk)["sweep"]["present"] == "s-2"
+
+
+def test_the_queue_and_its_changes(desk: verbs.Desk, tmp_path: Path) -> None:
+    hosts = make_queue(tmp_path)
+    desk.build, desk.prove = (lambda _: "abc123"), (lambda *_: None)
+
+    def answer(act: Callable[..., None], *words: Any) -> dict[str, Any]:
+        desk.answers = io.StringIO()
+        act(Cluster(hosts.inventory, hosts), desk, *words)
+        return answer_of(desk)
+
+    asked = Asked("next", points=[{"rate": 0.1}], priority=2, minutes=3, reason="why")
+    assert answer(queue_add, asked, True)["outcome"] == "planned"
+    assert answer(queue_add, asked)["ahead"] == ["digits"]
+    assert answer(queue_add, Asked("last"))["started"] is False
+    assert answer(queue_move, "last", "first")["order"] == ["digits", "last", "next"]
+    assert answer(queue_remove, "last")["outcome"] == "done"
+    assert answer(queue_remove, "last")["outcome"] == "not there"
+    hosts.finish("digits", RunState.FAILED)
+    entries = answer(show_queue, True)["queue"]["entries"]
+    assert [(each["name"], each["state"]) for each in entries] == [
+        ("last", "removed"),
+        ("digits", "failed"),
+        ("next", "queued"),
+    ]
+
+
+def test_advice(desk: verbs.Desk) -> None:
+    hosts = make_advised()
+    clock = fleet.Clock(hosts=hosts)
+    advise(Cluster(hosts.inventory, hosts), replace(desk, clock=clock, sleep=clock.sleep), 60.0)
+    found = answer_of(desk)
+    assert (found["seconds"], found["advice"][0]["names"]) == (60.0, ["worker-1"])
 
 
 def test_a_stop(hosts: fleet.Pretence, desk: verbs.Desk) -> None:

@@ -22,7 +22,18 @@ LEVELS = (
     ("cluster",),
     ("training",),
     ("tasks",),
-    ("__main__", "check", "command_line", "drill", "examples", "export_run", "gpu_check", "keep_run", "testing"),
+    (
+        "__main__",
+        "check",
+        "command_line",
+        "drill",
+        "examples",
+        "export_run",
+        "gpu_check",
+        "keep_queue",
+        "keep_run",
+        "testing",
+    ),
 )
 # From the bottom up: the repository's folders. A role's modules are sent to hosts, and import none of it.
 FOLDERS = ("roles", "trainer", "fleet", "supply", "lab", "ansible", "fabfile", "bench", "tests")

@@ -26,8 +26,10 @@ from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.places import KIT
 from fleet.release import make_release, sign_release
 from fleet.roles import Role
+from fleet.short import prove_beside
 from fleet.site.inventory import Inventory, load_inventory
 from fleet.ssh import Answer
+from fleet.tables import ProgressLine
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.wanted import UnknownTask
 from tests.unit.test_fleet_verbs import UP, Clock, Pretence, make_inventory, printed, status, train
@@ -348,6 +350,21 @@ def test_what_proves_wrong_changes_nothing(hosts: Rooted, desk: verbs.Desk, prog
     (hosts.place / "head/calls.refuse").write_text("75")
     with pytest.raises(ClusterTrouble, match=r"host 'head': release \w+ does not work here: program slow:Slwo"):
         start(hosts, desk)
+
+
+def test_a_run_for_the_queue_is_proven_beside_what_runs_with_the_release_of_the_hosts(hosts: Rooted) -> None:
+    before, cluster = hosts.releases("head"), Cluster(hosts.inventory, hosts)
+    chosen = {"run": "next", "program": "slow:Slow", "program_args": {"rate": 0.1}}
+    prove_beside(cluster, before, chosen, ProgressLine(io.StringIO()))
+    (call,) = [call for call in hosts.calls("head") if call.startswith("systemd-run")]
+    assert hosts.proofs() == ["head"]
+    assert f"/opt/trainer/releases/{before}/env/bin/python -m trainer check run --settings -" in call
+    assert f"--selection {json.dumps(chosen)}" in call
+    assert call.endswith("--build")
+    assert hosts.releases("head") == before
+    (hosts.place / "head/calls.refuse").write_text("78")
+    with pytest.raises(OperatorMistake, match=r"host 'head': program slow:Slwo: slow has no 'Slwo'$"):
+        prove_beside(cluster, before, chosen, ProgressLine(io.StringIO()))
 
 
 def test_a_switch_that_is_left_has_ended_before_anything_is_put_back(

@@ -201,7 +201,7 @@ def test_a_coordinator_writes_down_what_became_of_its_point_and_asks_for_the_nex
 ) -> None:
     for run in ("s-1", "s-2")[:ended]:
         end(config, run, RunState.FINISHED)
-    monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **more: code if more["keeps_servers"] else -1)
+    monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **more: code if more["keeps_servers"]() else -1)
     monkeypatch.setattr(sweep, "POLL_SECONDS", 0)
     chosen = apply_selection(config)
     cluster = Cluster(CHIEF.jobs, job, 0)
@@ -261,7 +261,7 @@ def test_servers_that_see_no_record_are_ended_with_the_sweep_alone(
 
 def test_a_coordinator_without_a_sweep_ends_as_it_does(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record(Path(config.shared_dir) / "selection.json", {"run": "s-1"})
-    monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **more: -1 if "stopping" in more else USER_ERROR)
+    monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **more: -1 if more["keeps_servers"]() else USER_ERROR)
     assert train_point(apply_selection(config), CHIEF, Notifier()) == USER_ERROR
 
 
@@ -276,7 +276,7 @@ def test_servers_outlive_the_points_and_end_with_the_sweep(config: Config) -> No
     RunDirectory(config.shared_dir, "s-3").set_state(RunState.FINISHED, 10, asked=10)
     assert ending() == (None, "")
     end(config, "s-3", RunState.FAILED)
-    assert ending() == (FINISHED, "the sweep of run s-3 is over")
+    assert ending() == (FINISHED, "sweep s is over")
 
 
 def test_the_evaluator_goes_from_point_to_point_and_ends_with_the_last(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from trainer.core.config import Config, ConfigError
 from trainer.core.setting import unknown_key
 from trainer.run.directory import RunDirectory
+from trainer.run.queue import Queue
 from trainer.run.records import read_record
-from trainer.run.sweep import Point, Sweep
+from trainer.run.sweep import Sweep
 
-KEYS = ["run", "program", "program_args", "sweep"]
+log = logging.getLogger(__name__)
+KEYS = ["run", "program", "program_args", "sweep", "queue"]
 
 
 def selection_path(config: Config) -> Path:
@@ -27,17 +30,26 @@ def read_selection(config: Config) -> dict[str, Any]:
         raise ConfigError(f"{error}; choose a run again with start-cluster, or remove the file") from error
 
 
+def sweep_of(selection: Mapping[str, Any], shared_dir: str | Path) -> Sweep | None:
+    """Return the sweep of a selection, or the queue; None where it names one run. Raises ConfigError."""
+    if "queue" in selection:
+        return Queue.read(shared_dir)
+    return Sweep.of(selection, shared_dir) if "sweep" in selection else None
+
+
 def selected_sweep(config: Config) -> Sweep | None:
-    """Return the sweep that is selected and has the run, or None; raises ConfigError."""
-    selection = read_selection(config)
-    sweep = Sweep.of(selection, config.shared_dir) if "sweep" in selection else None
+    """Return the sweep, or the queue, that is selected and has the run, or None; raises ConfigError."""
+    sweep = sweep_of(read_selection(config), config.shared_dir)
     return sweep if sweep and config.run in [point.run for point in sweep.points] else None
 
 
-def select_point(selection: Mapping[str, Any], point: Point) -> dict[str, Any]:
-    """Return the selection of one point of a sweep, as if it were chosen by itself."""
-    program = {"program": selection["program"]} if "program" in selection else {}
-    return {"run": point.run, **program, "program_args": point.program_args}
+def sweep_or_none(config: Config) -> Sweep | None:
+    """Return the selected sweep or queue that has the run; what can't be read now is none."""
+    try:
+        return selected_sweep(config)
+    except (ConfigError, OSError) as error:
+        log.warning("the selection can't be read: %s", error)
+        return None
 
 
 def apply_selection(config: Config, selection: Mapping[str, Any] | None = None, evaluates: bool = False) -> Config:
@@ -45,7 +57,7 @@ def apply_selection(config: Config, selection: Mapping[str, Any] | None = None, 
 
     A run that is selected without a program keeps the program that it remembers; a new one takes the settings'. A run
     keeps its parameters. A new one takes the settings', where they are for its program, and over them the selection's.
-    Of a sweep it is the present point; for who `evaluates`, the first one with something left to evaluate.
+    Of a sweep or the queue it is the present point; for who `evaluates`, the first one with something left to evaluate.
     `selection` counts instead of the file's, as one that is to be written.
     """
     selection = read_selection(config) if selection is None else selection
@@ -53,13 +65,12 @@ def apply_selection(config: Config, selection: Mapping[str, Any] | None = None, 
     for key in selection:
         if key not in KEYS:
             raise ConfigError(f"{path}: {unknown_key(key, KEYS)}")
-    sweep = None
     try:
-        if "sweep" in selection:
-            sweep = Sweep.of(selection, config.shared_dir)
-            config = config.replace(**of_the_run(selection["sweep"].get("settings", {})))
-            point = sweep.unevaluated() if evaluates else sweep.present()
-            selection = select_point(selection, point or sweep.points[-1])
+        sweep = sweep_of(selection, config.shared_dir)
+        if sweep is not None:
+            point = (sweep.unevaluated() if evaluates else sweep.present()) or sweep.points[-1]
+            config = config.replace(**of_the_run(point.settings))
+            selection = point.selection
         chosen = config.replace(**selection)
         # A sweep says what each of its runs began with.
         record = remember(chosen, "program" in selection or sweep is not None)
@@ -74,7 +85,7 @@ def apply_selection(config: Config, selection: Mapping[str, Any] | None = None, 
 
 
 def of_the_run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a sweep's points keep as they were when it was begun.
+    """Return the settings that points keep as they were when they were asked for.
 
     Whom to notify is the site's to say: no file on the shared path names a command or an address.
     """

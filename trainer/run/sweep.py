@@ -2,13 +2,14 @@
 
 The points stand in the selection (trainer/run/selection.py), what became of them in <shared>/sweeps/<name>.json. The
 coordinator writes that at each point's end, and every task reads there which point is the present one.
+The queue (trainer/run/queue.py) is a sweep whose points several people add.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,20 @@ SETTLED: set[tuple[Path, str, Any]] = set()
 
 @dataclass(frozen=True)
 class Point:
+    """A run of a sweep or of the queue."""
+
     run: str
     program_args: Mapping[str, Any]
+    program: str | None = None
+    """None for the one that the run remembers, or else that of the settings."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Run settings that it is trained with, whatever the inventory has by then."""
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """What is selected with it, as if it were chosen by itself."""
+        program = {} if self.program is None else {"program": self.program}
+        return {"run": self.run, **program, "program_args": self.program_args}
 
 
 @dataclass(frozen=True)
@@ -40,16 +53,19 @@ class Sweep:
     @classmethod
     def of(cls, selection: Mapping[str, Any], shared_dir: str | Path) -> Sweep:
         """Return the sweep of a selection that has one; raises ConfigError."""
-        told, common = selection["sweep"], selection.get("program_args", {})
+        told = selection["sweep"]
         try:
-            numbered = enumerate(told["points"], start=1)
-            points = [Point(f"{told['name']}-{number}", {**common, **given}) for number, given in numbered]
-            found = cls(str(told["name"]), points, int(told["attempt"]), Path(shared_dir))
+            found = cls(str(told["name"]), list_points(selection), int(told["attempt"]), Path(shared_dir))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"sweep: expected a name, an attempt and a list of points, not {told!r}") from error
-        if not points or not all(RUN_NAME.fullmatch(point.run) for point in points):
+        if not found.points or not all(RUN_NAME.fullmatch(point.run) for point in found.points):
             raise ConfigError(f"sweep: {found.name!r} has no points, or can't name their runs")
         return found
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"sweep {self.name}"
 
     @property
     def record(self) -> Path:
@@ -60,7 +76,7 @@ class Sweep:
 
         Raises ConfigError where the record is damaged.
         """
-        return {run: end for run, end in self._read().items() if self._counts(end)}
+        return {run: end for run, end in self._read().get("ends", {}).items() if self._counts(run, end)}
 
     def present(self) -> Point | None:
         """Return the point to train now, or None when all have ended."""
@@ -81,21 +97,31 @@ class Sweep:
                 SETTLED.add(key)
         return None
 
+    def to_prove(self) -> Sequence[Point]:
+        """Return the points that a release is proven with."""
+        return self.points
+
+    def begin(self, run: str) -> None:
+        """Write down that a point is trained now; a sweep's order does not change."""
+
+    def why_to_end(self, run: str) -> str | None:
+        """Say why a point must end before its last step; None where it goes on."""
+        return None
+
     def end_point(self, run: str, state: RunState, message: str = "") -> None:
         """Write down what became of a point: only its coordinator may, or a member that failed."""
         end = {"state": state, "message": message, "attempt": self.attempt, "time": time.time()}
         points = [{"run": point.run, "program_args": dict(point.program_args)} for point in self.points]
-        ends = {**self._read(), run: end}
+        ends = {**self._read().get("ends", {}), run: end}
         write_record(self.record, {"name": self.name, "attempt": self.attempt, "points": points, "ends": ends})
 
-    def _read(self) -> dict[str, dict[str, Any]]:
+    def _read(self) -> dict[str, Any]:
         try:
-            ends: dict[str, dict[str, Any]] = (read_record(self.record) or {}).get("ends", {})
+            return read_record(self.record) or {}
         except ValueError as error:
             raise ConfigError(f"{error}; remove the file: the runs that are finished are found again") from error
-        return ends
 
-    def _counts(self, end: Mapping[str, Any]) -> bool:
+    def _counts(self, run: str, end: Mapping[str, Any]) -> bool:
         return end.get("state") == RunState.FINISHED or int(end.get("attempt", 0)) >= self.attempt
 
     def _owes(self, point: Point) -> bool:
@@ -106,3 +132,11 @@ class Sweep:
         except ValueError:
             evaluated = -1
         return newest is not None and evaluated < newest
+
+
+def list_points(selection: Mapping[str, Any]) -> list[Point]:
+    """Return the points of a sweep's selection; raises KeyError and TypeError where it is none."""
+    told, common = selection["sweep"], selection.get("program_args", {})
+    program, settings = selection.get("program"), told.get("settings", {})
+    numbered = enumerate(told["points"], start=1)
+    return [Point(f"{told['name']}-{number}", {**common, **given}, program, settings) for number, given in numbered]

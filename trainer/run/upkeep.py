@@ -21,6 +21,7 @@ from trainer.core.states import RunState
 from trainer.run.copies import COMING, Tell, alone, copy_run, find_damage, measure, read_copy, take_copy
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import holder, is_free, read_lease
+from trainer.run.queue_changes import read_or_none
 from trainer.run.records import make_directory, read_record, sync, write_record
 from trainer.run.selection import read_selection
 from trainer.run.sweep import Sweep
@@ -51,11 +52,21 @@ def who_trains(directory: RunDirectory, lease_seconds: float) -> str | None:
 
 
 def chosen_runs(config: Config) -> set[str]:
-    """Return the runs that the selection names: one, or each of a sweep; the settings' where none was ever selected."""
+    """Return the runs that the selection names, and those that wait in the queue.
+
+    Of a sweep it is each run; where none was ever selected, the settings'.
+    """
     selection = read_selection(config)
+    if queue := read_or_none(config.shared_dir):
+        ends = queue.ends()
+        waiting = {point.run for point in queue.points if point.run not in ends}
+        if "queue" in selection:
+            return waiting
+    else:
+        waiting = set()
     if "sweep" in selection:
-        return {point.run for point in Sweep.of(selection, config.shared_dir).points}
-    return {selection.get("run", config.run)}
+        return waiting | {point.run for point in Sweep.of(selection, config.shared_dir).points}
+    return waiting | {selection.get("run", config.run)}
 
 
 def why_kept(directory: RunDirectory, config: Config, chosen: Iterable[str]) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,7 +92,7 @@ def run_coordinator(
     cluster: Cluster,
     notifier: Notifier,
     in_process: bool = False,
-    keeps_servers: bool = False,
+    keeps_servers: Callable[[], bool] = lambda: False,
     stopping: StopRequest | None = None,
     told: Told | None = None,
     notifications: Notifications | None = None,
@@ -110,14 +111,14 @@ def run_coordinator(
         held.give_back_with(stack)
         try:
             if (step := held.directory.finished(config.steps)) is not None:
-                ends_servers = not in_process and not keeps_servers
+                ends_servers = not in_process and not keeps_servers()
                 complete_finished(held.directory, config, cluster, step, notifier, ends_servers=ends_servers)
                 return FINISHED
             phases = report(held, config, cluster, notifier, told)
             if cluster.job == "chief":
                 begin(held, config, cluster)
             train_run(held, config, cluster, phases, stopping, in_process)
-            if held.membership is not None and not keeps_servers:
+            if held.membership is not None and not keeps_servers():
                 held.membership.shut_down_servers()
             return FINISHED
         except (Exception, SystemExit, Stopped) as error:  # a program may call sys.exit

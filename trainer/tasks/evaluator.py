@@ -22,8 +22,7 @@ from trainer.report.html import PageWriter
 from trainer.run.checkpoint_reader import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import numbers_of, read_record, write_record
-from trainer.run.selection import selected_sweep
-from trainer.run.sweep import Sweep
+from trainer.run.selection import sweep_or_none
 from trainer.telemetry.logs import load_tensorflow
 from trainer.telemetry.metrics import Told
 from trainer.telemetry.outlets.journald import about
@@ -155,7 +154,7 @@ class WatchedRun:
             give_up(directory, self.last, f"the last checkpoint, of step {self.last}, can't be read")
             self.skipped = False
         if sweep is not None and sweep.unevaluated() is None:
-            log.info("sweep %s is over, and all of it is evaluated", sweep.name)
+            log.info("%s is over, and all of it is evaluated", sweep.title)
             return FINISHED
         if finished is not None and sweep is None:
             if page_lacks_evaluation(directory):
@@ -230,15 +229,6 @@ def last_evaluated(directory: RunDirectory) -> tuple[int, int | None]:
     except ValueError as error:
         log.warning("evaluating again what may have been evaluated: %s", error)
         return -1, None
-
-
-def sweep_or_none(config: Config) -> Sweep | None:
-    """Return the selected sweep that has the run; what can't be read now is none."""
-    try:
-        return selected_sweep(config)
-    except ConfigError as error:
-        log.warning("the selection can't be read: %s", error)
-        return None
 
 
 def read_evaluation(directory: RunDirectory) -> tuple[int, dict[str, float]] | None:

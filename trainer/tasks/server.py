@@ -170,7 +170,7 @@ def ending(
         # TensorFlow says of each function that the export traces that it can't tell a server which is gone.
         exporting = finished is not None and config.export and directory.is_export_left()
         sweep = selected_sweep(config)
-        over = sweep is not None and sweep.present() is None
+        over = f"{sweep.title} is over" if sweep is not None and sweep.present() is None else ""
     except MissedRelease as error:
         return TRY_AGAIN, str(error)
     except OSError as error:
@@ -178,7 +178,7 @@ def ending(
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError):
         return None, ""
     if over:
-        return FINISHED, f"the sweep of run {config.run} is over"
+        return FINISHED, over
     if finished is not None and sweep is None:
         return FINISHED, f"run {config.run} finished at step {finished}{EXPORTING if exporting else ''}"
     if asked is not None and asked == incarnation(address):

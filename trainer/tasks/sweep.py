@@ -1,19 +1,23 @@
-"""The coordinator in a sweep: each process trains one point, and the next process the next one."""
+"""The coordinator in a sweep or in the queue: each process trains one point, and the next process the next one."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
+import threading
 import time
-from functools import partial
+from collections.abc import Callable
 
 from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.spec import Cluster
-from trainer.core.config import Config
+from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped
 from trainer.core.signals import StopRequest
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.run.selection import selected_sweep
+from trainer.run.selection import selected_sweep, sweep_or_none
 from trainer.run.sweep import Sweep
 from trainer.tasks.coordinator import run_coordinator
 from trainer.telemetry.metrics import Told
@@ -24,21 +28,36 @@ from trainer.telemetry.status import read_status
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0  # before the next try to write to a shared path that is full
+LOOK_SECONDS = 2.0  # whether the run must make room for the next
 
 
-def write_outcome(sweep: Sweep, config: Config, cluster: Cluster, code: int, stopping: StopRequest) -> int | None:
-    """Write down what became of a point; returns the exit code where this process ends with that, None else."""
-    try:
-        end_point(sweep, config, cluster, code)
-    except OSError as error:
-        log.error("cannot write down what became of %s, trying again: %s", config.run, error)
-        if not stopping():
-            time.sleep(PATIENCE_SECONDS)
-        return STOPPED if stopping() else TRY_AGAIN
-    if stopping():  # a run's last save and its export are not broken off
-        log.info("sweep %s is stopped after %s", sweep.name, config.run)
-        return STOPPED
-    return None
+class Limit:
+    """Ends the run of this process, as a stop by hand would, where the queue says so."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.reached: str | None = None
+        """Why the run had to end."""
+        self._over = threading.Event()
+
+    def watch(self) -> None:
+        """Look in a thread, which ends with `give_up` or the process."""
+        threading.Thread(target=self._look, name="queue", daemon=True).start()
+
+    def give_up(self) -> None:
+        self._over.set()
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            why = None
+            with contextlib.suppress(ConfigError, OSError):  # what can't be read now ends nothing
+                sweep = selected_sweep(self._config)
+                why = sweep.why_to_end(self._config.run) if sweep else None
+            if why and not self._over.is_set():
+                log.info("run %s is stopped: %s", self._config.run, why)
+                self.reached = why
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
 
 
 def train_point(
@@ -54,37 +73,81 @@ def train_point(
     A point that fails is written down, and the next one begins.
     """
     sweep = selected_sweep(config)
-    train = partial(run_coordinator, config, cluster, notifier, told=told, notifications=notifications)
-    if sweep is None:
-        return train()
-    if sweep.present() is not None:
-        stopping = StopRequest()
-        try:
-            code = train(keeps_servers=True, stopping=stopping)
-            stopping.listen()  # what is written here is written to its end
-        except Stopped:
-            return STOPPED
-        if code not in (FINISHED, USER_ERROR):
-            return code
-        if (left := write_outcome(sweep, config, cluster, code, stopping)) is not None:
-            return left
+    if sweep is not None:
+        if sweep.present() is None:
+            return go_on(sweep, config, cluster, notifier)
+        if cluster.job == "chief":
+            sweep.begin(config.run)
+    stopping, limit = StopRequest(), Limit(config)
+    if cluster.job == "chief":
+        limit.watch()
+    try:
+        code = run_coordinator(
+            config,
+            cluster,
+            notifier,
+            # A queue may have begun meanwhile, with this run as its first.
+            keeps_servers=lambda: sweep_or_none(config) is not None,
+            stopping=stopping,
+            told=told,
+            notifications=notifications,
+        )
+        limit.give_up()
+        stopping.listen()  # what is written here is written to its end
+    except Stopped:
+        code = STOPPED
+    sweep = sweep_or_none(config) or sweep
+    is_cut_short = code == STOPPED and limit.reached is not None
+    if sweep is None or not (is_cut_short or code in (FINISHED, USER_ERROR)):
+        return code
+    return leave_point(sweep, config, cluster, notifier, code, lambda: stopping() and not is_cut_short, limit.reached)
+
+
+def leave_point(
+    sweep: Sweep,
+    config: Config,
+    cluster: Cluster,
+    notifier: Notifier,
+    code: int,
+    stopping: Callable[[], bool],
+    why: str | None,
+) -> int:
+    """Write down that the point has ended with this code, and go on; returns the exit code."""
+    try:
+        end_point(sweep, config, cluster, code, why)
+    except OSError as error:
+        log.error("cannot write down what became of %s, trying again: %s", config.run, error)
+        if not stopping():
+            time.sleep(PATIENCE_SECONDS)
+        return STOPPED if stopping() else TRY_AGAIN
+    if stopping():  # a run's last save and its export are not broken off
+        log.info("%s is stopped after %s", sweep.title, config.run)
+        return STOPPED
+    return go_on(sweep, config, cluster, notifier)
+
+
+def go_on(sweep: Sweep, config: Config, cluster: Cluster, notifier: Notifier) -> int:
+    """Ask for the process of the next point, or say that there is none; returns the exit code."""
+    sweep = sweep_or_none(config) or sweep  # others may have asked for more
     if (point := sweep.present()) is not None:
-        log.info("sweep %s goes on with %s", sweep.name, point.run)
+        log.info("%s goes on with %s", sweep.title, point.run)
         return TRY_AGAIN
-    log.info("sweep %s is over", sweep.name)
-    notifier.ready(f"sweep {sweep.name} is over")
+    log.info("%s is over", sweep.title)
+    notifier.ready(f"{sweep.title} is over")
     if config.local_run_dir:
         notifier.watch(lambda: True)
         shut_down_servers(cluster.servers, COMING_SECONDS)
     return FINISHED
 
 
-def end_point(sweep: Sweep, config: Config, cluster: Cluster, code: int) -> None:
+def end_point(sweep: Sweep, config: Config, cluster: Cluster, code: int, why: str | None = None) -> None:
     """Write down what became of the point; a member that has finished waits for the chief to do so."""
     if code == USER_ERROR:
         message = read_status(RunDirectory(config.shared_dir, config.run)).message
         sweep.end_point(config.run, RunState.FAILED, message)
-    elif cluster.job == "chief":
+    elif cluster.job == "chief" and code == FINISHED:
         sweep.end_point(config.run, RunState.FINISHED)
+    elif cluster.job == "chief":
+        sweep.end_point(config.run, RunState.STOPPED, why or "")
     else:
         time.sleep(POLL_SECONDS)

@@ -1,0 +1,221 @@
+"""What a training waits for most, from two looks at its tasks and hosts: pure functions, so that tests need no host.
+
+Nothing says for what a worker waits within a step. So its input is named by exclusion: where neither processors nor
+network are busy, and steps take long all the same.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+# From this share on a processor, or a link, counts as busy: above, more work mostly waits.
+BUSY = 0.85
+LINK_BUSY = 0.7
+SLOW = 0.6  # of the median of the others' pace
+HOT = 2.0  # times the median of the other ps
+SHORT_SECONDS = 0.005  # a step of less is mostly messages
+LONG_SECONDS = 0.02  # a step of more is not explained by messages
+STORAGE = 0.1  # share of time in which a host's processors waited for storage
+
+
+@dataclass(frozen=True)
+class Look:
+    """What hosts and run said at one moment; seconds and bytes are since a beginning that nobody needs."""
+
+    time: float
+    workers: Mapping[str, int]
+    """Steps that each worker gave."""
+    seconds: Mapping[str, float]
+    """Processor time by task, of those that say it."""
+    hosts: Mapping[str, Host]
+    places: Mapping[str, str]
+    """Each task's host."""
+
+
+@dataclass(frozen=True)
+class Host:
+    cores: float
+    busy: float
+    """Seconds of all processors."""
+    storage: float
+    """Seconds in which they waited for storage."""
+    sent: float
+    received: float
+    link: float | None = None
+    """Bytes a second, where the link says it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    part: str
+    """worker, ps, coordinator, network, input, batch, other, nothing."""
+    text: str
+    names: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What happened between two looks, a second."""
+
+    seconds: float
+    pace: Mapping[str, float]
+    use: Mapping[str, float]
+    """Processors in use by task."""
+    first: Look
+    last: Look
+
+    @classmethod
+    def between(cls, first: Look, last: Look) -> Rates:
+        """Compare two looks; a task that began again between them is left out."""
+        seconds = last.time - first.time
+        pace = {task: (steps - first.workers.get(task, 0)) / seconds for task, steps in last.workers.items()}
+        use = {
+            task: (used - first.seconds[task]) / seconds
+            for task, used in last.seconds.items()
+            if task in first.seconds and used >= first.seconds[task]
+        }
+        return cls(seconds, {task: each for task, each in pace.items() if each >= 0}, use, first, last)
+
+    def of(self, job: str) -> dict[str, float]:
+        """Return the processors that the tasks of a job use."""
+        return {task: use for task, use in self.use.items() if task.rpartition("-")[0] == job}
+
+    def share(self, host: str, what: str) -> float:
+        """Return the share of a host's processor time that was `busy`, or waited for `storage`."""
+        last = self.last.hosts[host]
+        return (getattr(last, what) - getattr(self.first.hosts[host], what)) / (self.seconds * last.cores)
+
+
+def advise(first: Look, last: Look) -> list[Finding]:
+    """Say what holds the training up, the most likely first; one finding `nothing` where nothing is known to."""
+    rates = Rates.between(first, last)
+    if not sum(rates.pace.values()):
+        text = f"no step was trained in {rates.seconds:.0f} s. See why: fab status"
+        return [Finding("nothing", text)]
+    found = [each for adviser in (slow_workers, coordinator, processors, network) for each in adviser(rates)]
+    if not [each for each in found if each.part != "worker" or "processors" in each.text]:
+        found += waits(rates)
+    return found
+
+
+def slow_workers(rates: Rates) -> Iterator[Finding]:
+    for task, pace in sorted(rates.pace.items()):
+        others = [each for other, each in rates.pace.items() if other != task]
+        if others and pace < SLOW * (usual := statistics.median(others)):
+            host = rates.last.places.get(task, "")
+            why = (
+                f", and its host's processors are busy for {rates.share(host, 'busy'):.0%}"
+                if _known(rates, host)
+                else ""
+            )
+            yield Finding(
+                "worker",
+                f"{task} is slow: {pace:.3g} steps/s, where the median of the others is {usual:.3g}{why}. It holds up "
+                "nobody, but gives less than it could",
+                [task],
+            )
+
+
+def coordinator(rates: Rates) -> Iterator[Finding]:
+    for task, use in rates.of("chief").items():
+        if use >= BUSY and rates.of("worker"):
+            yield Finding(
+                "coordinator",
+                f"{task} uses {use:.2f} processors, and Python has little more than one. It hands out "
+                f"{sum(rates.pace.values()):.3g} steps/s: make batches larger, so that there are fewer steps",
+                [task],
+            )
+
+
+def processors(rates: Rates) -> Iterator[Finding]:
+    """Name who uses most of each host whose processors are busy."""
+    for host in rates.last.hosts:
+        if not _known(rates, host) or (busy := rates.share(host, "busy")) < BUSY:
+            continue
+        cores = rates.last.hosts[host].cores
+        here = {task: use for task, use in rates.use.items() if rates.last.places.get(task, "") == host}
+        others = busy * cores - sum(here.values())
+        most = max(here, key=here.__getitem__, default="")
+        said = f"the processors of {host} are busy for {busy:.0%}"
+        if not here or others > here[most]:
+            yield Finding("other", f"{said}, most of it by other work: {others:.2f} of {cores:.0f}", [host])
+        else:
+            job = most.rpartition("-")[0]
+            mend = {
+                "ps": "another ps takes a part of its variables",
+                "worker": "its program computes: another worker takes a part of the steps, or a GPU",
+            }.get(job, "give it a host of its own")
+            part = {"ps": "ps", "worker": "worker", "chief": "coordinator"}.get(job, "other")
+            yield Finding(part, f"{said}, most of it by {most}: {here[most]:.2f} of {cores:.0f}. {mend}", [most])
+    yield from hot_ps(rates)
+
+
+def hot_ps(rates: Rates) -> Iterator[Finding]:
+    used = rates.of("ps")
+    for task, use in used.items():
+        others = [each for other, each in used.items() if other != task]
+        host = rates.last.places.get(task, "")
+        if not others or not _known(rates, host) or use < 0.5 * BUSY * rates.last.hosts[host].cores:
+            continue
+        if use > HOT * statistics.median(others):
+            yield Finding(
+                "ps",
+                f"{task} is hot: it uses {use:.2f} processors, and the median of the other ps is "
+                f"{statistics.median(others):.2f}. `partitioner` splits large variables (docs/large-tables.md)",
+                [task],
+            )
+
+
+def network(rates: Rates) -> Iterator[Finding]:
+    for host, last in rates.last.hosts.items():
+        first = rates.first.hosts.get(host)
+        if first is None or not last.link:
+            continue
+        most = max(last.sent - first.sent, last.received - first.received) / rates.seconds
+        if most >= LINK_BUSY * last.link:
+            yield Finding(
+                "network",
+                f"the link of {host} carries {most / 2**20:.3g} MiB/s of {last.link / 2**20:.3g}: larger batches ask "
+                "less often for the weights, and more ps share the load",
+                [host],
+            )
+
+
+def waits(rates: Rates) -> Iterator[Finding]:
+    """Say for what is waited where nothing is busy, as far as that is known."""
+    active = [pace for pace in rates.pace.values() if pace]
+    step = 1 / statistics.median(active)
+    used = rates.of("worker")
+    if not used:
+        yield Finding("nothing", "no worker says what it uses of its processors: what it waits for is not known")
+        return
+    share = statistics.median(
+        use / rates.last.hosts[rates.last.places[task]].cores
+        for task, use in used.items()
+        if _known(rates, rates.last.places.get(task, ""))
+    )
+    said = f"nothing is busy: workers use {share:.0%} of their processors, and a step takes {1000 * step:.3g} ms"
+    stored = {host: rates.share(host, "storage") for host in {rates.last.places.get(task, "") for task in used}
+              if _known(rates, host)}  # fmt: skip
+    if stored and max(stored.values()) >= STORAGE:
+        host = max(stored, key=stored.__getitem__)
+        yield Finding(
+            "input", f"{said}. {host} waits for storage for {stored[host]:.0%} of the time: its input", [host]
+        )
+    elif step >= LONG_SECONDS:
+        yield Finding(
+            "input",
+            f"{said}. That is no time of messages: the program waits, most likely for its input. Read and prepare more "
+            "at once (`num_parallel_calls`, `prefetch`), or on other hosts (`input: service`). The wait itself is not "
+            "measured",
+        )
+    elif step <= SHORT_SECONDS:
+        yield Finding("batch", f"{said}: mostly messages. Larger batches have fewer of them")
+    else:
+        yield Finding("nothing", f"{said}. Whether it waits for input or for messages is not measured")
+
+
+def _known(rates: Rates, host: str) -> bool:
+    return host in rates.last.hosts and host in rates.first.hosts

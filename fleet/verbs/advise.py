@@ -1,0 +1,109 @@
+"""`fab advise`: two minutes of a training, then what holds it up, in sentences with figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleet import advice
+from fleet.advice import Host, Look
+from fleet.cluster import Cluster
+from fleet.errors import HostsUnreachable, OperatorMistake
+from fleet.ssh import Answer
+from fleet.tables import ProgressLine
+from fleet.verbs import Desk
+
+# Where a host sends from; of bonds, bridges and containers the parts would count twice.
+_LINK = "ip route show default | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p' | head -1"
+
+
+def advise(cluster: Cluster, desk: Desk, seconds: float) -> None:
+    """Look twice, so many seconds apart, and say what the training waits for. Nothing is changed."""
+    first = look(cluster)
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+    end = desk.clock() + seconds
+    try:
+        while (left := end - desk.clock()) > 0:
+            progress.show(f"measuring for {left:.0f} s more")
+            desk.sleep(min(5.0, left))
+    finally:
+        progress.end()
+    found = advice.advise(first, look(cluster))
+    if desk.answers is not None:
+        desk.answer(
+            "advise",
+            {
+                "seconds": seconds,
+                "advice": [{"part": each.part, "text": each.text, "names": each.names} for each in found],
+            },
+        )
+    else:
+        desk.say("\n".join(f"{each.part}: {each.text}" for each in found))
+
+
+def look(cluster: Cluster) -> Look:
+    """Ask each host for its processors, its link and its tasks, the chief's for the workers' steps."""
+    inventory = cluster.inventory
+    seen = cluster.observe([inventory.chief.host], new_is_enough=True)
+    if seen.unreachable:
+        raise HostsUnreachable(seen.unreachable)
+    if seen.run is None or seen.run.state != "training":
+        state = seen.run.state if seen.run else "unknown"
+        raise OperatorMistake(f"nothing trains (the run is {state}): start it, and ask again while it trains")
+    if not seen.run.workers:
+        raise OperatorMistake("no worker gives steps of its own here: advise is for strategy parameter_server")
+    scripts = {host: script([task.unit for task in inventory.tasks_on(host)]) for host in inventory.hosts}
+    hosts: dict[str, Host] = {}
+    used: dict[str, float] = {}
+    for host, answer in cluster.hosts.run(scripts).items():
+        if answer.unreachable or answer.code:
+            continue
+        hosts[host], units = read(answer)
+        used |= {task.name: units[task.unit] for task in inventory.tasks_on(host) if task.unit in units}
+    workers = {task: int(each["steps"]) for task, each in seen.run.workers.items()}
+    places = {task.name: task.host for task in inventory.tasks}
+    return Look(seen.run.updated or seen.clocks[inventory.chief.host], workers, used, hosts, places)
+
+
+def script(units: list[str]) -> str:
+    """Return what a host runs: figures by name, then each unit's processor time."""
+    return "\n".join(
+        (
+            "echo cores=$(nproc)",
+            "sed -n 's/^cpu  */stat=/p' /proc/stat",
+            f"link=$({_LINK})",
+            "echo sent=$(cat /sys/class/net/$link/statistics/tx_bytes 2>/dev/null)",
+            "echo received=$(cat /sys/class/net/$link/statistics/rx_bytes 2>/dev/null)",
+            "echo speed=$(cat /sys/class/net/$link/speed 2>/dev/null)",
+            f"systemctl show --property=Id,CPUUsageNSec {' '.join(units)}",
+        )
+    )
+
+
+def read(answer: Answer) -> tuple[Host, dict[str, float]]:
+    """Read what `script` printed; a unit without accounting is left out."""
+    values: dict[str, str] = {}
+    used: dict[str, float] = {}
+    unit = ""
+    for line in answer.stdout.splitlines():
+        name, _, value = line.partition("=")
+        if name == "Id":
+            unit = value
+        elif name == "CPUUsageNSec" and value.isdecimal() and len(value) < 20 and value != str(2**64 - 1):
+            used[unit] = int(value) / 1e9
+        else:
+            values[name] = value
+    ticks = [int(each) / 100 for each in values.get("stat", "").split()] + [0.0] * 8
+    user, nice, system, _, storage, interrupts, soft, stolen = ticks[:8]
+    busy = user + nice + system + interrupts + soft + stolen
+    speed = _number(values.get("speed"))
+    link = speed * 1e6 / 8 if speed > 0 else None
+    host = Host(_number(values.get("cores")) or 1.0, busy, storage, _number(values.get("sent")),
+                _number(values.get("received")), link)  # fmt: skip
+    return host, used
+
+
+def _number(text: Any) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return 0.0

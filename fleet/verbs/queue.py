@@ -1,0 +1,210 @@
+"""`fab queue`, `queue-add`, `queue-move` and `queue-remove`: what the cluster trains, one after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from getpass import getuser
+from typing import Any
+
+from fleet import history
+from fleet.cluster import Cluster
+from fleet.errors import HostsUnreachable, OperatorMistake
+from fleet.history import MOST_TEXT, Trail
+from fleet.observation import Observation
+from fleet.tables import ProgressLine
+from fleet.verbs import Desk
+from fleet.verbs.start import StartRequest, check_program, start_cluster
+from fleet.verbs.watch import RUN_SECONDS
+from trainer.telemetry.queue import describe_queue
+
+# A coordinator that ends one run begins the next, or ends, within so long.
+TURN_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run or a sweep that is to be trained in its turn."""
+
+    name: str
+    program: str | None = None
+    program_args: Mapping[str, Any] = field(default_factory=dict)
+    points: Sequence[Mapping[str, Any]] | None = None
+    """Of a sweep."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Run settings of its own."""
+    priority: int = 0
+    minutes: float = 0.0
+    """How long the cluster may work on it; 0 for as long as it takes."""
+    reason: str | None = None
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """What would be selected to train it alone."""
+        own: dict[str, Any] = {"program_args": dict(self.program_args)} if self.program_args else {}
+        if self.program is not None:
+            own["program"] = self.program
+        if self.points is None:
+            return {"run": self.name, **own}
+        return {**own, "sweep": {"name": self.name, "attempt": 1, "points": list(self.points)}}
+
+    def entry(self, cluster: Cluster) -> dict[str, Any]:
+        """Return it as the queue has it."""
+        told = {key: value for key, value in self.selection.items() if key in ("program", "program_args")}
+        if self.points is not None:
+            told["points"] = list(self.points)
+        origin = history.origin(cluster.inventory)
+        about: dict[str, Any] = {"owner": origin["who"], "from": origin["from"], "priority": self.priority}
+        if self.reason:
+            about["reason"] = self.reason[:MOST_TEXT]
+        return {
+            "name": self.name, **told, "settings": dict(self.settings), "seconds": 60 * self.minutes, **about,
+        }  # fmt: skip
+
+
+def show_queue(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
+    """Show what trains, what waits and what has ended."""
+    told = cluster.ask_queue("list", [])
+    if as_json:
+        desk.answer("queue", {"queue": told})
+        return
+    desk.say(describe_queue(told))
+    if told["over"]:
+        desk.say("add a run: fab queue-add RUN")
+    elif not told["followed"]:
+        desk.say("go on with it: fab start-cluster --queue")
+
+
+def queue_add(cluster: Cluster, desk: Desk, asked: Asked, plan_only: bool = False, as_shipped: bool = False) -> None:
+    """Add a run or a sweep; where the cluster has nothing left to train, start it.
+
+    Beside a training it is proven on the coordinator's host, with the release that the hosts have. Raises
+    OperatorMistake for what can't be trained.
+    """
+    check_program(cluster.inventory, desk, asked.selection)
+    release = desk.build(cluster.inventory)
+    seen = _look(cluster)
+    words = ["--entry", json.dumps(asked.entry(cluster))]
+    planned = cluster.ask_queue("add", [*words, "--plan"])
+    is_new = planned["outcome"] != "there already"
+    runs = seen.units[cluster.inventory.chief.name].up
+    if is_new and runs:
+        _refuse_other_release(seen.releases.get(cluster.inventory.chief.host), release, as_shipped)
+    if plan_only:
+        desk.say(f"would add {asked.name} {_after(planned['ahead'])}")
+        desk.say(f"nothing was done. Do it: fab queue-add {asked.name} ...")
+        _answer(desk, "queue-add", {**planned, "started": False})
+        return
+    if is_new and runs:
+        _prove(cluster, desk, str(seen.releases[cluster.inventory.chief.host]), asked)
+    said = planned
+    if is_new:
+        with Trail(cluster, desk, "queue-add", asked.reason) as trail:
+            trail.begin(**({"sweep": asked.name} if asked.points is not None else {"run": asked.name}))
+            said = cluster.ask_queue("add", words)
+    desk.say(f"{asked.name} {'is added' if is_new else 'waits already'} {_after(said['ahead'])}")
+    started = _start_where_idle(cluster, desk, asked, said, is_new)
+    desk.say("look: fab queue")
+    _answer(desk, "queue-add", {**said, "started": started})
+
+
+def _start_where_idle(cluster: Cluster, desk: Desk, asked: Asked, said: Mapping[str, Any], is_new: bool) -> bool:
+    """Start the cluster where its tasks have ended by themselves; returns whether that was done."""
+    chief = cluster.inventory.chief
+    unit = _look(cluster).units[chief.name]
+    end = desk.clock() + TURN_SECONDS
+    # The coordinator may have found the queue empty just before: it ends, or begins with what was added.
+    while unit.up and not said["busy"] and desk.clock() < end:
+        desk.sleep(RUN_SECONDS)
+        unit = _look(cluster).units[chief.name]
+        said = {"busy": any(entry["state"] != "queued" for entry in _left(cluster))}
+    if unit.up:
+        return False
+    if not unit.enabled:
+        desk.say("the cluster is stopped: `fab start-cluster` proves what waits, and works it off")
+        return False
+    desk.say("the cluster has nothing else to train: it is started")
+    try:
+        start_cluster(cluster, replace(desk, answers=None), StartRequest(queue=True, detach=True, reason=asked.reason))
+    except OperatorMistake:
+        if is_new:
+            cluster.ask_queue("remove", ["--name", asked.name, "--stop", "--who", getuser()])
+            desk.say(f"{asked.name} is taken back")
+        raise
+    return True
+
+
+def queue_move(
+    cluster: Cluster, desk: Desk, name: str, to: str, reason: str | None = None, plan_only: bool = False
+) -> None:
+    """Move an entry that waits; `to` is first, last, before:NAME or priority:N."""
+    words = ["--name", name, "--to", to]
+    if plan_only:
+        said = cluster.ask_queue("move", [*words, "--plan"])
+        desk.say(f"the order would be {', '.join(said['order'])}\nnothing was done")
+    else:
+        with Trail(cluster, desk, "queue-move", reason) as trail:
+            trail.begin(run=name, words=to)
+            said = cluster.ask_queue("move", words)
+        desk.say(f"the order is {', '.join(said['order'])}\nlook: fab queue")
+    _answer(desk, "queue-move", said)
+
+
+def queue_remove(
+    cluster: Cluster, desk: Desk, name: str, stop: bool = False, reason: str | None = None, plan_only: bool = False
+) -> None:
+    """Take an entry out; with `stop` also the one that trains, which is saved. Its files stay."""
+    words = ["--name", name, "--who", getuser(), *(["--stop"] if stop else [])]
+    said = cluster.ask_queue("remove", [*words, "--plan"])
+    if said["outcome"] == "not there":
+        desk.say(f"{name} does not wait in the queue, and does not train\nlook: fab queue")
+    elif plan_only:
+        desk.say(f"would take {name} out\nnothing was done. Do it: fab queue-remove {name}")
+    else:
+        with Trail(cluster, desk, "queue-remove", reason) as trail:
+            trail.begin(run=name)
+            said = cluster.ask_queue("remove", words)
+        desk.say(f"{name} is taken out; what it has trained stays: fab runs\nlook: fab queue")
+    _answer(desk, "queue-remove", said)
+
+
+def _look(cluster: Cluster) -> Observation:
+    chief = cluster.inventory.chief
+    seen = cluster.observe([chief.host], new_is_enough=True)
+    if chief.host in seen.unreachable:
+        raise HostsUnreachable(seen.unreachable, "the queue lies with the coordinator's host")
+    cluster.refuse_when_not_installed(seen)
+    return seen
+
+
+def _prove(cluster: Cluster, desk: Desk, release: str, asked: Asked) -> None:
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+    try:
+        progress.show(f"proving {asked.name} with release {release}")
+        desk.prove(cluster, release, asked.selection, progress)
+    finally:
+        progress.end()
+
+
+def _left(cluster: Cluster) -> list[Mapping[str, Any]]:
+    return [entry for entry in cluster.ask_queue("list", [])["entries"] if not entry["over"]]
+
+
+def _refuse_other_release(there: str | None, here: str, as_shipped: bool) -> None:
+    """Raise OperatorMistake where what would be trained is not what the operator has before them."""
+    if there != here and not as_shipped:
+        raise OperatorMistake(
+            f"the hosts train with release {there}, and this checkout is {here}: all that waits is trained with the "
+            "hosts' release. Add it as that has it: --as-shipped. Or ship this checkout to all: `fab start-cluster`, "
+            "which restarts the tasks once, from a checkpoint"
+        )
+
+
+def _after(ahead: Sequence[str]) -> str:
+    return f"after {', '.join(ahead)}" if ahead else "as the next"
+
+
+def _answer(desk: Desk, verb: str, said: Mapping[str, Any]) -> None:
+    if desk.answers is not None:
+        desk.answer(verb, {**said, "next": "fab queue"})

@@ -1,0 +1,142 @@
+"""What `fab advise` makes of two looks, for each cause that it knows, and how hosts are asked."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet import verbs
+from fleet.advice import Host, Look, advise
+from fleet.cluster import Cluster
+from fleet.errors import OperatorMistake
+from fleet.ssh import Answer
+from fleet.verbs.advise import advise as advise_verb
+from fleet.verbs.advise import read, script
+from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_second_day as day
+
+TASKS = ("chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2")
+CALM = Host(cores=4, busy=0, storage=0, sent=0, received=0, link=125e6)
+FIRST = Look(
+    0.0,
+    dict.fromkeys(TASKS[3:], 0),
+    dict.fromkeys(TASKS, 0.0),
+    dict.fromkeys(TASKS, CALM),
+    dict(zip(TASKS, TASKS, strict=True)),
+)
+
+
+def later(pace: float = 10.0, **more: Any) -> Look:
+    """A hundred seconds later: all workers at this pace, each task with a tenth of a processor."""
+    hosts = {name: replace(CALM, busy=10.0) for name in TASKS}
+    hosts |= more.pop("hosts", {})
+    seconds = {**dict.fromkeys(TASKS, 10.0), **more.pop("seconds", {})}
+    workers = {**dict.fromkeys(TASKS[3:], int(100 * pace)), **more.pop("workers", {})}
+    return Look(100.0, workers, seconds, hosts, FIRST.places)
+
+
+def busy(task: str, cores: float) -> dict[str, Any]:
+    return {"seconds": {task: 100 * cores}, "hosts": {task: replace(CALM, busy=100 * cores)}}
+
+
+@pytest.mark.parametrize(
+    ("last", "part", "said"),
+    [
+        (later(workers={"worker-1": 300}), "worker", "worker-1 is slow: 3 steps/s, where the median"),
+        (later(**busy("chief-0", 0.95)), "coordinator", "chief-0 uses 0.95 processors"),
+        (later(**busy("ps-0", 3.8)), "ps", "95%, most of it by ps-0: 3.80 of 4. another ps"),
+        (later(**busy("ps-1", 2.5)), "ps", "ps-1 is hot: it uses 2.50 processors"),
+        (later(**busy("worker-0", 3.8)), "worker", "most of it by worker-0: 3.80 of 4. its program computes"),
+        (later(hosts={"worker-2": replace(CALM, busy=390)}), "other", "98%, most of it by other work: 3.80 of 4"),
+        (later(hosts={"ps-0": replace(CALM, sent=100 * 100e6)}), "network", "ps-0 carries 95.4 MiB/s of 119"),
+        (later(hosts={"worker-0": replace(CALM, storage=80)}), "input", "waits for storage for 20% of the time"),
+        (later(), "input", "2% of their processors, and a step takes 100 ms. That"),
+        (later(100), "nothing", "a step takes 10 ms. Whether it waits for input or for messages is not measured"),
+        (later(1000), "batch", "a step takes 1 ms: mostly messages"),
+        (later(0), "nothing", "no step was trained in 100 s. See why: fab status"),
+    ],
+)  # fmt: skip
+def test_each_cause_is_named_with_its_figures(last: Look, part: str, said: str) -> None:
+    found = advise(FIRST, last)
+    assert found[0].part == part
+    assert said in found[0].text
+
+
+def test_what_is_not_known_is_said() -> None:
+    last = later()
+    silent = {task: used for task, used in last.seconds.items() if not task.startswith("worker")}
+    (found,) = advise(FIRST, replace(last, seconds=silent))
+    assert found.text == "no worker says what it uses of its processors: what it waits for is not known"
+
+
+def test_a_task_that_began_again_is_left_out() -> None:
+    first = replace(FIRST, seconds={**FIRST.seconds, "ps-0": 5000.0})
+    assert advise(first, later(**busy("ps-0", 3.8)))[0].part == "other"
+
+
+def test_a_host_says_its_figures() -> None:
+    done = subprocess.run(["sh", "-c", script([])], capture_output=True, text=True, check=False)
+    host, _ = read(Answer(done.stdout))
+    assert host.cores >= 1
+    assert host.busy > 0
+
+
+def test_units_without_accounting_are_left_out() -> None:
+    lines = [
+        "cores=4",
+        "stat=100 0 100 999 50 0 0 0",
+        "sent=5",
+        "received=6",
+        "speed=1000",
+        "Id=a",
+        "CPUUsageNSec=2000000000",
+    ]
+    lines += ["Id=b", f"CPUUsageNSec={2**64 - 1}", "Id=c", "CPUUsageNSec=[not set]"]
+    assert read(Answer("\n".join(lines))) == (Host(4, 2.0, 0.5, 5, 6, 125e6), {"a": 2.0})
+
+
+class Hosts(day.Hosts):
+    """Hosts that say the figures of `looks`, one after the other."""
+
+    def _answer(self, host: str, script: str) -> Answer:
+        if "CPUUsageNSec" not in script:
+            return super()._answer(host, script)
+        used = int(self.now * 1e9 * 0.1)
+        units = "\n".join(f"Id={task.unit}\nCPUUsageNSec={used}" for task in self.inventory.tasks_on(host))
+        return Answer(f"cores=4\nstat={int(self.now * 100)} 0 0 0 0 0 0 0\nsent=0\nreceived=0\nspeed=\n{units}")
+
+
+def trains(hosts: fleet.Pretence) -> None:
+    steps = int(hosts.now) * 5
+    workers = {
+        "worker-0": {"steps": steps, "steps_per_second": 5.0},
+        "worker-1": {"steps": steps // 10, "steps_per_second": 0.5},
+    }
+    hosts.run_status = fleet.status("training", steps, hosts.now, workers=workers)
+
+
+def make_hosts() -> Hosts:
+    """Hosts on which worker-1 trains at a tenth of the pace of worker-0."""
+    made = day.make_hosts()
+    return Hosts(made.inventory, units=made.units, tick=trains)
+
+
+def test_the_verb_looks_twice_and_changes_nothing() -> None:
+    hosts = make_hosts()
+    clock = fleet.Clock(hosts=hosts)
+    desk = verbs.Desk(io.StringIO(), clock, clock.sleep)
+    advise_verb(Cluster(hosts.inventory, hosts), desk, 120)
+    assert hosts.done == []
+    assert clock.now == 120
+    assert "worker: worker-1 is slow: 0.5 steps/s, where the median of the others is 5" in fleet.printed(desk)
+
+
+def test_without_a_training_there_is_nothing_to_measure() -> None:
+    hosts = day.make_hosts()
+    hosts.run_status = fleet.status("stopped", 20)
+    with pytest.raises(OperatorMistake, match=r"nothing trains \(the run is stopped\)"):
+        advise_verb(Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO()), 120)

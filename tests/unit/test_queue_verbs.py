@@ -1,0 +1,310 @@
+"""`fab queue` and its changes, on hosts that are only pretended and whose trainer is the real one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet import verbs
+from fleet.cluster import Cluster
+from fleet.errors import OperatorMistake
+from fleet.release import Display
+from fleet.ssh import Answer
+from fleet.verbs.queue import Asked, queue_add, queue_move, queue_remove, show_queue
+from fleet.verbs.start import StartRequest, start_cluster
+from fleet.verbs.status import show_status
+from fleet.verbs.stop import stop_cluster
+from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_second_day as day
+from trainer.__main__ import main
+from trainer.core.states import RunState
+from trainer.run.directory import RunDirectory
+from trainer.run.queue import Queue
+from trainer.run.records import write_record
+
+
+@dataclass
+class Hosts(day.Hosts):
+    """Hosts with a queue; its file and the selection lie in `place`."""
+
+    place: Path = Path()
+    knows_queues: bool = True
+
+    def _answer(self, host: str, script: str) -> Answer:
+        if found := re.search(r"-m trainer (queue .*)", script):
+            return self._queue(shlex.split(found[1]))
+        selected = self.place / "selection.json"
+        self.selection = selected.read_text() if selected.exists() else self.selection
+        answer = super()._answer(host, script)
+        if self.done and self.done[-1] == "select":
+            selected.write_text(self.selection)
+        return answer
+
+    def _queue(self, words: list[str]) -> Answer:
+        if not self.knows_queues:
+            return Answer("", "trainer: error: argument COMMAND: invalid choice: 'queue' (choose from x)", 2)
+        words[words.index("--settings") + 1] = str(self.place / "run.json")
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(words, {})
+        return Answer(out.getvalue(), err.getvalue(), code)
+
+    @property
+    def queue(self) -> Queue:
+        return Queue.read(self.place)
+
+    def finish(self, run: str, state: RunState = RunState.FINISHED) -> None:
+        self.queue.end_point(run, state, "why" if state is RunState.FAILED else "")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return make_hosts(tmp_path)
+
+
+def make_hosts(tmp_path: Path) -> Hosts:
+    """Hosts on which the run digits trains, and nothing waits."""
+    made = day.make_hosts()
+    write_record(tmp_path / "run.json", {"program": "p:P", "run": "digits", "shared_dir": str(tmp_path)})
+    RunDirectory(tmp_path, "digits").set_state(RunState.TRAINING, 20)
+    found = Hosts(made.inventory, run_status=made.run_status, units=made.units, place=tmp_path)
+    found.checkpoints = made.checkpoints
+    return found
+
+
+@pytest.fixture
+def proven() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def desk(hosts: Hosts, proven: list[Any]) -> verbs.Desk:
+    clock = fleet.Clock(hosts=hosts)
+
+    def prove(_cluster: Cluster, release: str, selection: Mapping[str, Any], _display: Display) -> None:
+        if selection.get("run") == "broken":
+            raise OperatorMistake("program p:P: build_model failed")
+        proven.append((release, selection))
+
+    desk = verbs.Desk(io.StringIO(), clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: hosts.release or "")
+    desk.prove = prove
+    return desk
+
+
+def cluster(hosts: Hosts) -> Cluster:
+    return Cluster(hosts.inventory, hosts)
+
+
+def idle(hosts: Hosts) -> None:
+    """Have the tasks ended by themselves, after what was to be trained."""
+    for name in hosts.units:
+        hosts.set(name, active="inactive", sub="dead")
+
+
+def test_beside_a_training_a_run_is_proven_and_waits_for_its_end(
+    hosts: Hosts, desk: verbs.Desk, proven: list[Any]
+) -> None:
+    asked = Asked("next", "p:Q", {"rate": 0.1}, settings={"steps": 50}, minutes=30, reason="as agreed")
+    queue_add(cluster(hosts), desk, asked)
+    assert proven == [("abc123", {"run": "next", "program": "p:Q", "program_args": {"rate": 0.1}})]
+    assert hosts.done == []  # nothing was stopped or started
+    assert [entry.name for entry in hosts.queue.entries] == ["digits", "next"]
+    assert hosts.queue.entries[1].seconds == 1800
+    assert json.loads((hosts.place / "selection.json").read_text()) == {"queue": {}}
+    acts = [json.loads(line) for line in hosts.lines]
+    assert [(act["verb"], act["outcome"], act["run"], act["reason"]) for act in acts] == [
+        ("queue-add", "begun", "next", "as agreed"),
+        ("queue-add", "done", "next", "as agreed"),
+    ]
+    assert fleet.printed(desk).endswith("next is added after digits\nlook: fab queue\n")
+
+
+def test_typed_twice_it_is_added_once(hosts: Hosts, desk: verbs.Desk, proven: list[Any]) -> None:
+    for _ in range(2):
+        queue_add(cluster(hosts), desk, Asked("next"))
+    assert len(proven) == 1
+    assert len(hosts.lines) == 2
+    assert "next waits already after digits\n" in fleet.printed(desk)
+
+
+def test_a_plan_says_where_it_would_go_and_adds_nothing(hosts: Hosts, desk: verbs.Desk, proven: list[Any]) -> None:
+    queue_add(cluster(hosts), desk, Asked("one"))
+    before = (hosts.place / "queue.json").read_text()
+    queue_add(cluster(hosts), desk, Asked("two", priority=3), plan_only=True)
+    assert "would add two after digits\nnothing was done. Do it: fab queue-add two" in fleet.printed(desk)
+    assert (hosts.place / "queue.json").read_text() == before
+    assert len(proven) == 1
+
+
+def test_what_can_not_be_built_is_refused_and_not_added(hosts: Hosts, desk: verbs.Desk) -> None:
+    with pytest.raises(OperatorMistake, match="build_model failed"):
+        queue_add(cluster(hosts), desk, Asked("broken"))
+    assert not (hosts.place / "queue.json").exists()
+
+
+def test_another_checkout_is_refused_beside_a_training_unless_asked_for(
+    hosts: Hosts, desk: verbs.Desk, proven: list[Any]
+) -> None:
+    desk.build = lambda _: "def456"
+    with pytest.raises(OperatorMistake, match="the hosts train with release abc123, and this checkout is def456"):
+        queue_add(cluster(hosts), desk, Asked("next"))
+    queue_add(cluster(hosts), desk, Asked("next"), as_shipped=True)
+    assert proven[0][0] == "abc123"
+
+
+def test_an_idle_cluster_is_started_for_what_is_added(hosts: Hosts, desk: verbs.Desk, proven: list[Any]) -> None:
+    RunDirectory(hosts.place, "digits").set_state(RunState.FINISHED, 30, asked=30)
+    idle(hosts)
+    queue_add(cluster(hosts), desk, Asked("next", reason="as agreed"))
+    assert proven == []  # the start proves it
+    assert "start chief-0" in hosts.done
+    said = fleet.printed(desk)
+    assert "next is added as the next\nthe cluster has nothing else to train: it is started\n" in said
+    assert "the queue is worked off without this machine. Look: fab queue." in said
+    assert json.loads(hosts.lines[-1])["reason"] == "as agreed"
+
+
+def test_a_run_that_the_start_refuses_is_taken_back(hosts: Hosts, desk: verbs.Desk) -> None:
+    RunDirectory(hosts.place, "digits").set_state(RunState.FINISHED, 30, asked=30)
+    idle(hosts)
+
+    def refuse(*_: Any) -> Any:
+        raise OperatorMistake("program p:P: build_model failed")
+
+    with pytest.raises(OperatorMistake, match="build_model failed"):
+        queue_add(cluster(hosts), replace(desk, ship=refuse), Asked("broken"))
+    assert hosts.queue.present() is None
+    assert "broken is taken back\n" in fleet.printed(desk)
+
+
+def test_a_cluster_that_was_stopped_by_hand_stays_stopped(hosts: Hosts, desk: verbs.Desk) -> None:
+    stop_cluster(cluster(hosts), desk, "maintenance")
+    assert json.loads(hosts.lines[-1])["reason"] == "maintenance"
+    hosts.done.clear()
+    queue_add(cluster(hosts), desk, Asked("next"))
+    assert hosts.done == []
+    assert "the cluster is stopped: `fab start-cluster` proves what waits" in fleet.printed(desk)
+    start_cluster(cluster(hosts), desk, StartRequest())
+    assert "start chief-0" in hosts.done
+
+
+def test_a_coordinator_that_has_just_found_the_queue_empty_is_started_again(hosts: Hosts, desk: verbs.Desk) -> None:
+    queue_add(cluster(hosts), desk, Asked("one"))
+    for run in ("digits", "one"):
+        hosts.finish(run)
+    looks = iter(range(100))
+
+    def end(_: fleet.Pretence) -> None:
+        if next(looks) == 4:
+            idle(hosts)
+
+    hosts.tick = end
+    queue_add(cluster(hosts), desk, Asked("two"))
+    assert "start chief-0" in hosts.done
+
+
+def test_a_start_leaves_a_queue_that_is_over_idle_and_says_so(hosts: Hosts, desk: verbs.Desk) -> None:
+    queue_add(cluster(hosts), desk, Asked("one"))
+    hosts.finish("digits")
+    hosts.finish("one", RunState.FAILED)
+    idle(hosts)
+    start_cluster(cluster(hosts), desk, StartRequest())
+    assert hosts.done == []
+    said = fleet.printed(desk)
+    assert "queue: over, 1 failed; nothing is left to train\n" in said
+    assert said.endswith("nothing is left to train, and the cluster stays idle. Add a run: fab queue-add RUN\n")
+
+
+def test_a_run_of_ones_own_goes_first_and_the_queue_goes_on_when_asked(hosts: Hosts, desk: verbs.Desk) -> None:
+    queue_add(cluster(hosts), desk, Asked("one"))
+    hosts.tick = fleet.train()
+    start_cluster(cluster(hosts), desk, StartRequest("mine", detach=True))
+    assert json.loads(hosts.selection) == {"run": "mine"}
+    show_queue(cluster(hosts), desk)
+    assert fleet.printed(desk).endswith("go on with it: fab start-cluster --queue\n")
+    start_cluster(cluster(hosts), desk, StartRequest(queue=True, reason="his turn"))
+    assert json.loads(hosts.selection) == {"queue": {}}
+    assert "  select  the queue\n" in fleet.printed(desk)
+    assert json.loads(hosts.lines[-1])["reason"] == "his turn"
+
+
+@pytest.mark.parametrize("request_", [StartRequest("mine", queue=True), StartRequest(program="p:P", queue=True)])
+def test_the_queue_and_a_run_are_not_asked_for_together(hosts: Hosts, desk: verbs.Desk, request_: StartRequest) -> None:
+    with pytest.raises(OperatorMistake, match="--queue goes on with what waits"):
+        start_cluster(cluster(hosts), desk, request_)
+
+
+def test_a_program_is_not_laid_over_the_queue(hosts: Hosts, desk: verbs.Desk) -> None:
+    queue_add(cluster(hosts), desk, Asked("one"))
+    with pytest.raises(OperatorMistake, match="the queue is selected, and each of its runs has its own program"):
+        start_cluster(cluster(hosts), desk, StartRequest(program="p:Q"))
+
+
+def test_an_empty_queue_is_not_started(hosts: Hosts, desk: verbs.Desk) -> None:
+    with pytest.raises(OperatorMistake, match="the queue is empty: add a run with fab queue-add RUN"):
+        start_cluster(cluster(hosts), desk, StartRequest(queue=True))
+
+
+def test_who_follows_a_run_is_left_when_the_queue_has_the_next(hosts: Hosts, desk: verbs.Desk) -> None:
+    def tick(_: fleet.Pretence) -> None:
+        begun.setdefault("at", hosts.now)
+        seconds = hosts.now - begun["at"]
+        name = "digits" if seconds < 10 else "next"
+        hosts.run_status = fleet.status("training", int(seconds), hosts.now) | {"run": name}
+
+    begun: dict[str, float] = {}
+    hosts.tick = tick
+    start_cluster(cluster(hosts), desk, StartRequest())
+    assert fleet.printed(desk).endswith(
+        "run digits is trained no more, and another one is. Look: fab status, fab queue\n"
+    )
+
+
+def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts, desk: verbs.Desk) -> None:
+    for name in ("a", "b"):
+        queue_add(cluster(hosts), desk, Asked(name))
+    queue_move(cluster(hosts), desk, "b", "first", plan_only=True)
+    queue_move(cluster(hosts), desk, "b", "first", "it is urgent")
+    said = fleet.printed(desk)
+    assert "the order would be digits, b, a\nnothing was done\n" in said
+    assert "the order is digits, b, a\nlook: fab queue\n" in said
+    queue_remove(cluster(hosts), desk, "a", plan_only=True)
+    assert "a" in [point.run for point in hosts.queue.to_prove()]
+    queue_remove(cluster(hosts), desk, "a", reason="no need")
+    queue_remove(cluster(hosts), desk, "a")
+    assert fleet.printed(desk).endswith("a does not wait in the queue, and does not train\nlook: fab queue\n")
+    with pytest.raises(OperatorMistake, match="digits has begun: with --stop"):
+        queue_remove(cluster(hosts), desk, "digits")
+    queue_remove(cluster(hosts), desk, "digits", stop=True)
+    acts = [json.loads(line) for line in hosts.lines][4:]
+    assert [(act["verb"], act["outcome"], act.get("reason")) for act in acts] == [
+        ("queue-move", "begun", "it is urgent"),
+        ("queue-move", "done", "it is urgent"),
+        ("queue-remove", "begun", "no need"),
+        ("queue-remove", "done", "no need"),
+        ("queue-remove", "begun", None),
+        ("queue-remove", "failed", None),
+        ("queue-remove", "begun", None),
+        ("queue-remove", "done", None),
+    ]
+
+
+def test_status_says_that_a_run_is_of_the_queue(hosts: Hosts, desk: verbs.Desk) -> None:
+    queue_add(cluster(hosts), desk, Asked("next"))
+    show_status(cluster(hosts), desk)
+    assert "\nof the queue: fab queue\n" in fleet.printed(desk)
+
+
+def test_hosts_with_an_older_release_are_named(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.knows_queues = False
+    with pytest.raises(OperatorMistake, match="the release on the hosts knows no queue: ship this one first"):
+        show_queue(cluster(hosts), desk)

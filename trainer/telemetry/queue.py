@@ -1,0 +1,108 @@
+"""How far the queue is: its table, from the records of the queue and of its runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.core.config import Config
+from trainer.core.states import RunState
+from trainer.run.queue import REMOVED, Entry, Queue
+from trainer.run.queue_changes import read_or_none
+from trainer.run.selection import read_selection
+from trainer.telemetry.status import lay_out, numbers
+from trainer.telemetry.sweep import read_point
+
+QUEUED = "queued"
+HEADER = ("NAME", "OWNER", "PRIORITY", "STATE", "STEPS", "EVALUATION", "MINUTES", "ADDED", "REASON")
+ENDS = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED, REMOVED)
+
+
+def read_queue(config: Config) -> dict[str, Any]:
+    """Return the queue and its entries, in the order of training, for `python -m trainer queue list`."""
+    queue = read_or_none(config.shared_dir)
+    selection = read_selection(config)
+    present = queue.present() if queue else None
+    entries = [read_entry(queue, entry) for entry in queue.entries] if queue else []
+    return {
+        "entries": entries,
+        "present": present.run if present else None,
+        "over": present is None,
+        "evaluated": queue is None or queue.unevaluated() is None,
+        "followed": "queue" in selection,
+    }
+
+
+def read_entry(queue: Queue, entry: Entry) -> dict[str, Any]:
+    """Return one entry; of a sweep the state is that of its present run, or of the last that ended."""
+    ends = queue.ends()
+    points = [read_point(queue, point, ends.get(point.run)) for point in entry.points]
+    over = [point for point in points if point["run"] in ends]
+    now = next((point for point in points if point["run"] not in ends), points[-1])
+    state = now["state"] if over or queue.has_begun(entry) else QUEUED
+    failed = [point["run"] for point in points if point["run"] in ends and point["state"] == RunState.FAILED]
+    if len(over) == len(points) and failed:
+        state = str(RunState.FAILED)
+    keys = ("priority", "owner", "from", "reason", "added", "program")
+    return {
+        "name": entry.name,
+        "kind": "sweep" if entry.is_sweep else "run",
+        **{key: entry.told.get(key) for key in keys},
+        "priority": entry.priority,
+        "settings": {key: value for key, value in entry.told["settings"].items() if not key.startswith("program")},
+        "seconds": entry.seconds,
+        "used": round(queue.used(entry), 1),
+        "state": state,
+        "over": len(over) == len(points),
+        "failed": failed,
+        "message": next((point["message"] for point in reversed(over) if point["message"]), ""),
+        "points": points,
+    }
+
+
+def describe_queue(told: Mapping[str, Any]) -> str:
+    """Lay the queue out as a table; below it why a run failed or was stopped."""
+    entries = told["entries"]
+    if not entries:
+        return "the queue is empty: nothing was added yet"
+    rows: list[tuple[str, ...]] = [HEADER]
+    rows += [row_of(entry) for entry in entries]
+    over = [entry for entry in entries if entry["over"]]
+    failed = [entry for entry in over if entry["state"] == RunState.FAILED]
+    head = f"queue: {len(over)} of {len(entries)} have ended" + (f", {len(failed)} failed" if failed else "")
+    if told["over"]:
+        head = f"queue: over{f', {len(failed)} failed' if failed else ''}; nothing is left to train"
+    elif not told["followed"]:
+        head += "; another run is selected, and the queue waits"
+    lines = [head, lay_out(rows)]
+    for entry in over:
+        if entry["message"]:
+            message = entry["message"].replace("\n", "\n  ")
+            lines.append(f"{entry['name']} {entry['state']}: {message}")
+    return "\n".join(lines)
+
+
+def row_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    points = entry["points"]
+    ended = [point for point in points if point["state"] in ENDS]
+    steps = "-" if points[0]["step"] is None else f"{points[0]['step']}/{points[0]['steps']}"
+    if entry["kind"] == "sweep":
+        steps = f"{len(ended) if entry['state'] != QUEUED else 0} of {len(points)} points"
+    elif entry["state"] == QUEUED and points[0]["step"] is None:
+        steps = f"0/{entry['settings'].get('steps', '?')}"
+    used = f"{entry['used'] / 60:.4g}" if entry["used"] else "-"
+    limit = f"{used} of {entry['seconds'] / 60:.4g}" if entry["seconds"] else f"{used} min" if entry["used"] else "-"
+    added = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["added"])) if entry["added"] else "-"
+    evaluation = numbers(points[0]["evaluation"]) if entry["kind"] == "run" else ""
+    return (
+        entry["name"],
+        entry["owner"] or "-",
+        str(entry["priority"]),
+        entry["state"],
+        steps,
+        evaluation or "-",
+        limit,
+        added,
+        entry["reason"] or "-",
+    )
