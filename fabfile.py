@@ -13,13 +13,22 @@ if not sys.flags.dont_write_bytecode:
 
 # What one verb alone needs, it imports itself: half of the time of a `fab status` goes into imports.
 from fleet import decision
-from fleet.command_line import Call, above_zero, ending, leaving, number, read_parameters, verb, whole
+from fleet.command_line import (
+    MEANWHILE,
+    REASON,
+    RUN,
+    Call,
+    above_zero,
+    ending,
+    leaving,
+    number,
+    read_parameters,
+    verb,
+    whole,
+)
 
 _MOST_LINES = 1_000_000  # of each task, which journalctl counts with 32 bits
-_MEANWHILE = "print the outcome as JSON, and what is done meanwhile on standard error"
 _A_LINE = "print JSON instead of a line"
-_RUN = "whose (default: the chosen run's)"
-_REASON = {"reason": "why, for the history and for who comes after you"}
 _START = {
     "run": "name of the run to train: a new one starts a new training, an old one goes on",
     "program": "what to train, package.module:Name",
@@ -30,7 +39,7 @@ _START = {
     "allow_missing": "start without hosts that don't answer, where each job has its minimum (cluster_minimum)",
     "timeout": "seconds to wait for the first trained step (default: 300)",
     "queue": "go on with the queue, instead of the run that is selected (docs/queue.md)",
-    **_REASON,
+    **REASON,
 }
 
 
@@ -60,7 +69,7 @@ def _start(
         start_cluster(cluster, call.desk, request)
 
 
-@verb(_START, _MEANWHILE, flags_of=_start, iterable=["set"])
+@verb(_START, MEANWHILE, flags_of=_start, iterable=["set"])
 def start_cluster(call: Call, **flags: Any) -> None:
     """Ship and prove changed code and settings, start every task, and follow the training to its end."""
     _start(call, **flags, restart=False)
@@ -73,7 +82,7 @@ def start_cluster(call: Call, **flags: Any) -> None:
         "name": "with --status: which sweep, instead of the selected one",
         **{flag: _START[flag] for flag in ("detach", "plan", "allow_missing", "reason")},
     },
-    _MEANWHILE,
+    MEANWHILE,
     positional=[] if "--status" in sys.argv else ["file"],
 )
 def sweep(
@@ -124,10 +133,10 @@ def queue(call: Call) -> None:
         "minutes": "how long the cluster may work on it: then it is saved, and the next begins",
         "priority": "a whole number, below 0 too: what has more goes first (default: 0)",
         "as_shipped": "train it with the release that the hosts have, where this checkout is another",
-        **_REASON,
+        **REASON,
         "plan": _START["plan"],
     },
-    _MEANWHILE,
+    MEANWHILE,
     positional=[] if "--sweep" in sys.argv else ["run"],
     iterable=["set", "setting"],
 )
@@ -176,10 +185,10 @@ _ENTRY = {"run": "which run or sweep; --run may be left out"}
         "last": "after all others",
         "before": "before this one",
         "priority": "give it another priority",
-        **_REASON,
+        **REASON,
         "plan": _START["plan"],
     },
-    _MEANWHILE,
+    MEANWHILE,
     positional=["run"],
 )
 def queue_move(
@@ -208,10 +217,10 @@ def queue_move(
     {
         **_ENTRY,
         "stop": "also where it trains: it is saved and stopped, and the next begins",
-        **_REASON,
+        **REASON,
         "plan": _START["plan"],
     },
-    _MEANWHILE,
+    MEANWHILE,
     positional=["run"],
 )
 def queue_remove(call: Call, run: str, stop: bool = False, reason: str | None = None, plan: bool = False) -> None:
@@ -222,7 +231,7 @@ def queue_remove(call: Call, run: str, stop: bool = False, reason: str | None = 
         queue_remove(cluster, call.desk, run, stop, reason, plan)
 
 
-@verb({**_REASON}, _MEANWHILE)
+@verb({**REASON}, MEANWHILE)
 def stop_cluster(call: Call, reason: str | None = None) -> None:
     """Save a checkpoint, stop every task and keep it down at the next boot."""
     from fleet.verbs.stop import stop_cluster
@@ -231,7 +240,7 @@ def stop_cluster(call: Call, reason: str | None = None) -> None:
         stop_cluster(cluster, call.desk, reason)
 
 
-@verb(_START, _MEANWHILE, flags_of=_start, iterable=["set"])
+@verb(_START, MEANWHILE, flags_of=_start, iterable=["set"])
 def restart_cluster(call: Call, **flags: Any) -> None:
     """Do as start-cluster does, with every task stopped once what is shipped has proven itself."""
     _start(call, **flags, restart=True)
@@ -321,7 +330,7 @@ def runs(call: Call) -> None:
         show_runs(cluster, call.desk, call.json)
 
 
-@verb({"run": _RUN})
+@verb({"run": RUN})
 def checkpoints(call: Call, run: str | None = None) -> None:
     """Show a run's checkpoints: what is known of each, and why it is kept."""
     from fleet.verbs.runs import show_checkpoints
@@ -332,7 +341,7 @@ def checkpoints(call: Call, run: str | None = None) -> None:
 
 @verb(
     {
-        "run": f"{_RUN}; given more than once, these side by side",
+        "run": f"{RUN}; given more than once, these side by side",
         "out": "the file to write (default: report-<run>.html here)",
         "open": "show it in this machine's browser",
     },
@@ -350,7 +359,7 @@ def report(call: Call, run: list[str] | None = None, out: str | None = None, ope
         make_report(cluster, call.desk, run or [], Path(out) if out else None, show, call.json)
 
 
-@verb({"run": _RUN}, _A_LINE)
+@verb({"run": RUN}, _A_LINE)
 def export(call: Call, run: str | None = None) -> None:
     """Export a run's newest checkpoint as a SavedModel, where its end did not."""
     from fleet.verbs.export import export_run
@@ -397,7 +406,7 @@ def gpu_check(call: Call) -> None:
         "minutes": "with --random: for how long (default: 10)",
         "bounds_factor": "multiply the bounds by this, on machines that have other work besides (default: 1)",
     },
-    _MEANWHILE,
+    MEANWHILE,
     # Fabric knows no argument without a flag that may be left out.
     positional=[] if {"--all", "--list", "--random"} & set(sys.argv) else ["names"],
 )
@@ -432,245 +441,24 @@ def drill(
         rehearsal.drill(cluster, call.desk, [name for name in (names or "").split(",") if name], all, factor)
 
 
-_PLAN = {"plan": _START["plan"]}
-_YES = {"yes": "agree beforehand, instead of being asked"}
-
-
-@verb({"run": "which run; --run may be left out", **_YES, **_PLAN}, _MEANWHILE, positional=["run"])
-def delete_run(call: Call, run: str, yes: bool = False, plan: bool = False) -> None:
-    """Remove a run that nobody trains and that is not selected."""
-    from fleet.verbs.delete_run import delete_run as delete
-
-    with call.cluster() as cluster, leaving():
-        delete(cluster, call.desk, run, yes, plan)
-
-
-@verb(
-    {
-        "keep": "how many of the newest runs and releases stay, whatever else is in use",
-        "only": "runs, releases or wheels (default: all of them); may be repeated",
-        **_YES,
-        **_PLAN,
-    },
-    _MEANWHILE,
-    iterable=["only"],
+# The verbs beside training have modules of their own. They come last, as `docs/verbs.md` has them.
+from fleet.second_day import (  # noqa: E402, F401
+    drain,
+    history,
+    hosts,
+    ok_to_stop,
+    remove_host,
+    replace_host,
+    rollback,
+    undrain,
 )
-def prune(call: Call, keep: str, only: list[str] | None = None, yes: bool = False, plan: bool = False) -> None:
-    """Remove old runs, releases and wheels; with --plan, say how much that frees."""
-    from fleet.verbs.prune import prune as remove_old
-
-    number = whole("keep", keep)
-    with call.cluster() as cluster, leaving():
-        remove_old(cluster, call.desk, number, only or (), yes, plan)
-
-
-@verb(
-    {
-        "run": "which run; --run may be left out",
-        "to": "a folder of the chief's host, as /srv/backup; the copy is RUN@STEP there",
-        **_PLAN,
-    },
-    _MEANWHILE,
-    positional=["run"],
+from fleet.upkeep import (  # noqa: E402, F401
+    backup,
+    bundle,
+    clone_run,
+    delete_run,
+    doctor,
+    prune,
+    render,
+    restore_run,
 )
-def backup(call: Call, run: str, to: str, plan: bool = False) -> None:
-    """Copy a run, also one that trains, with a manifest of its files."""
-    from fleet.verbs.backup import back_up
-
-    with call.cluster() as cluster, leaving():
-        back_up(cluster, call.desk, run, to, plan)
-
-
-@verb(
-    {
-        "copy": "the copy's folder on the chief's host; --copy may be left out",
-        "run": "the run's name (default: the copy's)",
-        **_PLAN,
-    },
-    _MEANWHILE,
-    positional=["copy"],
-)
-def restore_run(call: Call, copy: str, run: str | None = None, plan: bool = False) -> None:
-    """Make a run of a copy, proven by its manifest."""
-    from fleet.verbs.restore_run import restore_run as restore
-
-    with call.cluster() as cluster, leaving():
-        restore(cluster, call.desk, copy, run, plan)
-
-
-@verb(
-    {"run": "which run; --run may be left out", "new": "the new run's name; --new may be left out", **_PLAN},
-    _MEANWHILE,
-    positional=["run", "new"],
-)
-def clone_run(call: Call, run: str, new: str, plan: bool = False) -> None:
-    """Make a second run that goes on where a first one is now."""
-    from fleet.verbs.clone_run import clone_run as clone
-
-    with call.cluster() as cluster, leaving():
-        clone(cluster, call.desk, run, new, plan)
-
-
-@verb(json="print all findings as JSON")
-def doctor(call: Call) -> None:
-    """Look at control machine, hosts, ways, tasks and run; say what is wrong and what mends it."""
-    from fleet.verbs.doctor import doctor as look
-
-    with call.cluster() as cluster, leaving():
-        look(cluster, call.desk)
-
-
-@verb(
-    {
-        "out": "the file to write (default: psfleet-bundle-TIME.tar.gz here)",
-        "lines": "how many of the last lines of each host's journal (default: 2000)",
-        "run": _RUN,
-    },
-    "print where it is, and what is in it, as JSON",
-)
-def bundle(call: Call, out: str | None = None, lines: str = "2000", run: str | None = None) -> None:
-    """Write one archive for a bug report, with secrets removed."""
-    from fleet.verbs.bundle import bundle as gather
-
-    number = whole("lines", lines)
-    with call.cluster() as cluster, leaving():
-        gather(cluster, call.desk, out, number, run)
-
-
-@verb(
-    {
-        "manager": "kubernetes or slurm; --manager may be left out",
-        "name": "name of the objects or of the job (default: psfleet)",
-        "run": "name of the run, instead of the inventory's",
-        "program": "what to train, instead of the inventory's: package.module:Name",
-        "shared_dir": "slurm: the path that all nodes share (default: the inventory's)",
-        "image": "kubernetes: the container image, with Python, psfleet[trainer] and the program",
-        "size": "kubernetes: the size of the shared volume (default: 100Gi)",
-        "storage_class": "kubernetes: its storage class, which must have volumes for many nodes",
-        "python": "slurm: the Python that has psfleet[trainer] and the program (default: python)",
-    },
-    positional=["manager"],
-)
-def render(
-    call: Call,
-    manager: str,
-    name: str = "psfleet",
-    run: str | None = None,
-    program: str | None = None,
-    shared_dir: str | None = None,
-    image: str | None = None,
-    size: str = "100Gi",
-    storage_class: str | None = None,
-    python: str = "python",
-) -> None:
-    """Print the same cluster for another manager: what kubectl apply or sbatch takes."""
-    from fleet.verbs.render import render
-
-    with call.cluster() as cluster:
-        render(
-            cluster.inventory, call.desk, manager, name, run, program, shared_dir, image, size, storage_class, python
-        )
-
-
-_PLAN = {"plan": "say what would be done and what it costs, from live state, and do nothing"}
-_HOST = {"host": "which host of the inventory; --host may be left out"}
-
-
-@verb(
-    {
-        "verb": "of one verb only, such as drain or start-cluster",
-        "host": "what names this host",
-        "who": "of one user only",
-        "since": "since then: '10 min', '2 h', '14:30', '2026-03-02 14:30'",
-        "lines": "how many of the last (default: 20)",
-    }
-)
-def history(
-    call: Call,
-    verb: str | None = None,
-    host: str | None = None,
-    who: str | None = None,
-    since: str | None = None,
-    lines: str = "20",
-) -> None:
-    """Show what was done to the cluster: when, by whom, from where, and why."""
-    from fleet.verbs.history import show_history
-
-    number = whole("lines", lines)
-    with call.cluster() as cluster, leaving():
-        show_history(cluster, call.desk, verb, host, who, since, number)
-
-
-@verb()
-def hosts(call: Call) -> None:
-    """Show each host: its tasks, state and why, release, load, memory, disks, clock, GPUs."""
-    from fleet.verbs.hosts import show_hosts
-
-    with call.cluster() as cluster, leaving():
-        show_hosts(cluster, call.desk)
-
-
-@verb({**_HOST, **_REASON, **_PLAN}, positional=["host"])
-def drain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
-    """Take a host out of the training in order, and keep it out until `undrain`."""
-    from fleet.verbs.drain import drain
-
-    left = f"left in the middle of it. Go on: fab drain {host}. Or have it back: fab undrain {host}"
-    with call.cluster() as cluster, leaving(left):
-        drain(cluster, call.desk, host, reason, plan)
-
-
-@verb({**_HOST, **_REASON, **_PLAN}, positional=["host"])
-def undrain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
-    """Have a drained host back in the training."""
-    from fleet.verbs.drain import undrain
-
-    with call.cluster() as cluster, leaving(f"left. Go on: fab undrain {host}"):
-        undrain(cluster, call.desk, host, reason, plan)
-
-
-@verb({"hosts": "which hosts, with commas between them; --hosts may be left out"}, positional=["hosts"])
-def ok_to_stop(call: Call, hosts: str) -> None:
-    """Say whether hosts may be taken away now: what stops, for how long, and what is lost. Exit code 0 or 1."""
-    from fleet.verbs.ok_to_stop import ok_to_stop
-
-    with call.cluster() as cluster, leaving():
-        ok_to_stop(cluster, call.desk, hosts.split(","))
-
-
-@verb({"to": "which release, as fab history shows it (default: what the hosts had before)", **_REASON, **_PLAN})
-def rollback(call: Call, to: str | None = None, reason: str | None = None, plan: bool = False) -> None:
-    """Switch code, environment and run settings back, from what the hosts have kept."""
-    from fleet.verbs.rollback import rollback
-
-    with call.cluster() as cluster, leaving("left. Look: fab status, fab history"):
-        rollback(cluster, call.desk, to, reason, plan)
-
-
-@verb({**_HOST, **_REASON, **_PLAN}, positional=["host"])
-def remove_host(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
-    """Clean a drained or dead host, and take it out of the inventory."""
-    from fleet.verbs.remove_host import remove_host
-
-    with call.cluster() as cluster, leaving(f"left. Go on: fab remove-host {host}"):
-        remove_host(cluster, call.desk, host, reason, plan)
-
-
-@verb(
-    {
-        "old": "the host whose place and numbers are taken; --old may be left out",
-        "new": "the new host's name in the inventory; --new may be left out",
-        "address": "the new host's address (default: its name)",
-        **_REASON,
-        **_PLAN,
-    },
-    positional=["old", "new"],
-)
-def replace_host(
-    call: Call, old: str, new: str, address: str | None = None, reason: str | None = None, plan: bool = False
-) -> None:
-    """Have a new host take the place of one that is drained or dead."""
-    from fleet.verbs.remove_host import replace_host
-
-    with call.cluster() as cluster, leaving("left. Type it again to go on"):
-        replace_host(cluster, call.desk, old, new, address, reason, plan)

@@ -25,6 +25,9 @@ from fleet.terminal import printable
 from fleet.verbs import Desk
 from trainer.core.parameters import parse_assignments
 
+MEANWHILE = "print the outcome as JSON, and what is done meanwhile on standard error"
+RUN = "whose (default: the chosen run's)"
+REASON = {"reason": "why, for the history and for who comes after you"}
 # What every verb takes, after its own flags.
 _COMMON = {"json": False, "inventory": None, "ask_vault_pass": False}
 _WHERE = {

@@ -1,0 +1,108 @@
+"""The command line of the verbs of docs/second-day.md: what was done, and hosts that come, go and go back."""
+
+from __future__ import annotations
+
+from fleet.command_line import REASON, Call, leaving, verb, whole
+
+_PLAN = {"plan": "say what would be done and what it costs, from live state, and do nothing"}
+_HOST = {"host": "which host of the inventory; --host may be left out"}
+
+
+@verb(
+    {
+        "verb": "of one verb only, such as drain or start-cluster",
+        "host": "what names this host",
+        "who": "of one user only",
+        "since": "since then: '10 min', '2 h', '14:30', '2026-03-02 14:30'",
+        "lines": "how many of the last (default: 20)",
+    }
+)
+def history(
+    call: Call,
+    verb: str | None = None,
+    host: str | None = None,
+    who: str | None = None,
+    since: str | None = None,
+    lines: str = "20",
+) -> None:
+    """Show what was done to the cluster: when, by whom, from where, and why."""
+    from fleet.verbs.history import show_history
+
+    number = whole("lines", lines)
+    with call.cluster() as cluster, leaving():
+        show_history(cluster, call.desk, verb, host, who, since, number)
+
+
+@verb()
+def hosts(call: Call) -> None:
+    """Show each host: its tasks, state and why, release, load, memory, disks, clock, GPUs."""
+    from fleet.verbs.hosts import show_hosts
+
+    with call.cluster() as cluster, leaving():
+        show_hosts(cluster, call.desk)
+
+
+@verb({**_HOST, **REASON, **_PLAN}, positional=["host"])
+def drain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
+    """Take a host out of the training in order, and keep it out until `undrain`."""
+    from fleet.verbs.drain import drain
+
+    left = f"left in the middle of it. Go on: fab drain {host}. Or have it back: fab undrain {host}"
+    with call.cluster() as cluster, leaving(left):
+        drain(cluster, call.desk, host, reason, plan)
+
+
+@verb({**_HOST, **REASON, **_PLAN}, positional=["host"])
+def undrain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
+    """Have a drained host back in the training."""
+    from fleet.verbs.drain import undrain
+
+    with call.cluster() as cluster, leaving(f"left. Go on: fab undrain {host}"):
+        undrain(cluster, call.desk, host, reason, plan)
+
+
+@verb({"hosts": "which hosts, with commas between them; --hosts may be left out"}, positional=["hosts"])
+def ok_to_stop(call: Call, hosts: str) -> None:
+    """Say whether hosts may be taken away now: what stops, for how long, and what is lost. Exit code 0 or 1."""
+    from fleet.verbs.ok_to_stop import ok_to_stop
+
+    with call.cluster() as cluster, leaving():
+        ok_to_stop(cluster, call.desk, hosts.split(","))
+
+
+@verb({"to": "which release, as fab history shows it (default: what the hosts had before)", **REASON, **_PLAN})
+def rollback(call: Call, to: str | None = None, reason: str | None = None, plan: bool = False) -> None:
+    """Switch code, environment and run settings back, from what the hosts have kept."""
+    from fleet.verbs.rollback import rollback
+
+    with call.cluster() as cluster, leaving("left. Look: fab status, fab history"):
+        rollback(cluster, call.desk, to, reason, plan)
+
+
+@verb({**_HOST, **REASON, **_PLAN}, positional=["host"])
+def remove_host(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
+    """Clean a drained or dead host, and take it out of the inventory."""
+    from fleet.verbs.remove_host import remove_host
+
+    with call.cluster() as cluster, leaving(f"left. Go on: fab remove-host {host}"):
+        remove_host(cluster, call.desk, host, reason, plan)
+
+
+@verb(
+    {
+        "old": "the host whose place and numbers are taken; --old may be left out",
+        "new": "the new host's name in the inventory; --new may be left out",
+        "address": "the new host's address (default: its name)",
+        **REASON,
+        **_PLAN,
+    },
+    positional=["old", "new"],
+)
+def replace_host(
+    call: Call, old: str, new: str, address: str | None = None, reason: str | None = None, plan: bool = False
+) -> None:
+    """Have a new host take the place of one that is drained or dead."""
+    from fleet.verbs.remove_host import replace_host
+
+    with call.cluster() as cluster, leaving("left. Type it again to go on"):
+        replace_host(cluster, call.desk, old, new, address, reason, plan)

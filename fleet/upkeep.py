@@ -1,0 +1,144 @@
+"""The command line of the verbs that keep runs, find what is wrong, and print the cluster for other managers."""
+
+from __future__ import annotations
+
+from fleet.command_line import MEANWHILE, RUN, Call, leaving, verb, whole
+
+_PLAN = {"plan": "say what would be done, and do nothing"}
+_YES = {"yes": "agree beforehand, instead of being asked"}
+
+
+@verb({"run": "which run; --run may be left out", **_YES, **_PLAN}, MEANWHILE, positional=["run"])
+def delete_run(call: Call, run: str, yes: bool = False, plan: bool = False) -> None:
+    """Remove a run that nobody trains and that is not selected."""
+    from fleet.verbs.delete_run import delete_run as delete
+
+    with call.cluster() as cluster, leaving():
+        delete(cluster, call.desk, run, yes, plan)
+
+
+@verb(
+    {
+        "keep": "how many of the newest runs and releases stay, whatever else is in use",
+        "only": "runs, releases or wheels (default: all of them); may be repeated",
+        **_YES,
+        **_PLAN,
+    },
+    MEANWHILE,
+    iterable=["only"],
+)
+def prune(call: Call, keep: str, only: list[str] | None = None, yes: bool = False, plan: bool = False) -> None:
+    """Remove old runs, releases and wheels; with --plan, say how much that frees."""
+    from fleet.verbs.prune import prune as remove_old
+
+    number = whole("keep", keep)
+    with call.cluster() as cluster, leaving():
+        remove_old(cluster, call.desk, number, only or (), yes, plan)
+
+
+@verb(
+    {
+        "run": "which run; --run may be left out",
+        "to": "a folder of the chief's host, as /srv/backup; the copy is RUN@STEP there",
+        **_PLAN,
+    },
+    MEANWHILE,
+    positional=["run"],
+)
+def backup(call: Call, run: str, to: str, plan: bool = False) -> None:
+    """Copy a run, also one that trains, with a manifest of its files."""
+    from fleet.verbs.backup import back_up
+
+    with call.cluster() as cluster, leaving():
+        back_up(cluster, call.desk, run, to, plan)
+
+
+@verb(
+    {
+        "copy": "the copy's folder on the chief's host; --copy may be left out",
+        "run": "the run's name (default: the copy's)",
+        **_PLAN,
+    },
+    MEANWHILE,
+    positional=["copy"],
+)
+def restore_run(call: Call, copy: str, run: str | None = None, plan: bool = False) -> None:
+    """Make a run of a copy, proven by its manifest."""
+    from fleet.verbs.restore_run import restore_run as restore
+
+    with call.cluster() as cluster, leaving():
+        restore(cluster, call.desk, copy, run, plan)
+
+
+@verb(
+    {"run": "which run; --run may be left out", "new": "the new run's name; --new may be left out", **_PLAN},
+    MEANWHILE,
+    positional=["run", "new"],
+)
+def clone_run(call: Call, run: str, new: str, plan: bool = False) -> None:
+    """Make a second run that goes on where a first one is now."""
+    from fleet.verbs.clone_run import clone_run as clone
+
+    with call.cluster() as cluster, leaving():
+        clone(cluster, call.desk, run, new, plan)
+
+
+@verb(json="print all findings as JSON")
+def doctor(call: Call) -> None:
+    """Look at control machine, hosts, ways, tasks and run; say what is wrong and what mends it."""
+    from fleet.verbs.doctor import doctor as look
+
+    with call.cluster() as cluster, leaving():
+        look(cluster, call.desk)
+
+
+@verb(
+    {
+        "out": "the file to write (default: psfleet-bundle-TIME.tar.gz here)",
+        "lines": "how many of the last lines of each host's journal (default: 2000)",
+        "run": RUN,
+    },
+    "print where it is, and what is in it, as JSON",
+)
+def bundle(call: Call, out: str | None = None, lines: str = "2000", run: str | None = None) -> None:
+    """Write one archive for a bug report, with secrets removed."""
+    from fleet.verbs.bundle import bundle as gather
+
+    number = whole("lines", lines)
+    with call.cluster() as cluster, leaving():
+        gather(cluster, call.desk, out, number, run)
+
+
+@verb(
+    {
+        "manager": "kubernetes or slurm; --manager may be left out",
+        "name": "name of the objects or of the job (default: psfleet)",
+        "run": "name of the run, instead of the inventory's",
+        "program": "what to train, instead of the inventory's: package.module:Name",
+        "shared_dir": "slurm: the path that all nodes share (default: the inventory's)",
+        "image": "kubernetes: the container image, with Python, psfleet[trainer] and the program",
+        "size": "kubernetes: the size of the shared volume (default: 100Gi)",
+        "storage_class": "kubernetes: its storage class, which must have volumes for many nodes",
+        "python": "slurm: the Python that has psfleet[trainer] and the program (default: python)",
+    },
+    positional=["manager"],
+)
+def render(
+    call: Call,
+    manager: str,
+    name: str = "psfleet",
+    run: str | None = None,
+    program: str | None = None,
+    shared_dir: str | None = None,
+    image: str | None = None,
+    size: str = "100Gi",
+    storage_class: str | None = None,
+    python: str = "python",
+) -> None:
+    """Print the same cluster for another manager: what kubectl apply or sbatch takes."""
+    from fleet.verbs.render import render
+
+    with call.cluster() as cluster:
+        render(
+            cluster.inventory, call.desk, manager, name, run, program, shared_dir, image, size, storage_class, python
+        )
