@@ -104,6 +104,9 @@ def _offset(clock: float | None, begun: float, ended: float) -> float | None:
     return round(apart, 1) if abs(apart) > CLOCK_SECONDS else 0.0
 
 
+HEADER = ("HOST", "TASKS", "STATE", "FOR", "BY", "RELEASE", "LOAD", "MEMORY", "DISK", "SHARED", "CLOCK", "GPU", "WHY")
+
+
 def render(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table."""
     now = time.time()
@@ -129,23 +132,8 @@ def render(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    header = [
-        "HOST",
-        "TASKS",
-        "STATE",
-        "FOR",
-        "BY",
-        "RELEASE",
-        "LOAD",
-        "MEMORY",
-        "DISK",
-        "SHARED",
-        "CLOCK",
-        "GPU",
-        "WHY",
-    ]
-    shown = [column for column in range(len(header)) if column < 3 or any(row[column] for row in cells)]
-    return render_table([header[column] for column in shown], [[row[column] for column in shown] for row in cells])
+    shown = [column for column in range(len(HEADER)) if column < 3 or any(row[column] for row in cells)]
+    return render_table([HEADER[column] for column in shown], [[row[column] for column in shown] for row in cells])
 
 
 def _gib(free: float | None, total: float | None = None) -> str | None:

@@ -69,8 +69,7 @@ def train_point(
 ) -> int:
     """Train the run; returns the exit code, which in a sweep with points left asks for another process (75).
 
-    `told` is what this process says to who scrapes it.
-    A point that fails is written down, and the next one begins.
+    `told` is what Prometheus gets. A point that fails is written down, and the next one begins.
     """
     sweep = selected_sweep(config)
     if sweep is not None:
