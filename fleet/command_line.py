@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+import fabric
 from fabric import task
-from invoke import Context, Exit, Task
+from invoke import Argument, Context, Exit, Task
 
 from fleet.cluster import Cluster
 from fleet.errors import FleetError
@@ -71,6 +72,20 @@ class Call:
                 hosts.close()
 
 
+class _Verb(fabric.Task):
+    """A task that keeps its help texts: Invoke takes them away when it is asked for the flags."""
+
+    help: dict[str, str]
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        kept = dict(self.help)
+        try:
+            found: list[Argument] = super().get_arguments(ignore_unknown_help)
+            return found
+        finally:
+            self.help = kept
+
+
 def verb(
     help: Mapping[str, str] | None = None,
     json: str = "print JSON instead of a table",
@@ -103,7 +118,7 @@ def verb(
 
         run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it
         texts = {**(help or {}), "json": json, **_WHERE}
-        made: Task[Any] = task(auto_shortflags=False, help=texts, **options)(run)
+        made: Task[Any] = task(klass=_Verb, auto_shortflags=False, help=texts, **options)(run)
         return made
 
     return decorate
