@@ -183,7 +183,8 @@ def test_an_update_alone_is_keras_own(made: tuple[Any, str], constraint: str | N
     if made[0] is legacy and constraint:
         pytest.skip("legacy optimizers take no constraint of a table that is looked up")
     ours, plain = Trained(made, lambda *_: [], constraint), Trained(made, None, constraint)
-    one, other = ours.traced(), plain.traced()
+    # In a graph tf_keras's Nadam multiplies its momenta once for each variable; without one it is right.
+    one, other = ours.traced(), plain.step if made == (two, "Nadam(0.1)") else plain.traced()
     for ids in ([1, 5, 5], [200, 3, 1], [7, 7, 7], [0, 255, 1]):
         one(tf.constant(ids, tf.int64))
         other(tf.constant(ids, tf.int64))

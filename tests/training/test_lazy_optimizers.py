@@ -5,7 +5,7 @@ All of this file takes about 20 s.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,10 @@ Slots = dict[str, np.ndarray]
 class Trained(tf.Module):
     """A table whose gradient names rows, trained by an optimizer as `trainer` has it, or as Keras has it."""
 
-    def __init__(self, optimizer: Any, *, lazy: bool | None = True, constraint: Any = None) -> None:
-        """Take an optimizer of either Keras; with `lazy` None it is as Keras has it."""
+    def __init__(
+        self, optimizer: Any, *, lazy: bool | None = True, constraint: Any = None, more: Sequence[tf.Variable] = ()
+    ) -> None:
+        """Take an optimizer of either Keras; with `lazy` None it is as Keras has it. `more` are trained, too."""
         super().__init__()
         self.optimizer = optimizer
         self.table = tf.Variable(START, name="table", constraint=constraint)
@@ -46,7 +48,7 @@ class Trained(tf.Module):
                 gather_keras3(one) if is_three else gather(one)
             (rows_of_keras3.update_by_rows if is_three else update_by_rows)(self, lazy=lazy)
         if hasattr(optimizer, "build"):
-            optimizer.build([self.table])
+            optimizer.build([self.table, *more])
 
     def gradient(self, ids: list[int]) -> tf.IndexedSlices:
         with tf.GradientTape() as tape:
@@ -225,6 +227,21 @@ def kind(trained: Trained) -> str:
     return type(trained.optimizer).__name__
 
 
+@pytest.mark.parametrize("clipped", ["clipnorm", "global_clipnorm"])
+def test_keras_3_clips_by_a_norm_and_leaves_other_rows_alone(clipped: str) -> None:
+    """Keras makes a gradient of the whole table of it. The norm is that of what a batch says, not of the sums."""
+    ours, plain = Trained(three.Adam(RATE, **{clipped: 0.5})), Trained(three.SGD(RATE, **{clipped: 0.5}))
+    before = plain.gradient([3, 3, 7]).values.numpy()
+    step = tf.function(lambda: ours.train_once([3, 3, 7]), autograph=False).get_concrete_function()
+    step()
+    assert np.flatnonzero(np.any(ours.table.numpy() != START, axis=1)).tolist() == [3, 7]
+    shapes = [one.shape for operation in step.graph.get_operations() for one in operation.outputs]
+    assert tf.TensorShape(START.shape) not in shapes
+    clip = min(1.0, 0.5 / np.linalg.norm(before))
+    plain.train_once([3, 3, 7])
+    np.testing.assert_allclose(START[7] - RATE * clip * before[2], plain.table[7], rtol=1e-5)
+
+
 @libraries
 def test_decay_and_averages_are_of_the_rows_of_a_step(library: Any) -> None:
     """A row that is looked up in two of three steps decays twice, and its average is of two steps."""
@@ -384,3 +401,24 @@ def test_legacy_optimizers_that_change_rows_alone_are_taken(make: Callable[[], A
     ours = Trained(make())
     ours.train(*BATCHES)
     assert np.flatnonzero(np.any(ours.table.numpy() != START, axis=1)).tolist() == [0, 3, 5, 7, 11]
+
+
+@libraries
+def test_nadam_multiplies_its_momenta_once_a_step_whatever_the_number_of_variables(library: Any) -> None:
+    """As two shards of a table are; in a graph tf_keras multiplies for each variable that is traced."""
+    optimizer, reference = library.Nadam(RATE), Reference(nadam, {})
+    shard = tf.Variable(START, name="shard")
+    ours = Trained(optimizer, more=[shard])
+
+    @tf.function(autograph=False)
+    def step(ids: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum((tf.gather(one, ids) - 1) ** 2) for one in (ours.table, shard)])
+        gradients = tape.gradient(loss, [ours.table, shard])
+        optimizer.apply_gradients(list(zip(gradients, [ours.table, shard], strict=True)))
+
+    for ids in BATCHES:
+        step(tf.constant(ids))
+        expected = reference.train(ids)
+        for one in (ours.table, shard):
+            np.testing.assert_allclose(one, expected, rtol=2e-5, atol=1e-6)

@@ -63,7 +63,7 @@ def check_replay(runs: Runs, program: str, case: str, workers: int, *more: str) 
     said = json.loads(re.findall(r'\{"updates":.*\}', process.output)[-1])
     assert said["differing"] == {}
     # A step updates the table, which may have two parts, the score's weights and its bias; tf_keras's Nadam a number
-    # of its own with each.
-    acts = (4 if more else 3) * (2 if case == "Nadam" and program == "replayed:Replayed" else 1)
+    # of its own.
+    acts = (4 if more else 3) + (case == "Nadam" and program == "replayed:Replayed")
     assert acts * STEPS <= said["updates"] <= acts * (STEPS + 5 * deaths)
     assert deaths

@@ -461,3 +461,14 @@ def test_curves_and_amounts_are_said_as_a_person_says_them() -> None:
     assert describe_shares({"worker-0": 100, "worker-1": 50}).startswith("The median worker gave 75 steps;")
     nothing = {"series": {"values": {}, "step": []}, "evaluations": {"values": {}, "step": []}, "run": "a"}
     assert describe_curve("loss", [nothing]) == "No number yet."
+
+
+def test_a_page_shows_dynamic_tables(directory: RunDirectory) -> None:
+    told = {"rows": 12_345, "new_per_minute": 60.0, "evicted_per_minute": 5.5, "refused": 7, "bytes": 2**21}
+    status = json.loads(directory.status.read_text(encoding="utf-8"))
+    assert "Dynamic tables" not in render([read_story(directory)])
+    record(directory.status, **status, tables={HOSTILE: told, "odd": {"rows": "x"}, "none": 5})
+    page = render([read_story(directory)])
+    for said in ("Dynamic tables", "12,345", "2 MiB, 60 new and 5.5 evicted a minute, 7 keys without room"):
+        assert said in page
+    assert HOSTILE not in page

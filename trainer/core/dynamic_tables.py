@@ -24,10 +24,12 @@ class TableSettings:
     """In how many steps a key must be seen before it gets a row."""
     evict_after_steps: int = 0
     """How many steps nobody may ask for a row before it is removed; 0: rows stay."""
+    evict_after_seconds: int = 0
+    """How many seconds nobody may ask for a row before it is removed; 0: rows stay."""
 
 
-LEAST = {"capacity": 1, "sightings": 1, "evict_after_steps": 0}
-MOST = {"capacity": MOST_ROWS, "sightings": MOST_STEPS, "evict_after_steps": MOST_STEPS}
+LEAST = {"capacity": 1, "sightings": 1, "evict_after_steps": 0, "evict_after_seconds": 0}
+MOST = {"capacity": MOST_ROWS, **dict.fromkeys(("sightings", "evict_after_steps", "evict_after_seconds"), MOST_STEPS)}
 
 
 def tables_of(setting: Mapping[str, Any]) -> dict[str, TableSettings]:

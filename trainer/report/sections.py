@@ -237,6 +237,27 @@ def placement_section(story: Mapping[str, Any]) -> str:
     )
 
 
+def tables_section(story: Mapping[str, Any]) -> str:
+    """Show what dynamic tables held when the run last told."""
+    tables = story["tables"]
+    if not tables:
+        return ""
+    told = [(name, {key: value or 0 for key, value in table.items()}) for name, table in sorted(tables.items())]
+    most = max(table["rows"] for _, table in told) or 1
+    rows = [
+        (name, f"{table['rows']:,.0f}", table["rows"] / most, describe_changes(table))
+        for name, table in told[:MOST_ROWS]
+    ]
+    return section("Dynamic tables", bars(("table", "rows", "bytes and changes"), rows), "tables")
+
+
+def describe_changes(table: Mapping[str, float]) -> str:
+    """Say what a dynamic table's rows take, and how many come and go."""
+    refused = f", {table['refused']:,.0f} keys without room" if table["refused"] else ""
+    changes = f"{number(table['new_per_minute'])} new and {number(table['evicted_per_minute'])} evicted a minute"
+    return f"{size(table['bytes'])}, {changes}{refused}"
+
+
 def tasks_section(story: Mapping[str, Any]) -> str:
     if not any(task["t"] for task in story["tasks"].values()):
         return ""

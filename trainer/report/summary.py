@@ -20,6 +20,7 @@ from trainer.run.directory import RunDirectory
 from trainer.telemetry.history import number_of
 
 MOST_SAVES = 2000
+TABLE_NUMBERS = ("rows", "new_per_minute", "evicted_per_minute", "refused", "bytes")
 
 
 def read_story(directory: RunDirectory) -> dict[str, Any]:
@@ -48,6 +49,11 @@ def tell_status(status: Mapping[str, Any]) -> dict[str, Any]:
         "ways": {
             str(task): {str(other): text(how) for other, how in mapping(row).items()}
             for task, row in mapping(status.get("ways")).items()
+        },
+        "tables": {
+            str(name): {key: number_of(table.get(key)) for key in TABLE_NUMBERS}
+            for name, table in mapping(status.get("tables")).items()
+            if isinstance(table, dict)
         },
     }
 

@@ -26,7 +26,8 @@ def gather(optimizer: Optimizer) -> None:
         gather_legacy(optimizer)
         return
     plain, apply = optimizer.update_step, optimizer.apply_gradients
-    number, decay = ReadOnce(optimizer), decay_of(optimizer, tf.keras.optimizers.Optimizer)
+    number = (OnceOfNadam if isinstance(optimizer, tf.keras.optimizers.Nadam) else ReadOnce)(optimizer)
+    decay = decay_of(optimizer, tf.keras.optimizers.Optimizer)
 
     def update_step(gradient: Tensor, variable: Variable) -> None:
         if needs_no_update(optimizer):
@@ -148,5 +149,48 @@ class ReadOnce:
         if self._read is None or (tf.is_symbolic_tensor(self._read) and self._read.graph is not graph):
             with tf.device(self._optimizer.iterations.device):
                 self._read = self._optimizer.iterations.read_value()
+            self._begin()
         with replaced(self._optimizer, "_iterations", self._read):
             yield
+
+    def _begin(self) -> None:
+        """Do what is done once an update of all variables."""
+
+
+class OnceOfNadam(ReadOnce):
+    """Beside it the product of momenta, which tf_keras multiplies once for each variable that is traced."""
+
+    @contextlib.contextmanager
+    def replaced(self) -> Iterator[None]:
+        with super().replaced(), contextlib.ExitStack() as stack:
+            # tf_keras takes the product as it is where its counter says that this step has multiplied it already.
+            for name, value in (("_u_product", self._product), ("_u_product_counter", self._read + 2)):
+                stack.enter_context(replaced(self._optimizer, name, value))
+            yield
+
+    def _begin(self) -> None:
+        optimizer = self._optimizer
+        product = optimizer._u_product
+        with tf.device(product.device):
+            momentum = optimizer.beta_1 * (1 - 0.5 * tf.pow(0.96, tf.cast(self._read + 1, tf.float32)))
+            self._product = Multiplied(product * tf.cast(momentum, product.dtype))
+            product.assign(self._product.value)
+
+
+class Multiplied:
+    """A number that is multiplied already."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Tensor:
+        return tf.convert_to_tensor(self.value, dtype=dtype, name=name)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return self.value * other
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return other - self.value
+
+    def assign(self, value: Any) -> None:
+        """Nothing: tf_keras traces what it doesn't do."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Model, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
-from trainer.training.tf_internals.variables import moving_average, whole_of
+from trainer.training.tf_internals.variables import divided, moving_average, whole_of
 
 CHILDREN = "_coalesced_children"
 PART = re.compile(r"/part_\d+:0$")
@@ -137,7 +137,7 @@ def exclude_shards(optimizer: Optimizer) -> None:
     use: Callable[[Any], bool] = optimizer._use_weight_decay
 
     def use_weight_decay(variable: Variable) -> bool:
-        whole = whole_of(variable)
+        whole = divided(variable)
         excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
         return use(variable) and (whole is None or optimizer._var_key(whole) not in excluded)
 
@@ -161,11 +161,11 @@ def clip_by_whole_norms(grads_and_vars: list[tuple[Tensor, Variable]], most: flo
     """Clip the gradients of each split table's shards to one norm together; the others stay as they are."""
     squares: dict[int, list[Any]] = {}
     for gradient, variable in grads_and_vars:
-        if gradient is not None and whole_of(variable) is not None:
+        if gradient is not None and divided(variable) is not None:
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            squares.setdefault(id(whole_of(variable)), []).append(tf.reduce_sum(tf.square(values)))
+            squares.setdefault(id(divided(variable)), []).append(tf.reduce_sum(tf.square(values)))
     scales = {key: most / tf.maximum(tf.sqrt(tf.add_n(parts)), most) for key, parts in squares.items()}
-    return [(scaled(gradient, scales.get(id(whole_of(variable)))), variable) for gradient, variable in grads_and_vars]
+    return [(scaled(gradient, scales.get(id(divided(variable)))), variable) for gradient, variable in grads_and_vars]
 
 
 def scaled(gradient: Tensor, scale: Tensor) -> Tensor:

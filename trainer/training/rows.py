@@ -6,7 +6,7 @@ So an update of rows is what the optimizer does to a small weight: no algorithm 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ from trainer.training.learning_rate import replaced
 # By which optimizers know a variable.
 KNOWN_BY = ("name", "_unique_id", "_sharded_container", "_distributed_container")
 ALL_VARIABLES = ("_variables", "_trainable_variables")
+NOT_BUILT = -1  # the place of a variable that has no slots of the optimizer's own
 
 
 class Rows:
@@ -75,14 +76,29 @@ for each in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv",
 def as_rows(optimizer: Optimizer, variable: Variable, numbers: Tensor) -> Iterator[Rows]:
     """Give rows of a variable, and have the optimizer find the same rows of its slots; at the end all are written."""
     place = place_of(optimizer, variable)
-    made = [Rows(variable, numbers)]
+    slots = {name: own(listed[place]) for name, listed in slots_of(optimizer, variable, place).items()}
+    with with_slots(optimizer, variable, slots, numbers) as rows:
+        yield rows
+
+
+@contextlib.contextmanager
+def with_slots(optimizer: Optimizer, variable: Variable, slots: Mapping[str, Any], numbers: Tensor) -> Iterator[Rows]:
+    """Do so with slots by the names of the lists in which the optimizer looks for them.
+
+    A variable that the optimizer was not built with has the place NOT_BUILT in them.
+    """
+    place, made = place_of(optimizer, variable), [Rows(variable, numbers)]
     with contextlib.ExitStack() as stack:
-        for name, slots in slots_of(optimizer, variable, place).items():
-            made.append(Rows(own(slots[place]), numbers))
-            stack.enter_context(replaced(optimizer, name, [*slots[:place], made[-1], *slots[place + 1 :]]))
+        for name, slot in slots.items():
+            made.append(Rows(slot, numbers))
+            stack.enter_context(replaced(optimizer, name, put(vars(optimizer)[name], place, made[-1])))
         yield made[0]
     for rows in made:
         rows.write()
+
+
+def put(listed: Sequence[Any], place: int, rows: Rows) -> list[Any]:
+    return [*listed, rows] if place == NOT_BUILT else [*listed[:place], rows, *listed[place + 1 :]]
 
 
 def place_of(optimizer: Optimizer, variable: Variable) -> int:

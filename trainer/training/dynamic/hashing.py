@@ -17,6 +17,11 @@ BITS = 24  # of a number between 0 and 1
 FirstValues = Callable[[Any], Any]
 
 
+def keys_of(ids: Tensor) -> Tensor:
+    """Return the keys (int64) of ids: numbers are their own, and of a text it is a hash of 63 bits, always the same."""
+    return tf.strings.to_hash_bucket_fast(ids, tf.int64.max) if ids.dtype == tf.string else tf.cast(ids, tf.int64)
+
+
 def salt_of(name: str) -> int:
     """Return a number of 63 bits by which the first values of one table differ from another's."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1

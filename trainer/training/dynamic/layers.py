@@ -59,6 +59,20 @@ def ask(kind: Any, base: Any) -> None:
 
     build.asks = True  # type: ignore[attr-defined]
     kind.build = build
+    if base is tf.keras.layers.Layer:  # Keras 3's call is replaced already (keras/keras3/shards.py)
+        kind.call = taking_texts(kind.call)
+
+
+def taking_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `call` that leaves texts to a layer's table: Keras would make numbers of them."""
+
+    @functools.wraps(plain)
+    def call(layer: Layer, inputs: Any) -> Any:
+        if getattr(inputs, "dtype", None) != tf.string or isinstance(layer.embeddings, tf.Variable):
+            return plain(layer, inputs)
+        return tf.cast(tf.nn.embedding_lookup(layer.embeddings, inputs), layer.compute_dtype)
+
+    return call
 
 
 def attach(layer: Layer, table: Any) -> None:

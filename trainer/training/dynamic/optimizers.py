@@ -1,106 +1,79 @@
-"""What an optimizer does to the rows of a dynamic table: the formula of its Keras, for rows alone."""
+"""How the model's optimizers train the rows of dynamic tables: by their own updates, as rows of fixed tables."""
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from trainer.core.contracts import Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
-from trainer.training.dynamic.shard import Change
-from trainer.training.row_updates import add_up_rows_once, has_momentum
+from trainer.training.row_updates import LAZY, add_up_rows_once, changes_rows, has_momentum
+from trainer.training.rows import NOT_BUILT, own, slots_of, with_slots
 from trainer.training.tf_internals.variables import Reserved
 
-WHICH = "SGD without momentum, Adagrad, or Adam with lazy_optimizers: true"
+Slots = dict[str, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Formula:
-    """How an optimizer changes a row, and what its slots begin with."""
+class Trains(Protocol):
+    """Has gradients change rows."""
 
-    slots: Sequence[float]
-    change: Callable[[Any, Any], Change]
-    """Takes the optimizer and its learning rate in a step, and returns the change."""
+    def update(self, optimizer: Optimizer, variable: Reserved, gradient: Any, change: Any) -> None: ...
 
 
-def sgd(optimizer: Optimizer, rate: Tensor) -> Change:
-    return lambda gradient, values: (values - gradient * rate,)
+def row_slots(optimizer: Optimizer, *, lazy: bool) -> Slots:
+    """Return what an optimizer keeps of each number of a row, by its lists' names, with what that begins with.
 
-
-def adagrad(optimizer: Optimizer, rate: Tensor) -> Change:
-    def change(gradient: Tensor, values: Tensor, sums: Tensor) -> tuple[Tensor, ...]:
-        sums = sums + gradient * gradient
-        return values - rate * gradient / tf.sqrt(sums + optimizer.epsilon), sums
-
-    return change
-
-
-def lazy_adam(optimizer: Optimizer, rate: Tensor) -> Change:
-    beta_1, beta_2 = optimizer.beta_1, optimizer.beta_2
-    step = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, tf.float32)
-    correction = tf.sqrt(1 - tf.pow(tf.cast(beta_2, tf.float32), step))
-    rate = rate * correction / (1 - tf.pow(tf.cast(beta_1, tf.float32), step))
-    epsilon = optimizer.epsilon * (correction if getattr(optimizer, "adaptive_epsilon", False) else 1.0)
-
-    def change(gradient: Tensor, values: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        m = m + (gradient - m) * (1 - beta_1)
-        v = v + (tf.square(gradient) - v) * (1 - beta_2)
-        return values - m * rate / (tf.sqrt(v) + epsilon), m, v
-
-    return change
-
-
-def formula_of(optimizer: Optimizer, *, lazy: bool) -> Formula:
-    """Return what a model's optimizer does to rows; raises UserError where it does more, or another thing."""
-    name = type(optimizer).__name__
-    kinds = [tf.keras.optimizers]
+    Raises UserError where it can't train rows alone.
+    """
+    name, libraries = type(optimizer).__name__, [tf.keras.optimizers]
     if "keras" in sys.modules:
-        kinds.append(sys.modules["keras"].optimizers)
-    if not any(type(optimizer) in (kind.SGD, kind.Adagrad, kind.Adam) for kind in kinds):
+        libraries.append(sys.modules["keras"].optimizers)
+    if not any(changes_rows(optimizer, one, lazy=True) for one in libraries):
         legacy = "legacy." if hasattr(optimizer, "get_slot") else ""
-        raise refused(f"the model's optimizer is {legacy}{name}", "compile with one of these")
-    if argument := touches_all_rows(optimizer) or gradient_argument(optimizer):
-        raise refused(f"the model's {name} has {argument}, which is not for rows alone", f"leave {argument} out")
-    if name == "Adam" and not lazy:
-        raise refused("the model's optimizer is Adam, which changes all rows at each step", "set lazy_optimizers: true")
-    if name == "SGD":
-        return Formula((), sgd)
-    if name == "Adagrad":
-        return Formula((float(optimizer.initial_accumulator_value),), adagrad)
-    return Formula((0.0, 0.0), lazy_adam)
+        raise refused(
+            f"the optimizer is {legacy}{name}; expected one of {', '.join(LAZY)}", "compile with one of these"
+        )
+    for argument, why in REFUSED.items():
+        if getattr(optimizer, argument, None):
+            raise refused(f"the optimizer {name} has {argument}, {why}", f"leave {argument} out")
+    if optimizer.clipnorm and not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        raise refused(f"Keras 3's {name} has clipnorm, and would clip each ps's part by itself", "take global_clipnorm")
+    if not any(changes_rows(optimizer, one, lazy=lazy) for one in libraries):
+        raise refused(f"the optimizer {name}, as it is, changes all rows at each step", "set lazy_optimizers: true")
+    return first_slots(optimizer)
 
 
-def touches_all_rows(optimizer: Optimizer) -> str:
-    """Name an argument that makes an optimizer change rows that a gradient doesn't name; nothing where none does."""
-    given = {
-        "momentum": has_momentum(optimizer),
-        "amsgrad": getattr(optimizer, "amsgrad", False),
-        "weight_decay": optimizer.weight_decay is not None,
-        "use_ema": optimizer.use_ema,
-    }
-    return next((name for name, is_given in given.items() if is_given), "")
+# What an optimizer may be told that it can't do to rows, with the reason.
+REFUSED = {
+    "use_ema": "whose averages replace a whole table at the end",
+    "gradient_accumulation_steps": "whose sums would take a second table",
+    "loss_scale_factor": "which Keras can't take back from gradients of rows",
+}
 
 
-def gradient_argument(optimizer: Optimizer) -> str:
-    """Name an argument by which an optimizer changes gradients; nothing where none does."""
-    names = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps", "loss_scale_factor")
-    return next((name for name in names if getattr(optimizer, name, None)), "")
+def first_slots(optimizer: Optimizer) -> Slots:
+    """Return the slots of a variable, and what they begin with, as another optimizer with the same arguments has it."""
+    if type(optimizer).__name__ == "SGD" and not has_momentum(optimizer):
+        return {}
+    kind: Any = type(optimizer)
+    wanted = inspect.signature(kind.__init__).parameters
+    other = kind(**{name: value for name, value in vars(optimizer).items() if name in wanted and name != "name"})
+    variable = tf.Variable(tf.zeros([2, 3]))
+    other.build([variable])
+    return {name: float(own(listed[0]).numpy()[0, 0]) for name, listed in slots_of(other, variable, 0).items()}
 
 
 def refused(why: str, mend: str) -> UserError:
-    return UserError(f"dynamic_tables: {why}; expected {WHICH}: {mend}")
+    return UserError(f"dynamic_tables: {why}: {mend}, or leave the layer out of dynamic_tables")
 
 
-def one_optimizer(optimizers: Iterable[Optimizer | None]) -> Optimizer:
-    """Return the one optimizer of a model with dynamic tables; raises UserError where there is another number."""
-    found = list(filter(None, optimizers))
-    if len(found) != 1:
-        raise refused(f"the model has {len(found)} optimizers", "compile it with one, and keep no other in it")
-    return found[0]
+def clips(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer looks at gradients before those of a row are added up."""
+    return any(getattr(optimizer, one, None) for one in ("clipnorm", "clipvalue", "global_clipnorm"))
 
 
 def leave_out(optimizer: Optimizer) -> None:
@@ -113,24 +86,28 @@ def leave_out(optimizer: Optimizer) -> None:
         build([one for one in variables if not is_dynamic(one)])
         # Both Keras refuse what they were not built with.
         places = "_trainable_variables_indices" if hasattr(optimizer, "_trainable_variables_indices") else "_index_dict"
-        getattr(optimizer, places).update({optimizer._var_key(one): -1 for one in variables if is_dynamic(one)})
+        getattr(optimizer, places).update({optimizer._var_key(one): NOT_BUILT for one in variables if is_dynamic(one)})
 
     object.__setattr__(optimizer, "build", build_others)
 
 
-def train_rows(optimizer: Optimizer, update: Callable[[Any, Any, Change], None], formula: Formula) -> None:
-    """Have `update` change the rows of dynamic tables, and the optimizer all others, as it does it by now."""
+def train_rows(optimizer: Optimizer, tables: Trains) -> None:
+    """Have an optimizer do to rows of `tables` what it does to other variables; call it when that is final."""
     plain = optimizer.update_step
 
     def update_step(gradient: Tensor, variable: Variable, *rate: Tensor) -> None:
         if not is_dynamic(variable):
             plain(gradient, variable, *rate)
             return
-        now = tf.cast(rate[0] if rate else optimizer.learning_rate, tf.float32)
-        update(getattr(variable, "_value", variable), gradient, formula.change(optimizer, now))
+
+        def change(values: Tensor, own_variable: Variable, slots: dict[str, Any], numbers: Tensor) -> None:
+            with with_slots(optimizer, own_variable, slots, numbers) as rows:
+                plain(values, rows, *rate)
+
+        tables.update(optimizer, getattr(variable, "_value", variable), gradient, change)
 
     if hasattr(optimizer, "_deduplicate_sparse_grad"):
-        add_up_rows_once(optimizer)  # the update does so itself, with the keys
+        add_up_rows_once(optimizer)  # the tables do so themselves, with the keys
     object.__setattr__(optimizer, "update_step", update_step)
 
 

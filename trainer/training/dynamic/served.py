@@ -15,6 +15,7 @@ import tensorflow as tf
 from trainer.core.contracts import Layer, Tensor
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
+from trainer.training.dynamic.hashing import keys_of
 from trainer.training.dynamic.layers import attach, take_over_layers
 from trainer.training.dynamic.pieces import pieces_of
 from trainer.training.dynamic.shard import NO_KEY
@@ -38,7 +39,7 @@ class ServedTable:
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
         keys = self.keys.read_value()
-        asked = tf.cast(tf.reshape(ids, [-1]), tf.int64)
+        asked = keys_of(tf.reshape(ids, [-1]))
         places = tf.minimum(tf.searchsorted(keys, asked, out_type=tf.int64), tf.size(keys, tf.int64) - 1)
         found = tf.gather(self.rows, tf.where(tf.gather(keys, places) == asked, places, 0))
         found = tf.reshape(found, tf.concat([tf.shape(ids), [self.width]], axis=0))

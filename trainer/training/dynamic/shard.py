@@ -7,8 +7,9 @@ names the key with the row, and looks whether the row is still the key's (docs/d
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -28,8 +29,8 @@ DEFAULT, SCRATCH, FIRST = 0, 1, 2
 NEXT, FREE, REFUSED, ROWS, GIVEN_ROWS, EVICTED, SEEN = range(7)
 INDEX_BYTES = 56  # of a key at most (docs/decisions/0224)
 NO_KEY = tf.int64.min
+COUNTS = 1024  # steps that are told apart; the last number is of more
 BEGIN = [FIRST, 0, 0, 0, 0, 0, 0]
-Change = Callable[..., Sequence[Any]]
 
 
 class Shard:
@@ -43,7 +44,7 @@ class Shard:
         It has no slots yet, and nothing is reserved.
         """
         self.name, self.mutex, self.width, self.capacity = name, mutex, width, capacity
-        self.first_values, self.begins, self.slots = first, list[float](), list[Array]()
+        self.first_values, self.slots, self.begins = first, dict[str, Array](), dict[str, float]()
         self.sketch = Sketch(f"{name}/sketch", capacity, sightings) if sightings > 1 else None
         length = capacity + FIRST
         self.values = Array(f"{name}/values", [length, width], tf.float32)
@@ -54,20 +55,17 @@ class Shard:
         self.clock = Array(f"{name}/clock", [1], tf.int64)  # the steps that have trained the table
         self.index = Index(f"{name}/index")
 
-    def add_slots(self, begins: Sequence[float]) -> None:
-        """Have slots of an optimizer that begin with these values."""
-        self.begins = list(begins)
-        self.slots = [Array(f"{self.name}/slot{n}", self.values.shape, tf.float32) for n in range(len(begins))]
-
-    @property
-    def trained(self) -> list[Array]:
-        """What an optimizer changes: the values, and its slots."""
-        return [self.values, *self.slots]
+    def add_slots(self, begins: Mapping[str, float]) -> None:
+        """Have slots of an optimizer, by the names of its lists, that begin with these values."""
+        self.begins = dict(begins)
+        self.slots = {
+            one: Array(f"{self.name}/slot{number}", self.values.shape, tf.float32) for number, one in enumerate(begins)
+        }
 
     @property
     def kept(self) -> dict[str, Array]:
         """What a checkpoint holds of each row."""
-        slots = {f"slot{number}": slot for number, slot in enumerate(self.slots)}
+        slots = {f"slot{number}": slot for number, slot in enumerate(self.slots.values())}
         return {"values": self.values, **slots, "keys": self.keys, "told": self.told}
 
     @property
@@ -82,7 +80,7 @@ class Shard:
         for name, value in vars(self).items():
             if isinstance(value, Array | Index | Sketch):
                 setattr(other, name, value.apart())
-        other.slots = [slot.apart() for slot in self.slots]
+        other.slots = {name: slot.apart() for name, slot in self.slots.items()}
         return other
 
     def reserve(self) -> None:
@@ -94,7 +92,7 @@ class Shard:
     def begin(self) -> None:
         """Have no row: what was there is forgotten."""
         rows = tf.range(FIRST, dtype=tf.int64)
-        for array, value in zip(self.trained, (0.0, *self.begins), strict=True):
+        for array, value in ((self.values, 0.0), *self._begun()):
             array.set(rows, tf.fill([FIRST, self.width], value))
         self.keys.set(rows, tf.fill([FIRST], NO_KEY))
         self.told.set(rows, tf.zeros([FIRST, 2], tf.int32))
@@ -103,6 +101,9 @@ class Shard:
         if self.sketch is not None:
             self.sketch.begin()
         self.index.clear()
+
+    def _begun(self) -> list[tuple[Array, float]]:
+        return [(slot, self.begins[name]) for name, slot in self.slots.items()]
 
     def known_rows(self, keys: Tensor) -> Tensor:
         """Return the rows of keys, DEFAULT for those without one."""
@@ -144,8 +145,7 @@ class Shard:
         with tf.control_dependencies([counted]):
             last = tf.cast(self.clock.read(), tf.int32)
             begun = [self.values.set(rows, self.first_values(keys))]
-            for slot, value in zip(self.slots, self.begins, strict=True):
-                begun.append(slot.set(rows, tf.fill([count, self.width], value)))
+            begun += [slot.set(rows, tf.fill([count, self.width], value)) for slot, value in self._begun()]
             begun.append(self.told.set(rows, tf.stack([tf.zeros([count], tf.int32), tf.repeat(last, count)], 1)))
             begun.append(self.keys.set(rows, keys))
         with tf.control_dependencies(begun):
@@ -175,21 +175,21 @@ class Shard:
             with tf.control_dependencies([inserted]):
                 return tf.identity(count)
 
-    def evict(self, start: Tensor, end: Tensor, before: Tensor, mutex: str) -> Tensor:
-        """Take the rows away, from one number to another, that no step has trained since the clock was `before`.
+    def evict(self, start: Tensor, end: Tensor, before: Tensor, below: Tensor, most: Tensor, mutex: str) -> Tensor:
+        """Take rows away, from one number to another, that no step has trained since the clock was `before`.
 
-        Returns how many. `mutex` is the update's: rows are taken while nobody trains or gives any.
+        Of these those that fewer than `below` steps have trained, and `most` of them. Returns how many. `mutex` is the
+        update's: rows are taken while nobody trains or gives any.
         """
         with tf.name_scope(APART):
             own = self.apart()
             locks = locks_of([own.mutex, *([mutex] if mutex else [])], after=before)
             with tf.control_dependencies([locks[-1]]):
                 rows = tf.range(start, end)
-                old = tf.cast(own.told.rows(rows)[:, 1], tf.int64) < before
-                rows = tf.boolean_mask(rows, old)
+                rows = tf.boolean_mask(rows, own.are_idle(rows, before, below))
                 keys = own.keys.rows(rows)
                 used = own.index.find(keys) == rows
-                rows, keys = tf.boolean_mask(rows, used), tf.boolean_mask(keys, used)
+                rows, keys = (tf.boolean_mask(one, used)[:most] for one in (rows, keys))
                 count, numbers = tf.size(rows, tf.int64), own.numbers.read()
                 gone = own.index.remove(keys)
             with tf.control_dependencies([gone]):  # a call cancelled here loses rows, and gives none twice
@@ -204,6 +204,21 @@ class Shard:
             give_back(locks, done)
             with tf.control_dependencies(done):
                 return tf.identity(count)
+
+    def are_idle(self, rows: Tensor, before: Tensor, below: Tensor) -> Tensor:
+        """Return which rows no step has trained since the clock was `before`, and fewer than `below` steps in all."""
+        told = tf.cast(self.told.rows(rows), tf.int64)
+        return (told[:, 1] < before) & (told[:, 0] < below)
+
+    def counts(self, start: Tensor, end: Tensor, before: Tensor) -> Tensor:
+        """Return of the idle rows from one number to another how many were trained in each number of steps."""
+        with tf.name_scope(APART):
+            own = self.apart()
+            rows = tf.range(start, end)
+            rows = tf.boolean_mask(rows, own.are_idle(rows, before, tf.constant(tf.int64.max)))
+            rows = tf.boolean_mask(rows, own.index.find(own.keys.rows(rows)) == rows)
+            times = tf.minimum(own.told.rows(rows)[:, 0], COUNTS - 1)
+            return tf.math.bincount(times, minlength=COUNTS, maxlength=COUNTS, dtype=tf.int64)
 
     def age_sketch(self) -> Tensor:
         """Halve what the sketch has counted, so that it has room for the keys to come; returns how much that was."""
@@ -236,16 +251,16 @@ class Shard:
             used = own.index.find(found["keys"]) == rows
             return {**{name: tf.boolean_mask(value, used) for name, value in found.items()}, "clock": clock}
 
-    def update(self, rows: Tensor, keys: Tensor, gradient: Tensor, change: Change) -> None:
-        """Change rows, each named once, as an optimizer does; those that are not the keys' any more are left alone.
+    @contextlib.contextmanager
+    def changing(self, rows: Tensor, keys: Tensor) -> Iterator[Tensor]:
+        """Give the numbers of rows to change, each named once; at the end they are counted as trained.
 
-        `change` takes the gradient, the values and the slots, and returns what values and slots become. Call it where
-        an update is traced: all that uses what is written here is one act.
+        Those that are not the keys' any more are left alone. Call it where an update is traced: all that uses what is
+        written here is one act.
         """
         is_own = (self.keys.rows(rows) == keys) & (rows >= FIRST)
         rows = tf.where(is_own, rows, tf.constant(SCRATCH, tf.int64))
-        for array, value in zip(self.trained, change(gradient, *(one.rows(rows) for one in self.trained)), strict=True):
-            array.set(rows, value)
+        yield rows
         clock = self.clock.read() + 1
         self.clock.assign(clock)
         times = self.told.rows(rows)[:, 0] + 1

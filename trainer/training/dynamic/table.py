@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.contracts import Tensor
 from trainer.core.failures import UserError
-from trainer.training.dynamic.hashing import owner_of
-from trainer.training.dynamic.shard import Change, Shard
-from trainer.training.lookups import lookups_of
+from trainer.training.dynamic.hashing import keys_of, owner_of
+from trainer.training.dynamic.shard import Shard
+from trainer.training.lookups import GIVEN, lookups_of
 from trainer.training.tf_internals.graphs import register_dispatchable_type
 from trainer.training.tf_internals.variables import Reserved
 
+Change = Callable[[Tensor, Reserved, Mapping[str, Any], Tensor], None]
 _giving = [False]
 
 
@@ -35,8 +37,11 @@ class Table:
     def __init__(self, name: str, width: int, shards: Sequence[Shard], devices: Sequence[str]) -> None:
         self.name, self.width = name, width
         self.shards, self.devices = list(shards), list(devices)
+        self._unique_id = name  # by which an optimizer knows what it is told to leave out of its decay
+        self.asks_once = True
+        """Whether a step asks for each row once; else the gradients of single ids can be looked at, as to clip them."""
         self.variables = [
-            Reserved(shard.values.handle, shard.values.shape, tf.float32, f"{name}/part_{number}")
+            Reserved(shard.values.handle, shard.values.shape, tf.float32, f"{name}/part_{number}", self)
             for number, shard in enumerate(shards)
         ]
         """What gradients are of: the values, a part on each ps."""
@@ -44,10 +49,12 @@ class Table:
         self._keys: dict[int, tuple[Tensor, Tensor]] = {}
 
     def look_up(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids, each of which is asked for once."""
+        """Return the rows of ids."""
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
-        keys, places = tf.unique(tf.cast(tf.reshape(ids, [-1]), tf.int64))
+        keys, places = keys_of(tf.reshape(ids, [-1])), None
+        if self.asks_once or not _giving[-1]:
+            keys, places = tf.unique(keys)
         owner, count = owner_of(keys, len(self.shards)), len(self.shards)
         parts = tf.dynamic_partition(keys, owner, count)
         order = tf.dynamic_partition(tf.range(tf.size(keys)), owner, count)
@@ -55,7 +62,8 @@ class Table:
         for shard, variable, device, part in zip(self.shards, self.variables, self.devices, parts, strict=True):
             with tf.device(device):
                 values.append(tf.gather(variable, self._rows(shard, part)))
-        found = tf.gather(tf.dynamic_stitch(order, values), places)
+        found = tf.dynamic_stitch(order, values)
+        found = found if places is None else tf.gather(found, places)
         found = tf.reshape(found, tf.concat([tf.shape(ids), [self.width]], axis=0))
         found.set_shape([*ids.shape, self.width])
         return found
@@ -63,12 +71,19 @@ class Table:
     def _rows(self, shard: Shard, keys: Tensor) -> Tensor:
         if not _giving[-1]:
             return shard.known_rows(keys)
-        rows = shard.given_rows(keys)
+        if self.asks_once:
+            rows = shard.given_rows(keys)
+        else:
+            once, places = tf.unique(keys)
+            rows = tf.identity(tf.gather(shard.given_rows(once), places), name=GIVEN)
         self._keys[id(rows)] = (rows, keys)
         return rows
 
     def update(self, variable: Reserved, gradient: tf.IndexedSlices, change: Change) -> None:
-        """Have a gradient change the rows of one shard; call it on that shard's ps."""
+        """Have a gradient change the rows of one shard; call it on that shard's ps.
+
+        `change` takes the gradients, the variable, the slots by their names, and the numbers of rows, each named once.
+        """
         # Variables compare by their values.
         shard = next(shard for shard, one in zip(self.shards, self.variables, strict=True) if one is variable)
         lookups = [self._keys.get(id(rows)) for rows in lookups_of(gradient.indices)]
@@ -80,12 +95,13 @@ class Table:
             )
         rows, keys = (tf.concat(each, 0) for each in zip(*filter(None, lookups), strict=True))
         values = gradient.values
-        if len(lookups) > 1:  # a row may stand in several of them
+        if len(lookups) > 1 or not self.asks_once:  # a row may be named several times
             rows, places = tf.unique(rows)
             count = tf.size(rows)
             values = tf.math.unsorted_segment_sum(values, places, count)
             keys = tf.math.unsorted_segment_max(keys, places, count)
-        shard.update(rows, keys, values, change)
+        with shard.changing(rows, keys) as numbers:
+            change(values, variable, shard.slots, numbers)
 
 
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": Table})

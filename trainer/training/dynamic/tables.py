@@ -20,10 +20,10 @@ from trainer.core.failures import UserError, first_line
 from trainer.training.dynamic.arrays import CONTAINER
 from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.layers import attach, check_layer, first_values_of, take_over_layers
-from trainer.training.dynamic.optimizers import Formula, formula_of, leave_out, one_optimizer, train_rows
+from trainer.training.dynamic.optimizers import Slots, clips, leave_out, refused, row_slots, train_rows
 from trainer.training.dynamic.pieces import Pieces
-from trainer.training.dynamic.shard import EVICTED, GIVEN_ROWS, REFUSED, ROWS, Change, Shard
-from trainer.training.dynamic.table import Table
+from trainer.training.dynamic.shard import EVICTED, GIVEN_ROWS, REFUSED, ROWS, Shard
+from trainer.training.dynamic.table import Change, Table
 from trainer.training.tf_internals.graphs import APART
 from trainer.training.tf_internals.variables import Reserved
 from trainer.training.tf_internals.workers import ps_of
@@ -57,8 +57,11 @@ class DynamicTables:
         """By which the resources on the ps are found."""
         self.tables: dict[str, Table] = {}
         self._layers: dict[str, Any] = {}
-        self._formula: Formula | None = None
-        self._optimizer: Any = None
+        self._optimizers: list[Any] = []
+        self._asks_once = True
+        # By the tables' names: what trains each, and the slots of that.
+        self._trainers: dict[str, tuple[Any, Slots]] = {}
+        self._has_found_more = False
         self._pieces: dict[str, Pieces] = {}
         self._evictions: dict[str, Eviction] = {}
         self.mutex_of: Callable[[Any], str] = lambda handle: ""
@@ -88,7 +91,8 @@ class DynamicTables:
 
     def _row(self, table: Table) -> list[Any]:
         """Return how a row of a table looks: its width, its slots, and how it is given."""
-        return [table.width, list(self._formula.slots if self._formula else ()), self._settings[table.name].sightings]
+        _, slots = self._trainers.get(table.name, (None, {}))
+        return [table.width, list(map(list, slots.items())), self._settings[table.name].sightings]
 
     @property
     def are_left(self) -> bool:
@@ -131,25 +135,32 @@ class DynamicTables:
             table = Table(name, int(layer.output_dim), shards, self._devices)
             attach(layer, table)  # Keras 3 refuses it where it only looks at shapes, and builds again
             self.tables[name], self._layers[name] = table, layer
-            if self._formula is not None:
-                self._prepare(table)
+            if self._optimizers:
+                self._begin(table)
         return table
 
-    def bind(self, optimizers: Iterable[Optimizer | None]) -> None:
-        """Take the model's optimizer for that of the rows; call it when the model is made, before its optimizer is.
+    def bind(self, optimizers: Iterable[Optimizer], *, own_step: bool) -> None:
+        """Have the model's optimizers train the rows; call it when the model is made, before they are built.
 
-        Raises UserError where it can't train them.
+        `own_step` says that a program's own step may look at gradients. Raises UserError where one optimizer can't
+        train rows. Which one of several trains a table is known when the first step is traced.
         """
-        self._optimizer = one_optimizer(optimizers)
-        self._formula = formula_of(self._optimizer, lazy=self._lazy)
-        leave_out(self._optimizer)
+        self._optimizers = list(optimizers)
+        self._asks_once = not own_step and not any(map(clips, self._optimizers))
+        for optimizer in self._optimizers:
+            leave_out(optimizer)
         for table in self.tables.values():
-            self._prepare(table)
+            self._begin(table)
 
     def train(self) -> None:
-        """Have the optimizer train the rows; call it when its update of other variables is final, before the trace."""
-        assert self._formula is not None
-        train_rows(self._optimizer, self._update, self._formula)
+        """Have the optimizers train rows; call it when their update of other variables is final, before the trace."""
+        for optimizer in self._optimizers:
+            train_rows(optimizer, self)
+
+    def found_more(self) -> bool:
+        """Return whether the trace since the last call has shown what trains a table, so that it must be repeated."""
+        found, self._has_found_more = self._has_found_more, False
+        return found
 
     def check(self, known: Iterable[str]) -> None:
         """Raise UserError unless each table has its layer, now that all layers are built; `known` are their names."""
@@ -159,17 +170,34 @@ class DynamicTables:
                     f"dynamic_tables: the model has no Embedding layer named {name!r}; its layers are "
                     f"{', '.join(sorted(known)) or 'none'}: name a layer of the program, or give one that name"
                 )
+            if name not in self._trainers:
+                raise refused(f"{name} is trained by no optimizer of the model", "train it")
 
-    def _update(self, variable: Reserved, gradient: Any, change: Change) -> None:
-        owns = (table for table in self.tables.values() if any(one is variable for one in table.variables))
-        next(owns).update(variable, gradient, change)
+    def update(self, optimizer: Optimizer, variable: Reserved, gradient: Any, change: Change) -> None:
+        """Have a gradient change rows of a table, as an optimizer does; raises UserError where it can't."""
+        table = variable.table
+        trainer, _ = self._trainers.get(table.name, (None, None))
+        if trainer is None:
+            with tf.init_scope():
+                self._prepare(table, optimizer)
+            self._has_found_more = True
+        elif trainer is not optimizer:
+            kinds = " and ".join(type(one).__name__ for one in (trainer, optimizer))
+            raise refused(f"{table.name} is trained by two optimizers ({kinds})", "give it to one of them")
+        table.update(variable, gradient, change)
 
-    def _prepare(self, table: Table) -> None:
+    def _begin(self, table: Table) -> None:
+        table.asks_once = self._asks_once
+        if len(self._optimizers) == 1:
+            self._prepare(table, self._optimizers[0])
+
+    def _prepare(self, table: Table, optimizer: Optimizer) -> None:
         """Reserve a table's memory, now that its slots are known, unless an earlier coordinator has left it."""
-        assert self._formula is not None
+        slots = row_slots(optimizer, lazy=self._lazy)
+        self._trainers[table.name] = optimizer, slots
         for shard, device in zip(table.shards, table.devices, strict=True):
             with tf.device(device):
-                shard.add_slots(self._formula.slots)
+                shard.add_slots(slots)
                 arrays = [*shard.kept.values(), shard.free, shard.numbers]
                 there = all(bool(tf.raw_ops.VarIsInitializedOp(resource=one.handle)) for one in arrays)
                 if there and self._left and self._left["rows"].get(table.name) == self._row(table):
@@ -219,10 +247,10 @@ class DynamicTables:
             if name not in self._pieces:
                 mutexes = [self.mutex_of(shard.values.handle) for shard in table.shards]
                 self._pieces[name] = Pieces(table, mutexes, io_device)
-                self._evictions[name] = Eviction(table, mutexes, self._settings[name].evict_after_steps)
+                self._evictions[name] = Eviction(table, mutexes, self._settings[name])
 
     def save(self, prefix: str) -> None:
-        """Write all rows beside the checkpoint of this name, and then take away those that are too old."""
+        """Write all rows beside the checkpoint of this name, and then take away those that are too old, or too many."""
         for name, pieces in self._pieces.items():
             pieces.save(prefix)
             self._evictions[name].make()
@@ -230,8 +258,9 @@ class DynamicTables:
     def restore(self, prefix: str) -> None:
         """Read the rows beside the checkpoint of this name, and forget all others; raises ValueError for a misfit."""
         self.begin()
-        for pieces in self._pieces.values():
+        for name, pieces in self._pieces.items():
             pieces.restore(prefix)
+            self._evictions[name].forget()
 
     def keep(self) -> None:
         """Leave what is on the ps to the next coordinator."""

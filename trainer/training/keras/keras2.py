@@ -78,7 +78,8 @@ class Keras2Model:
 
     def gather_updates(self, config: Config, tables: DynamicTables | None = None) -> None:
         if tables is not None:
-            tables.bind(self.optimizers)
+            own_step = type(self.model).train_step is not tf.keras.Model.train_step
+            tables.bind([one for one in self.optimizers if not is_wrapper(one)], own_step=own_step)
         for optimizer in optimizers_of(self.model):
             if optimizer is not None and not is_wrapper(optimizer):
                 gather(optimizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 
 import tensorflow as tf
@@ -46,6 +47,7 @@ from trainer.training.worker_files import WorkerFiles, processes_of, tag_of
 # round take several times as long to trace, which only a small model is worth: only its steps are that short.
 UNROLLED_STEPS = 8
 UNROLLED_VARIABLES = 20
+PART_VARIABLES = 4  # of which the operations of a dynamic table's part on a ps count as so many
 
 
 class RemoteStepRunner(OfTrained):
@@ -189,7 +191,8 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
     model, tables = accounts.model, accounts.tables
     keras, name = keras_of(model), f"{type(model).__name__}.train_step"
     with asking_once(may_ask_once(model)), giving_rows(), building(tables):
-        train_step = trace_step(
+        trace = functools.partial(
+            trace_step,
             strategy,
             model,
             data.iterator_spec,
@@ -199,6 +202,9 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
             placed=data.order.exact,
             seeded=False,
         )
+        train_step = trace()
+        if tables is not None and tables.found_more():
+            train_step = trace()
     refuse_large_arrays(train_step.graph, name)
     refuse_outside(program, train_step, name, model)
     with strategy.scope():
@@ -211,7 +217,8 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
 
 def pack(strategy: Strategy, train_step: Traced, step: Variable, accounts: CallAccounts, data: WorkersData) -> Traced:
     """Trace the call that workers are given, of a traced step."""
-    small = len(accounts.model.trainable_variables) <= UNROLLED_VARIABLES
+    parts = sum(len(table.variables) for table in accounts.tables.tables.values()) if accounts.tables else 0
+    small = len(accounts.model.trainable_variables) + (PART_VARIABLES - 1) * parts <= UNROLLED_VARIABLES
     return trace_call(
         strategy,
         train_step,

@@ -24,6 +24,12 @@ def whole_of(variable: Variable) -> Variable:
     return container() if container is not None else None
 
 
+def divided(variable: Variable) -> Any:
+    """Return what this variable is a part of: a split variable or a dynamic table; None of one that is whole."""
+    whole = whole_of(variable)
+    return getattr(getattr(variable, "_value", variable), "table", None) if whole is None else whole
+
+
 @tf.autograph.experimental.do_not_convert  # it can't, and would warn where a train_step calls apply_gradients
 def beneath(variable: Variable) -> Variable:
     """Return TensorFlow's own variable beneath what casts it, or stands for it on several replicas."""
@@ -68,7 +74,8 @@ class Reserved(resource_variable_ops.BaseResourceVariable):
 
     is_reserved = True
 
-    def __init__(self, handle: Any, shape: list[int], dtype: Any, name: str) -> None:
+    def __init__(self, handle: Any, shape: list[int], dtype: Any, name: str, table: Any = None) -> None:
+        """Take the table that it is a part of."""
         super().__init__(
             trainable=True,
             shape=shape,
@@ -78,7 +85,7 @@ class Reserved(resource_variable_ops.BaseResourceVariable):
             handle_name=name,
             distribute_strategy=tf.distribute.get_strategy(),
         )
-        self._whole_name = name
+        self._whole_name, self.table = name, table
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         raise UserError(

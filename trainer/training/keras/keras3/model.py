@@ -73,7 +73,7 @@ class Keras3Model:
         """`build` gathers them, which makes the optimizer's variables."""
         self._is_lazy, self._tables = config.lazy_optimizers, tables
         if tables is not None:
-            tables.bind(self.optimizers)
+            tables.bind(self.optimizers, own_step=type(self.model).train_step is not self.base.train_step)
 
     def build(self, element_spec: ElementSpec) -> None:
         build(self.model, element_spec)

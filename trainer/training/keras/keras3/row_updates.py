@@ -28,6 +28,7 @@ def update_by_rows(model: Model, *, lazy: bool = False) -> None:
     for optimizer in optimizers:
         if not changes_rows(optimizer, keras.optimizers, lazy=lazy):
             continue
+        clip_rows(optimizer)
         if not is_same(optimizer):
             replace_update(optimizer, by_rows)
             add_up_rows(optimizer)
@@ -42,6 +43,20 @@ def adagrad(optimizer: Optimizer, plain: Update, gradient: tf.IndexedSlices, var
     accumulator.scatter_add(tf.IndexedSlices(tf.square(values), rows))
     roots = tf.sqrt(accumulator.sparse_read(rows) + optimizer.epsilon)
     variable.scatter_sub(tf.IndexedSlices(tf.cast(rate, variable.dtype) * values / roots, rows))
+
+
+def clip_rows(optimizer: Optimizer) -> None:
+    """Have clipping by a norm leave a gradient's rows as they are named: Keras would make one of the whole table."""
+    plain = optimizer._clip_gradients
+
+    def clip(gradients: list[Tensor]) -> list[Tensor]:
+        clipped = plain([one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients])
+        return [
+            tf.IndexedSlices(value, one.indices, one.dense_shape) if isinstance(one, tf.IndexedSlices) else value
+            for value, one in zip(clipped, gradients, strict=True)
+        ]
+
+    object.__setattr__(optimizer, "_clip_gradients", clip)
 
 
 def add_up_rows(optimizer: Optimizer) -> None:

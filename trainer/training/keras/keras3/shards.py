@@ -89,7 +89,7 @@ def by_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
 
         if LOOKS_UP_ROWS not in vars(layer) or isinstance(inputs, keras.KerasTensor | tf.SparseTensor):
             return plain(layer, inputs)
-        ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+        ids = inputs if inputs.dtype in (tf.int32, tf.int64, tf.string) else tf.cast(inputs, tf.int32)
         return tf.cast(tf.nn.embedding_lookup(layer._embeddings._value, ids), layer.compute_dtype)
 
     return call
