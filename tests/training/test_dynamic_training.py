@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from processes import PROGRAMS, Runs, kill, until
+from processes import PROGRAMS, Process, Runs, kill, until
 
 from trainer import testing
 from trainer.core.config import ConfigError
@@ -20,6 +23,7 @@ from trainer.telemetry.status import describe, read_status
 # isort: split
 import tensorflow as tf
 
+from trainer.training.dynamic.hashing import keys_of
 from trainer.training.dynamic.pieces import pieces_of
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,10 +39,10 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
     return keys
 
 
-def rows_of(prefix: str) -> dict[int, np.ndarray]:
+def rows_of(prefix: str, table: str = "items") -> dict[int, np.ndarray]:
     """Return the values of each key in a checkpoint; raises AssertionError where a key stands there twice."""
     found: dict[int, np.ndarray] = {}
-    for *_, path in pieces_of(prefix, "items"):
+    for *_, path in pieces_of(prefix, table):
         reader = tf.train.load_checkpoint(path)
         keys, values = reader.get_tensor("keys"), reader.get_tensor("values")
         assert len(set(keys)) == len(keys)
@@ -68,6 +72,23 @@ def test_a_plain_program_trains_rows_by_key(programs: Any, kind: str, three: boo
     status = read_status(RunDirectory(tmp_path, "test"))
     assert status.tables["items"]["rows"] == programs.KNOWN
     assert "items: 2,000 rows" in describe(status)
+
+
+@pytest.mark.parametrize("three", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_several_tables_are_trained_by_several_optimizers(programs: Any, three: bool, tmp_path: Path) -> None:
+    """One is of texts. Each is trained, saved and restored by itself."""
+    program = (programs.of_keras3(programs.Several) if three else programs.Several)()
+    tables = {name: {"capacity": 20_000} for name in ("items", "users", "wide")}
+    settings = {**SETTINGS, "dynamic_tables": tables, "lazy_optimizers": True, "evaluation": "none"}
+    texts = set(keys_of(tf.strings.as_string(tf.range(programs.KNOWN, dtype=tf.int64) * programs.STRIDE)).numpy())
+    numbers = {key * programs.STRIDE for key in range(programs.KNOWN)}
+    for steps, ps in ((150, 2), (200, 1)):
+        result = testing.train(program, steps, ps=ps, directory=tmp_path, **settings)
+        found = {name: rows_of(str(result.directory / "checkpoints" / f"ckpt-{steps}"), name) for name in tables}
+        assert set(found["items"]) == set(found["wide"]) == numbers
+        assert set(found["users"]) == texts
+        for name, first in (("items", 0.05), ("users", 0.05), ("wide", 0.0)):
+            assert np.abs(list(found[name].values())).max() > first  # they are trained
 
 
 @pytest.mark.matrix
@@ -179,6 +200,44 @@ def test_tasks_that_die_lose_no_key_and_give_none_two_rows(runs: Runs) -> None:
         rows = rows_of(catalogue.prefix(step))
         assert len({key for key in rows if key < 2_000 * 1_000_003}) > 1_900
         assert all(np.isfinite(values).all() for values in rows.values())
+
+
+@pytest.mark.matrix
+def test_workers_that_die_in_their_acts_leave_no_half_of_one_and_no_lock(runs: Runs) -> None:
+    """Each row has to the bit what as many steps give as it counts, and no step that was counted is missing."""
+    run, deaths, steps_a_call = "told", 8, 10
+    process = runs.local("keys:Told", run, 1_000_000, *OPTIONS, "--set", "pause_ms=20")
+    process.search(r"saved \S+/ckpt-\d+ in")
+
+    def reached() -> int:
+        return int(read_status(RunDirectory(runs.shared, run)).step or 0)
+
+    for death in range(deaths):
+        kill_and_go_on(process, f"worker-{death % 2}", reached, 5 * steps_a_call)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143, process.output
+    catalogue, keys_a_step = RunDirectory(runs.shared, run).catalogue, 64 * 8
+    for step in catalogue.steps():
+        readers = [tf.train.load_checkpoint(path) for *_, path in pieces_of(catalogue.prefix(step), "items")]
+        keys, values, told = (
+            np.concatenate([reader.get_tensor(part) for reader in readers]) for part in ("keys", "values", "told")
+        )
+        assert len(np.unique(keys)) == len(keys)
+        np.testing.assert_array_equal(values, np.repeat(-told[:, :1] / 64, values.shape[1], 1))
+        in_all = int(told[:, 0].sum())
+        assert keys_a_step * step <= in_all
+    assert in_all <= keys_a_step * (step + 3 * steps_a_call * (deaths + 1))
+    print(f"{deaths} deaths, {step:,} steps, {len(keys):,} keys, {in_all:,} updates of rows")
+
+
+def kill_and_go_on(process: Process, worker: str, reached: Callable[[], int], steps: int) -> None:
+    """Kill a worker at some moment; the others go on, and it comes back."""
+    time.sleep(random.uniform(0, 1))
+    pids = process.pids(worker)
+    kill(pids[-1])
+    began = reached()
+    until(lambda: reached() >= began + steps, f"{steps} steps more", say=lambda: process.output)
+    until(lambda: len(process.pids(worker)) > len(pids), f"another {worker}", say=lambda: process.output)
 
 
 def test_the_side_car_and_the_export_know_the_rows(programs: Any, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
-BATCH, IDS, KNOWN, STRIDE = 64, 8, 2_000, 1_000_003
+BATCH, IDS, KNOWN, STRIDE, NEW = 64, 8, 2_000, 1_000_003, 64
 
 
 class Keys:
@@ -82,3 +82,68 @@ def of_keras3(kind: type) -> type:
     import keras
 
     return type(f"{kind.__name__}3", (kind,), {"keras": keras})
+
+
+class Several(Keys):
+    """Tables of two widths, one of texts; two optimizers in a step of the program's own, which clips by itself."""
+
+    def build_model(self):
+        keras = self.keras
+
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.items = keras.layers.Embedding(100, 8, name="items")
+                self.users = keras.layers.Embedding(100, 8, name="users")
+                self.wide = keras.layers.Embedding(100, 1, name="wide", embeddings_initializer="zeros")
+                self.out = keras.layers.Dense(2)
+                self.wide_optimizer = keras.optimizers.Ftrl(0.1)
+
+            def call(self, ids):
+                left, right = ids[:, : IDS // 2], tf.strings.as_string(ids[:, IDS // 2 :])
+                deep = tf.reduce_mean(self.items(left), 1) + tf.reduce_mean(self.users(right), 1)
+                return self.out(deep) + tf.reduce_sum(self.wide(ids), 1)
+
+            def train_step(self, data):
+                ids, labels = data
+                with tf.GradientTape() as tape:
+                    found = self(ids, training=True)
+                    loss = self.compute_loss(x=ids, y=labels, y_pred=found)
+                wide = self.wide.trainable_variables
+                deep = [one for one in self.trainable_variables if all(one is not each for each in wide)]
+                of_wide, of_deep = tape.gradient(loss, [wide, deep])
+                of_deep, _ = tf.clip_by_global_norm(of_deep, 1.0)
+                self.wide_optimizer.apply_gradients(list(zip(of_wide, wide, strict=True)))
+                self.optimizer.apply_gradients(list(zip(of_deep, deep, strict=True)))
+                return {"loss": loss}
+
+        model = Model()
+        model.compile(
+            optimizer=keras.optimizers.Adagrad(self.rate),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        return model
+
+
+class Told(Keys):
+    """Each step adds -1/BATCH to the rows of BATCH * IDS keys that all differ, NEW of them new ones.
+
+    So a row's value is its count of steps times that, to the bit.
+    """
+
+    def build_model(self):
+        keras = self.keras
+        ids = keras.Input([IDS], dtype="int64")
+        rows = keras.layers.Embedding(100, 4, name="items", embeddings_initializer="zeros")(ids)
+        model = keras.Model(ids, tf.reduce_sum(rows, [1, 2]))
+        model.compile(optimizer=keras.optimizers.SGD(1.0), loss=lambda _, found: found)
+        return model
+
+    def train_dataset(self, context):
+        def batch(number):
+            known = (number + tf.range(BATCH * IDS - NEW, dtype=tf.int64)) % KNOWN
+            new = KNOWN + (number % 2**40) * NEW + tf.range(NEW, dtype=tf.int64)
+            return tf.reshape(tf.concat([known, new], 0), [BATCH, IDS]), tf.zeros([BATCH])
+
+        dataset = tf.data.Dataset.random().map(batch)
+        return dataset.apply(testing.sleep(1000 * self.pause_ms)) if self.pause_ms else dataset
