@@ -206,7 +206,7 @@ def test_tasks_that_die_lose_no_key_and_give_none_two_rows(runs: Runs) -> None:
 def test_workers_that_die_in_their_acts_leave_no_half_of_one_and_no_lock(runs: Runs) -> None:
     """Each row has to the bit what as many steps give as it counts, and no step that was counted is missing."""
     run, deaths, steps_a_call = "told", 8, 10
-    process = runs.local("keys:Told", run, 1_000_000, *OPTIONS, "--set", "pause_ms=20")
+    process = runs.local("keys:Told", run, 1_000_000, *OPTIONS)
     process.search(r"saved \S+/ckpt-\d+ in")
 
     def reached() -> int:
