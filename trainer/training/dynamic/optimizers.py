@@ -87,6 +87,8 @@ def leave_out(optimizer: Optimizer) -> None:
         # Both Keras refuse what they were not built with.
         places = "_trainable_variables_indices" if hasattr(optimizer, "_trainable_variables_indices") else "_index_dict"
         getattr(optimizer, places).update({optimizer._var_key(one): NOT_BUILT for one in variables if is_dynamic(one)})
+        if type(optimizer).__name__ == "SGD" and not has_momentum(optimizer):
+            optimizer.momentums.append(None)  # tf_keras looks there, also where no other weight is trained
 
     object.__setattr__(optimizer, "build", build_others)
 
