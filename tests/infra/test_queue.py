@@ -18,7 +18,7 @@ SITE = {"release_build_proof": False}
 @pytest.fixture(scope="module")
 def queued(lab, tmp_path_factory):
     """Work a queue off that begins with a run at work; gives its inventory, and what `queue-add` said."""
-    settings = {"program": "trainer.examples.digits:Digits", "steps": 6000, "checkpoint_steps": 2000}
+    settings = {"program": "trainer.examples.digits:Digits", "steps": 15000, "checkpoint_steps": 5000}
     inventory = copy_inventory(tmp_path_factory.mktemp("queue") / "lab", settings, **SITE)
     started = fab("start-cluster", "--run", f"{NAME}-a", "--detach", inventory=inventory)
     assert started.returncode == 0, started.stdout + started.stderr
@@ -53,7 +53,7 @@ def test_what_trained_was_not_interrupted_and_went_first(queued):
     entries = told(inventory)["entries"]
     assert [entry["name"] for entry in entries] == [f"{NAME}-{name}" for name in "adbc"]
     states = [(entry["state"], entry["points"][0]["step"]) for entry in entries[:2]]
-    assert states == [("finished", 6000), ("finished", 6000)]
+    assert states == [("finished", 15000), ("finished", 15000)]
 
 
 def test_a_failure_and_a_limit_hold_nothing_up(queued):
