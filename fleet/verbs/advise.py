@@ -12,13 +12,14 @@ from fleet.ssh import Answer
 from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 
+FIRST_STEPS_SECONDS = 30
 # Where a host sends from; of bonds, bridges and containers the parts would count twice.
 _LINK = "ip route show default | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p' | head -1"
 
 
 def advise(cluster: Cluster, desk: Desk, seconds: float) -> None:
     """Look twice, so many seconds apart, and say what the training waits for. Nothing is changed."""
-    first = look(cluster)
+    first = first_look(cluster, desk)
     progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
     end = desk.clock() + seconds
     try:
@@ -40,6 +41,22 @@ def advise(cluster: Cluster, desk: Desk, seconds: float) -> None:
         desk.say("\n".join(f"{each.part}: {each.text}" for each in found))
 
 
+class NoStepsYet(OperatorMistake):
+    """No worker has said how many steps it has trained."""
+
+
+def first_look(cluster: Cluster, desk: Desk) -> Look:
+    """Look as soon as the workers' steps are known, which a run that has just begun says after some seconds."""
+    end = desk.clock() + FIRST_STEPS_SECONDS
+    while True:
+        try:
+            return look(cluster)
+        except NoStepsYet:
+            if desk.clock() >= end:
+                raise
+            desk.sleep(2.0)
+
+
 def look(cluster: Cluster) -> Look:
     """Ask each host for its processors, its link and its tasks, the chief's for the workers' steps."""
     inventory = cluster.inventory
@@ -50,7 +67,7 @@ def look(cluster: Cluster) -> Look:
         state = seen.run.state if seen.run else "unknown"
         raise OperatorMistake(f"nothing trains (the run is {state}): start it, and ask again while it trains")
     if not seen.run.workers:
-        raise OperatorMistake("no worker gives steps of its own here: advise is for strategy parameter_server")
+        raise NoStepsYet("no worker gives steps of its own here: advise is for strategy parameter_server")
     scripts = {host: script([task.unit for task in inventory.tasks_on(host)]) for host in inventory.hosts}
     hosts: dict[str, Host] = {}
     used: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import subprocess
 from dataclasses import replace
 from typing import Any
@@ -133,6 +134,23 @@ def test_the_verb_looks_twice_and_changes_nothing() -> None:
     assert hosts.done == []
     assert clock.now == 120
     assert "worker: worker-1 is slow: 0.5 steps/s, where the median of the others is 5" in fleet.printed(desk)
+
+
+def test_a_run_that_has_just_begun_is_waited_for() -> None:
+    looks = itertools.count()
+
+    def begins(hosts: fleet.Pretence) -> None:
+        trains(hosts)
+        if next(looks) < 3:
+            hosts.run_status = fleet.status("training", 1, hosts.now, workers={})
+
+    made = day.make_hosts()
+    hosts = Hosts(made.inventory, units=made.units, tick=begins)
+    clock = fleet.Clock(hosts=hosts)
+    desk = verbs.Desk(io.StringIO(), clock, clock.sleep)
+    advise_verb(Cluster(hosts.inventory, hosts), desk, 120)
+    assert clock.now == 126
+    assert "worker: worker-1 is slow" in fleet.printed(desk)
 
 
 def test_without_a_training_there_is_nothing_to_measure() -> None:
