@@ -51,28 +51,28 @@ class Asked:
 
     def entry(self, cluster: Cluster) -> dict[str, Any]:
         """Return it as the queue has it."""
-        told = {key: value for key, value in self.selection.items() if key in ("program", "program_args")}
+        trained = {key: value for key, value in self.selection.items() if key in ("program", "program_args")}
         if self.points is not None:
-            told["points"] = list(self.points)
+            trained["points"] = list(self.points)
         origin = history.origin(cluster.inventory)
         about: dict[str, Any] = {"owner": origin["who"], "from": origin["from"], "priority": self.priority}
         if self.reason:
             about["reason"] = self.reason[:MOST_TEXT]
         return {
-            "name": self.name, **told, "settings": dict(self.settings), "seconds": 60 * self.minutes, **about,
+            "name": self.name, **trained, "settings": dict(self.settings), "seconds": 60 * self.minutes, **about,
         }  # fmt: skip
 
 
 def show_queue(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
     """Show what trains, what waits and what has ended."""
-    told = cluster.ask_queue("list", [])
+    queue = cluster.ask_queue("list", [])
     if as_json:
-        desk.answer("queue", {"queue": told})
+        desk.answer("queue", {"queue": queue})
         return
-    desk.say(describe_queue(told))
-    if told["over"]:
+    desk.say(describe_queue(queue))
+    if queue["over"]:
         desk.say("add a run: fab queue-add RUN")
-    elif not told["followed"]:
+    elif not queue["followed"]:
         desk.say("go on with it: fab start-cluster --queue")
 
 

@@ -277,17 +277,8 @@ def _follow(
     names = ", ".join(task.name for task in started.idle)
     desk.say(f"started {names}" if names else "every task runs already")
     with _what_was_started_goes_on():
-        if "sweep" in plan.choice.selection:
-            cluster.let_starts_in()
-            trail.end()
-            followed = follow_sweep(cluster, desk, plan.choice.selection["sweep"]["name"], request.detach)
-            outcome = "finished" if followed else "training"
-            _answer(desk, request, outcome, plan=plan.as_json(), sweep=followed)
-            return
-        if "queue" in plan.choice.selection:
-            cluster.let_starts_in()
-            desk.say("the queue is worked off without this machine. Look: fab queue. Stop it: fab stop-cluster")
-            _answer(desk, request, "training", plan=plan.as_json())
+        if {"sweep", "queue"} & set(plan.choice.selection):
+            _follow_several(cluster, desk, request, plan, trail)
             return
         chief = cluster.inventory.chief
         watch = Watch(cluster, desk, started.ready.clocks[chief.host], started.begun, plan.hosts)
@@ -313,6 +304,18 @@ def _follow(
     _answer(desk, request, "finished", plan=plan.as_json(), **known)
     if not evaluated:
         _raise_not_evaluated(cluster)
+
+
+def _follow_several(cluster: Cluster, desk: Desk, request: StartRequest, plan: Plan, trail: Trail) -> None:
+    """Say what comes of a sweep or a queue, whose runs follow each other."""
+    cluster.let_starts_in()
+    if "sweep" not in plan.choice.selection:
+        desk.say("the queue is worked off without this machine. Look: fab queue. Stop it: fab stop-cluster")
+        _answer(desk, request, "training", plan=plan.as_json())
+        return
+    trail.end()
+    followed = follow_sweep(cluster, desk, plan.choice.selection["sweep"]["name"], request.detach)
+    _answer(desk, request, "finished" if followed else "training", plan=plan.as_json(), sweep=followed)
 
 
 def _until_trained(watch: Watch, request: StartRequest, started: _Started, rollback: Rollback) -> Run:

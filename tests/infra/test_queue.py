@@ -27,7 +27,7 @@ def queued(lab, tmp_path_factory):
         add(inventory, "c", "--steps", "1000000", "--minutes", "0.5"),
         add(inventory, "d", "--set", "dropout=0.3", "--priority", "5"),
     ]
-    wait_until(lambda: all(told(inventory).get(key) for key in ("over", "evaluated")), 900, "the end of the queue")
+    wait_until(lambda: all(queue_of(inventory).get(key) for key in ("over", "evaluated")), 900, "the end of the queue")
     yield inventory, added
     fab("stop-cluster", inventory=inventory)
     with lab["head"].sudo():
@@ -41,7 +41,7 @@ def add(inventory, name, *flags):
     return json.loads(done.stdout)
 
 
-def told(inventory):
+def queue_of(inventory):
     asked = fab("queue", "--json", inventory=inventory)
     return json.loads(asked.stdout)["queue"] if asked.returncode == 0 else {}
 
@@ -50,14 +50,14 @@ def test_what_trained_was_not_interrupted_and_went_first(queued):
     inventory, added = queued
     assert [each["outcome"] for each in added] == ["done"] * 3
     assert added[0]["ahead"] == [f"{NAME}-a"]
-    entries = told(inventory)["entries"]
+    entries = queue_of(inventory)["entries"]
     assert [entry["name"] for entry in entries] == [f"{NAME}-{name}" for name in "adbc"]
     states = [(entry["state"], entry["points"][0]["step"]) for entry in entries[:2]]
     assert states == [("finished", 15000), ("finished", 15000)]
 
 
 def test_a_failure_and_a_limit_hold_nothing_up(queued):
-    failed, limited = told(queued[0])["entries"][2:]
+    failed, limited = queue_of(queued[0])["entries"][2:]
     assert failed["state"] == "failed"
     assert "Invalid value 1.5 received for `rate`" in failed["message"]
     assert (limited["state"], limited["message"]) == ("stopped", "its limit of 0.5 min is used up")
@@ -76,7 +76,7 @@ def test_the_cluster_is_idle_and_says_so(lab, queued):
 def test_an_idle_cluster_begins_with_what_is_added(lab, queued):
     assert add(queued[0], "e")["started"]
     wait_until(lambda: status(lab).get("run") == f"{NAME}-e", 120, "the run that was added begins")
-    wait_until(lambda: told(queued[0]).get("over"), 600, "its end")
+    wait_until(lambda: queue_of(queued[0]).get("over"), 600, "its end")
 
 
 def running(host):

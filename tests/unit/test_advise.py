@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import subprocess
@@ -158,3 +159,14 @@ def test_without_a_training_there_is_nothing_to_measure() -> None:
     hosts.run_status = fleet.status("stopped", 20)
     with pytest.raises(OperatorMistake, match=r"nothing trains \(the run is stopped\)"):
         advise_verb(Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO()), 120)
+
+
+def test_a_cluster_without_ps_is_refused_at_once() -> None:
+    made = day.make_hosts()
+    tasks = tuple(task for task in made.inventory.tasks if task.job != "ps")
+    hosts = Hosts(dataclasses.replace(made.inventory, tasks=tasks), units=made.units)
+    hosts.run_status = fleet.status("training", 1, 0, workers={})
+    clock = fleet.Clock(hosts=hosts)
+    with pytest.raises(OperatorMistake, match="advise is for strategy parameter_server"):
+        advise_verb(Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO(), clock, clock.sleep), 120)
+    assert clock.now == 0
