@@ -13,6 +13,7 @@ from fleet.asked import RECEIVE, feed
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake, Trouble
 from fleet.host_scripts import (
     BEFORE,
+    COOL,
     CURRENT,
     DISABLE,
     FORGET_DRAINED,
@@ -155,6 +156,10 @@ class Cluster:
             "root systemctl enable --quiet {units} && root systemctl start --no-block {units} && "
             f"root sh -c {_quoted(GO_ON)} sh {{units}}",
         )
+
+    def cool(self, tasks: Sequence[Task]) -> None:
+        """Stop what a start has had import TensorFlow and wait, and has not had go on."""
+        self._systemctl(tasks, f"root sh -c {_quoted(COOL)} sh {{units}}", STOP_SECONDS)
 
     def park(self, tasks: Sequence[Task]) -> None:
         """Stop units on all hosts at once and wait until they are down; supervisors that can stay up, with no child.

@@ -15,11 +15,12 @@ STATUS = (
     "code=$?; echo; echo '@run-code'; echo $code; fi"
 )
 
-# What a planned reboot has stopped, and whom the coordinator lets go of (roles/trainer/tasks/leave.yml). A start or
-# a stop by hand replaces both.
-FORGET_DRAINED = "rm -rf /opt/trainer/drained /run/psfleet-leaving"
+# What a planned reboot has stopped, whom the coordinator lets go of (roles/trainer/tasks/leave.yml), and what begins
+# parked. A start or a stop by hand replaces all of them.
+FORGET_DRAINED = "rm -rf /opt/trainer/drained /run/psfleet-leaving /run/psfleet-parked"
 DISABLE = f'{FORGET_DRAINED}; systemctl reset-failed "$@" 2>/dev/null; systemctl disable --quiet "$@"'
 BEFORE = "/opt/trainer/before"
+PARKED = "/run/psfleet-parked"
 _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
 # What differs from task to task, and which secrets it loads; in etc/trainer they lie themselves.
 _DROP_INS = " ".join(f"etc/systemd/system/trainer@*.service.d/psfleet-{name}.conf" for name in ("task", "secrets"))
@@ -44,7 +45,7 @@ ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_
   >{BEFORE}.new/names 2>/dev/null || true
 tar -cf {BEFORE}.new/files.tar -T {BEFORE}.new/names
 systemctl list-units --plain --no-legend --state=active,activating,reloading "trainer@*.service" |
-  cut -d" " -f1 >{BEFORE}.new/running
+  cut -d" " -f1 | while read -r unit; do [ -e "{PARKED}/$unit" ] || echo "$unit"; done >{BEFORE}.new/running
 chmod go+rx {BEFORE}.new
 chmod go+r {BEFORE}.new/running  # the archive has secrets
 rm -rf {BEFORE}
@@ -53,6 +54,7 @@ mv {BEFORE}.new {BEFORE}
 PUT_BACK = f"""set -e
 tar -tf {BEFORE}/files.tar >/dev/null
 systemctl stop "trainer@*.service"
+rm -rf {PARKED}
 systemctl reset-failed "trainer@*.service" 2>/dev/null || true
 cd /
 rm -rf etc/trainer {_WANTED} {_DROP_INS} {_WALLS} run/psfleet-firewall/tried.nft
@@ -76,7 +78,8 @@ PARK = (
     + """waits= cold= until=$(($(date +%s) + 300))
 for unit; do
   main=$(show MainPID)
-  if [ "$(show ActiveState)" = active ] && grep -qs "^SigCgt:.*[13579bdf]$" "/proc/$main/status" && kill -HUP "$main"
+  if [ -e "/run/psfleet-parked/$unit" ]; then continue
+  elif [ "$(show ActiveState)" = active ] && grep -qs "^SigCgt:.*[13579bdf]$" "/proc/$main/status" && kill -HUP "$main"
   then waits="$waits $unit=$main"
   else cold="$cold $unit"
   fi
@@ -93,6 +96,23 @@ for each in $waits; do
 done
 [ -z "$cold" ] || systemctl stop $cold"""
 )
+# Supervisors of tasks that don't run: they import TensorFlow and wait, until `start` takes the files away.
+WARM = (
+    _SHOW
+    + """umask 022
+mkdir -p /run/psfleet-parked
+for unit; do
+  case $(show ActiveState) in inactive | failed)
+    touch "/run/psfleet-parked/$unit"
+    systemctl start --no-block "$unit"
+  esac
+done"""
+)
+# Those that never went on.
+COOL = """cold=
+for unit; do if [ -e "/run/psfleet-parked/$unit" ]; then cold="$cold $unit"; fi; done
+[ -z "$cold" ] || systemctl stop $cold
+rm -rf /run/psfleet-parked"""
 GO_ON = (
     _SHOW
     # Also one whose child has still to end: bit 9 of SigCgt says that it heeds SIGUSR1.

@@ -15,7 +15,7 @@ from typing import Any
 from fleet.asked import list_of, pack, sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
-from fleet.host_scripts import CURRENT
+from fleet.host_scripts import CURRENT, WARM
 from fleet.places import ROLES, site_file
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role
@@ -41,6 +41,8 @@ FINDINGS = {
     "firewall_table": "its packet filter is not the one that was kept",
     "python_environment": "its Python environment is not as it was installed",
 }
+# Whose supervisors import TensorFlow at once; an evaluator's waits for a checkpoint first.
+WARM_JOBS = ("chief", "ps", "worker")
 # What the proof says of a program, a run or settings that are wrong.
 USER_ERROR = 78
 
@@ -233,7 +235,11 @@ class ShortWay:
                 "signers": signers, "environment": environment["name"],
             }  # fmt: skip
             keep = {"root": "/opt/trainer", "keep": settings.value("release_keep"), "coming": release["id"]}
+            # Meanwhile its idle tasks import TensorFlow; a kit that may lack this starts with the others.
+            idle = [task.unit for task in self._inventory.tasks_on(host) if task.job in WARM_JOBS]
+            warm = {"name": "warm", "command": ["sh", "-c", WARM, "sh", *idle]}
             steps: list[dict[str, Any]] = [
+                *([warm] if idle and self._kit <= there else []),
                 {"name": "stage", "module": "host_release", "arguments": arguments},
                 {"name": "prune", "module": "release_prune", "arguments": keep},
             ]

@@ -127,16 +127,19 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         read_config(options, environment)  # what is wrong with it is said before TensorFlow's import
     from trainer.process.supervisor import Supervisor
 
-    release = environment.get("TRAINER_RELEASE")
+    release, park_file = (
+        Path(path) if (path := environment.get(name)) else None for name in ("TRAINER_RELEASE", "TRAINER_PARK_FILE")
+    )
     become = partial(become_task, options, environment, cluster, listener)
     return Supervisor(
         cluster.task,
         become,
         [sys.executable, "-u", "-m", "trainer", *sys.argv[1:]],
         notifier,
-        Path(release) if release else None,
+        release,
         partial(become, only_wait=True) if cluster.job == "evaluator" else None,
         listener,
+        park_file,
     ).run()
 
 

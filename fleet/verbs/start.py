@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet import decision, drains, report
 from fleet.cluster import Cluster
 from fleet.decision import Choice
-from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.plan import Plan, make_plan, render_plan
 from fleet.release import STAGE, SWITCH
 from fleet.run import Run
 from fleet.short import ShortWay
+from fleet.signals import undisturbed
 from fleet.site.inventory import Inventory, list_notes
 from fleet.site.topology import Task
 from fleet.verbs import Desk
@@ -233,6 +234,8 @@ def _prove(cluster: Cluster, desk: Desk, request: StartRequest, plan: Plan) -> P
         cluster.refuse_when_others_may_start()  # before the notes of another's start would be overwritten
         cluster.remember(plan.hosts)
     except BaseException:
+        with undisturbed(), suppress(FleetError):  # what stays on a host that is lost ends by itself
+            cluster.cool(plan.tasks)
         desk.say("nothing was stopped, switched or selected: what ran goes on")
         raise
     return plan

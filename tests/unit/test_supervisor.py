@@ -32,7 +32,7 @@ set_up_logging(journal=True)
 supervisor.warm_up = lambda: None
 supervisor.why_unsafe = lambda: ""
 here = Path(sys.argv[1])
-fresh, release, wait = [], None, None
+fresh, release, wait, park_file = [], None, None, None
 
 def count():
     "Return how many processes of the task there were before this one."
@@ -42,7 +42,7 @@ def count():
 """
 TAIL = """
 notifier = Notifier.from_environment(os.environ)
-sys.exit(supervisor.Supervisor("worker-0", task, fresh, notifier, release, wait).run())
+sys.exit(supervisor.Supervisor("worker-0", task, fresh, notifier, release, wait, None, park_file).run())
 """
 FOREVER = "\n    while True: time.sleep(0.01)"
 Start = Callable[..., "Supervised"]
@@ -420,7 +420,7 @@ def test_a_release_of_the_same_kit_is_where_the_next_process_works(
 def parked(supervised: Supervised) -> bool:
     """Return whether the last line of its status says so."""
     said = [line for line in supervised.heard if "STATUS=" in line]
-    return bool(said) and said[-1].startswith("STATUS=parked")
+    return bool(said) and "STATUS=parked" in said[-1]
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
@@ -560,6 +560,70 @@ def test_however_a_task_ends_that_is_to_be_parked_its_supervisor_is(
     supervised.process.terminate()
     (supervised.directory / "go1").touch()
     supervised.wait()
+
+
+PARK_FILE = (
+    RELEASED
+    + """
+park_file = here / "park"
+if not (here / "imported").exists(): park_file.touch()
+supervisor.warm_up = lambda: (here / "imported").touch()
+"""
+)
+
+
+def test_a_task_that_begins_parked_has_imported_and_goes_on_in_the_release_that_is_current_then(
+    start: Start, releases: Callable[[str], None]
+) -> None:
+    supervised = start(PARK_FILE, watchdog=0.4)
+    until(lambda: parked(supervised))
+    assert supervised.heard[0].startswith("READY=1")  # systemd's patience with a start is not for the proof
+    assert (supervised.directory / "imported").exists()
+    heard = len(supervised.heard)
+    until(lambda: supervised.heard[heard:].count("WATCHDOG=1") >= 3)
+    assert not supervised.pids
+    releases("two")
+    (supervised.directory / "park").unlink()
+    supervised.process.send_signal(signal.SIGUSR1)
+    supervised.child()
+    until(lambda: "STATUS=two two 0" in supervised.heard)
+    supervised.process.terminate()
+    assert supervised.wait()[0] == 143
+
+
+def test_a_task_that_is_asked_to_go_on_during_its_first_import_does(
+    start: Start, releases: Callable[[str], None]
+) -> None:
+    supervised = start(PARK_FILE + "supervisor.warm_up = lambda: ((here / 'imported').touch(), time.sleep(1))\n")
+    until((supervised.directory / "imported").exists)
+    (supervised.directory / "park").unlink()
+    supervised.process.send_signal(signal.SIGUSR1)
+    supervised.child()
+    supervised.process.terminate()
+    assert supervised.wait()[0] == 143
+
+
+@pytest.mark.parametrize("seconds", [0.5, -1.0])
+def test_a_task_that_begins_parked_and_that_nobody_starts_ends_and_stays_down(
+    start: Start, releases: Callable[[str], None], seconds: float
+) -> None:
+    supervised = start(f"supervisor.PARKED_SECONDS = {seconds}" + PARK_FILE)
+    if seconds > 0:
+        code, logged = supervised.wait()
+        assert (code, supervised.pids) == (0, [])  # systemd doesn't start it again
+        assert "worker-0 was asked for nothing in 0 s: ending" in logged
+        return
+    supervised.child()  # a file that an earlier start has left says nothing
+    supervised.process.terminate()
+    assert supervised.wait()[0] == 143
+
+
+def test_a_task_that_begins_parked_stops_at_once(start: Start, releases: Callable[[str], None]) -> None:
+    supervised = start(PARK_FILE)
+    until(lambda: parked(supervised))
+    supervised.process.terminate()
+    assert supervised.wait()[0] == 143
+    assert not supervised.pids
 
 
 def test_a_task_without_a_unit_is_never_parked(start: Start) -> None:

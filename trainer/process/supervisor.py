@@ -3,7 +3,7 @@
 A task that may wait for long does so first, without TensorFlow's memory, in a child of its own.
 
 That of a host's unit can be parked (SIGHUP): it ends its child as a stop would, and waits. SIGUSR1 has it go on, with
-a child that works in the release that is current then.
+a child that works in the release that is current then. One that starts where a file says so begins parked.
 
 To systemd it is the unit's main process: it passes on what its child says, and answers for the child's life. A child
 that ends with 0, 78 or 143 takes the parent with it; after any other end the next one is forked at once.
@@ -20,11 +20,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
+from trainer.process.children import Child, end_orphans, read_process
 from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, why_unsafe
 from trainer.run.release import same_kit
 from trainer.telemetry.outlets.prometheus import given
@@ -43,21 +43,6 @@ LONGEST_START_SECONDS = 600.0
 WORK_SECONDS, START_PATIENCE_SECONDS = 0.25, 45.0
 
 
-@dataclass
-class Child:
-    """A process that was forked, and what is known of it."""
-
-    pid: int
-    channel: socket.socket
-    began: float = field(default_factory=time.monotonic)
-    ready: bool = False
-    restart_unit: bool = False
-    sign: float = field(default_factory=time.monotonic)  # when it last gave a sign of life
-    worked: int = 0  # processor time that it has taken, in ticks
-    stopped: int = 0  # looks in a row at which it was stopped by a signal
-    code: int | None = None  # as subprocess gives it: below 0, the signal that ended it
-
-
 class Supervisor:
     """The parent of one task's processes, one at a time."""
 
@@ -70,6 +55,7 @@ class Supervisor:
         release: Path | None = None,
         wait: Callable[[Notifier], int] | None = None,
         listener: socket.socket | None = None,
+        park_file: Path | None = None,
     ) -> None:
         """Take the task's name and what its child runs.
 
@@ -77,6 +63,7 @@ class Supervisor:
         current release; this process works in a release too. Once the link leads to one with another kit or
         environment, the next child is systemd's to start. `wait` is what children run before TensorFlow is imported,
         until one of them ends with NEEDED. `listener` is where the task is scraped: its children answer there.
+        Where `park_file` is there, and not older than PARKED_SECONDS, it has imported TensorFlow and begins parked.
         """
         self._name = name
         self._run = run
@@ -92,6 +79,8 @@ class Supervisor:
         self._stopping = self._parking = False
         self._goes_on = False  # asked to while the child was still about to end
         self._parked_until = 0.0
+        self._park_file = park_file
+        self._begins_parked = False
         self._pinged = 0.0
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
@@ -102,11 +91,26 @@ class Supervisor:
         if self._release is not None:  # elsewhere SIGHUP says that the terminal is gone
             signal.signal(signal.SIGHUP, self._heed_park)
             signal.signal(signal.SIGUSR1, self._heed_go_on)
+            self._look_whether_parked()
+        warm = self._begins_parked
+        if warm:
+            self._warm_up()
         if self._wait_first is not None and (code := self._keep(self._wait_first, *PASSED_ON, NEEDED)) != NEEDED:
             return code
+        if not warm:
+            self._warm_up()
+        return self._keep(self._run, *PASSED_ON)
+
+    def _warm_up(self) -> None:
         with more_time(self._notifier):
             warm_up()  # meanwhile a signal ends this process as it would any
-        return self._keep(self._run, *PASSED_ON)
+
+    def _look_whether_parked(self) -> None:
+        """Begin parked where `fab` has left the file; it takes that away before it sends SIGUSR1, so none is missed."""
+        with contextlib.suppress(FileNotFoundError):
+            age = max(0.0, time.time() - self._park_file.stat().st_mtime) if self._park_file else PARKED_SECONDS
+            self._begins_parked = self._parking = age < PARKED_SECONDS
+            self._parked_until = time.monotonic() + PARKED_SECONDS - age
 
     def _keep(self, run: Callable[[Notifier], int], *passed_on: int) -> int:
         """Fork children that run this until one ends with a code that is passed on, or a stop is asked for."""
@@ -114,8 +118,9 @@ class Supervisor:
             afresh = False
             while not self._stopping:
                 if self._parking:
-                    self._park()
-                    if afresh and not self._stopping:
+                    if not self._park():
+                        return STOPPED if self._stopping else FINISHED
+                    if afresh:
                         return TRY_AGAIN
                     continue
                 if not self._moves():
@@ -183,20 +188,29 @@ class Supervisor:
         finally:
             os.chdir(self._home)
 
-    def _park(self) -> None:
-        """Have no child until it is asked to go on or to stop, or until who asked for it must have died."""
+    def _park(self) -> bool:
+        """Have no child until it is asked to go on or to stop; returns whether it goes on.
+
+        After a while whoever asked for it must have died: then it goes on by itself, but for one that has begun so.
+        """
         log.info("%s is parked", self._name)
-        self._notifier.status(f"{PARKED}: goes on when it is asked to, or after {PARKED_SECONDS:.0f} s")
+        say = self._notifier.status if self._was_ready else self._notifier.ready
+        self._was_ready = True
+        when = "within" if self._begins_parked else "or after"
+        say(f"{PARKED}: goes on when it is asked to, {when} {PARKED_SECONDS:.0f} s")
         while self._parking and not self._goes_on and not self._stopping:
             self._wait(LOOK_SECONDS, once=True)
             self._ping()
             if time.monotonic() > self._parked_until:
-                log.warning("%s was asked for nothing in %.0f s: going on by itself", self._name, PARKED_SECONDS)
-                self._goes_on = True
-        self._parking = self._goes_on = False
+                then = "ending" if self._begins_parked else "going on by itself"
+                log.warning("%s was asked for nothing in %.0f s: %s", self._name, PARKED_SECONDS, then)
+                self._goes_on, self._parking = True, not self._begins_parked
+        goes_on = self._parking and not self._stopping
+        self._parking = self._goes_on = self._begins_parked = False
         self._restarts = 0
-        if not self._stopping:
+        if goes_on:
             self._notifier.status("goes on")
+        return goes_on
 
     def _moves(self) -> bool:
         """Have the next child work in the release that is current; returns whether this process can have one there."""
@@ -378,21 +392,6 @@ def more_time(notifier: Notifier) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-
-
-def read_process(pid: int) -> tuple[str, int]:
-    """Return a process's state as proc(5) names it, and the processor time that it has taken, in ticks."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    return fields[0], int(fields[11]) + int(fields[12])
-
-
-def end_orphans() -> None:
-    """Kill what the child has left behind, such as processes of the user's program."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while pids := [int(pid) for pid in children.read_text(encoding="ascii").split()]:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
 
 
 def told(code: int) -> str:

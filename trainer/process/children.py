@@ -1,0 +1,40 @@
+"""The processes that a supervisor forks: what is known of one, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Child:
+    """A process that was forked, and what is known of it."""
+
+    pid: int
+    channel: socket.socket
+    began: float = field(default_factory=time.monotonic)
+    ready: bool = False
+    restart_unit: bool = False
+    sign: float = field(default_factory=time.monotonic)  # when it last gave a sign of life
+    worked: int = 0  # processor time that it has taken, in ticks
+    stopped: int = 0  # looks in a row at which it was stopped by a signal
+    code: int | None = None  # as subprocess gives it: below 0, the signal that ended it
+
+
+def read_process(pid: int) -> tuple[str, int]:
+    """Return a process's state as proc(5) names it, and the processor time that it has taken, in ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
+def end_orphans() -> None:
+    """Kill what the child has left behind, such as processes of the user's program."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := [int(pid) for pid in children.read_text(encoding="ascii").split()]:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
