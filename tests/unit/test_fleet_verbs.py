@@ -95,6 +95,7 @@ class Pretence:
     remembered: Pretence | None = None
     held: Answer = field(default_factory=lambda: Answer("held"))
     holds: list[str] = field(default_factory=list)
+    cooled: list[str] = field(default_factory=list)  # tasks that were asked to end if they never went on
     digested: int = 0  # how often a host was asked for the digest of its configuration
 
     def __post_init__(self) -> None:
@@ -202,7 +203,9 @@ class Pretence:
 
     def _systemctl(self, script: str, task: Task) -> None:
         unit = self.units[task.name]
-        if "systemctl start" in script:
+        if "cold=" in script and "kill" not in script:
+            self.cooled.append(task.name)
+        elif "systemctl start" in script:
             if unit.parked and "kill -USR1" in script:
                 self.done.append(f"go on {task.name}")
                 self.set(task.name, status_text="")

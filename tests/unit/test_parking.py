@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet.host_scripts import DIRECTORIES, GO_ON, PARK
+from fleet.host_scripts import COOL, DIRECTORIES, GO_ON, PARK, WARM
 
 SYSTEMCTL = """#!/bin/sh
 case $1 in
 show) cat "$UNITS/$4/${3#--property=}" ;;
 stop) shift; echo "$*" >>"$UNITS/stopped" ;;
+start) ls "$UNITS/psfleet-parked" >>"$UNITS/started"; echo "$*" >>"$UNITS/started" ;;
 esac
 """
 # What a supervisor does at SIGHUP and at SIGUSR1, with its unit's directory in `here`.
@@ -58,6 +59,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 
 def run(place: Path, script: str, *words: str) -> str:
+    script = script.replace("/run/psfleet-parked", f"{place}/psfleet-parked")
     environment = {**os.environ, "PATH": f"{place}:{os.environ['PATH']}", "UNITS": str(place)}
     done = subprocess.run(
         ["sh", "-c", script, "sh", *words], env=environment, capture_output=True, text=True, timeout=60
@@ -90,6 +92,32 @@ def test_what_can_not_be_parked_is_stopped(tmp_path: Path, begin: Begin) -> None
     run(tmp_path, PARK, "old", "parks", "starting", "dies")
     assert " ".join(stopped(tmp_path)).split() == ["old", "starting", "dies"]
     assert (tmp_path / "parks/StatusText").read_text().startswith("parked")
+
+
+def test_only_what_does_not_run_begins_parked_and_no_start_before_its_file(tmp_path: Path, begin: Begin) -> None:
+    begin("runs")
+    for unit, active in (("down", "inactive"), ("failed", "failed"), ("starting", "activating")):
+        (tmp_path / unit).mkdir()
+        (tmp_path / unit / "ActiveState").write_text(active)
+    run(tmp_path, WARM, "runs", "down", "failed", "starting")
+    started = (tmp_path / "started").read_text().splitlines()
+    assert started == ["down", "start --no-block down", "down", "failed", "start --no-block failed"]
+
+
+def test_what_begins_parked_is_not_parked_again_and_stops_where_the_start_is_broken_off(
+    tmp_path: Path, begin: Begin
+) -> None:
+    begin("runs")
+    begin("imports", "import time; time.sleep(60)", active="activating")
+    (tmp_path / "psfleet-parked").mkdir()
+    (tmp_path / "psfleet-parked/imports").touch()
+    run(tmp_path, PARK, "runs", "imports")
+    assert stopped(tmp_path) == []
+    run(tmp_path, COOL, "runs", "imports")
+    assert stopped(tmp_path) == ["imports"]
+    assert not (tmp_path / "psfleet-parked").exists()
+    run(tmp_path, COOL, "runs", "imports")  # again is nothing new
+    assert stopped(tmp_path) == ["imports"]
 
 
 def test_only_what_is_parked_is_asked_to_go_on(tmp_path: Path, begin: Begin) -> None:

@@ -108,6 +108,18 @@ def test_what_a_start_changes_is_put_back(host: Path) -> None:
     assert [call.split()[0] for call in calls] == ["list-units", "stop", "reset-failed", "daemon-reload"]
 
 
+def test_what_a_start_has_begun_parked_did_not_run_before(host: Path, tmp_path: Path) -> None:
+    (tmp_path / "parked").mkdir()
+    remember = REMEMBER.replace("/run/psfleet-parked", str(tmp_path / "parked"))
+    run(remember, host)
+    assert (host / "opt/trainer/before/running").read_text() == "trainer@chief-0.service\n"
+    (tmp_path / "parked/trainer@chief-0.service").touch()
+    run(remember, host)
+    assert (host / "opt/trainer/before/running").read_text() == ""
+    run(PUT_BACK.replace("/run/psfleet-parked", str(tmp_path / "parked")), host)
+    assert not (tmp_path / "parked").exists()
+
+
 def test_who_may_come_in_is_put_back_and_loaded(host: Path) -> None:
     table, dropin = host / "var/lib/psfleet/firewall.nft", host / UNITS / "trainer@.service.d/firewall.conf"
     for path in (table, dropin):

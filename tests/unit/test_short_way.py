@@ -33,6 +33,7 @@ from fleet.tables import ProgressLine
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.wanted import UnknownTask
 from tests.unit.test_fleet_verbs import UP, Clock, Pretence, make_inventory, printed, status, train
+from trainer.run.release import kit_of
 
 # What stands below a directory of the test's own, instead of in the machine.
 PLACES = (
@@ -43,10 +44,14 @@ PLACES = (
     "/proc/sys/net/ipv4/ip_local_reserved_ports",
     "/usr/local/sbin/psfleet-check-release",
     "/run/psfleet-agent",
+    "/run/psfleet-parked",
 )
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SYSTEMCTL = """#!/bin/sh
-[ "$1" != show ] || exec cat "$CALLS.show"
+case "$1 $2" in
+"show --value") grep -q "Id=$4" "$CALLS.show" && echo active || echo inactive; exit ;;
+show*) exec cat "$CALLS.show" ;;
+esac
 echo "systemctl $*" >>"$CALLS"
 """
 SYSTEMD_RUN = """#!/bin/sh
@@ -225,6 +230,30 @@ def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, desk: verbs
     assert "shipped to 3 of 3 hosts (code)" in said
 
 
+def test_idle_tasks_import_while_the_program_is_proven(
+    hosts: Rooted, desk: verbs.Desk, program: Path, runs: Callable[[str], None]
+) -> None:
+    runs("worker-1")
+    program.write_text("class Slow:\n    edited = True\n")
+    start(hosts, desk)
+    calls = hosts.calls("head")
+    assert calls[0] == "systemctl start --no-block trainer@chief-0.service"
+    assert calls[1].startswith("systemd-run")
+    begun = {path.name for host in hosts.inventory.hosts for path in (hosts.place / host / "run").glob("*/trainer@*")}
+    servers = {task.unit for task in hosts.inventory.tasks if task.job in ("chief", "ps", "worker")}
+    assert begun == servers - {"trainer@worker-1.service"}
+    assert hosts.cooled == []
+
+
+def test_tasks_of_another_kit_do_not_begin_before_the_switch(
+    hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may train at once, and with what was chosen before."""
+    monkeypatch.setattr("fleet.short.kit_of", lambda lines: frozenset([*kit_of(lines), "an edited file of the kit"]))
+    start(hosts, desk)
+    assert not [call for host in hosts.inventory.hosts for call in hosts.calls(host) if "--no-block" in call]
+
+
 @pytest.fixture
 def runs(hosts: Rooted) -> Iterator[Callable[[str], None]]:
     """Have a task run: a supervisor with a child, in the release that is current on its host."""
@@ -347,6 +376,7 @@ def test_what_proves_wrong_changes_nothing(hosts: Rooted, desk: verbs.Desk, prog
     with pytest.raises(OperatorMistake, match=r"host 'head': program slow:Slwo: slow has no 'Slwo'$"):
         start(hosts, desk)
     assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
+    assert sorted(hosts.cooled) == sorted(task.name for task in hosts.inventory.tasks)
     (hosts.place / "head/calls.refuse").write_text("75")
     with pytest.raises(ClusterTrouble, match=r"host 'head': release \w+ does not work here: program slow:Slwo"):
         start(hosts, desk)
