@@ -112,7 +112,7 @@ class ShortWay:
         """Prove a choice with a release that the chief's host has, beside what runs; raises as `ship`."""
         host = self._inventory.chief.host
         shipment = Shipment(self._inventory, STAGE, release, selection, untried=True)
-        steps = [self._proof(host, shipment, release)]
+        steps = [self._proof(host, shipment, release, nice=19)]
         answer = self._act({host: {"steps": steps, "sources": sources(steps)}}, STAGE_SECONDS)[host]
         self._refuse_unproven(host, answer["steps"].get("proof"), release, display, shipment)
 
@@ -253,7 +253,7 @@ class ShortWay:
             self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display, shipment)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 
-    def _proof(self, host: str, shipment: Shipment, current: str) -> dict[str, Any]:
+    def _proof(self, host: str, shipment: Shipment, current: str, nice: int = 0) -> dict[str, Any]:
         """Return the step that proves a release as tasks/prove.yml of the role release does."""
         role = Role(
             self._inventory, host, "release", "release.yml", "prove",
@@ -261,6 +261,7 @@ class ShortWay:
             fab_shipment=shipment.as_variable,
             __release_now={"stdout_lines": [f"releases/{current}"]},
             __release_running=False,  # the choice is proven, whatever runs
+            __release_nice=nice,
         )  # fmt: skip
         given = role.arguments("prove", "ansible.builtin.command")
         return {

@@ -239,6 +239,7 @@ def test_idle_tasks_import_while_the_program_is_proven(
     calls = hosts.calls("head")
     assert calls[0] == "systemctl start --no-block trainer@chief-0.service"
     assert calls[1].startswith("systemd-run")
+    assert "--nice=0 " in calls[1]  # who starts waits for it
     begun = {path.name for host in hosts.inventory.hosts for path in (hosts.place / host / "run").glob("*/trainer@*")}
     servers = {task.unit for task in hosts.inventory.tasks if task.job in ("chief", "ps", "worker")}
     assert begun == servers - {"trainer@worker-1.service"}
@@ -391,6 +392,7 @@ def test_a_run_for_the_queue_is_proven_beside_what_runs_with_the_release_of_the_
     assert f"/opt/trainer/releases/{before}/env/bin/python -m trainer check run --settings -" in call
     assert f"--selection {json.dumps(chosen)}" in call
     assert call.endswith("--build")
+    assert "--nice=19 " in call
     assert hosts.releases("head") == before
     (hosts.place / "head/calls.refuse").write_text("78")
     with pytest.raises(OperatorMistake, match=r"host 'head': program slow:Slwo: slow has no 'Slwo'$"):
