@@ -130,6 +130,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     release, park_file = (
         Path(path) if (path := environment.get(name)) else None for name in ("TRAINER_RELEASE", "TRAINER_PARK_FILE")
     )
+    leads = release is not None and cluster.job == "chief"
     become = partial(become_task, options, environment, cluster, listener)
     return Supervisor(
         cluster.task,
@@ -140,6 +141,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         partial(become, only_wait=True) if cluster.job == "evaluator" else None,
         listener,
         park_file,
+        Path(environment["RUNTIME_DIRECTORY"], "forks") if leads and "RUNTIME_DIRECTORY" in environment else None,
     ).run()
 
 

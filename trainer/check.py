@@ -15,6 +15,7 @@ from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.core.program import load_program
 from trainer.core.runtime import prepare_tensorflow
+from trainer.process.fork_server import ForkServer
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection, of_the_run, read_selection, sweep_of
 from trainer.tasks.build_proof import PROVEN, build, go_first, watch_build
@@ -52,7 +53,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
 def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Check what `options.part` names and print what was proven; returns the exit code, 78 for the user's error."""
     if options.build and options.part != "release":
-        return watch_build(building_command(options))
+        return watch_build(building_command(options), forks=find_forks(environment))
     cluster = None
     try:
         configs = [] if options.part == "release" else read_settings(options, environment)
@@ -84,6 +85,15 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
             point = f"{config.run}, point {number} of {points}" if points > 1 else ""
             built = built or build(config, program, cluster, point)
     return built
+
+
+def find_forks(environment: Mapping[str, str]) -> ForkServer | None:
+    """Return the server whose processes have this one's kit, where there may be one.
+
+    It has other credentials. So a program that has secrets is built in a new process.
+    """
+    path = environment.get("TRAINER_FORKS")
+    return ForkServer(path) if path and "CREDENTIALS_DIRECTORY" not in environment else None
 
 
 def building_command(options: argparse.Namespace) -> list[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR
+from trainer.process.fork_server import ForkServer
 from trainer.tasks import build_proof
 from trainer.tasks.build_proof import UNPROVEN, free_memory, watch_build
 
@@ -56,6 +60,39 @@ def test_a_crash_is_the_programs_where_all_else_is_proven(capfd: pytest.CaptureF
     assert "ended with SIGABRT. If only the cluster can build it, say release_build_proof" in capfd.readouterr().err
     assert watch_build([sys.executable, "-c", crash]) == TRY_AGAIN
     assert "release_build_proof" not in capfd.readouterr().err
+
+
+def test_a_build_is_forked_where_somebody_has_imported(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        SAYS + "import os\nprint('building:', sys.stdin.read(), flush=True)\n"
+        "print('error: as', os.getppid(), file=sys.stderr)\nos.fork() or time.sleep(600)\nsys.exit(78)\n"
+    )
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom trainer.process import fork_server\n"
+        "from trainer.tasks.build_proof import watch_build\n"
+        "forks = fork_server.ForkServer(Path('forks'))\n"
+        "sys.exit(watch_build([sys.executable, 'program.py'], free=lambda: 0.5, forks=forks))\n"
+    )
+    serve = (
+        "from trainer.process import fork_server\nfork_server.why_unsafe = lambda: ''\n"
+        "fork_server.Server().run(fork_server.open_door('forks'))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    server = subprocess.Popen([sys.executable, "-c", serve], cwd=tmp_path, env=environment)
+    try:
+        assert ForkServer(tmp_path / "forks").wait(30)
+        for expected in (server.pid, None):
+            done = subprocess.run(
+                [sys.executable, "-c", script], input="a point", capture_output=True, text=True, timeout=60,
+                cwd=tmp_path, env=environment, check=False,
+            )  # fmt: skip
+            assert (done.returncode, done.stdout) == (USER_ERROR, "loading\nproven: release a\nbuilding: a point\n")
+            assert (f"error: as {server.pid}" in done.stderr) == (expected is not None)
+            server.kill()  # then a new process does it
+            server.wait()
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_the_limits_do_not_count_before_the_rest_is_proven() -> None:

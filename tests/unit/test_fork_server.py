@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from trainer.process import fork_server
 from trainer.process.fork_server import PARENT, Forked, ForkServer, start_process
 
 pytestmark = pytest.mark.timeout(60)
 SERVER = (
     "import sys\nfrom trainer.process import fork_server\n"
     "fork_server.warm_up = lambda: None\nfork_server.why_unsafe = lambda: ''\n"
-    "fork_server.Server(sys.argv[1]).run()\n"
+    "fork_server.Server().run(fork_server.open_door(sys.argv[1]))\n"
 )
 FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
 
@@ -139,3 +140,48 @@ def test_without_a_server_each_process_is_of_its_own(tmp_path: Path) -> None:
     process = start_process(ForkServer(tmp_path / "nobody"), ["script.py"], os.environ, tmp_path)
     assert output(process) == "here\n"
     process.wait()
+
+
+def test_a_process_may_have_all_three_streams_and_its_clients_niceness(forks: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import os, sys\nprint(sys.stdin.read(), os.nice(0))\nprint('trouble', file=sys.stderr)\n"
+    )
+    client = (
+        "import os, sys\nfrom trainer.process.fork_server import ForkServer\nos.nice(7)\n"
+        "environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}\n"
+        "process = ForkServer('forks').start(['script.py'], environment, os.getcwd(), 0, 1, 2)\n"
+        "sys.exit(process.wait(20))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(fork_server.__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", client], input="asked", capture_output=True, text=True, cwd=tmp_path, env=environment,
+        check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("asked 7\n", "trouble\n", 0)
+
+
+def test_releases_with_one_kit_are_one_and_any_other_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kit(name: str, lines: str) -> str:
+        file = tmp_path / name / "trainer/process/fork_server.py"
+        file.parent.mkdir(parents=True)
+        (tmp_path / name / "SHA256SUMS").write_text(lines)
+        monkeypatch.setattr(fork_server, "__file__", str(file))
+        return fork_server.own_kit()
+
+    ours = f"# psfleet release {{}}\n{'a' * 64}  trainer/a.py\n{{}}  program.py\n"
+    one, edited = kit("one", ours.format("one", "b" * 64)), kit("edited", ours.format("edited", "c" * 64))
+    assert one == edited
+    assert kit("newer", ours.replace("a" * 64, "d" * 64).format("newer", "b" * 64)) != one
+    (tmp_path / "newer/SHA256SUMS").unlink()
+    assert fork_server.own_kit() == str(tmp_path / "newer/trainer/process/fork_server.py")
+
+
+def test_one_that_must_come_is_waited_for(tmp_path: Path) -> None:
+    away = ForkServer(tmp_path / "away" / "forks")
+    began = time.monotonic()
+    assert not away.comes(30)  # its directory is missing: nobody will
+    assert time.monotonic() - began < 5
+    (tmp_path / "away").mkdir()
+    late = subprocess.Popen(["sh", "-c", f"sleep 0.5; touch {tmp_path}/away/forks"])
+    assert away.comes(30)
+    late.wait()

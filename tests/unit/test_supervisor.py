@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from trainer.process.fork_server import Forked, ForkServer
+
 pytestmark = pytest.mark.timeout(120)
 MINUTE = 60.0
 HEAD = """
@@ -32,7 +34,7 @@ set_up_logging(journal=True)
 supervisor.warm_up = lambda: None
 supervisor.why_unsafe = lambda: ""
 here = Path(sys.argv[1])
-fresh, release, wait, park_file = [], None, None, None
+fresh, release, wait, park_file, door = [], None, None, None, None
 
 def count():
     "Return how many processes of the task there were before this one."
@@ -42,7 +44,7 @@ def count():
 """
 TAIL = """
 notifier = Notifier.from_environment(os.environ)
-sys.exit(supervisor.Supervisor("worker-0", task, fresh, notifier, release, wait, None, park_file).run())
+sys.exit(supervisor.Supervisor("worker-0", task, fresh, notifier, release, wait, None, park_file, door).run())
 """
 FOREVER = "\n    while True: time.sleep(0.01)"
 Start = Callable[..., "Supervised"]
@@ -624,6 +626,64 @@ def test_a_task_that_begins_parked_stops_at_once(start: Start, releases: Callabl
     supervised.process.terminate()
     assert supervised.wait()[0] == 143
     assert not supervised.pids
+
+
+def client(supervised: Supervised, script: str) -> Forked | None:
+    """Ask at the supervisor's door for a process."""
+    forks = ForkServer(supervised.directory / "door")
+    assert forks.wait(MINUTE)
+    (supervised.directory / "script.py").write_text(script)
+    return forks.start([str(supervised.directory / "script.py")], os.environ, supervised.directory, 1)
+
+
+DOOR = """
+door = here / "door"
+def task(notifier):
+    number = count()
+    notifier.ready("up")
+    while not (here / f"go{number}").exists(): time.sleep(0.01)
+    return 75
+"""
+
+
+def test_a_supervisor_lends_its_import_and_what_it_lends_outlives_a_child(start: Start) -> None:
+    supervised = start(DOOR, watchdog=0.4)
+    first = supervised.child()
+    place = supervised.directory
+    lent = client(
+        supervised, f"import os, time\nopen({str(place / 'lent')!r}, 'w').write(str(os.getppid()))\ntime.sleep(60)"
+    )
+    assert lent is not None
+    until((place / "lent").exists)
+    until(lambda: int((place / "lent").read_text() or 0))
+    between = int((place / "lent").read_text())
+    assert f"PPid:\t{supervised.process.pid}\n" in Path(f"/proc/{between}/status").read_text()
+    (place / "go0").touch()
+    supervised.child(1)
+    assert gone(first)
+    assert lent.poll() is None
+    lent.kill()
+    assert lent.wait(MINUTE) == -signal.SIGKILL
+    again = client(supervised, "raise SystemExit(3)")
+    assert again is not None
+    assert again.wait(MINUTE) == 3
+    last = client(supervised, "import time; time.sleep(60)")
+    assert last is not None
+    supervised.process.terminate()
+    assert supervised.wait()[0] == -signal.SIGTERM
+    assert last.wait(MINUTE) == -signal.SIGKILL  # with the unit
+    assert gone(between)
+
+
+def test_a_supervisor_that_can_not_fork_lends_nothing(start: Start) -> None:
+    supervised = start(
+        DOOR + "supervisor.why_unsafe = lambda: 'it has opened a GPU' if (here / 'go0').exists() else ''\n"
+    )
+    supervised.child()
+    (supervised.directory / "go0").touch()
+    assert client(supervised, "") is None
+    supervised.process.terminate()
+    supervised.wait()
 
 
 def test_a_task_without_a_unit_is_never_parked(start: Start) -> None:

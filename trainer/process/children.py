@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,10 +32,15 @@ def read_process(pid: int) -> tuple[str, int]:
     return fields[0], int(fields[11]) + int(fields[12])
 
 
-def end_orphans() -> None:
-    """Kill what the child has left behind, such as processes of the user's program."""
+def end_orphans(spared: Container[int]) -> None:
+    """Kill what the child has left behind, such as processes of the user's program; children of ours are spared."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while pids := [int(pid) for pid in children.read_text(encoding="ascii").split()]:
+    while pids := [pid for pid in map(int, children.read_text(encoding="ascii").split()) if pid not in spared]:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def describe_code(code: int) -> str:
+    """Return an exit code as a shell gives it, and which signal that was."""
+    return str(code) if code >= 0 else f"{128 - code} ({signal.Signals(-code).name})"

@@ -1,15 +1,17 @@
-"""Fork many processes that have TensorFlow imported, for others on this machine: `local`, and the tests.
+"""Fork processes that have TensorFlow imported, for others on this machine: `local`, the proof of a program, the tests.
 
 python -m trainer.process.fork_server SOCKET PARENT
 
 The server is a process of its own, since its clients have threads and a process with threads can't fork. A client has
 one connection for each process: it sends the command with the descriptor for its output, is told the pid, and later the
-exit code. When the connection closes, however its client ended, the process is killed.
+exit code. When the connection closes, however its client ended, the process is killed. A task's supervisor, which has
+imported TensorFlow anyway, forks such a server for each client of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import runpy
@@ -25,11 +27,13 @@ from typing import IO, Any
 
 from trainer.core.runtime import ENVIRONMENT
 from trainer.process.warm_start import die_with_parent, fork, import_from, warm_up, why_unsafe
+from trainer.run.release import kit_in
 
 LONGEST_MESSAGE = 1 << 20
 # What counts when Python and TensorFlow are loaded: a process that wants another value needs an import of its own.
 IMPORTED_WITH = ("TF_", "GRPC_", "PYTHON", "LD_", "OPENBLAS_", "OMP_", "XLA_", "CUDA_")
-NOT_IMPORTED_WITH = ("TF_CONFIG", "PYTHONPATH")
+# CUDA is asked for devices by a process that uses one, which the parent never does.
+NOT_IMPORTED_WITH = ("TF_CONFIG", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
 PARENT = "@parent"  # in a command: the pid of the process that will be its parent
 
 
@@ -38,7 +42,16 @@ def imported_with(environment: Mapping[str, str]) -> dict[str, str]:
     kept = {key: value for key, value in {**ENVIRONMENT, **environment}.items() if key.startswith(IMPORTED_WITH)}
     for key in NOT_IMPORTED_WITH:
         kept.pop(key, None)
-    return {**kept, "": f"{sys.prefix} {Path(__file__).resolve()}"}
+    return {**kept, "": f"{Path(sys.prefix).resolve()} {own_kit()}"}
+
+
+def own_kit() -> str:
+    """Name the code that this process imports: that of a release by its content, any other by its place."""
+    try:
+        lines = sorted(kit_in(Path(__file__).resolve().parents[2]))
+    except OSError:
+        return str(Path(__file__).resolve())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def with_parent(arguments: Sequence[str], parent: int) -> list[str]:
@@ -73,12 +86,19 @@ class ForkServer:
             time.sleep(0.02)
         return self.ready()
 
+    def comes(self, seconds: float) -> bool:
+        """Wait for one that must come, where the directory of its socket is there; returns whether it is ready."""
+        deadline = time.monotonic() + seconds
+        while not self.ready() and self.path.parent.is_dir() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.ready()
+
     def start(
-        self, arguments: Sequence[str], environment: Mapping[str, str], directory: Path | str, output: int
+        self, arguments: Sequence[str], environment: Mapping[str, str], directory: Path | str, *descriptors: int
     ) -> Forked | None:
         """Start Python with such arguments (-m MODULE ... or SCRIPT ...); returns None when that needs a new process.
 
-        `output` is the descriptor that becomes its standard output and error.
+        `descriptors` become its standard input, output and error; a single one, its output and error.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST_MESSAGE)
@@ -86,11 +106,12 @@ class ForkServer:
             "arguments": list(arguments),
             "environment": dict(environment),
             "directory": str(directory),
+            "nice": os.nice(0),
             "imported_with": imported_with(environment),
         }
         try:
             connection.connect(str(self.path))
-            socket.send_fds(connection, [json.dumps(request).encode()], [output])
+            socket.send_fds(connection, [json.dumps(request).encode()], descriptors)
             answer = json.loads(connection.recv(LONGEST_MESSAGE) or b"{}")
         except OSError:
             answer = {}
@@ -175,53 +196,56 @@ def start_process(
     )
 
 
-class Server:
-    """The process that forks."""
+def open_door(path: Path | str) -> socket.socket:
+    """Return a socket that listens at this path, where it is seen once it does."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    Path(f"{path}.new").unlink(missing_ok=True)
+    listener.bind(f"{path}.new")
+    listener.listen(128)
+    Path(f"{path}.new").rename(path)
+    return listener
 
-    def __init__(self, path: str) -> None:
+
+class Server:
+    """The process that forks; it has imported TensorFlow."""
+
+    def __init__(self) -> None:
         self._imported_with = imported_with(os.environ)
-        self._python_path = os.environ.get("PYTHONPATH", "")
+        own = {*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), "", os.getcwd()}  # noqa: PTH109
+        self._libraries = [place for place in sys.path if place not in own]
         self._selector = selectors.DefaultSelector()
-        self._path = path
         self._forked: dict[socket.socket, int] = {}
         self._told: set[socket.socket] = set()
 
-    def run(self) -> None:
-        """Serve until this process is killed."""
-        own = {*filter(None, self._python_path.split(os.pathsep)), "", os.getcwd()}  # noqa: PTH109
-        self._libraries = [place for place in sys.path if place not in own]
-        warm_up()
+    def run(self, listener: socket.socket | None = None, client: socket.socket | None = None) -> int:
+        """Serve all who come to a listener until this process is killed, or one client until that has gone."""
         woken, waker = socket.socketpair()
         for end in (woken, waker):
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Seen under its name once a server listens there.
-        listener.bind(f"{self._path}.new")
-        listener.listen(128)
-        Path(f"{self._path}.new").rename(self._path)
-        self._inherited = [woken, waker, listener]
-        for end in (woken, listener):
-            self._selector.register(end, selectors.EVENT_READ)
-        while True:
+        self._inherited = [woken, waker, *filter(None, [listener])]
+        for each in filter(None, (woken, listener, client)):
+            self._selector.register(each, selectors.EVENT_READ)
+        while len(self._selector.get_map()) > 1:
             for key, _ in self._selector.select():
                 ready: Any = key.fileobj
                 if ready is woken:
                     with contextlib.suppress(BlockingIOError):
                         woken.recv(4096)
-                elif ready is listener:
+                elif listener and ready is listener:
                     self._selector.register(listener.accept()[0], selectors.EVENT_READ)
                 elif ready in self._forked:
                     self._close(ready)  # a client says nothing more
                 else:
                     self._answer(ready)
             self._tell_ends()
+        return 0
 
     def _answer(self, client: socket.socket) -> None:
         """Fork what a client asks for."""
         try:
-            said, descriptors, _, _ = socket.recv_fds(client, LONGEST_MESSAGE, 1)
+            said, descriptors, _, _ = socket.recv_fds(client, LONGEST_MESSAGE, 3)
             request = json.loads(said or b"null")
         except (OSError, ValueError):
             request, descriptors = None, []
@@ -232,7 +256,7 @@ class Server:
             if request["imported_with"] != self._imported_with or why_unsafe():
                 self._close(client)
                 return
-            pid = fork(lambda: self._become(request, descriptors[0], client))
+            pid = fork(lambda: self._become(request, descriptors, client))
             self._forked[client] = pid
             with contextlib.suppress(OSError):
                 client.send(json.dumps({"pid": pid}).encode())
@@ -240,14 +264,17 @@ class Server:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _become(self, request: dict[str, Any], output: int, client: socket.socket) -> int:
+    def _become(self, request: dict[str, Any], descriptors: Sequence[int], client: socket.socket) -> int:
         """Be the process that was asked for."""
         self._selector.close()
         for inherited in (client, *self._forked, *self._inherited):
             inherited.close()
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
+        streams = descriptors if len(descriptors) == 3 else (0, *descriptors, *descriptors)
+        for number, given in enumerate(streams):
+            os.dup2(given, number)
+        for given in descriptors:
+            os.close(given)
+        os.nice(max(0, request["nice"] - os.nice(0)))
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["environment"])
@@ -286,4 +313,6 @@ class Server:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
-    Server(sys.argv[1]).run()
+    server = Server()
+    warm_up()
+    server.run(open_door(sys.argv[1]))

@@ -24,7 +24,9 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
-from trainer.process.children import Child, end_orphans, read_process
+from trainer.process.children import Child, describe_code, end_orphans, read_process
+from trainer.process.fork_server import Server, open_door
+from trainer.process.patience import LONGEST_START_SECONDS, START_PATIENCE_SECONDS, more_time
 from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, why_unsafe
 from trainer.run.release import same_kit
 from trainer.telemetry.outlets.prometheus import given
@@ -38,9 +40,6 @@ LOOK_SECONDS = 0.5
 PARKED = "parked"  # its line for systemd begins so; `fab` waits for that
 PARKED_SECONDS = 900.0  # then it goes on by itself: a `fab` that died leaves no cluster parked for ever
 LOOKS_STOPPED = 8  # a child that SIGSTOP holds is killed after so many looks in a row
-LONGEST_START_SECONDS = 600.0
-# So much of processor time in a start asks systemd for so much more time; a start that hangs takes none.
-WORK_SECONDS, START_PATIENCE_SECONDS = 0.25, 45.0
 
 
 class Supervisor:
@@ -56,6 +55,7 @@ class Supervisor:
         wait: Callable[[Notifier], int] | None = None,
         listener: socket.socket | None = None,
         park_file: Path | None = None,
+        door: Path | None = None,
     ) -> None:
         """Take the task's name and what its child runs.
 
@@ -64,6 +64,7 @@ class Supervisor:
         environment, the next child is systemd's to start. `wait` is what children run before TensorFlow is imported,
         until one of them ends with NEEDED. `listener` is where the task is scraped: its children answer there.
         Where `park_file` is there, and not older than PARKED_SECONDS, it has imported TensorFlow and begins parked.
+        `door` is where others on this host ask for processes with its import (trainer/process/fork_server.py).
         """
         self._name = name
         self._run = run
@@ -81,6 +82,9 @@ class Supervisor:
         self._parked_until = 0.0
         self._park_file = park_file
         self._begins_parked = False
+        self._door_path = door
+        self._door: socket.socket | None = None
+        self._lent: set[int] = set()  # servers of those who came to the door
         self._pinged = 0.0
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
@@ -104,6 +108,9 @@ class Supervisor:
     def _warm_up(self) -> None:
         with more_time(self._notifier):
             warm_up()  # meanwhile a signal ends this process as it would any
+        if self._door_path is not None:
+            self._selector.register(door := open_door(self._door_path), selectors.EVENT_READ)
+            self._door = door
 
     def _look_whether_parked(self) -> None:
         """Begin parked where `fab` has left the file; it takes that away before it sends SIGUSR1, so none is missed."""
@@ -136,7 +143,7 @@ class Supervisor:
                 if self._stopping or code in passed_on or child.restart_unit:
                     return self._pass_on(code)
                 self._restarts += 1
-                log.info("%s ended with %s: starting the next", self._name, told(code))
+                log.info("%s ended with %s: starting the next", self._name, describe_code(code))
                 if not child.ready:
                     self._wait(PAUSE_SECONDS)
             return STOPPED
@@ -167,15 +174,36 @@ class Supervisor:
     def _become(self, run: Callable[[Notifier], int], ours: socket.socket, theirs: socket.socket) -> int:
         """Be the child."""
         if self._release is not None:
-            for number in (signal.SIGHUP, signal.SIGUSR1):
-                signal.signal(number, signal.SIG_DFL)
             os.chdir(self._place)
             import_from([str(self._place) if each == str(self._home) else each for each in sys.path])
-        self._selector.close()
-        self._woken.close()
+        self._leave_to_child()
         ours.close()
         theirs.settimeout(1.0)
         return run(self._notifier.through(theirs, self._restarts))
+
+    def _leave_to_child(self) -> None:
+        """In a process that was forked, give up what is this one's."""
+        if self._release is not None:
+            for number in (signal.SIGHUP, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+        self._selector.close()
+        for end in (self._woken, self._waker, *filter(None, [self._door])):
+            end.close()
+        if self._child is not None:
+            self._child.channel.close()
+
+    def _lend(self, door: socket.socket) -> None:
+        """Fork a server for one who has come to the door, where this process can fork; it ends with its client."""
+
+        def serve() -> int:
+            self._leave_to_child()
+            return Server().run(client=client)
+
+        with contextlib.suppress(OSError):
+            client, _ = door.accept()
+            with client:
+                if not why_unsafe():
+                    self._lent.add(fork(serve))
 
     def _spawn(self, channel: socket.socket) -> int:
         channel.set_inheritable(True)
@@ -235,7 +263,7 @@ class Supervisor:
         self._ignore(child)
         child.channel.close()
         self._child = None
-        end_orphans()
+        end_orphans(self._lent)
         return child.code
 
     def _wait(self, seconds: float | None, once: bool = False) -> None:
@@ -247,6 +275,8 @@ class Supervisor:
                 if key.fileobj is self._woken:
                     with contextlib.suppress(BlockingIOError):
                         self._woken.recv(4096)
+                elif self._door and key.fileobj is self._door:
+                    self._lend(self._door)
                 elif self._child is not None:
                     self._hear(self._child)
             self._reap()
@@ -260,6 +290,7 @@ class Supervisor:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
+                self._lent.discard(pid)
                 if self._child is not None and pid == self._child.pid:
                     self._child.code = os.waitstatus_to_exitcode(status)
 
@@ -370,30 +401,3 @@ class Supervisor:
             self._selector.unregister(self._woken)
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def more_time(notifier: Notifier) -> Iterator[None]:
-    """Ask systemd for more time as long as this process takes processor time: what hangs takes none."""
-    if notifier.watchdog_seconds is None:
-        yield
-        return
-    until = time.monotonic() + LONGEST_START_SECONDS
-
-    def extend(number: int, frame: FrameType | None) -> None:
-        if time.monotonic() < until:
-            notifier.extend(START_PATIENCE_SECONDS)
-            notifier.alive()  # a unit that is up already has its watchdog
-
-    before = signal.signal(signal.SIGPROF, extend)
-    signal.setitimer(signal.ITIMER_PROF, WORK_SECONDS, WORK_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
-def told(code: int) -> str:
-    """Return an exit code as a shell gives it, and which signal that was."""
-    return str(code) if code >= 0 else f"{128 - code} ({signal.Signals(-code).name})"

@@ -23,12 +23,14 @@ from trainer.core.config import Config
 from trainer.core.contracts import Program
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs, is_user_file
 from trainer.core.program import program_file
+from trainer.process.fork_server import Forked, ForkServer
 
 # A mistake shows at once, or when the model compiles; a start must not wait for what a large model takes.
 BUILD_SECONDS = 300.0
 # So much of the machine's memory is left alone, for what runs there and for the cache of its files.
 FREE = 0.1
 LOOK_SECONDS = 0.1
+IMPORT_SECONDS = 60.0  # for a supervisor that has just begun
 # TensorFlow splits variables over two ps as it does over many.
 MOST_PS = 2
 PROVEN = "proven: "
@@ -37,30 +39,33 @@ BUILDING = "building: "
 SWITCH = "If only the cluster can build it, say release_build_proof: false in the inventory"
 
 
-def watch_build(command: Sequence[str], seconds: float = BUILD_SECONDS, free: Callable[[], float] | None = None) -> int:
+def watch_build(
+    command: Sequence[str],
+    seconds: float = BUILD_SECONDS,
+    free: Callable[[], float] | None = None,
+    forks: ForkServer | None = None,
+) -> int:
     """Run a check that goes on to build the model once it has said what else is proven; returns its exit code.
 
     `free` tells which part of the machine's memory is free. A build that takes too much of it, or more than `seconds`,
-    is ended; what was proven before counts. Of a sweep all points share these seconds.
+    is ended; what was proven before counts. Of a sweep all points share these seconds. `forks` has imported TensorFlow.
     """
     free = free or free_memory
-    # A session of its own: what the program has started ends with it.
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True
-    ) as process:
-        heard, given_up = Heard(), ""
-        reader = threading.Thread(target=heard.pass_on, args=(process.stdout,), name="build", daemon=True)
-        reader.start()
-        try:
-            while process.poll() is None and not given_up:
-                time.sleep(LOOK_SECONDS)
-                if heard.proven_at is not None:
-                    given_up = heard.why_end(free(), time.monotonic() - heard.proven_at, seconds)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
-        reader.join()
+    process = start_build(command, forks)
+    heard, given_up = Heard(), ""
+    reader = threading.Thread(target=heard.pass_on, args=(process.stdout,), name="build", daemon=True)
+    reader.start()
+    try:
+        while process.poll() is None and not given_up:
+            time.sleep(LOOK_SECONDS)
+            if heard.proven_at is not None:
+                given_up = heard.why_end(free(), time.monotonic() - heard.proven_at, seconds)
+    finally:
+        # What the program has started is of its group, and ends with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    code = process.wait()
+    reader.join()
     if code == -signal.SIGKILL and heard.proven_at is not None:
         print(f"{UNPROVEN}{heard.what}: {given_up or 'the kernel ended it, for its memory'}")
         return FINISHED
@@ -72,6 +77,21 @@ def watch_build(command: Sequence[str], seconds: float = BUILD_SECONDS, free: Ca
         say_error(f"the process of the proof ended with {name}")
         return TRY_AGAIN
     return code
+
+
+def start_build(command: Sequence[str], forks: ForkServer | None) -> Forked | subprocess.Popen[str]:
+    """Start a build with this process's input and errors; forked, where a server has the same kit and environment."""
+    reading, writing = os.pipe()
+    try:
+        if forks is not None and forks.comes(IMPORT_SECONDS):
+            forked = forks.start(command[1:], os.environ, Path.cwd(), 0, writing, 2)
+            if forked is not None:
+                forked.stdout = open(reading, errors="replace")  # noqa: SIM115, PTH123 - closed by its reader
+                return forked
+    finally:
+        os.close(writing)
+    os.close(reading)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
 
 
 def free_memory() -> float:
