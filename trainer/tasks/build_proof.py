@@ -30,7 +30,7 @@ BUILD_SECONDS = 300.0
 # So much of the machine's memory is left alone, for what runs there and for the cache of its files.
 FREE = 0.1
 LOOK_SECONDS = 0.1
-IMPORT_SECONDS = 60.0  # for a supervisor that has just begun
+IMPORT_SECONDS = 30.0  # for a supervisor that has just begun
 # TensorFlow splits variables over two ps as it does over many.
 MOST_PS = 2
 PROVEN = "proven: "
