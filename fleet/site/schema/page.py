@@ -1,17 +1,22 @@
-"""docs/inventory.md, and the arguments of the roles, by inventory.yml. `python -m fleet.site.schema.page` writes it."""
+"""What is made from inventory.yml: docs/inventory.md, and the roles' arguments and defaults.
+
+`python -m fleet.site.schema.page` writes them.
+"""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from fleet.places import CODE
 from fleet.site.schema.definition import Variable, definition
 
 PAGE = CODE / "docs" / "inventory.md"
+ROLES = CODE / "roles"
 HEAD = Path(__file__).with_name("page.md")
 TYPES = {
     "string": "text",
@@ -112,10 +117,34 @@ def role_defaults(role: str) -> dict[str, Any]:
     }
 
 
-def as_markdown(text: str) -> str:
-    """Ansible's markup in a description, as inventory.yml writes it."""
-    return re.sub(r"\b[CO]\(([^)]*)\)", r"`\1`", text)
+class _Indented(yaml.SafeDumper):
+    """Writes YAML as yamllint wants it: the items of a list are indented."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def role_files() -> dict[Path, str]:
+    """Return the arguments and defaults of the schema's roles. Entries keep their descriptions.
+
+    The role `reset` is none of them: reset.yml works out what it takes.
+    """
+    files = {}
+    for role in sorted({each.role for each in definition().variables.values() if each.role}):
+        arguments = ROLES / role / "meta" / "argument_specs.yml"
+        entries = yaml.safe_load(arguments.read_text(encoding="utf-8"))["argument_specs"]
+        options = role_options(role)
+        specs = {name: entry | {"options": options} for name, entry in entries.items()}
+        files[arguments] = _as_yaml({"argument_specs": specs})
+        files[ROLES / role / "defaults" / "main.yml"] = _as_yaml(role_defaults(role))
+    return files
+
+
+def _as_yaml(content: Mapping[str, Any]) -> str:
+    made = "# Made from fleet/site/schema/inventory.yml: python -m fleet.site.schema.page\n"
+    return made + "---\n" + yaml.dump(content, Dumper=_Indented, sort_keys=False, width=100)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in {PAGE: page(), **role_files()}.items():
+        path.write_text(text, encoding="utf-8")
