@@ -15,6 +15,7 @@ if not sys.flags.dont_write_bytecode:
 from fleet import decision
 from fleet.command_line import (
     MEANWHILE,
+    PLAN,
     REASON,
     RUN,
     Call,
@@ -35,7 +36,7 @@ _START = {
     "from_": "begin the new run from a checkpoint of another: RUN@STEP",
     "set": "a parameter of the program, as --set learning_rate=0.01 or --set layers='[64, 64]'; may be repeated",
     "detach": "leave as soon as a step is trained, instead of following until the run is finished",
-    "plan": "say what would be done, and do nothing",
+    **PLAN,
     "allow_missing": "start without hosts that don't answer, where each job has its minimum (cluster_minimum)",
     "timeout": "seconds to wait for the first trained step (default: 300)",
     "queue": "go on with the queue, instead of the run that is selected (docs/queue.md)",

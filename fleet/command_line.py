@@ -28,7 +28,8 @@ from trainer.core.parameters import parse_assignments
 
 MEANWHILE = "print the outcome as JSON, and what is done meanwhile on standard error"
 RUN = "whose (default: the chosen run's)"
-REASON = {"reason": "why, for the history and for who comes after you"}
+PLAN = {"plan": "say what would be done, and do nothing"}
+REASON = {"reason": "why, for the history"}
 # What every verb takes, after its own flags.
 _COMMON = {"json": False, "inventory": None, "ask_vault_pass": False}
 _WHERE = {

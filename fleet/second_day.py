@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fleet.command_line import REASON, Call, leaving, verb, whole
+from fleet.command_line import PLAN, REASON, Call, leaving, verb, whole
 
-_PLAN = {"plan": "say what would be done and what it costs, from live state, and do nothing"}
 _HOST = {"host": "which host of the inventory; --host may be left out"}
 
 
@@ -42,7 +41,7 @@ def hosts(call: Call) -> None:
         show_hosts(cluster, call.desk)
 
 
-@verb({**_HOST, **REASON, **_PLAN}, positional=["host"])
+@verb({**_HOST, **REASON, **PLAN}, positional=["host"])
 def drain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
     """Take a host out of the training in order, and keep it out until `undrain`."""
     from fleet.verbs.drain import drain
@@ -52,7 +51,7 @@ def drain(call: Call, host: str, reason: str | None = None, plan: bool = False) 
         drain(cluster, call.desk, host, reason, plan)
 
 
-@verb({**_HOST, **REASON, **_PLAN}, positional=["host"])
+@verb({**_HOST, **REASON, **PLAN}, positional=["host"])
 def undrain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
     """Have a drained host back in the training."""
     from fleet.verbs.drain import undrain
@@ -70,7 +69,7 @@ def ok_to_stop(call: Call, hosts: str) -> None:
         ok_to_stop(cluster, call.desk, hosts.split(","))
 
 
-@verb({"to": "which release, as fab history shows it (default: what the hosts had before)", **REASON, **_PLAN})
+@verb({"to": "which release, as fab history shows it (default: what the hosts had before)", **REASON, **PLAN})
 def rollback(call: Call, to: str | None = None, reason: str | None = None, plan: bool = False) -> None:
     """Switch code, environment and run settings back, from what the hosts have kept."""
     from fleet.verbs.rollback import rollback
@@ -79,7 +78,7 @@ def rollback(call: Call, to: str | None = None, reason: str | None = None, plan:
         rollback(cluster, call.desk, to, reason, plan)
 
 
-@verb({**_HOST, **REASON, **_PLAN}, positional=["host"])
+@verb({**_HOST, **REASON, **PLAN}, positional=["host"])
 def remove_host(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
     """Clean a drained or dead host, and take it out of the inventory."""
     from fleet.verbs.remove_host import remove_host
@@ -94,7 +93,7 @@ def remove_host(call: Call, host: str, reason: str | None = None, plan: bool = F
         "new": "the new host's name in the inventory; --new may be left out",
         "address": "the new host's address (default: its name)",
         **REASON,
-        **_PLAN,
+        **PLAN,
     },
     positional=["old", "new"],
 )

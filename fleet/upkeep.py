@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from fleet.command_line import MEANWHILE, RUN, Call, leaving, verb, whole
+from fleet.command_line import MEANWHILE, PLAN, RUN, Call, leaving, verb, whole
 
-_PLAN = {"plan": "say what would be done, and do nothing"}
 _YES = {"yes": "agree beforehand, instead of being asked"}
 
 
-@verb({"run": "which run; --run may be left out", **_YES, **_PLAN}, MEANWHILE, positional=["run"])
+@verb({"run": "which run; --run may be left out", **_YES, **PLAN}, MEANWHILE, positional=["run"])
 def delete_run(call: Call, run: str, yes: bool = False, plan: bool = False) -> None:
     """Remove a run that nobody trains and that is not selected."""
     from fleet.verbs.delete_run import delete_run as delete
@@ -22,7 +21,7 @@ def delete_run(call: Call, run: str, yes: bool = False, plan: bool = False) -> N
         "keep": "how many of the newest runs and releases stay, whatever else is in use",
         "only": "runs, releases or wheels (default: all of them); may be repeated",
         **_YES,
-        **_PLAN,
+        **PLAN,
     },
     MEANWHILE,
     iterable=["only"],
@@ -40,7 +39,7 @@ def prune(call: Call, keep: str, only: list[str] | None = None, yes: bool = Fals
     {
         "run": "which run; --run may be left out",
         "to": "a folder of the chief's host, as /srv/backup; the copy is RUN@STEP there",
-        **_PLAN,
+        **PLAN,
     },
     MEANWHILE,
     positional=["run"],
@@ -57,7 +56,7 @@ def backup(call: Call, run: str, to: str, plan: bool = False) -> None:
     {
         "copy": "the copy's folder on the chief's host; --copy may be left out",
         "run": "the run's name (default: the copy's)",
-        **_PLAN,
+        **PLAN,
     },
     MEANWHILE,
     positional=["copy"],
@@ -71,7 +70,7 @@ def restore_run(call: Call, copy: str, run: str | None = None, plan: bool = Fals
 
 
 @verb(
-    {"run": "which run; --run may be left out", "new": "the new run's name; --new may be left out", **_PLAN},
+    {"run": "which run; --run may be left out", "new": "the new run's name; --new may be left out", **PLAN},
     MEANWHILE,
     positional=["run", "new"],
 )

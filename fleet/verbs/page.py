@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import runpy
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from invoke import Argument, Task
 
+MANY = 5
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "verbs.md"
 HEAD = """# Verbs
@@ -18,7 +20,10 @@ Every verb of `fab` with its flags, made from `fabfile.py`: `fab VERB --help` pr
 
 Each verb takes these flags, after its name:
 
-"""
+{common}
+Many verbs have these, and only name them below:
+
+{shared}"""
 
 
 def page() -> str:
@@ -26,12 +31,20 @@ def page() -> str:
     # A task loses its help texts when its flags are asked for: each page takes tasks of its own.
     found = [each for each in runpy.run_path(str(ROOT / "fabfile.py")).values() if isinstance(each, Task)]
     flags = {verb.name: {_name(flag): _row(flag) for flag in verb.get_arguments()} for verb in found}
-    # A flag that every verb has stands once, at the top.
+    # A flag that every verb has stands once, at the top, and so does one that many verbs explain in the same words.
     common = [name for name in flags[found[0].name] if all(name in each for each in flags.values())]
-    head = HEAD + "".join(flags[found[0].name][name] for name in common)
-    own = {verb: "".join(row for name, row in flags[verb.name].items() if name not in common) for verb in found}
+    own = {verb: [row for name, row in flags[verb.name].items() if name not in common] for verb in found}
+    shared = [row for row, verbs in Counter(row for rows in own.values() for row in rows).items() if verbs >= MANY]
+    head = HEAD.format(common="".join(flags[found[0].name][name] for name in common), shared="".join(shared))
+    own = {verb: _flags(rows, shared) for verb, rows in own.items()}
     same = {rows: verb for verb, rows in reversed(own.items())}
     return head + "".join(_section(verb, rows, same[rows]) for verb, rows in own.items())
+
+
+def _flags(rows: list[str], shared: list[str]) -> str:
+    """Write the flags of a verb, and last the names of those that the page's head explains."""
+    named = ", ".join(row.removeprefix("- ").partition(": ")[0] for row in rows if row in shared)
+    return "".join(row for row in rows if row not in shared) + (f"- {named}\n" if named else "")
 
 
 def _section(verb: Task[Any], rows: str, first: Task[Any]) -> str:
