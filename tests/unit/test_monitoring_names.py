@@ -15,7 +15,6 @@ from tests.monitoring.promql import NODE, OWN, complaints, process_metrics, sele
 from tests.monitoring.tools import ROOT, rendered
 
 DASHBOARD = ROOT / "docs" / "grafana" / "psfleet.json"
-PAGE = ROOT / "docs" / "grafana" / "README.md"
 GPU_SCRIPT = ROOT / "roles" / "node_exporter" / "files" / "psfleet-gpu-metrics"
 
 
@@ -169,11 +168,3 @@ def test_panels_do_not_cover_one_another() -> None:
         for x in range(place["x"], place["x"] + place["w"]):
             for y in range(place["y"], place["y"] + place["h"]):
                 assert taken.setdefault((x, y), panel["title"]) == panel["title"]
-
-
-def test_the_page_has_the_same_queries() -> None:
-    written = re.findall(r"^\| ([^|]+) \| ((?:`[^`]+`(?:<br>)?)+) \|$", PAGE.read_text(), re.MULTILINE)
-    listed = {title: re.findall(r"`([^`]+)`", queries) for title, queries in written}
-    for panel in panels():
-        queries = [target["expr"].replace("|", "\\|") for target in panel["targets"]]
-        assert listed.get(panel["title"]) == queries, panel["title"]

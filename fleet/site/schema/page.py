@@ -32,7 +32,7 @@ ANSIBLES_TYPES = {"string": "str", "integer": "int", "boolean": "bool", "array":
 def page() -> str:
     """Write docs/inventory.md."""
     known = definition()
-    lines = [HEAD.read_text(encoding="utf-8").format(prefixes=", ".join(f"`{each}`" for each in known.prefixes))]
+    lines = [HEAD.read_text(encoding="utf-8")]
     lines += [f"| `{group}` | {said['description']} |\n" for group, said in known.groups.items()]
     lines.append("\n## Variables\n| Variable | Type | Default | Meaning |\n|---|---|---|---|\n")
     for variable in known.variables.values():
