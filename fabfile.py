@@ -169,9 +169,9 @@ def queue_add(
 
             if program or given:
                 raise Exit("a sweep's file has its program and parameters: leave --program and --set out", 2)
-            told = read_sweep_file(Path(sweep))
-            name, points = told["sweep"]["name"], told["sweep"]["points"]
-            program, given = told.get("program"), told.get("program_args", {})
+            selection = read_sweep_file(Path(sweep))
+            name, points = selection["sweep"]["name"], selection["sweep"]["points"]
+            program, given = selection.get("program"), selection.get("program_args", {})
         asked = Asked(name, program, given, points, settings, number("priority", priority), limit, reason)
         queue_add(cluster, call.desk, asked, plan, as_shipped)
 

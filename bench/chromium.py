@@ -99,10 +99,10 @@ class Browser:
 
     def shoot(self, path: Path, *, whole: bool = False) -> None:
         """Write what is seen as a picture; the `whole` page is as long as it is."""
-        told = self.driver.execute_cdp_cmd(
+        shot = self.driver.execute_cdp_cmd(
             "Page.captureScreenshot", {"captureBeyondViewport": whole, **self._clip(whole)}
         )
-        path.write_bytes(base64.b64decode(told["data"]))
+        path.write_bytes(base64.b64decode(shot["data"]))
 
     def _clip(self, whole: bool) -> dict[str, Any]:
         if not whole:

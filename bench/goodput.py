@@ -114,7 +114,7 @@ def measure(side: str, seconds: float, directory: Path, networks: Networks | Non
         begin = time.time() + quiet
         training.until(lambda: time.time() >= begin, "the quiet time")
         begun = value_at(training.steps.points, begin) - value_at(training.steps.points, begin - quiet)
-        told(side, f"{begun / quiet:.1f} steps/s undisturbed")
+        show(side, f"{begun / quiet:.1f} steps/s undisturbed")
         faults = schedule(seconds, networks is not None)
         befall(training, faults, begin, begin + seconds, side)
         return Outcome(begin, begin + seconds, quiet / begun, training.steps.points, training.saves, faults)
@@ -129,7 +129,7 @@ def befall(training: Training, faults: list[Fault], begin: float, end: float, si
             training.look()
             while due and time.time() >= begin + due[0].at:
                 fault = due.pop(0)
-                told(side, f"{fault.at:.0f} s: {fault.kind} of {fault.task}")
+                show(side, f"{fault.at:.0f} s: {fault.kind} of {fault.task}")
                 if fault.seconds:
                     heal = cluster.freeze(fault.task) if fault.kind == "freeze" else cluster.cut(fault.task)
                     healing.append((begin + fault.at + fault.seconds, heal))
@@ -141,7 +141,7 @@ def befall(training: Training, faults: list[Fault], begin: float, end: float, si
             stack.callback(heal)
 
 
-def told(side: str, what: str) -> None:
+def show(side: str, what: str) -> None:
     print(f"{side}: {what}", file=sys.stderr, flush=True)
 
 

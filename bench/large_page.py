@@ -25,7 +25,7 @@ def records(rows: int, events: int) -> tuple[list[dict[str, Any]], list[dict[str
         {"t": BEGAN, "members": dict.fromkeys(members, "training")},
         {"t": BEGAN, "batch": 64},
     ]
-    told: list[dict[str, Any]] = [
+    events_made: list[dict[str, Any]] = [
         {"time": BEGAN, "event": "started"},
         {"time": BEGAN + 1, "event": "training", "seconds": 1},
     ]
@@ -47,14 +47,14 @@ def records(rows: int, events: int) -> tuple[list[dict[str, Any]], list[dict[str
     for number in range(faults):
         at, task = BEGAN + (number + 1) * seconds / (faults + 1), draw.choice(members)
         event = "ps-lost" if task.startswith("ps") else "member-lost"
-        told.append(
+        events_made.append(
             {"time": at, "event": event, "task": task, "host": "10.0.3.11:2222", "message": "its process has ended"}
         )
-        told.append({"time": at + 9, "event": "member-back", "task": task, "host": "10.0.3.11:2222"})
+        events_made.append({"time": at + 9, "event": "member-back", "task": task, "host": "10.0.3.11:2222"})
         history.append({"t": at, "members": {task: "closed"}})
         history.append({"t": at + 9, "members": {task: "training"}})
     history.append({"t": BEGAN + seconds, "gave": {f"worker-{n}": rows * 600 // WORKERS for n in range(WORKERS)}})
-    return history, told
+    return history, events_made
 
 
 def write_large_run(shared_dir: Path, run: str = "long-night", rows: int = ROWS, events: int = 1000) -> RunDirectory:
@@ -62,9 +62,9 @@ def write_large_run(shared_dir: Path, run: str = "long-night", rows: int = ROWS,
     directory = RunDirectory(shared_dir, run)
     directory.path.mkdir(parents=True)
     seconds = rows * EVERY
-    history, told = records(rows, events)
+    history, events_made = records(rows, events)
     lines(directory.history, sorted(history, key=lambda line: line["t"]))
-    lines(directory.event_log, sorted(told, key=lambda line: line["time"]))
+    lines(directory.event_log, sorted(events_made, key=lambda line: line["time"]))
     end = {"productive": 0.9 * seconds, "down": 0.1 * seconds, "goodput": 0.9, "elapsed": seconds}
     status = {
         "run": run,

@@ -181,7 +181,7 @@ class Simulated(Cluster):
         answer = {"steps": {"stale": {}, "proof": {"rc": 0, "stdout": "", "stderr": ""}}}
         return dict.fromkeys(asked, answer)
 
-    def tell_release(self, release: str) -> None:
+    def publish_release(self, release: str) -> None:
         pass
 
 

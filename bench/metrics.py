@@ -22,7 +22,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from bench.tables import print_row
 from bench.tasks import Task
-from trainer.telemetry.metrics import Told
+from trainer.telemetry.metrics import MetricsCollector
 from trainer.telemetry.tally import Saved, Seen, Tally
 
 TASKS = 4  # a coordinator, two workers, a ps
@@ -118,12 +118,13 @@ def ask(port: int) -> str:
 
 def answer_seconds(times: int = 300) -> float:
     """Return the processor time of an answer with ten members, twenty metrics and what the process itself tells."""
-    told, tally = Told(("starting", "serving", "training", "silent", "away"), release="0" * 12), counted_tally()
+    collector = MetricsCollector(("starting", "serving", "training", "silent", "away"), release="0" * 12)
+    tally = counted_tally()
     tally.members = lambda: {f"worker-{number}": Seen("training", 0.1) for number in range(10)}
     tally.checkpoint = Saved(100, 1.0, 1)
     tally.evaluation = 100, {f"metric_{number}": 0.5 for number in range(20)}
-    told.of("bench", tally)
-    REGISTRY.register(told)
+    collector.of("bench", tally)
+    REGISTRY.register(collector)
     began = time.process_time()
     for _ in range(times):
         generate_latest(REGISTRY)

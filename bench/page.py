@@ -27,8 +27,8 @@ CLOCK = "return performance.now() / 1000"
 
 def processor(browser: Browser) -> float:
     """Return the processor time that the page's thread has used since the page was opened, in seconds."""
-    told = browser.driver.execute_cdp_cmd(METRICS, {})["metrics"]
-    return float(next(each["value"] for each in told if each["name"] == "TaskDuration"))
+    metrics = browser.driver.execute_cdp_cmd(METRICS, {})["metrics"]
+    return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
 
 
 def main() -> int:

@@ -97,8 +97,8 @@ class Cluster:
             scripts |= {host: f"echo '@look'; {self._agent(host)}; echo\n{scripts[host]}" for host in looks}
             return self.hosts.run(scripts, LOOK_SECONDS, {host: feed(asked) for host, asked in looks.items()})
         if first:
-            told = "2>&1; code=$?; echo; echo '@first-code'; echo $code"
-            scripts |= {host: f"echo '@first'; {{ {each}; }} {told}\n{scripts[host]}" for host, each in first.items()}
+            ending = "2>&1; code=$?; echo; echo '@first-code'; echo $code"
+            scripts |= {host: f"echo '@first'; {{ {each}; }} {ending}\n{scripts[host]}" for host, each in first.items()}
             return self.hosts.run(scripts, STOP_SECONDS)
         return self.hosts.run(scripts)
 
@@ -203,7 +203,7 @@ class Cluster:
         answers = self.hosts.run(dict.fromkeys(hosts, f"if [ -s {BEFORE}/running ]; then {script}; fi"))
         _refuse_bad_answers(answers, "what ran before can't be started")
 
-    def tell_release(self, release: str) -> None:
+    def publish_release(self, release: str) -> None:
         """Have every task know which release the cluster runs; a host that has another one doesn't join."""
         if self.inventory.is_shared:
             self._write_shared("release.json", {"release": release})

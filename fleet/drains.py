@@ -33,14 +33,14 @@ def unmark(cluster: Cluster, host: str) -> None:
     _as_root(cluster, host, f"rm -f {MARK}", f"{MARK} can't be removed")
 
 
-def tell_coordinator(cluster: Cluster, tasks: Sequence[Task]) -> None:
+def announce_drain(cluster: Cluster, tasks: Sequence[Task]) -> None:
     """Have the coordinator let go of tasks: of a ps after a save."""
     names = " ".join(task.name for task in tasks)
     script = f"umask 022; mkdir -p {LEAVERS} && cd {LEAVERS} && touch {names}"
     _as_root(cluster, cluster.inventory.chief.host, script, f"{LEAVERS} can't be written")
 
 
-def tell_coordinator_back(cluster: Cluster, tasks: Sequence[Task]) -> None:
+def announce_return(cluster: Cluster, tasks: Sequence[Task]) -> None:
     """Have the coordinator take these tasks in again as soon as they answer."""
     names = " ".join(task.name for task in tasks)
     script = f"if cd {LEAVERS} 2>/dev/null; then rm -f {names}; fi"

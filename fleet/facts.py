@@ -48,8 +48,8 @@ def parse(text: str) -> dict[str, Any]:
 
 def describe_gpus(facts: Mapping[str, Any]) -> str:
     """Return each GPU's name, use and memory in a few words."""
-    told = []
+    gpus = []
     for text in facts.get("gpus") or ():
         name, use, used, total = ([*map(str.strip, text.split(",")), "", "", ""])[:4]
-        told.append(f"{name} {use} %, {used} of {total} MiB")
-    return "; ".join(told)
+        gpus.append(f"{name} {use} %, {used} of {total} MiB")
+    return "; ".join(gpus)

@@ -12,7 +12,7 @@ import yaml
 
 from fleet.errors import OperatorMistake
 from fleet.places import CODE, KIT
-from fleet.site.schema.problems import show, tell
+from fleet.site.schema.problems import describe_problems, show
 
 _TEMPLATES = Path(__file__).with_name("new_site")
 _HOSTS = "inventory/hosts.yml"
@@ -120,7 +120,7 @@ def _groups(given: Sequence[str], site: Mapping[str, Any]) -> dict[str, Any]:
     }
     variables = {name: {**site, "ansible_host": address} for name, address in addresses.items()}
     if problems := inventory_problems({"all": names, "ungrouped": [], **groups}, variables):
-        raise OperatorMistake(tell(problems))
+        raise OperatorMistake(describe_problems(problems))
     known: set[str] = set()
     made: dict[str, Any] = {}
     for group, members in (groups | {group: [] for group in _EMPTY}).items():

@@ -82,8 +82,8 @@ class Shipment:
     @property
     def arguments(self) -> list[str]:
         """What ansible-playbook gets after the playbooks."""
-        told = {"fab_shipment": self.as_variable}
-        arguments = ["--inventory", self.inventory.source, "--extra-vars", json.dumps(told)]
+        extra = {"fab_shipment": self.as_variable}
+        arguments = ["--inventory", self.inventory.source, "--extra-vars", json.dumps(extra)]
         return [*arguments, *_limit(self.without), *(["--check"] if self.check else [])]
 
 
@@ -301,8 +301,8 @@ def _follow(process: subprocess.Popen[str], display: Display, doing: str) -> Ite
         heard = time.monotonic()
         if header := _TASK.match(line):
             task, begun = header["name"], heard
-        elif task == _UNPROVEN and (told := _MESSAGE.match(line)):
-            display.keep(json.loads(told[1]))
+        elif task == _UNPROVEN and (found := _MESSAGE.match(line)):
+            display.keep(json.loads(found[1]))
         elif (result := _RESULT.match(line)) and result["kind"] != "failed":
             if result["kind"] == "fatal":
                 display.keep(f"{result['host']}: {task}: " + ("unreachable" if "UNREACHABLE" in line else "failed"))

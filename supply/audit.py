@@ -32,10 +32,10 @@ def audit(locks: Sequence[Path], archive: Path, days: float, tool: Path, fewest:
     advisories = Advisories(archive, fewest)
     # The newest advisory's too: a copy of an old archive is a new file.
     fetched, newest = ((time.time() - at) / DAY for at in (advisories.fetched, advisories.newest_at))
-    told = f"advisories up to {advisories.newest[:10]}, fetched {fetched:.1f} days ago"
+    age = f"advisories up to {advisories.newest[:10]}, fetched {fetched:.1f} days ago"
     if max(fetched, newest) > days:
-        raise NoAdvisories(f"{archive}: {told}; expected {days:g} at most. `make advisories` fetches them again")
-    print(told, flush=True)
+        raise NoAdvisories(f"{archive}: {age}; expected {days:g} at most. `make advisories` fetches them again")
+    print(age, flush=True)
     pins = pins_of(locks)
     if not pins:
         raise NoAdvisories(f"no requirement in {', '.join(map(str, locks)) or 'no lock'}: there is nothing to compare")

@@ -38,7 +38,7 @@ from trainer.run.selection import apply_selection, read_selection
 from trainer.tasks.flags import read_cluster, refuse_task_flags
 from trainer.telemetry.checkpoints import describe_checkpoints, read_checkpoints
 from trainer.telemetry.logs import set_up_logging
-from trainer.telemetry.metrics import Told
+from trainer.telemetry.metrics import MetricsCollector
 from trainer.telemetry.outlets.journald import about
 from trainer.telemetry.outlets.prometheus import listen, serve
 from trainer.telemetry.outlets.systemd import Notifier
@@ -184,7 +184,7 @@ def train_or_evaluate(
     environment: Mapping[str, str],
     cluster: Cluster,
     notifier: Notifier,
-    told: Told,
+    collector: MetricsCollector,
     *,
     only_wait: bool,
 ) -> int:
@@ -199,12 +199,12 @@ def train_or_evaluate(
         from trainer.tasks.evaluator import run_evaluator
 
         again = partial(read_config, options, environment, True)
-        return run_evaluator(config, notifier, again, only_wait=only_wait, told=told)
+        return run_evaluator(config, notifier, again, only_wait=only_wait, collector=collector)
     from trainer.tasks.sweep import train_point
     from trainer.telemetry.outlets.webhook import Notifications
 
     notifications = Notifications(config, environment.get("CREDENTIALS_DIRECTORY"))
-    return train_point(config, cluster, notifier, told, notifications)
+    return train_point(config, cluster, notifier, collector, notifications)
 
 
 def become_task(
@@ -220,9 +220,9 @@ def become_task(
 
     Where there is a `listener`, it is scraped there.
     """
-    told = Told(tuple(state.value for state in State), notifier.restarts, own_release(Path.cwd()))
+    collector = MetricsCollector(tuple(state.value for state in State), notifier.restarts, own_release(Path.cwd()))
     if listener is not None:
-        serve(listener, told)
+        serve(listener, collector)
     if not prepare_process(environment, cluster):
         return TRY_AGAIN
     evaluates = cluster.job == "evaluator"
@@ -234,7 +234,7 @@ def become_task(
         return TRY_AGAIN
     if is_server(cluster):
         return serve_members(cluster, notifier, selected)
-    return train_or_evaluate(options, environment, cluster, notifier, told, only_wait=only_wait)
+    return train_or_evaluate(options, environment, cluster, notifier, collector, only_wait=only_wait)
 
 
 def find_missed_release(selected: Callable[[], Config]) -> str | None:
@@ -354,8 +354,8 @@ def make_report(options: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def show_sweep(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    told = read_sweep(read_config(options, environment), options.name)
-    print(to_json(told) if options.json else describe_sweep(told))
+    summary = read_sweep(read_config(options, environment), options.name)
+    print(to_json(summary) if options.json else describe_sweep(summary))
     return 0
 
 

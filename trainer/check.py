@@ -75,10 +75,10 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     except Exception as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return TRY_AGAIN
-    told = f", program {configs[0].program}" if configs else ""
+    about = f", program {configs[0].program}" if configs else ""
     runs = ", ".join(config.run for config in configs)
-    told += f", run {runs}" if options.part == "run" else ""
-    print(f"{PROVEN}release {Path.cwd().name}{told}", flush=True)
+    about += f", run {runs}" if options.part == "run" else ""
+    print(f"{PROVEN}release {Path.cwd().name}{about}", flush=True)
     built, points = FINISHED, len(configs)
     if options.build_here:
         for number, (config, program) in enumerate(zip(configs, programs, strict=True), start=1):

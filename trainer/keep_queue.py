@@ -34,14 +34,14 @@ def add_queue_options(commands: Any, settings: Callable[[argparse.ArgumentParser
 def run_queue(options: argparse.Namespace, config: Config) -> int:
     """Do what is asked, and print the answer; returns the exit code."""
     try:
-        told = do(options, config)
+        outcome = do(options, config)
     except (ConfigError, UserError, ValueError) as wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return USER_ERROR
     except OSError as wrong:
         print(explain(wrong), file=sys.stderr)
         return TRY_AGAIN
-    print(describe_queue(told) if options.action == "list" and not options.json else to_json(told))
+    print(describe_queue(outcome) if options.action == "list" and not options.json else to_json(outcome))
     return FINISHED
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.run import upkeep
-from trainer.run.copies import Tell
+from trainer.run.copies import OnBytes
 from trainer.run.records import to_json
 
 EVERY_SECONDS = 0.5
@@ -62,28 +62,28 @@ def run_upkeep(options: argparse.Namespace, config: Config) -> int:
 
 
 def do(options: argparse.Namespace, config: Config) -> dict[str, Any]:
-    tell = _progress()
+    on_bytes = _progress()
     for path in (getattr(options, name, None) for name in ("to", "copy")):
         if path is not None and not path.is_absolute():
             raise UserError(f"{path}: expected a whole path of this host, such as /srv/backup")
     if options.command == "backup":
-        return upkeep.back_up(config, options.name, options.to, tell, options.plan)
+        return upkeep.back_up(config, options.name, options.to, on_bytes, options.plan)
     if options.command == "restore-run":
-        return upkeep.restore(config, options.copy, options.new, tell, options.plan)
+        return upkeep.restore(config, options.copy, options.new, on_bytes, options.plan)
     if options.command == "clone-run":
-        return upkeep.clone(config, options.name, options.new, tell, options.plan)
+        return upkeep.clone(config, options.name, options.new, on_bytes, options.plan)
     if options.command == "delete-run":
         return upkeep.delete_run(config, options.name, options.plan)
     return upkeep.prune_runs(config, options.keep, options.plan)
 
 
-def _progress() -> Tell:
+def _progress() -> OnBytes:
     last = time.monotonic()
 
-    def tell(done: int) -> None:
+    def on_bytes(done: int) -> None:
         nonlocal last
         if time.monotonic() - last >= EVERY_SECONDS:
             last = time.monotonic()
             print(to_json({"done": done}), flush=True)
 
-    return tell
+    return on_bytes

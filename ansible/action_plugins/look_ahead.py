@@ -44,20 +44,20 @@ class ActionModule(ActionBase):
             wanted = role.question(tasks)
             question = wanted.question()
         except UnknownTask as unknown:
-            return _told(str(unknown))
+            return _result(str(unknown))
         except Exception as error:  # whatever a template raises, the task itself says it
-            return _told(f"what the host should hold can't be worked out: {first_line(error)}")
+            return _result(f"what the host should hold can't be worked out: {first_line(error)}")
         question["sources"] = sources(question["steps"])
         question["blobs"] = {name: base64.b64encode(data).decode() for name, data in wanted.blobs.items()}
         answer = self._ask(question, variables)
         if isinstance(answer, str):
-            return _told(f"the host can't be looked at: {answer}")
+            return _result(f"the host can't be looked at: {answer}")
         try:
-            return _told(role.difference(tasks, answer))
+            return _result(role.difference(tasks, answer))
         except UnknownTask as unknown:
-            return _told(str(unknown))
+            return _result(str(unknown))
         except Exception as error:
-            return _told(f"what the host should hold can't be worked out: {first_line(error)}")
+            return _result(f"what the host should hold can't be worked out: {first_line(error)}")
 
     def _with_inputs(self, variables: dict[str, Any]) -> dict[str, Any]:
         """Render what the play gives to the role once, and not at each use: with a thousand hosts it is long."""
@@ -97,5 +97,5 @@ class ActionModule(ActionBase):
         return found
 
 
-def _told(why: str | None) -> dict[str, Any]:
+def _result(why: str | None) -> dict[str, Any]:
     return {"changed": False, "right": not why, **({"msg": why} if why else {})}

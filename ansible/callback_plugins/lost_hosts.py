@@ -61,12 +61,12 @@ class CallbackModule(CallbackBase):
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         if ignore_errors:
             return
-        self._lose(result, "failed", told(result.result))
+        self._lose(result, "failed", reason_of(result.result))
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         if result.task.action == LEAVES_OUT and result.host.get_name() in self.losses:
             return  # where it was lost was told then
-        self._lose(result, "unreachable", told(result.result))
+        self._lose(result, "unreachable", reason_of(result.result))
 
     def _lose(self, result: Any, kind: str, message: str) -> None:
         loss = Loss(self.phase, f"{kind} ({result.task.get_name().rpartition(' : ')[2]}): {message}")
@@ -120,7 +120,7 @@ class CallbackModule(CallbackBase):
         return None
 
 
-def told(result: Any) -> str:
+def reason_of(result: Any) -> str:
     """Say in one line what a module said, of a loop the first item that went wrong."""
     items = [each for each in result.get("results") or () if each.get("failed") or each.get("unreachable")]
     source = items[0] if items else result

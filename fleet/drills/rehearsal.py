@@ -24,12 +24,12 @@ from fleet.verbs import Desk
 def list_drills(desk: Desk) -> None:
     """Say what each drill does, and its bounds."""
     if desk.answers is not None:
-        told = [
+        outcomes = [
             {"drill": each.name, "noticed_bound": each.detected, "paused_bound": finite(each.paused)}
             | {"destructive": each.destructive, "text": each.text}
             for each in CATALOGUE
         ]
-        desk.answer("drill", {"outcome": None, "drills": told})
+        desk.answer("drill", {"outcome": None, "drills": outcomes})
         return
     rows = [
         [drill.name, _seconds(drill.detected), _seconds(drill.paused), "yes" if drill.destructive else "", drill.text]
@@ -51,7 +51,7 @@ def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool =
     if refusals and not everything:
         raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
     failed: list[str] = []
-    told: list[dict[str, Any]] = []
+    outcomes: list[dict[str, Any]] = []
     with taken(cluster, desk) as stage:
         for each in chosen:
             stage.keep()
@@ -61,11 +61,11 @@ def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool =
             found = _go_through(stage, each, skips=everything)
             if found is None:
                 continue
-            told.append(as_json(found, each))
+            outcomes.append(as_json(found, each))
             if found.problems:
                 failed.append(each.name)
     if desk.answers is not None:
-        desk.answer("drill", {"outcome": "failed" if failed else "passed", "drills": told, "skipped": refusals})
+        desk.answer("drill", {"outcome": "failed" if failed else "passed", "drills": outcomes, "skipped": refusals})
     if failed:
         raise ClusterTrouble(f"{len(failed)} of {len(chosen) - len(refusals)} drills failed: {', '.join(failed)}")
 

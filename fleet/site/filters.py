@@ -9,7 +9,7 @@ from fleet import places
 from fleet.site import escaping, firewall, host_check, monitoring, nfs, nvidia, preflight, topology, wireguard
 from fleet.site.outcome import outcome
 from fleet.site.preflight.notes import preflight_notes
-from fleet.site.schema.problems import tell
+from fleet.site.schema.problems import describe_problems
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "environment_value": escaping.environment_value,
@@ -40,7 +40,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "outcome": outcome,
     "preflight_problems": preflight.preflight_problems,
     "preflight_notes": preflight_notes,
-    "tell_problems": tell,
+    "describe_problems": describe_problems,
     "deaf_hosts": wireguard.deaf_hosts,
     "other_peers": wireguard.other_peers,
     "tunnel_address": lambda variables, host: wireguard.tunnel_address(host, variables),

@@ -15,7 +15,7 @@ from fleet.site.members import ClusterSpecError, storage_of
 from fleet.site.reader import Source, read_source
 from fleet.site.routes import Host, ssh_host
 from fleet.site.schema.check import loose_problems
-from fleet.site.schema.problems import Problem, tell
+from fleet.site.schema.problems import Problem, describe_problems
 from fleet.site.schema.sources import (
     file_problems,
 )
@@ -106,7 +106,7 @@ def load_inventory(
     """
     source = read_source(given, environment, check, ask_vault_pass)
     if check and (problems := find_problems(source)):
-        raise OperatorMistake(tell([_with_source(source.name, problem) for problem in problems]))
+        raise OperatorMistake(describe_problems([_with_source(source.name, problem) for problem in problems]))
     return describe(source)
 
 

@@ -14,7 +14,7 @@ from fleet.errors import OperatorMistake, first_line
 from fleet.places import KIT, site
 from fleet.site.routes import Defaults
 from fleet.site.schema.formats import control_file, control_path
-from fleet.site.schema.problems import Problem, show, tell
+from fleet.site.schema.problems import Problem, describe_problems, show
 from fleet.site.schema.reading import VAULT_MEND, plain
 from fleet.site.schema.shapes import shape_problems
 from fleet.site.schema.sources import (
@@ -129,7 +129,7 @@ def read_source(
     if absurd := [*special_file_problems([source]), *empty_problems(source), *range_problems(source), *beside]:
         if lenient:
             return Source(source, {"all": []}, {}, absurd)
-        raise OperatorMistake(tell(absurd))
+        raise OperatorMistake(describe_problems(absurd))
     _load_ansible_plugins()
     broken: list[Problem] = []
     loader = _make_loader(broken if lenient else None)
@@ -137,7 +137,7 @@ def read_source(
     if shapes := list(shape_problems([source])):
         if lenient:
             return Source(source, {"all": []}, _variables_of_files(source, loader), [*shapes, *broken], password)
-        raise OperatorMistake(tell(shapes))
+        raise OperatorMistake(describe_problems(shapes))
     groups, variables = _read_hosts(source, loader, broken, lenient)
     if lenient and not variables:
         variables = _variables_of_files(source, loader)

@@ -44,20 +44,22 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
             text = file.read(MOST_CHARACTERS + 1)
         if len(text) > MOST_CHARACTERS:
             raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
-        told = plain(yaml.load(text, Loader=Loader))  # which refuses anchors that multiply
+        content = plain(yaml.load(text, Loader=Loader))  # which refuses anchors that multiply
     except (OSError, ValueError, RecursionError) as error:
         raise OperatorMistake(
             f"the sweep {show(str(path))} can't be read: {first_line(error)}. Name a YAML file (docs/sweeps.md)"
         ) from error
     except yaml.YAMLError as error:
         raise OperatorMistake(f"the sweep {path} is no YAML: {error}") from error
-    if problem := file_problem(told, path.stem):
+    if problem := file_problem(content, path.stem):
         raise OperatorMistake(f"{path}: {problem}")
-    number = len(told.get("points", [])) + (math.prod(map(len, grid.values())) if (grid := told.get("grid")) else 0)
+    number = len(content.get("points", [])) + (
+        math.prod(map(len, grid.values())) if (grid := content.get("grid")) else 0
+    )
     if number > MOST_POINTS:
         raise OperatorMistake(f"{path}: {number:,} points, and {MOST_POINTS:,} is the most: make several files of it")
-    points = list(list_points(told))
-    common, seen = told.get("program_args", {}), set()
+    points = list(list_points(content))
+    common, seen = content.get("program_args", {}), set()
     for point in points:
         if problem := values_problem({**common, **point}):
             raise OperatorMistake(f"{path}: {problem}")
@@ -65,8 +67,8 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
         if text in seen:
             raise OperatorMistake(f"{path}: the point {json.dumps(point)} is there twice; each is trained once")
         seen.add(text)
-    selection = {key: told[key] for key in ("program", "program_args") if key in told}
-    selection["sweep"] = {"name": str(told.get("name", path.stem)), "points": points}
+    selection = {key: content[key] for key in ("program", "program_args") if key in content}
+    selection["sweep"] = {"name": str(content.get("name", path.stem)), "points": points}
     length = len(json.dumps(selection))
     if length > LONGEST:
         raise OperatorMistake(
@@ -76,17 +78,17 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
     return selection
 
 
-def file_problem(told: Any, stem: str) -> str | None:
+def file_problem(content: Any, stem: str) -> str | None:
     """Say what is wrong with a sweep's file; None where nothing is."""
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         return EXPECTED
-    for key in told:
+    for key in content:
         if key not in KEYS:
             return f"unknown key {show(key)}; the keys are {', '.join(KEYS)}"
-    name, grid, points = told.get("name", stem), told.get("grid", {}), told.get("points", [])
+    name, grid, points = content.get("name", stem), content.get("grid", {}), content.get("points", [])
     if not isinstance(name, str) or not RUN_NAME.fullmatch(f"{name}-{MOST_POINTS}"):
         return f"name is {show(name)}: the runs are called after it; use letters, digits, '.', '_' and '-'"
-    if not isinstance(program := told.get("program", "p:P"), str) or program_name_problem(program):
+    if not isinstance(program := content.get("program", "p:P"), str) or program_name_problem(program):
         more = program_name_problem(program) if isinstance(program, str) else NO_PROGRAM_NAME
         return f"program is {show(program)}: " + (
             "expected package.module:Name" if more == NO_PROGRAM_NAME else f"it {more}"
@@ -97,19 +99,19 @@ def file_problem(told: Any, stem: str) -> str | None:
         return f"points is {show(points)}: expected a list of mappings, such as - {{learning_rate: 0.1}}"
     if not grid and not points:
         return EXPECTED
-    common = told.get("program_args", {})
+    common = content.get("program_args", {})
     if not isinstance(common, dict):
         return f"program_args is {show(common)}: expected a mapping of names to values"
     return None
 
 
-def list_points(told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def list_points(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the grid's combinations, the last name changing first, then the points."""
-    grid = told.get("grid", {})
+    grid = content.get("grid", {})
     if grid:
         for values in itertools.product(*grid.values()):
             yield dict(zip(grid, values, strict=True))
-    yield from told.get("points", [])
+    yield from content.get("points", [])
 
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

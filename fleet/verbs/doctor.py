@@ -84,17 +84,17 @@ def judge_ways(cluster: Cluster, look: Look) -> list[Finding]:
         found, _, wrong = try_ways(cluster)
     except OperatorMistake:  # without ps there is no way to try
         return []
-    told = [Finding(ERROR, each.partition(" ")[0], "addresses and routes", each, "fab ways") for each in wrong]
+    findings = [Finding(ERROR, each.partition(" ")[0], "addresses and routes", each, "fab ways") for each in wrong]
     pace = {task: median(way.seconds for way in row.values()) for task, row in found.items() if row}
     if len(pace) < FEWEST_PEERS or look.observation.unreachable:
-        return told
+        return findings
     middle = median(pace.values())
     for task, seconds in pace.items():
         if seconds > max(WAY_SECONDS, FAR_BELOW * middle):
             what = f"{task} takes {seconds:.3f} s to reach the others, and its peers {middle:.3f} (median)"
             host = cluster.inventory.task(task).host
-            told.append(Finding(WARNING, host, "link", what, "look at its link: `ethtool`, `ip -s link`; fab ways"))
-    return told
+            findings.append(Finding(WARNING, host, "link", what, "look at its link: `ethtool`, `ip -s link`; fab ways"))
+    return findings
 
 
 def judge_gpus(cluster: Cluster, hosts: list[str]) -> list[Finding]:

@@ -68,7 +68,7 @@ def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: s
     }
     tasks = cluster.inventory.tasks_on(host)
     drains.record(cluster, host, record)
-    drains.tell_coordinator(cluster, tasks)
+    drains.announce_drain(cluster, tasks)
     _wait_until_let_go(cluster, desk, seen, [task for task in tasks if task.job == "ps"])
     drains.mark(cluster, host, record)
     if running := [task for task in tasks if seen.units[task.name].up]:
@@ -103,7 +103,7 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
     with Trail(cluster, desk, "undrain", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in starts])
         drains.unmark(cluster, host)
-        drains.tell_coordinator_back(cluster, tasks)
+        drains.announce_return(cluster, tasks)
         if starts:
             cluster.start(starts)
         drains.forget(cluster, host)
@@ -139,7 +139,7 @@ def _wait_until_let_go(cluster: Cluster, desk: Desk, seen: Observation, tasks: S
 
     what = f"the coordinator saves, and lays the model out without {', '.join(names)}"
     if not wait(cluster, desk, what, is_gone, LET_GO_SECONDS):
-        drains.tell_coordinator_back(cluster, tasks)
+        drains.announce_return(cluster, tasks)
         host = tasks[0].host
         drains.forget(cluster, host)
         raise ClusterTrouble(

@@ -36,9 +36,9 @@ def page() -> str:
     own = {verb: [row for name, row in flags[verb.name].items() if name not in common] for verb in found}
     shared = [row for row, verbs in Counter(row for rows in own.values() for row in rows).items() if verbs >= MANY]
     head = HEAD.format(common="".join(flags[found[0].name][name] for name in common), shared="".join(shared))
-    own = {verb: _flags(rows, shared) for verb, rows in own.items()}
-    same = {rows: verb for verb, rows in reversed(own.items())}
-    return head + "".join(_section(verb, rows, same[rows]) for verb, rows in own.items())
+    texts = {verb: _flags(rows, shared) for verb, rows in own.items()}
+    same = {rows: verb for verb, rows in reversed(texts.items())}
+    return head + "".join(_section(verb, rows, same[rows]) for verb, rows in texts.items())
 
 
 def _flags(rows: list[str], shared: list[str]) -> str:

@@ -93,8 +93,8 @@ def _wheels(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | Non
         mine = answers.values() if cluster.inventory.is_shared else [answers[host]]
         needed = {wheel_set(name) for each in mine for name in each["names"][f"{ROOT}/envs"]}
         spare = [name for name in answers[host]["names"][place] if name not in needed]
-        told = {name: name if cluster.inventory.is_shared else f"{host}:{name}" for name in spare}
-        spare = [name for name in spare if agreed is None or told[name] in agreed]
+        shown = {name: name if cluster.inventory.is_shared else f"{host}:{name}" for name in spare}
+        spare = [name for name in spare if agreed is None or shown[name] in agreed]
         paths = [f"{place}/{name}" for name in spare]
         if paths:
             freed += int(cluster.act({host: _measure(paths)}, SECONDS)[host]["steps"]["used"]["stdout"].strip() or 0)
@@ -103,7 +103,7 @@ def _wheels(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | Non
             done = cluster.act({host: {"steps": [{"name": "remove", "command": command}]}}, SECONDS)[host]
             if done["steps"]["remove"]["rc"]:
                 raise ClusterTrouble(f"{host}: {done['steps']['remove']['stderr'].strip()}")
-        removed += [told[name] for name in spare]
+        removed += [shown[name] for name in spare]
     return {"removed": removed, "bytes": freed}
 
 

@@ -56,7 +56,7 @@ class Rollback:
         }
         if plan.choice.write:
             steps["select what was selected before"] = lambda: cluster.select(before.selection)
-        steps["name the release to the tasks"] = lambda: cluster.tell_release(before.releases[chief] or "")
+        steps["name the release to the tasks"] = lambda: cluster.publish_release(before.releases[chief] or "")
         steps["start what ran before"] = lambda: cluster.start_again(plan.hosts)
         return steps
 

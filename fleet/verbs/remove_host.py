@@ -189,7 +189,7 @@ def _clean(cluster: Cluster, desk: Desk, seen: Observation, host: str) -> None:
             why = answer.unreachable or answer.stderr.strip()
             raise ClusterTrouble(f"{host} could not be cleaned: {why}. Type it again")
     if host != cluster.inventory.chief.host:
-        drains.tell_coordinator_back(cluster, cluster.inventory.tasks_on(host))
+        drains.announce_return(cluster, cluster.inventory.tasks_on(host))
     drains.forget(cluster, host)
 
 

@@ -168,7 +168,7 @@ def _switch(
     try:
         answers = cluster.act({host: _steps(cluster, host, present, target) for host in hosts}, SWITCH_SECONDS)
         refuse_failures(answers)
-        cluster.tell_release(target.release)
+        cluster.publish_release(target.release)
         leave_stale(cluster, answers)
         if running:
             cluster.start(running)
@@ -176,7 +176,7 @@ def _switch(
         with undisturbed():
             desk.say("the rollback is broken off: what was there before is put back")
             cluster.put_back(hosts)
-            cluster.tell_release(present.release)
+            cluster.publish_release(present.release)
             cluster.start_again(hosts)
         raise
 

@@ -267,7 +267,7 @@ def _switch_and_start(
         begun = desk.clock()
         rollback.begun_run = None  # a run that was started is kept, as each that fails
         if plan.drained:  # the coordinator may be on another host by now
-            drains.tell_coordinator(cluster, drains.tasks_of(cluster.inventory, list(plan.drained)))
+            drains.announce_drain(cluster, drains.tasks_of(cluster.inventory, list(plan.drained)))
         cluster.start(plan.tasks)
     return _Started(plan, ready, begun, idle, changed)
 

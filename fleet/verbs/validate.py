@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fleet.errors import OperatorMistake
 from fleet.site.inventory import describe, find_problems, list_notes
 from fleet.site.reader import read_source
-from fleet.site.schema.problems import Problem, tell
+from fleet.site.schema.problems import Problem, describe_problems
 from fleet.verbs import Desk
 
 
@@ -42,7 +42,8 @@ def validate(
         }
         desk.answer("validate", shown)
     if problems:
-        raise OperatorMistake("" if as_json else f"{source or 'no inventory'}: {len(problems)} wrong\n{tell(problems)}")
+        listed = f"{source or 'no inventory'}: {len(problems)} wrong\n{describe_problems(problems)}"
+        raise OperatorMistake("" if as_json else listed)
     if not as_json:
         for note in notes:
             desk.say(note)

@@ -173,8 +173,8 @@ class Watch:
             self._first_step = run.step
             self._first_step_at = self._desk.clock()
         # The coordinator tells its first step at once, and the step's number each log_seconds.
-        told = any(each.get("event") == "training" and each.get("time", 0) >= self._started for each in run.events)
-        return told or run.step > self._first_step
+        begun = any(each.get("event") == "training" and each.get("time", 0) >= self._started for each in run.events)
+        return begun or run.step > self._first_step
 
     def _describe_timeout(self, timeout: float) -> FleetError:
         seen = self._cluster.observe(self._hosts)

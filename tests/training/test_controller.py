@@ -95,7 +95,7 @@ class Run:
         runner: Counting | None = None,
         members: Any = None,
         phases: dict[str, float] | None = None,
-        tells_epochs: bool = False,
+        for_callbacks: bool = False,
     ) -> None:
         runner = runner or Counting(twice)
 
@@ -116,10 +116,10 @@ class Run:
             evaluate if self.evaluates else None,
             self.phases,
             members=members,
-            tells_epochs=tells_epochs,
+            for_callbacks=for_callbacks,
         )
         controller.restore()
-        if tells_epochs:
+        if for_callbacks:
             train_in_told_epochs(controller, progress)
         else:
             runner.model.optimizer = None
@@ -147,20 +147,20 @@ def test_each_epoch_is_evaluated_once(tmp_path: Path) -> None:
     assert run.evaluated == [20, 40, 60, 80, 100]
 
 
-@pytest.mark.parametrize("tells_epochs", [False, True])
-def test_what_an_evaluation_gave_is_kept_beside_its_checkpoint(tmp_path: Path, tells_epochs: bool) -> None:
+@pytest.mark.parametrize("for_callbacks", [False, True])
+def test_what_an_evaluation_gave_is_kept_beside_its_checkpoint(tmp_path: Path, for_callbacks: bool) -> None:
     run = Run(tmp_path, checkpoints_kept=5, checkpoints_kept_best=1)
-    run.train(tells_epochs=tells_epochs)
+    run.train(for_callbacks=for_callbacks)
     catalogue = run.directory.catalogue
     found = {step: catalogue.evaluation(step) for step in catalogue.steps()}
     assert found == {step: {"loss": 0.0} for step in (20, 40, 60, 80, 100)}
 
 
 @pytest.mark.usefixtures("looking")
-@pytest.mark.parametrize("tells_epochs", [False, True])
+@pytest.mark.parametrize("for_callbacks", [False, True])
 @pytest.mark.parametrize("slow", [15, 20])
 def test_an_evaluation_is_kept_though_a_save_is_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_epochs: bool, slow: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_callbacks: bool, slow: int
 ) -> None:
     write = Catalogue.write_manifest
 
@@ -174,7 +174,7 @@ def test_an_evaluation_is_kept_though_a_save_is_slow(
     monkeypatch.setattr("trainer.training.loop.save_schedule.PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("trainer.run.checkpoints.ended", partial(in_thread, "save"))  # as under parameter servers
     run = Run(tmp_path, checkpoints_kept=9, checkpoints_kept_best=1, checkpoint_steps=15, steps_per_execution=5)
-    run.train(tells_epochs=tells_epochs)
+    run.train(for_callbacks=for_callbacks)
     catalogue = run.directory.catalogue
     evaluated = [step for step in catalogue.steps() if catalogue.evaluation(step) is not None]
     assert evaluated == [20, 40, 60, 80, 100]

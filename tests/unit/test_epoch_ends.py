@@ -44,14 +44,14 @@ def test_a_run_that_goes_on_at_an_epochs_end_knows_it(step: int, ended: bool) ->
 
 def test_calls_that_go_on_beside_saves_meet_no_save() -> None:
     config = Config(program="a:B", steps=100, epoch_steps=20, checkpoint_steps=15)
-    assert EpochEnds.of(config, evaluated=False, told=False).begin(0) == 100
-    assert EpochEnds.of(config, evaluated=True, told=False).begin(0) == 20
+    assert EpochEnds.of(config, evaluated=False, for_callbacks=False).begin(0) == 100
+    assert EpochEnds.of(config, evaluated=True, for_callbacks=False).begin(0) == 20
     in_step = config.replace(strategy="mirrored", evaluation="inline")
-    assert EpochEnds.of(in_step, evaluated=False, told=False).begin(0) == 15
+    assert EpochEnds.of(in_step, evaluated=False, for_callbacks=False).begin(0) == 15
 
 
 def test_callbacks_are_waited_for_at_an_epochs_end_until_they_have_heard() -> None:
-    ends = EpochEnds(100, 20, meets_epochs=True, told=True)
+    ends = EpochEnds(100, 20, meets_epochs=True, for_callbacks=True)
     ends.begin(0)
     ends.look(20, is_quiet=False)
     assert not ends.waits_for_callbacks(20)
@@ -61,5 +61,5 @@ def test_callbacks_are_waited_for_at_an_epochs_end_until_they_have_heard() -> No
     assert not ends.waits_for_callbacks(20)
     ends.heard = False
     assert not ends.waits_for_callbacks(100)  # the run's end is done at once
-    ends.told = False
+    ends.for_callbacks = False
     assert not ends.waits_for_callbacks(20)

@@ -59,13 +59,13 @@ def test_only_members_whose_state_changed_are_written(path: Path) -> None:
 
 def test_steps_of_workers_are_added_up_until_they_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = History(path)
-    told.gave("worker-0", 20)
-    told.gave("worker-1", 20)
-    told.gave("worker-0", 20)
+    told.add_steps("worker-0", 20)
+    told.add_steps("worker-1", 20)
+    told.add_steps("worker-0", 20)
     told.numbers(60, 1.0, {}, None)  # too soon
-    monkeypatch.setattr(history, "GAVE_SECONDS", 0.0)
+    monkeypatch.setattr(history, "WORKER_STEPS_SECONDS", 0.0)
     told.numbers(61, 1.0, {}, None)
-    told.tell_gave()  # nothing since
+    told.write_worker_steps()  # nothing since
     assert [line["gave"] for line in written(path) if "gave" in line] == [{"worker-0": 40, "worker-1": 20}]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.site.preflight import inventory_problems
-from fleet.site.schema.problems import tell
+from fleet.site.schema.problems import describe_problems
 from tests.unit.hostile import cases, inventory
 
 CASES = list(cases())
@@ -24,7 +24,7 @@ def test_a_hostile_inventory_is_refused_in_short_lines(case: Any) -> None:
     name, groups, hosts = case
     problems = inventory_problems(*inventory(groups, hosts))
     assert problems, name
-    lines = tell(problems).splitlines()
+    lines = describe_problems(problems).splitlines()
     assert len(lines) <= 11, name
     assert max(map(len, lines)) < 1200, name
     assert all(line.isprintable() for line in lines), name
@@ -45,7 +45,7 @@ def test_names_of_cases_are_told_apart() -> None:
 def test_an_absurd_number_is_refused_in_constant_memory(variables: dict[str, Any], said: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     problems = inventory_problems(*inventory({}, {"worker-1": variables}))
-    assert said in tell(problems)
+    assert said in describe_problems(problems)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
@@ -57,7 +57,7 @@ def test_too_many_hosts_are_refused_at_once() -> None:
 def test_too_many_tasks_are_refused_before_any_is_made() -> None:
     many = [f"worker-{i}" for i in range(100)]
     problems = inventory_problems(*inventory({"worker": many}, {"all": {"worker_tasks": 250}}))
-    assert "would run 25,002 tasks, 25,000 of them of worker" in tell(problems)
+    assert "would run 25,002 tasks, 25,000 of them of worker" in describe_problems(problems)
 
 
 def test_anchors_that_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,13 +66,13 @@ def test_anchors_that_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         value = [value] * 9
     began = time.process_time()
     problems = inventory_problems(*inventory({}, {"all": {"trainer_run": {"program": value}}}))
-    assert "can't be read: it has more than 20000 values" in tell(problems)
+    assert "can't be read: it has more than 20000 values" in describe_problems(problems)
     assert time.process_time() - began < 30  # expanded, it would never end
 
 
 def test_ten_problems_are_told_and_the_rest_counted() -> None:
     hosts = {f"w{i}": {"worker_tasks": -i - 1} for i in range(25)}
-    said = tell(inventory_problems(*inventory({"worker": list(hosts)}, hosts)))
+    said = describe_problems(inventory_problems(*inventory({"worker": list(hosts)}, hosts)))
     assert len(said.splitlines()) == 11
     assert said.endswith("and 15 more; `fab validate --json` lists them all")
 

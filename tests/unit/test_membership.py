@@ -54,7 +54,7 @@ class Watched:
             self.membership, "_give_up", lambda event, message, tasks: self.said.append(("end", event, *tasks))
         )
         self._monkeypatch.setattr(
-            self.membership._news, "_tell", lambda event, task, message: self.said.append((event, task))
+            self.membership._news, "_report", lambda event, task, message: self.said.append((event, task))
         )
 
     def hear(self, change: Callable[[Member], Member], *tasks: str) -> None:

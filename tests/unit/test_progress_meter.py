@@ -13,15 +13,15 @@ def meter() -> ProgressMeter:
 
 def test_a_stretch_has_its_speed_and_each_tasks_steps() -> None:
     found = meter()
-    found.gave("worker-0", 20)
-    found.gave("worker-1", 10)
-    found.gave("worker-0", 10)
+    found.add_steps("worker-0", 20)
+    found.add_steps("worker-1", 10)
+    found.add_steps("worker-0", 10)
     assert found.stretch(140, 60) == Stretch(10, 4.0, {"worker-0": 30, "worker-1": 10})
 
 
 def test_a_new_stretch_counts_from_its_beginning() -> None:
     found = meter()
-    found.gave("worker-0", 20)
+    found.add_steps("worker-0", 20)
     found.begin(120, 60)
     assert found.stretch(130, 62) == Stretch(2, 5.0, {"worker-0": 0, "worker-1": 0})
 

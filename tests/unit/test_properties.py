@@ -26,7 +26,7 @@ from fleet.site.filters import FILTERS
 from fleet.site.preflight import inventory_problems
 from fleet.site.schema import formats
 from fleet.site.schema.definition import definition
-from fleet.site.schema.problems import show, tell
+from fleet.site.schema.problems import describe_problems, show
 from fleet.site.topology import cluster_spec, host_tasks
 from tests.unit.hostile import RUN, inventory
 
@@ -165,7 +165,7 @@ def test_no_value_breaks_a_check(name: str, value: Any) -> None:
 @given(st.sampled_from(sorted(definition().variables)), VALUE, NAME)
 def test_no_inventory_breaks_preflight(name: str, value: Any, host: str) -> None:
     groups, hostvars = inventory({"worker": ["worker-0", host]}, {"all": {name: value}})
-    said = tell(inventory_problems(groups, hostvars))
+    said = describe_problems(inventory_problems(groups, hostvars))
     assert len(said.splitlines()) <= 11
     assert all(line.isprintable() for line in said.splitlines())
 

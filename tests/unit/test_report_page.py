@@ -18,7 +18,7 @@ from trainer.report import html as pages
 from trainer.report.curves import thin_rows
 from trainer.report.html import ASSETS, LIBRARY, PageWriter, render, to_data
 from trainer.report.records import Records
-from trainer.report.summary import read_story, tell
+from trainer.report.summary import read_story, summarize
 from trainer.report.text import describe_curve, describe_shares, duration, size
 from trainer.run.directory import RunDirectory
 
@@ -356,7 +356,7 @@ def test_more_points_than_a_page_holds_keep_their_peaks() -> None:
     assert 777 in [row["step"] for row in kept]
     assert kept[-1]["step"] == 4999
     assert [row["step"] for row in kept] == sorted(row["step"] for row in kept)
-    told = tell(Records("night", history=[{**row, "t": row["t"] + 1.0} for row in rows]), most_points=1000)
+    told = summarize(Records("night", history=[{**row, "t": row["t"] + 1.0} for row in rows]), most_points=1000)
     assert sum(map(len, told["series"]["values"].values())) <= 1000
 
 

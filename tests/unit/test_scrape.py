@@ -26,7 +26,7 @@ from trainer.telemetry import progress as reporting
 from trainer.telemetry.events import FAULTS
 from trainer.telemetry.goodput import KINDS
 from trainer.telemetry.gpu_use import GpuUse
-from trainer.telemetry.metrics import METRICS, MOST_METRICS, STATES, Told
+from trainer.telemetry.metrics import METRICS, MOST_METRICS, STATES, MetricsCollector
 from trainer.telemetry.outlets import prometheus as scrape
 from trainer.telemetry.outlets.prometheus import ADDRESS, LISTENER, answer, given, listen
 from trainer.telemetry.outlets.systemd import Notifier
@@ -54,7 +54,7 @@ def _gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "gpu_use", lambda: GpuUse(0.5, 2**30))
 
 
-def full(progress: Progress) -> Told:
+def full(progress: Progress) -> MetricsCollector:
     """Return what is told of a run of which everything is known."""
     tally = progress.tally
     progress.enter(RunState.TRAINING)
@@ -73,7 +73,7 @@ def full(progress: Progress) -> Told:
     tally.members = lambda: {"worker-0": Seen("training", 0.3), "ps-0": Seen("given up", 40.0)}
     progress.events.write("member-lost", task="worker-0")
     progress.events.write("save-failed")
-    told = Told(MEMBER_STATES, restarts=2, release="abc")
+    told = MetricsCollector(MEMBER_STATES, restarts=2, release="abc")
     told.of("a", tally, progress)
     until(lambda: (progress.events.counts or {}).get("save-failed") and tally.room, "the path is looked at")
     return told
@@ -87,13 +87,13 @@ def until(holds: Callable[[], Any], what: str) -> Any:
     return found
 
 
-def families(told: Told) -> dict[str, Any]:
+def families(told: MetricsCollector) -> dict[str, Any]:
     registry = CollectorRegistry()
     registry.register(told)
     return {found.name: found for found in text_string_to_metric_families(generate_latest(registry).decode())}
 
 
-def samples(told: Told) -> dict[tuple[str, ...], float]:
+def samples(told: MetricsCollector) -> dict[tuple[str, ...], float]:
     """Return each sample by its name and the values of its labels besides the run."""
     found = {}
     for family in families(told).values():
@@ -178,11 +178,11 @@ def test_a_histogram_keeps_what_is_above_its_bounds() -> None:
 
 
 def test_a_server_tells_only_of_itself() -> None:
-    assert set(families(Told(restarts=1))) == {"psfleet_build_info", "psfleet_task_restarts"}
+    assert set(families(MetricsCollector(restarts=1))) == {"psfleet_build_info", "psfleet_task_restarts"}
 
 
 def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
-    told = Told()
+    told = MetricsCollector()
     told.of("a", Tally())
     assert not [name for name in families(told) if name.startswith(("psfleet_evaluation", "psfleet_checkpoint"))]
 
@@ -192,7 +192,7 @@ def test_faults_of_earlier_processes_are_counted_before_any_are_told(tmp_path: P
     progress.close()
     config = Config.from_dict({"program": "mine:One", "run": "a", "steps": 900, "shared_dir": str(tmp_path)})
     later = Progress(config, RunDirectory(tmp_path, "a"), Notifier(), waits=True)
-    told = Told()
+    told = MetricsCollector()
     told.of("a", later.tally, later)
     assert "psfleet_faults" not in families(told)  # a number that begins at 0 would look like new faults
     later.begin()
@@ -203,7 +203,7 @@ def test_faults_of_earlier_processes_are_counted_before_any_are_told(tmp_path: P
 
 def test_a_program_with_a_thousand_metrics_has_some_of_them_told(progress: Progress) -> None:
     progress.trained(1, 1.0, {f"class_{number}": 0.5 for number in range(1000)})
-    told = Told()
+    told = MetricsCollector()
     told.of("a", progress.tally, progress)
     assert len([key for key in samples(told) if key[0] == "psfleet_training_metric"]) == MOST_METRICS
 
@@ -221,9 +221,9 @@ def get(address: str, timeout: float = 5) -> str:
 
 def serving(listener: socket.socket, **labels: Any) -> subprocess.Popen[bytes]:
     """Have a process of its own answer, as a supervisor's child does."""
-    code = "import os, threading; from trainer.telemetry.metrics import Told\n"
+    code = "import os, threading; from trainer.telemetry.metrics import MetricsCollector\n"
     code += "from trainer.telemetry.outlets.prometheus import *\n"
-    code += "serve(listen(os.environ), Told(restarts=3)); threading.Event().wait()"
+    code += "serve(listen(os.environ), MetricsCollector(restarts=3)); threading.Event().wait()"
     environment = {"PYTHONPATH": str(ROOT), **given(listener)}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, pass_fds=[listener.fileno()])
 

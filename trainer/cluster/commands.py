@@ -77,7 +77,7 @@ def shut_down_servers(servers: Mapping[str, str], seconds: float = END_SECONDS) 
     """Have servers (task name to address) end, since the run is finished; one that does not answer in time is left."""
     deadline = time.monotonic() + seconds
 
-    def tell(task: str, address: str) -> bool:
+    def send_until_received(task: str, address: str) -> bool:
         while time.monotonic() < deadline:
             process = incarnation(address)
             if process is not None and send(task, address, process, FINISHED, "the run is finished"):
@@ -88,8 +88,8 @@ def shut_down_servers(servers: Mapping[str, str], seconds: float = END_SECONDS) 
     if not servers:
         return
     with ThreadPoolExecutor(max_workers=min(64, len(servers))) as pool:
-        told = dict(zip(servers, pool.map(tell, servers, servers.values()), strict=True))
-    if left := [f"{task} ({servers[task]})" for task in servers if not told[task]]:
+        received = dict(zip(servers, pool.map(send_until_received, servers, servers.values()), strict=True))
+    if left := [f"{task} ({servers[task]})" for task in servers if not received[task]]:
         log.warning("%s did not hear that the run is finished, and serves on until it is stopped", ", ".join(left))
 
 
@@ -100,7 +100,7 @@ class Messenger:
         """Take the servers (task name to address)."""
         self._servers = servers
         self._wanted: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._received: set[str] = set()
         self._news = threading.Event()
         threading.Thread(target=self._deliver, name="commands", daemon=True).start()
 
@@ -111,11 +111,11 @@ class Messenger:
 
     def _deliver(self) -> None:
         while True:
-            wanted = {task: process for task, process in self._wanted.items() if process not in self._told}
+            wanted = {task: process for task, process in self._wanted.items() if process not in self._received}
             for task, process in wanted.items():
                 address = self._servers.get(task)
                 if address and incarnation(address) == process and send(task, address, process, TRY_AGAIN, ASKED):
-                    self._told.add(process)
+                    self._received.add(process)
             # Nobody is left to be told, or a process that does not answer yet.
             self._news.wait(POLL_SECONDS if wanted else None)
             self._news.clear()

@@ -34,14 +34,14 @@ def form(
     heartbeat: Heartbeat,
     first: bool,
     without: Collection[str],
-    tell: Callable[[dict[str, Member]], None],
+    on_missing: Callable[[dict[str, Member]], None],
     every_ps: bool = False,
 ) -> dict[str, str]:
     """Wait for the members and return those to train on (task name to incarnation).
 
     `first` says that the run has never trained: workers are waited for. `without` are members that the training goes on
-    without already. A ps that leaves is left out, though it may answer. `tell` is called with the missing, again and
-    again. With `every_ps` no ps is done without: the model does not fit the checkpoint on fewer.
+    without already. A ps that leaves is left out, though it may answer. `on_missing` is called with the missing, again
+    and again. With `every_ps` no ps is done without: the model does not fit the checkpoint on fewer.
     Raises UserError when the user's limit to the waiting is over, in which a planned reboot does not count.
     """
     began = counted = time.monotonic()
@@ -61,7 +61,7 @@ def form(
             return here
         # One that has just answered is about to be known: that is no news.
         if silent := {task: member for task, member in missing.items() if member.why != Event.UNPROVEN.value}:
-            tell(silent)
+            on_missing(silent)
         if missing.keys() & set(away_for_a_reboot()):
             counted = time.monotonic()
         check_limit(config, time.monotonic() - counted, missing)

@@ -66,7 +66,7 @@ class MemberNews:
         """Tell of one that runs another release."""
         if member.state is State.OTHER_RELEASE and self._other_release.get(member.task) != member.incarnation:
             self._other_release[member.task] = member.incarnation
-            self._tell("member-other-release", member.task, f"{member.why}: left out. {MEND}")
+            self._report("member-other-release", member.task, f"{member.why}: left out. {MEND}")
 
     def half(self, member: Member) -> None:
         """Tell of one that is half connected, and once more when it has tried its ways: where its packets leave."""
@@ -81,11 +81,11 @@ class MemberNews:
                 self._absent.add(task)
                 if not member.is_ps:
                     self._lost[task] = time.monotonic(), str(member.taken_in)  # its end is no news
-                self._tell("ps-lost" if member.is_ps else "member-half-connected", task, f"{member.why}: left out")
+                self._report("ps-lost" if member.is_ps else "member-half-connected", task, f"{member.why}: left out")
         elif task in self._half and member.state in HERE:
             self._half.pop(task)
             self._absent.discard(task)
-            self._tell("member-back", task, "its ways work again")
+            self._report("member-back", task, "its ways work again")
 
     def changed(self, member: Member) -> None:
         """Tell of a member of this generation that is lost, silent or back."""
@@ -97,15 +97,15 @@ class MemberNews:
         elif member.state is State.SILENT and task not in self._absent:
             self._absent.add(task)
             self.hurt = True
-            self._tell("member-silent", task, f"has not answered for {member.quiet:.0f} s: cut off")
+            self._report("member-silent", task, f"has not answered for {member.quiet:.0f} s: cut off")
         if task in self._absent and member.state in HERE and not member.is_ps:
             self._absent.discard(task)
-            self._tell("member-back", task, "its server answers again")
+            self._report("member-back", task, "its server answers again")
         if member.state is State.GIVEN_UP and self._given_up.get(task) != member.until:
             self._given_up[task] = member.until
             pause = member.until - time.monotonic()
             why = "it ended again and again" if member.why == Event.SHORT_LIVED.value else member.why
-            self._tell("member-given-up", task, f"{why}: left out for {pause:.0f} s")
+            self._report("member-given-up", task, f"{why}: left out for {pause:.0f} s")
 
     def lost(self, task: str, process: str) -> None:
         """Tell once that a process of a generation has ended, by whichever thread that notices it first."""
@@ -117,11 +117,11 @@ class MemberNews:
             return
         self._absent.add(task)
         if is_leaving(task):
-            self._tell("member-left", task, "it leaves in order, and is to be back")
+            self._report("member-left", task, "it leaves in order, and is to be back")
             return
-        self._tell("ps-lost" if TaskId.parse(task).job == "ps" else "member-lost", task, "its process has ended")
+        self._report("ps-lost" if TaskId.parse(task).job == "ps" else "member-lost", task, "its process has ended")
 
-    def _tell(self, event: str, task: str, message: str) -> None:
+    def _report(self, event: str, task: str, message: str) -> None:
         address = self._addresses[task]
         log.warning("%s (%s): %s", task, address, message)
         self._progress.events.write(event, task=task, host=address, message=message)

@@ -25,21 +25,21 @@ GO = b"+"
 REFUSED = b"-"
 
 
-def gather(cluster: Cluster, settings: Mapping[str, Any], tell: Callable[[dict[str, str]], None]) -> None:
+def gather(cluster: Cluster, settings: Mapping[str, Any], on_missing: Callable[[dict[str, str]], None]) -> None:
     """Return when all members are there, on each of them at the same moment.
 
     `settings` must be the chief's on every member: else they would train different things in step.
-    `tell` is called with those that are missing (task name to address), again and again.
+    `on_missing` is called with those that are missing (task name to address), again and again.
     Raises Infrastructure on a worker whose settings or cluster are not the chief's, and on a chief whose port is taken.
     """
     agreed = json.dumps([cluster.jobs, settings], sort_keys=True)
     if cluster.job == "chief":
-        _await_workers(cluster, agreed, tell)
+        _await_workers(cluster, agreed, on_missing)
     else:
-        _await_chief(cluster, agreed, tell)
+        _await_chief(cluster, agreed, on_missing)
 
 
-def _await_workers(cluster: Cluster, agreed: str, tell: Callable[[dict[str, str]], None]) -> None:
+def _await_workers(cluster: Cluster, agreed: str, on_missing: Callable[[dict[str, str]], None]) -> None:
     port = int(cluster.address.rpartition(":")[2])
     here: dict[str, _Caller] = {}
     with contextlib.ExitStack() as stack:
@@ -50,7 +50,7 @@ def _await_workers(cluster: Cluster, agreed: str, tell: Callable[[dict[str, str]
         listener.setblocking(False)
         callers: list[_Caller] = []
         while missing := {task: address for task, address in cluster.servers.items() if task not in here}:
-            tell(missing)
+            on_missing(missing)
             time.sleep(POLL_SECONDS)
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -118,7 +118,7 @@ class _Caller:
         self._connection.close()
 
 
-def _await_chief(cluster: Cluster, agreed: str, tell: Callable[[dict[str, str]], None]) -> None:
+def _await_chief(cluster: Cluster, agreed: str, on_missing: Callable[[dict[str, str]], None]) -> None:
     address = cluster.jobs["chief"][0]
     host, _, port = address.rpartition(":")
     while True:
@@ -135,7 +135,7 @@ def _await_chief(cluster: Cluster, agreed: str, tell: Callable[[dict[str, str]],
                 f"{cluster.task} has other run settings, or another cluster, than the chief. Both read them when they "
                 "start: /etc/trainer and <shared>/selection.json"
             )
-        tell({"chief-0": address})
+        on_missing({"chief-0": address})
         time.sleep(POLL_SECONDS)
 
 

@@ -128,7 +128,7 @@ class Ways:
             same = before is not None and (before.works, before.process) == (way.works, way.process)
             self._found[task] = dataclasses.replace(way, times=before.times + 1) if before and same else way
             self._tried_at[task] = now
-            self._tell(task, before, way)
+            self._report(task, before, way)
         return {task: self._found[task] for task in due}
 
     def _due(self, task: str) -> float:
@@ -137,7 +137,7 @@ class Ways:
             return 0.0
         return self._tried_at[task] + (PERIOD_SECONDS if way.works and not way.refused else AGAIN_SECONDS)
 
-    def _tell(self, task: str, before: Way | None, way: Way) -> None:
+    def _report(self, task: str, before: Way | None, way: Way) -> None:
         if not way.works and (before is None or before.works):
             log.warning("no way to %s at %s: %s; packets leave from %s", task, way.address, way.why, way.source or "?")
         elif way.works and before is not None and not before.works:

@@ -183,8 +183,8 @@ def first_line(error: BaseException) -> str:
         if roots:
             return roots[0]
     if "Graph execution error" in text and len(lines) > 1:
-        told = [part for part in lines if not part.startswith(("Graph execution error", "Detected at", "File ", "<"))]
-        lines = [part for part in told if ":" in part or " " in part] or lines
+        kept = [part for part in lines if not part.startswith(("Graph execution error", "Detected at", "File ", "<"))]
+        lines = [part for part in kept if ":" in part or " " in part] or lines
         return lines[0] if not LINE_IN_MESSAGE.search(lines[0]) else lines[-1]
     return lines[0] if lines else "no message"
 

@@ -122,8 +122,8 @@ def refuse_mixture(model: Model, what: str) -> None:
         kept, other, mend = getattr(model, "_compile_metrics", None), "tf_keras.", "keras.{} instead of tf.keras.{}"
     else:
         kept, other, mend = model.compiled_metrics, "keras.", "tf.keras.{} instead of keras.{}"
-    told = [model.loss, *(getattr(kept, name, None) for name in ("_user_metrics", "_user_weighted_metrics"))]
-    for value in leaves(told):
+    compiled = [model.loss, *(getattr(kept, name, None) for name in ("_user_metrics", "_user_weighted_metrics"))]
+    for value in leaves(compiled):
         kind = type(value)
         # One of the program's own is of the Keras that it derives from.
         theirs = next((each for each in kind.__mro__ if each.__module__.startswith(other)), None)

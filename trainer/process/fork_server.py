@@ -215,7 +215,7 @@ class Server:
         self._libraries = [place for place in sys.path if place not in own]
         self._selector = selectors.DefaultSelector()
         self._forked: dict[socket.socket, int] = {}
-        self._told: set[socket.socket] = set()
+        self._answered: set[socket.socket] = set()
 
     def run(self, listener: socket.socket | None = None, client: socket.socket | None = None) -> int:
         """Serve all who come to a listener until this process is killed, or one client until that has gone."""
@@ -239,7 +239,7 @@ class Server:
                     self._close(ready)  # a client says nothing more
                 else:
                     self._answer(ready)
-            self._tell_ends()
+            self._send_ends()
         return 0
 
     def _answer(self, client: socket.socket) -> None:
@@ -290,14 +290,14 @@ class Server:
             runpy.run_path(first, run_name="__main__")
         return 0
 
-    def _tell_ends(self) -> None:
+    def _send_ends(self) -> None:
         """Tell each client whose process has ended; it stays a zombie, with its pid, until the client has heard."""
         for client, pid in self._forked.items():
-            if client in self._told:
+            if client in self._answered:
                 continue
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None:
-                self._told.add(client)
+                self._answered.add(client)
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
                 with contextlib.suppress(OSError):
                     client.send(json.dumps({"code": code}).encode())
@@ -305,7 +305,7 @@ class Server:
     def _close(self, client: socket.socket) -> None:
         self._selector.unregister(client)
         client.close()
-        self._told.discard(client)
+        self._answered.discard(client)
         if (pid := self._forked.pop(client, None)) is not None:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

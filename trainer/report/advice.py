@@ -39,8 +39,8 @@ def on_state(story: Mapping[str, Any]) -> Iterator[str]:
     elif state == RunState.UNKNOWN:
         yield "How the run is can't be read from its records. `fab status` asks the tasks themselves."
     if story["without"] and state not in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED):
-        told = ", ".join(f"{task} ({how})" for task, how in sorted(story["without"].items()))
-        yield f"It trains without {told}. `fab logs --task {min(story['without'])}` says why it is away."
+        absent = ", ".join(f"{task} ({how})" for task, how in sorted(story["without"].items()))
+        yield f"It trains without {absent}. `fab logs --task {min(story['without'])}` says why it is away."
 
 
 def on_numbers(story: Mapping[str, Any]) -> Iterator[str]:
@@ -61,9 +61,9 @@ def on_saves(story: Mapping[str, Any]) -> Iterator[str]:
 
 
 def on_slow_workers(story: Mapping[str, Any]) -> Iterator[str]:
-    gave = story["gave"]
-    if len(gave) > 1 and (usual := statistics.median(gave.values())):
-        slow = [task for task, steps in gave.items() if steps < usual / 2]
+    steps_by_worker = story["gave"]
+    if len(steps_by_worker) > 1 and (usual := statistics.median(steps_by_worker.values())):
+        slow = [task for task, steps in steps_by_worker.items() if steps < usual / 2]
         if slow:
             yield (
                 f"{', '.join(slow[:5])} gave less than half of the median worker's steps: away for long, or a slower "

@@ -71,25 +71,25 @@ def columns(stories: Sequence[Mapping[str, Any]], rows: Iterable[tuple[str, Sequ
         f'<th scope="col"><i class="swatch run-{place % 8}"></i>{escape(story["run"])}</th>'
         for place, story in enumerate(stories)
     )
-    told = "".join(
+    body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(value)}</td>" for value in values)}</tr>'
         for name, values in rows
     )
-    return scrollable(f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{told}</tbody></table>")
+    return scrollable(f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
 def differences(stories: Sequence[Mapping[str, Any]]) -> str:
     """Lay out the parameters and settings that are not the same in all runs."""
-    told = [
+    runs = [
         {"program": story["program"], "psfleet": story["psfleet"], "TensorFlow": story["tensorflow"]}
         | {f"parameter {name}": value for name, value in story["parameters"].items()}
         | {name: value for name, value in story["settings"].items() if name not in ("run", "program", "program_args")}
         for story in stories
     ]
-    names = sorted({name for one in told for name in one}, key=lambda name: (not name.startswith("parameter "), name))
+    names = sorted({name for one in runs for name in one}, key=lambda name: (not name.startswith("parameter "), name))
     rows = []
     for name in names:
-        values = [json.dumps(in_words(one[name]), sort_keys=True) if name in one else "" for one in told]
+        values = [json.dumps(in_words(one[name]), sort_keys=True) if name in one else "" for one in runs]
         if len(set(values)) > 1:
             rows.append((name, values))
     return columns(stories, rows) if rows else '<p class="none">Nothing: the same program, parameters and settings.</p>'

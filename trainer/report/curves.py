@@ -16,7 +16,7 @@ SPEED = "steps per second"
 EXAMPLES = "examples per second"
 
 
-def tell_series(records: Records, rows: Sequence[Mapping[str, Any]], most_points: int) -> dict[str, Any]:
+def summarize_series(records: Records, rows: Sequence[Mapping[str, Any]], most_points: int) -> dict[str, Any]:
     """Return the training's curves: times and steps, and for each name its values."""
     names = sorted(
         {str(name) for row in rows for name in mapping(row.get("values"))}, key=lambda name: (name != "loss", name)
@@ -61,7 +61,7 @@ def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str,
     return kept
 
 
-def tell_evaluations(records: Records) -> dict[str, Any]:
+def summarize_evaluations(records: Records) -> dict[str, Any]:
     """Return the evaluation's curves; of a run that has no list of them the last one alone."""
     rows: list[Mapping[str, Any]] = [row for row in records.evaluations if whole(row.get("step")) is not None]
     if not rows and records.evaluation.get("metrics"):

@@ -34,8 +34,8 @@ def thousands(count: int | None) -> str:
 def clock(at: float | None) -> str:
     if at is None:
         return ""
-    told = datetime.fromtimestamp(at, timezone.utc)
-    return f'<time datetime="{told.isoformat(timespec="seconds")}">{escape(moment(at))}</time>'
+    when = datetime.fromtimestamp(at, timezone.utc)
+    return f'<time datetime="{when.isoformat(timespec="seconds")}">{escape(moment(at))}</time>'
 
 
 def figure(kind: str, title: str, message: str, name: str = "", more: str = "") -> str:
@@ -54,7 +54,7 @@ def section(title: str, inside: str, name: str) -> str:
 
 def bars(names: Sequence[str], rows: Iterable[tuple[str, str, float, str]], kind: str = "") -> str:
     """Return a table with a bar in each row: name, value, share of the bar, and what the share says."""
-    told = "".join(
+    body = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="number">{escape(value)}</td>'
         f'<td class="bar"><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect class="{escape("kind-" + name) if kind else "plain"}" width="{100 * share:.2f}" height="10"/></svg>'
@@ -65,7 +65,7 @@ def bars(names: Sequence[str], rows: Iterable[tuple[str, str, float, str]], kind
         f'<th scope="col"{" class=number" if place == 1 else ""}>{escape(name)}</th>'
         for place, name in enumerate(names)
     )
-    return scrollable(f'<table class="bars"><thead><tr>{head}</tr></thead><tbody>{told}</tbody></table>')
+    return scrollable(f'<table class="bars"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
 
 
 def scrollable(table: str) -> str:

@@ -75,7 +75,7 @@ def render(stories: Sequence[Mapping[str, Any]]) -> str:
     scripts = [asset(LIBRARY), asset("page.js")]
     style = asset("page.css")
     title = " and ".join(str(story["run"]) for story in stories)
-    body = compare(stories) if several else tell_one(stories[0])
+    body = compare(stories) if several else lay_out_run(stories[0])
     policy = "; ".join(
         [
             "default-src 'none'",
@@ -114,8 +114,8 @@ def script_digests() -> list[str]:
 
 def to_data(value: object) -> str:
     """Return JSON that no text in it can end: a `<` is written as an escape."""
-    told = json.dumps(in_words(value), separators=(",", ":"), allow_nan=False)
-    return told.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    data = json.dumps(in_words(value), separators=(",", ":"), allow_nan=False)
+    return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def drawn(story: Mapping[str, Any], several: bool) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def drawn(story: Mapping[str, Any], several: bool) -> dict[str, Any]:
     )
 
 
-def tell_one(story: Mapping[str, Any]) -> str:
+def lay_out_run(story: Mapping[str, Any]) -> str:
     return "".join(
         [
             header(story),

@@ -13,7 +13,7 @@ MOST_SPANS = 4000
 BUCKETS = 240  # of the time, each with the seconds of each kind
 
 
-def tell_time(
+def summarize_time(
     history: Sequence[Mapping[str, Any]], ledger: Mapping[str, float], began: float | None, until: float | None
 ) -> dict[str, Any]:
     """Return where the time went over time: the edges of stretches, and in each the seconds of each kind.
@@ -49,7 +49,7 @@ def tell_time(
     }
 
 
-def tell_lanes(records: Records, until: float | None) -> list[dict[str, Any]]:
+def summarize_lanes(records: Records, until: float | None) -> list[dict[str, Any]]:
     """Return for each task the spans of its states: [from, to, state], in seconds since 1970."""
     if until is None:
         return []

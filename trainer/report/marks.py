@@ -45,7 +45,9 @@ MEMBER_FAULTS = (
 )
 
 
-def tell_marks(events: Sequence[Mapping[str, Any]], at_step: Callable[[float], int | None]) -> list[dict[str, Any]]:
+def summarize_marks(
+    events: Sequence[Mapping[str, Any]], at_step: Callable[[float], int | None]
+) -> list[dict[str, Any]]:
     """Return the faults and recoveries: what, where, when, at which step, how long it took, how many steps it cost.
 
     A fault lasts until the training goes on, or its member is back; the steps that a restore loses are its cost.
@@ -80,10 +82,10 @@ def tell_marks(events: Sequence[Mapping[str, Any]], at_step: Callable[[float], i
 def mark_of(event: Mapping[str, Any], kind: str, at_step: Callable[[float], int | None]) -> dict[str, Any]:
     """Return the mark of an event."""
     name = str(event.get("event"))
-    told = step_in(text(event.get("message"))) if name in ("restored", "attached", "training") else None
+    step = step_in(text(event.get("message"))) if name in ("restored", "attached", "training") else None
     return {
         "t": round(event["t"], 1),
-        "step": at_step(event["t"]) if told is None else told,
+        "step": at_step(event["t"]) if step is None else step,
         "kind": kind,
         "event": name,
         "what": {**FAULTS, **RECOVERIES, **OTHERS}[name],

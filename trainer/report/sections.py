@@ -167,11 +167,14 @@ def time_section(story: Mapping[str, Any]) -> str:
 
 def members_section(story: Mapping[str, Any]) -> str:
     drawing = figure("lanes", "Each member over time", describe_lanes(story)) if story["lanes"] else ""
-    gave, table = story["gave"], ""
-    if gave:
-        most, total = max(gave.values()) or 1, sum(gave.values()) or 1
-        rows = [(task, f"{steps:,}", steps / most, f"{100 * steps / total:.1f} %") for task, steps in gave.items()]
-        about = f"{describe_shares(gave)} {describe_staleness(story['stale'])}".strip()
+    steps_by_worker, table = story["gave"], ""
+    if steps_by_worker:
+        most, total = max(steps_by_worker.values()) or 1, sum(steps_by_worker.values()) or 1
+        rows = [
+            (task, f"{steps:,}", steps / most, f"{100 * steps / total:.1f} %")
+            for task, steps in steps_by_worker.items()
+        ]
+        about = f"{describe_shares(steps_by_worker)} {describe_staleness(story['stale'])}".strip()
         table = (
             f'<div><h3>Steps that each worker gave</h3><p class="message">{escape(about)}</p>'
             f"{bars(('worker', 'steps', 'share'), rows[:MOST_ROWS])}</div>"
@@ -242,11 +245,11 @@ def tables_section(story: Mapping[str, Any]) -> str:
     tables = story["tables"]
     if not tables:
         return ""
-    told = [(name, {key: value or 0 for key, value in table.items()}) for name, table in sorted(tables.items())]
-    most = max(table["rows"] for _, table in told) or 1
+    listed = [(name, {key: value or 0 for key, value in table.items()}) for name, table in sorted(tables.items())]
+    most = max(table["rows"] for _, table in listed) or 1
     rows = [
         (name, f"{table['rows']:,.0f}", table["rows"] / most, describe_changes(table))
-        for name, table in told[:MOST_ROWS]
+        for name, table in listed[:MOST_ROWS]
     ]
     return section("Dynamic tables", bars(("table", "rows", "bytes and changes"), rows), "tables")
 

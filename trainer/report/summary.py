@@ -11,9 +11,9 @@ from typing import Any
 
 from trainer.core.states import RunState
 from trainer.report.advice import advise
-from trainer.report.curves import MOST_POINTS, steps_by_time, tell_evaluations, tell_series
-from trainer.report.lanes import order_of, tell_lanes, tell_time
-from trainer.report.marks import step_in, tell_marks
+from trainer.report.curves import MOST_POINTS, steps_by_time, summarize_evaluations, summarize_series
+from trainer.report.lanes import order_of, summarize_lanes, summarize_time
+from trainer.report.marks import step_in, summarize_marks
 from trainer.report.records import Records, read_records
 from trainer.report.values import finite, mapping, read_ledger, said, text, whole
 from trainer.run.directory import RunDirectory
@@ -25,10 +25,10 @@ TABLE_NUMBERS = ("rows", "new_per_minute", "evicted_per_minute", "refused", "byt
 
 def read_story(directory: RunDirectory) -> dict[str, Any]:
     """Return what a run's page tells."""
-    return tell(read_records(directory))
+    return summarize(read_records(directory))
 
 
-def tell_status(status: Mapping[str, Any]) -> dict[str, Any]:
+def summarize_status(status: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the page tells of a run's status."""
     return {
         "state": text(status.get("state")) or str(RunState.UNKNOWN),
@@ -58,7 +58,7 @@ def tell_status(status: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
+def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
     """Return what the page tells of a run, as JSON has it."""
     status = records.status
     # A page is sent to others, whom it must not tell the address of a webhook.
@@ -66,8 +66,8 @@ def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
     settings = {name: value for name, value in known.items() if not name.startswith("notify_")}
     rows = [line for line in records.history if number_of(line.get("step")) is not None]
     ledger = read_ledger(status.get("ledger"))
-    series = tell_series(records, rows, most_points)
-    evaluations = tell_evaluations(records)
+    series = summarize_series(records, rows, most_points)
+    evaluations = summarize_evaluations(records)
     began, until = span_of(records)
     at_step = steps_by_time(rows)
     story = {
@@ -78,8 +78,8 @@ def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
         "begun_from": text(records.settings.get("from")),
         "psfleet": text(records.manifest.get("psfleet")),
         "tensorflow": text(records.manifest.get("tensorflow")),
-        **tell_status(status),
-        "result": tell_result(records),
+        **summarize_status(status),
+        "result": summarize_result(records),
         "began": began,
         "until": until,
         "goodput": number_of(mapping(status.get("ledger")).get("goodput")),
@@ -87,13 +87,13 @@ def tell(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
         "ledger": ledger,
         "series": series,
         "evaluations": evaluations,
-        "marks": tell_marks(records.events, at_step),
-        "time": tell_time(records.history, ledger, began, until),
-        "lanes": tell_lanes(records, until),
-        "gave": tell_gave(records.history),
-        "saves": tell_saves(records.events),
-        "placed": tell_placed(records.history),
-        "tasks": tell_tasks(records.tasks),
+        "marks": summarize_marks(records.events, at_step),
+        "time": summarize_time(records.history, ledger, began, until),
+        "lanes": summarize_lanes(records, until),
+        "gave": summarize_worker_steps(records.history),
+        "saves": summarize_saves(records.events),
+        "placed": summarize_placed(records.history),
+        "tasks": summarize_tasks(records.tasks),
         "damage": records.damage,
     }
     story["advice"] = advise(story)
@@ -111,7 +111,7 @@ def span_of(records: Records) -> tuple[float | None, float | None]:
     return (min(times) if times else None), (max(ends) if ends else None)
 
 
-def tell_result(records: Records) -> dict[str, Any]:
+def summarize_result(records: Records) -> dict[str, Any]:
     """Return the last numbers: of the training, and of the evaluation with its step."""
     status = records.status
     training = {"loss": status.get("loss"), **mapping(status.get("metrics"))}
@@ -124,16 +124,16 @@ def tell_result(records: Records) -> dict[str, Any]:
     }
 
 
-def tell_gave(history: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def summarize_worker_steps(history: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return how many steps each worker gave."""
-    gave: dict[str, int] = {}
+    steps_by_worker: dict[str, int] = {}
     for line in history:
         for task, steps in mapping(line.get("gave")).items():
-            gave[str(task)] = gave.get(str(task), 0) + (whole(steps) or 0)
-    return dict(sorted(gave.items(), key=lambda each: order_of(each[0])))
+            steps_by_worker[str(task)] = steps_by_worker.get(str(task), 0) + (whole(steps) or 0)
+    return dict(sorted(steps_by_worker.items(), key=lambda each: order_of(each[0])))
 
 
-def tell_saves(events: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+def summarize_saves(events: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return each checkpoint that was saved: when, its step, seconds, bytes."""
     saved = [event for event in events if event.get("event") == "checkpoint-saved"]
     return [
@@ -147,7 +147,7 @@ def tell_saves(events: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     ]
 
 
-def tell_placed(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize_placed(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what lies on each ps, as it was last told."""
     placed: dict[str, Any] = next((mapping(line["placed"]) for line in reversed(history) if "placed" in line), {})
     found = {}
@@ -162,22 +162,22 @@ def tell_placed(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def tell_tasks(tasks: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def summarize_tasks(tasks: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the memory and processor of each task over time."""
     most = max(20, 20_000 // max(1, len(tasks)))
-    told = {}
+    summary = {}
     for task, lines in sorted(tasks.items(), key=lambda each: order_of(each[0])):
         every = math.ceil(len(lines) / most) if lines else 1
         kept = [*lines[:-1:every], lines[-1]] if lines else []
-        told[task] = {
+        summary[task] = {
             "t": [round(line["t"], 1) for line in kept],
             "memory": [whole(line.get("memory")) for line in kept],
             "processor": [finite(line.get("processor")) for line in kept],
             "cores": whole(lines[-1].get("cores")) if lines else None,
         }
         if any("gpu" in line for line in kept):
-            told[task] |= {
+            summary[task] |= {
                 "gpu": [finite(line.get("gpu")) for line in kept],
                 "gpu_memory": [whole(line.get("gpu_memory")) for line in kept],
             }
-    return told
+    return summary

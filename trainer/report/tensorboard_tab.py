@@ -61,9 +61,9 @@ class Pages(base_plugin.TBPlugin):
 
     def _answer_runs(self, request: Request) -> Response:
         """Answer with the runs, the newest first."""
-        return http_util.Respond(request, [self._told(name) for name in self._names()], "application/json")
+        return http_util.Respond(request, [self._summary(name) for name in self._names()], "application/json")
 
-    def _told(self, name: str) -> dict[str, Any]:
+    def _summary(self, name: str) -> dict[str, Any]:
         try:
             status = read_status(RunDirectory(self._runs.parent, name))
         except (OSError, ValueError):

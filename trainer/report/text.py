@@ -53,31 +53,31 @@ def state_in_words(story: Mapping[str, Any]) -> str:
     if story["began"] and story["until"]:
         took = f", {duration(story['until'] - story['began'])} after it began"
     if state == RunState.FINISHED:
-        told = f"It finished{at}{took}."
+        sentence = f"It finished{at}{took}."
     elif state == RunState.TRAINING:
         speed = f", {number(story['speed'])} steps a second" if story["speed"] else ""
-        told = f"It is training{at}{speed}."
+        sentence = f"It is training{at}{speed}."
         if story["eta"]:
-            told += f" About {duration(story['eta'])} are left."
+            sentence += f" About {duration(story['eta'])} are left."
     elif state == RunState.FAILED:
-        told = f"It failed{at}{took}."
+        sentence = f"It failed{at}{took}."
     elif state == RunState.STOPPED:
-        told = f"It was stopped{at}{took}."
+        sentence = f"It was stopped{at}{took}."
     elif state == RunState.WAITING:
-        told = f"It is waiting{at}."
+        sentence = f"It is waiting{at}."
     elif state == RunState.NEW:
-        told = "It has not begun."
+        sentence = "It has not begun."
     else:
-        told = "How it stands is not known."
+        sentence = "How it stands is not known."
     result = story["result"]
     if result["evaluation"]:
         metrics = ", ".join(f"{name} {number(value)}" for name, value in result["evaluation"].items())
-        told += (
+        sentence += (
             f" The last evaluation, of step {result['evaluated']:,}, says {metrics}."
             if result["evaluated"] is not None
             else ""
         )
-    return told
+    return sentence
 
 
 def describe_curve(name: str, stories: Sequence[Mapping[str, Any]]) -> str:
@@ -114,8 +114,8 @@ def sentence(text: str) -> str:
 def describe_time(story: Mapping[str, Any]) -> str:
     total = sum(story["ledger"].values()) or 1.0
     shares = sorted(((seconds / total, kind) for kind, seconds in story["ledger"].items()), reverse=True)
-    told = ", ".join(f"{100 * share:.1f} % {kind}" for share, kind in shares)
-    return f"Of {duration(total)}: {told}."
+    listed = ", ".join(f"{100 * share:.1f} % {kind}" for share, kind in shares)
+    return f"Of {duration(total)}: {listed}."
 
 
 def describe_lanes(story: Mapping[str, Any]) -> str:
@@ -127,8 +127,8 @@ def describe_lanes(story: Mapping[str, Any]) -> str:
             if state not in ("training", "serving", "starting", "running", "stopped"):
                 gone[state] = gone.get(state, 0.0) + end - start
         if gone:
-            told = " and ".join(f"{state} for {duration(seconds)}" for state, seconds in gone.items())
-            missing.append(f"{lane['task']} was {told}")
+            absences = " and ".join(f"{state} for {duration(seconds)}" for state, seconds in gone.items())
+            missing.append(f"{lane['task']} was {absences}")
     tasks = f"{len(story['lanes'])} tasks"
     if not missing:
         return f"{tasks}, all there the whole time."
@@ -149,36 +149,36 @@ def describe_staleness(stale: Mapping[str, Sequence[Any]]) -> str:
     )
 
 
-def describe_shares(gave: Mapping[str, int]) -> str:
+def describe_shares(steps: Mapping[str, int]) -> str:
     """Say whether the workers gave as much as one another."""
-    usual = round(statistics.median(gave.values()))
-    least, most = min(gave, key=gave.__getitem__), max(gave, key=gave.__getitem__)
-    if len(gave) == 1:
+    usual = round(statistics.median(steps.values()))
+    least, most = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
+    if len(steps) == 1:
         return f"{least} gave all {usual:,} steps."
-    if gave[least] == gave[most]:
-        return f"Each of the {len(gave)} workers gave {usual:,} steps."
-    extremes = f"{least} gave the fewest, {gave[least]:,}, and {most} the most, {gave[most]:,}"
+    if steps[least] == steps[most]:
+        return f"Each of the {len(steps)} workers gave {usual:,} steps."
+    extremes = f"{least} gave the fewest, {steps[least]:,}, and {most} the most, {steps[most]:,}"
     return f"The median worker gave {usual:,} steps; {extremes}."
 
 
 def describe_saves(saves: Sequence[Sequence[Any]]) -> str:
     seconds = sorted(save[2] for save in saves if save[2] is not None)
     sizes = [save[3] for save in saves if save[3] is not None]
-    told = f"{len(saves)} checkpoints"
+    sentence = f"{len(saves)} checkpoints"
     if seconds:
-        told += (
+        sentence += (
             f"; a save took {duration(statistics.median(seconds))} in the median, and {duration(seconds[-1])} at most"
         )
     if sizes:
-        told += f"; the last one has {size(sizes[-1])}"
-    return f"{told}."
+        sentence += f"; the last one has {size(sizes[-1])}"
+    return f"{sentence}."
 
 
 def describe_tasks(tasks: Mapping[str, Any], what: str) -> str:
     """Say which task takes most."""
     peaks = {
-        task: max((value for value in told.get(what, []) if value is not None), default=None)
-        for task, told in tasks.items()
+        task: max((value for value in series.get(what, []) if value is not None), default=None)
+        for task, series in tasks.items()
     }
     known = {task: peak for task, peak in peaks.items() if peak is not None}
     if not known:

@@ -21,11 +21,11 @@ MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
 class CheckpointReader:
     """Restores a run's state from its catalogue."""
 
-    def __init__(self, catalogue: Catalogue, state: CheckpointState, tell_set_aside: Callable[[str], None]) -> None:
-        """`tell_set_aside` is told of each bad checkpoint that is found."""
+    def __init__(self, catalogue: Catalogue, state: CheckpointState, on_set_aside: Callable[[str], None]) -> None:
+        """`on_set_aside` is called for each bad checkpoint that is found."""
         self._catalogue = catalogue
         self._state = state
-        self._tell_set_aside = tell_set_aside
+        self._on_set_aside = on_set_aside
 
     def read(self, step: int) -> None:
         """Restore the checkpoint that another member has restored; raises Infrastructure when it can't be read."""
@@ -86,7 +86,7 @@ class CheckpointReader:
     def _set_aside(self, step: int, wrong: str) -> None:
         aside = self._catalogue.set_aside(step)
         log.warning("the checkpoint %s is bad and set aside as %s: %s", self._catalogue.prefix(step), aside.name, wrong)
-        self._tell_set_aside(f"{aside.name}: {wrong}")
+        self._on_set_aside(f"{aside.name}: {wrong}")
 
 
 def is_damage(error: Exception) -> bool:

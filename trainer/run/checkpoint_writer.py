@@ -34,7 +34,7 @@ class Order:
     """Whether it is what the training's end has made of the weights."""
     first_bytes: int
     """What the run's first save takes; 0 of a later one."""
-    told: Mapping[str, float]
+    numbers: Mapping[str, float]
     """What the training told last, by name."""
     position: dict[str, Any] | None
     """How far the data are read, as a record."""
@@ -48,13 +48,13 @@ class CheckpointWriter:
         catalogue: Catalogue,
         lease: Lease | None,
         kept: Retention,
-        tell: Callable[[int, float, str | None], None],
+        on_saved: Callable[[int, float, str | None], None],
     ) -> None:
-        """`tell` is told of each save that ends: its step, how long it took, and what went wrong."""
+        """`on_saved` is called for each save that ends: its step, how long it took, and what went wrong."""
         self._catalogue = catalogue
         self._lease = lease
         self._kept = kept
-        self.tell = tell
+        self.on_saved = on_saved
 
     def save(self, order: Order) -> int:
         """Write ckpt-<step> with its manifest, and tell how that ended; returns the step, raises SaveFailed."""
@@ -68,14 +68,14 @@ class CheckpointWriter:
             if not isinstance(error, LostLease):
                 with contextlib.suppress(OSError):  # what there is of it would only make a full disk fuller
                     catalogue.finish_replacements() if order.replaces else catalogue.remove(step)
-            self.tell(step, time.monotonic() - order.began, why)
+            self.on_saved(step, time.monotonic() - order.began, why)
             of_program = is_of_the_program(error)
             of_storage = not is_of_a_server(error) and not of_program
             raise SaveFailed(
                 prefix, why, of_storage=of_storage, stale=is_stale(error), of_program=of_program
             ) from error
         log.info("saved %s in %.2f s", prefix, time.monotonic() - order.began)
-        self.tell(step, time.monotonic() - order.began, None)
+        self.on_saved(step, time.monotonic() - order.began, None)
         self._prune()
         return step
 
@@ -97,8 +97,8 @@ class CheckpointWriter:
             tf.__version__,
             replacement=order.replaces,
             final=order.final,
-            loss=order.told.get("loss"),
-            sound=is_sound(order.told),
+            loss=order.numbers.get("loss"),
+            sound=is_sound(order.numbers),
             position=order.position,
         )
         catalogue.finish_replacements()

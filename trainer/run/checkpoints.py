@@ -60,21 +60,21 @@ class Checkpoints:
         lease: Lease | None = None,
         saved: Callable[[int, float, str | None], None] = lambda step, seconds, error: None,
         set_aside: Callable[[str], None] = lambda message: None,
-        told: Callable[[], Mapping[str, float]] = dict,
+        numbers: Callable[[], Mapping[str, float]] = dict,
         position: Callable[[], Position | None] = lambda: None,
         copy: Callable[[Any], None] | None = None,
         tables: Tables | None = None,
     ) -> None:
-        """`saved` is told of each save that ends: its step, how long it took, and what went wrong.
+        """`saved` is called for each save that ends: its step, how long it took, and what went wrong.
 
-        It is called by the thread that writes. `set_aside` is told of each bad checkpoint that a restore finds. `told`
-        says what the training last told, by name, and `position` how far the data are read. `copy` copies variables
+        The thread that writes calls it. `set_aside` is called for each bad checkpoint that a restore finds. `numbers`
+        returns the training's last numbers by name, and `position` how far the data are read. `copy` copies variables
         that workers train, as Snapshot has it. `tables` save and restore themselves beside the variables.
         """
         catalogue = directory.catalogue
         self._catalogue = catalogue
         self._leads = leads
-        self._told = told
+        self._numbers = numbers
         self._position = position
         self._state = CheckpointState(model, step, copy=copy, tables=tables, local_run_dir=config.local_run_dir)
         self._writer = CheckpointWriter(catalogue, lease, Retention.of(config), saved)
@@ -155,7 +155,7 @@ class Checkpoints:
         failure = SaveFailed(self._catalogue.prefix(step), f"{written} is not written after {seconds:.0f} s")
         self._failures.add(self._saving.began, failure)
         log.warning("leaving out the checkpoint of step %d: %s", step, failure.why)
-        self._writer.tell(step, 0.0, failure.why)
+        self._writer.on_saved(step, 0.0, failure.why)
         if seconds > SLOW_SECONDS:
             self._failures.check()
         left_out: Future[int] = Future()
@@ -191,7 +191,7 @@ class Checkpoints:
             replaces=self.has(step),
             final=final,
             first_bytes=self._first_bytes(),
-            told=self._told(),
+            numbers=self._numbers(),
             position=position.as_record() if position else None,
         )
         save = partial(self._writer.save, order)

@@ -29,7 +29,7 @@ PASSING = {"attempts.json", "evaluating.json", RECORD, SUMS}
 BLOCK = 2**22
 # A run may remove its checkpoints faster than they are copied.
 MOST_PASSES = 5
-Tell = Callable[[int], None]
+OnBytes = Callable[[int], None]
 
 
 def copied_names(directory: RunDirectory) -> list[str]:
@@ -68,13 +68,13 @@ def measure(directory: RunDirectory) -> dict[str, Any]:
 def copy_run(
     directory: RunDirectory,
     place: Path,
-    tell: Tell,
+    on_bytes: OnBytes,
     name: Callable[[int], str],
     change: Callable[[Path], None] | None = None,
 ) -> dict[str, Any]:
     """Copy a run into the folder `place`; what `name` makes of its newest step appears once it is proven.
 
-    `tell` is given the bytes so far. With `change` a run is made of the copy, by what it is given before it appears.
+    `on_bytes` gets the bytes so far. With `change` a run is made of the copy, by what it is given before it appears.
     Its checkpoints share their bytes with the other's, where the file system can do that: nobody writes to the files of
     one that counts. Returns copy.json, with the `path` of the copy.
 
@@ -84,7 +84,7 @@ def copy_run(
         for _ in range(MOST_PASSES):
             newest = directory.catalogue.newest()
             refuse_without_room(coming, directory.path, copied_names(directory))
-            sums = _copy_pass(directory, coming, tell, change is not None)
+            sums = _copy_pass(directory, coming, on_bytes, change is not None)
             kept = _settle(coming, sums)
             if newest is None or newest in kept:
                 break
@@ -105,7 +105,7 @@ def copy_run(
     return {**record, "path": str(destination)}
 
 
-def take_copy(copy: Path, destination: Path, tell: Tell, change: Callable[[Path], None]) -> None:
+def take_copy(copy: Path, destination: Path, on_bytes: OnBytes, change: Callable[[Path], None]) -> None:
     """Copy a copy back to a folder that is not there, proven by its manifest; `change` is given it before it appears.
 
     Raises UserError as `copy_run`, where the copy is damaged too, and OSError.
@@ -118,7 +118,7 @@ def take_copy(copy: Path, destination: Path, tell: Tell, change: Callable[[Path]
             if _digest(coming / name) != digest and _copy_file(copy / name, coming / name) != digest:
                 raise UserError(f"{copy / name} is damaged: {SUMS} has another digest. Take another copy of this run")
             done += (coming / name).stat().st_size
-            tell(done)
+            on_bytes(done)
         _settle(coming, wanted)
         change(coming)
         _appear(coming, destination)
@@ -177,7 +177,7 @@ def refuse_without_room(coming: Path, source: Path, names: Iterable[str]) -> Non
         )
 
 
-def _copy_pass(directory: RunDirectory, coming: Path, tell: Tell, link: bool) -> dict[str, str]:
+def _copy_pass(directory: RunDirectory, coming: Path, on_bytes: OnBytes, link: bool) -> dict[str, str]:
     """Copy what the run has now; returns the digests of what was still there, by path."""
     sums: dict[str, str] = {}
     done = 0
@@ -191,7 +191,7 @@ def _copy_pass(directory: RunDirectory, coming: Path, tell: Tell, link: bool) ->
             continue
         sums[name] = digest
         done += target.stat().st_size
-        tell(done)
+        on_bytes(done)
     return sums
 
 

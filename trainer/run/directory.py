@@ -196,8 +196,8 @@ class RunDirectory(LeasedDirectory):
     def _change_state(self, changes: Mapping[str, Any]) -> None:
         # The heartbeat's thread may write last words while the main one goes on.
         with self._changing:
-            told = {key: value for key, value in changes.items() if value is not None}
-            write_record(self.state, {**self.read_state(), **told})
+            known = {key: value for key, value in changes.items() if value is not None}
+            write_record(self.state, {**self.read_state(), **known})
 
     def is_export_left(self) -> bool:
         """Return whether an export was to be made, and has neither been made nor failed."""

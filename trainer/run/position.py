@@ -42,10 +42,10 @@ class Position:
 
         A run without a seed goes on with the position's.
         """
-        told = {**data, "seed": self.seed if seed is None else seed}
+        wanted = {**data, "seed": self.seed if seed is None else seed}
         counted = {**self.data, "seed": self.seed}
-        found = [name for name in told if counted.get(name) != told[name]]
-        return ", ".join(f"{name} is {told[name]!r} and was {counted.get(name)!r}" for name in found)
+        found = [name for name in wanted if counted.get(name) != wanted[name]]
+        return ", ".join(f"{name} is {wanted[name]!r} and was {counted.get(name)!r}" for name in found)
 
     def rewound(self, seed: int | None, data: Mapping[str, Any]) -> Position:
         """Return the beginning of the earliest pass that is under way, for a run with these settings."""

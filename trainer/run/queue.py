@@ -32,52 +32,52 @@ def queue_file(shared_dir: str | Path) -> Path:
 class Entry:
     """A run, or all points of a sweep."""
 
-    told: Mapping[str, Any]
+    record: Mapping[str, Any]
     """As it stands in the file."""
     points: Sequence[Point]
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Entry:
+    def of(cls, record: Mapping[str, Any]) -> Entry:
         """Read an entry; raises ConfigError."""
         try:
-            settings = {**told.get("settings", {})}
-            if "points" in told:
-                of_sweep = {"name": told["name"], "points": told["points"], "settings": settings}
-                points = list_points({**{key: told[key] for key in OF_A_SWEEP if key in told}, "sweep": of_sweep})
+            settings = {**record.get("settings", {})}
+            if "points" in record:
+                of_sweep = {"name": record["name"], "points": record["points"], "settings": settings}
+                points = list_points({**{key: record[key] for key in OF_A_SWEEP if key in record}, "sweep": of_sweep})
             else:
-                points = [Point(told["name"], dict(told.get("program_args", {})), told.get("program"), settings)]
-            entry = cls(told, points)
+                points = [Point(record["name"], dict(record.get("program_args", {})), record.get("program"), settings)]
+            entry = cls(record, points)
             right = bool(points) and all(RUN_NAME.fullmatch(point.run) for point in points)
-            if not right or entry.attempt < 1 or entry.priority != told.get("priority", 0) or entry.seconds < 0:
+            if not right or entry.attempt < 1 or entry.priority != record.get("priority", 0) or entry.seconds < 0:
                 raise ValueError("a name, an attempt, a priority or a limit is wrong")
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"the queue has an entry that is none: {told!r} ({error})") from error
+            raise ConfigError(f"the queue has an entry that is none: {record!r} ({error})") from error
         return entry
 
     @property
     def name(self) -> str:
-        return str(self.told["name"])
+        return str(self.record["name"])
 
     @property
     def is_sweep(self) -> bool:
-        return "points" in self.told
+        return "points" in self.record
 
     @property
     def attempt(self) -> int:
-        return int(self.told["attempt"])
+        return int(self.record["attempt"])
 
     @property
     def priority(self) -> int:
-        return int(self.told.get("priority", 0))
+        return int(self.record.get("priority", 0))
 
     @property
     def seconds(self) -> float:
         """How long the cluster may work on it; 0 for as long as it takes."""
-        return float(self.told.get("seconds", 0))
+        return float(self.record.get("seconds", 0))
 
     @property
     def is_removed(self) -> bool:
-        return bool(self.told.get("removed"))
+        return bool(self.record.get("removed"))
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Queue(Sweep):
         """Read the queue; raises ConfigError where it is missing, empty or damaged."""
         path = queue_file(shared_dir)
         try:
-            told = read_record(path)
-            entries = [Entry.of(each) for each in (told or {})["entries"]]
+            record = read_record(path)
+            entries = [Entry.of(each) for each in (record or {})["entries"]]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} is no queue ({error}): put a good one there, or select a run") from error
         if not entries:
@@ -129,7 +129,7 @@ class Queue(Sweep):
     def has_begun(self, entry: Entry, begun: Mapping[str, Any] | None = None) -> bool:
         """Whether a run of the entry was trained, or was at work when the queue took it in."""
         begun = self._read().get("begun", {}) if begun is None else begun
-        return bool(entry.told.get("adopted")) or any(is_of(begun.get(point.run), entry) for point in entry.points)
+        return bool(entry.record.get("adopted")) or any(is_of(begun.get(point.run), entry) for point in entry.points)
 
     def entry_of(self, run: str) -> Entry | None:
         """Return the newest entry that has the run."""
@@ -137,7 +137,7 @@ class Queue(Sweep):
 
     def ends(self) -> dict[str, dict[str, Any]]:
         removed = [entry for entry in self.entries if entry.is_removed]
-        gone = {point.run: entry.told["removed"] for entry in removed for point in entry.points}
+        gone = {point.run: entry.record["removed"] for entry in removed for point in entry.points}
         return {**{run: {"state": REMOVED, **how} for run, how in gone.items()}, **super().ends()}
 
     def to_prove(self) -> Sequence[Point]:
@@ -162,11 +162,11 @@ class Queue(Sweep):
         ended = dict.fromkeys([run, *(rest if state is RunState.STOPPED else [])])
         now = {"state": state, "message": message, "attempt": entry.attempt, "time": time.time()}
         ends = {**record.get("ends", {}), **dict.fromkeys(ended, now)}
-        told = {"ends": ends, "begun": record.get("begun", {})}
+        kept = {"ends": ends, "begun": record.get("begun", {})}
         # What nobody has in the queue any more is forgotten: every task reads this each second.
         write_record(
             self.record,
-            {kind: {run: each for run, each in of.items() if self.entry_of(run)} for kind, of in told.items()},
+            {kind: {run: each for run, each in of.items() if self.entry_of(run)} for kind, of in kept.items()},
         )
         if entry.is_sweep:
             for each in ended:
@@ -176,7 +176,7 @@ class Queue(Sweep):
         """Say why the run must end now: it was taken out, or its entry's time is used up."""
         entry = self.entry_of(run)
         if entry is None or entry.is_removed:
-            by = "" if entry is None else f" by {entry.told['removed'].get('who', 'somebody')}"
+            by = "" if entry is None else f" by {entry.record['removed'].get('who', 'somebody')}"
             return f"taken out of the queue{by}"
         if entry.seconds and self.used(entry) >= entry.seconds:
             return f"its limit of {entry.seconds / 60:.4g} min is used up"

@@ -46,7 +46,7 @@ def changing(shared_dir: str | Path) -> Iterator[list[dict[str, Any]]]:
     with path.with_name(".queue.lock").open("a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         queue = read_or_none(shared_dir)
-        entries = [dict(entry.told) for entry in queue.entries] if queue else []
+        entries = [dict(entry.record) for entry in queue.entries] if queue else []
         yield entries
         if entries:
             write_record(path, {"entries": forget_old(entries, shared_dir)})
@@ -133,9 +133,9 @@ def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]
     entry: dict[str, Any] = {key: selection[key] for key in OF_A_SWEEP if key in selection}
     entry["settings"] = {"program": config.program, "program_args": dict(config.program_args)}
     if "sweep" in selection:
-        told = selection["sweep"]
-        entry |= {"name": told["name"], "points": told["points"]}
-        entry["settings"] = told.get("settings", entry["settings"])
+        chosen = selection["sweep"]
+        entry |= {"name": chosen["name"], "points": chosen["points"]}
+        entry["settings"] = chosen.get("settings", entry["settings"])
     else:
         entry["name"] = selection.get("run", config.run)
     about: dict[str, Any] = {"attempt": 1, "added": time.time(), "adopted": True}
@@ -211,7 +211,7 @@ def _is_over(queue: Queue, entry: Entry) -> bool:
 
 def _entries(shared_dir: str | Path) -> list[dict[str, Any]]:
     queue = read_or_none(shared_dir)
-    return [dict(entry.told) for entry in queue.entries] if queue else []
+    return [dict(entry.record) for entry in queue.entries] if queue else []
 
 
 def _attempt(config: Config, name: str) -> int:
@@ -226,9 +226,9 @@ def _attempt(config: Config, name: str) -> int:
     return max(known, default=0)
 
 
-def _waits(config: Config, entries: list[dict[str, Any]], told: Mapping[str, Any]) -> bool:
+def _waits(config: Config, entries: list[dict[str, Any]], record: Mapping[str, Any]) -> bool:
     """Whether nothing of an entry has begun or ended."""
-    entry = Entry.of(told)
+    entry = Entry.of(record)
     queue = Queue.of_entries([entry], config.shared_dir)
     return not queue.has_begun(entry) and not any(point.run in queue.ends() for point in entry.points)
 

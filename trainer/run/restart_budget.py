@@ -32,10 +32,10 @@ def begin_attempt(directory: RunDirectory, step: int | None, limit: int) -> floa
     kept = {} if spent else {"crashes": crashes, "message": message if crashes else ""}
     write(directory, {"step": max(reached, before), "open": not spent, "troubles": troubles, **kept})
     if spent:
-        told = f"the last one said: {message}" if message else "none of them could say why: look at its journal"
+        reason = f"the last one said: {message}" if message else "none of them could say why: look at its journal"
         raise UserError(
             f"the coordinator crashed {crashes} times without a new checkpoint, and max_restarts_without_step is "
-            f"{limit}; {told}. Start the run again when that is mended"
+            f"{limit}; {reason}. Start the run again when that is mended"
         )
     return back_off(crashes + troubles)
 

@@ -13,12 +13,12 @@ HOUR = 3600.0
 SOUND = 2
 
 
-def is_sound(told: Mapping[str, float]) -> bool | None:
+def is_sound(numbers: Mapping[str, float]) -> bool | None:
     """Return whether a training step told numbers: its loss, or all that it tells where it names none so.
 
     None where it tells nothing.
     """
-    looked_at = [told["loss"]] if "loss" in told else list(told.values())
+    looked_at = [numbers["loss"]] if "loss" in numbers else list(numbers.values())
     return all(map(math.isfinite, looked_at)) if looked_at else None
 
 

@@ -53,11 +53,11 @@ class Sweep:
     @classmethod
     def of(cls, selection: Mapping[str, Any], shared_dir: str | Path) -> Sweep:
         """Return the sweep of a selection that has one; raises ConfigError."""
-        told = selection["sweep"]
+        record = selection["sweep"]
         try:
-            found = cls(str(told["name"]), list_points(selection), int(told["attempt"]), Path(shared_dir))
+            found = cls(str(record["name"]), list_points(selection), int(record["attempt"]), Path(shared_dir))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"sweep: expected a name, an attempt and a list of points, not {told!r}") from error
+            raise ConfigError(f"sweep: expected a name, an attempt and a list of points, not {record!r}") from error
         if not found.points or not all(RUN_NAME.fullmatch(point.run) for point in found.points):
             raise ConfigError(f"sweep: {found.name!r} has no points, or can't name their runs")
         return found
@@ -136,7 +136,7 @@ class Sweep:
 
 def list_points(selection: Mapping[str, Any]) -> list[Point]:
     """Return the points of a sweep's selection; raises KeyError and TypeError where it is none."""
-    told, common = selection["sweep"], selection.get("program_args", {})
-    program, settings = selection.get("program"), told.get("settings", {})
-    numbered = enumerate(told["points"], start=1)
-    return [Point(f"{told['name']}-{number}", {**common, **given}, program, settings) for number, given in numbered]
+    record, common = selection["sweep"], selection.get("program_args", {})
+    program, settings = selection.get("program"), record.get("settings", {})
+    numbered = enumerate(record["points"], start=1)
+    return [Point(f"{record['name']}-{number}", {**common, **given}, program, settings) for number, given in numbered]

@@ -18,7 +18,7 @@ from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.core.formats import RUN_NAME
 from trainer.core.states import RunState
-from trainer.run.copies import COMING, Tell, alone, copy_run, find_damage, measure, read_copy, take_copy
+from trainer.run.copies import COMING, OnBytes, alone, copy_run, find_damage, measure, read_copy, take_copy
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import holder, is_free, read_lease
 from trainer.run.queue_changes import read_or_none
@@ -158,7 +158,7 @@ def freed(paths: Iterable[Path]) -> dict[str, int]:
     return {"files": files, "bytes": sum(size for all_of, seen, size in links.values() if seen >= all_of)}
 
 
-def back_up(config: Config, run: str, place: Path, tell: Tell, plan: bool) -> dict[str, Any]:
+def back_up(config: Config, run: str, place: Path, on_bytes: OnBytes, plan: bool) -> dict[str, Any]:
     """Copy a run to <place>/<run>@<step>, also one that trains; a whole copy of that step stays. Raises UserError."""
     directory = find(Path(config.shared_dir), run)
     if not place.is_dir():
@@ -177,11 +177,11 @@ def back_up(config: Config, run: str, place: Path, tell: Tell, plan: bool) -> di
         return said
     if not os.access(place, os.W_OK | os.X_OK):
         raise UserError(f"--to {place}: the user trainer can't write there; give it the folder: chown trainer {place}")
-    made = copy_run(directory, place, tell, lambda step: f"{run}@{step}")
+    made = copy_run(directory, place, on_bytes, lambda step: f"{run}@{step}")
     return {**said, "copy": made["path"], "outcome": DONE, **{key: made[key] for key in ("step", "files", "bytes")}}
 
 
-def restore(config: Config, copy: Path, run: str | None, tell: Tell, plan: bool) -> dict[str, Any]:
+def restore(config: Config, copy: Path, run: str | None, on_bytes: OnBytes, plan: bool) -> dict[str, Any]:
     """Make a run of a copy, under its own name or another; it appears once all of it is proven. Raises UserError."""
     record = read_copy(copy)
     name = run or str(record["run"])
@@ -195,11 +195,11 @@ def restore(config: Config, copy: Path, run: str | None, tell: Tell, plan: bool)
             return {**said, "outcome": THERE}
         raise UserError(f"run {name} is there already, and is not this copy: choose another name with --run")
     if not plan:
-        take_copy(copy, directory.path, tell, lambda coming: settle(coming, config, name, origin))
+        take_copy(copy, directory.path, on_bytes, lambda coming: settle(coming, config, name, origin))
     return {**said, "outcome": PLANNED if plan else DONE}
 
 
-def clone(config: Config, run: str, new: str, tell: Tell, plan: bool) -> dict[str, Any]:
+def clone(config: Config, run: str, new: str, on_bytes: OnBytes, plan: bool) -> dict[str, Any]:
     """Make a second run that goes on where the first is now; checkpoints share their bytes. Raises UserError."""
     directory, other = find(Path(config.shared_dir), run), RunDirectory(config.shared_dir, new)
     if not RUN_NAME.fullmatch(new) or new == run:
@@ -212,7 +212,7 @@ def clone(config: Config, run: str, new: str, tell: Tell, plan: bool) -> dict[st
     if plan:
         return {**said, "outcome": PLANNED}
     made = copy_run(
-        directory, other.path.parent, tell, lambda _: new, lambda coming: settle(coming, config, new, {"run": run})
+        directory, other.path.parent, on_bytes, lambda _: new, lambda coming: settle(coming, config, new, {"run": run})
     )
     return {**said, "outcome": DONE, **{key: made[key] for key in ("step", "files", "bytes")}}
 

@@ -31,7 +31,7 @@ from trainer.tasks.exits import Exit, decide_exit
 from trainer.tasks.finished import complete_finished
 from trainer.tasks.training import Training
 from trainer.telemetry.logs import load_tensorflow
-from trainer.telemetry.metrics import Told
+from trainer.telemetry.metrics import MetricsCollector
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.outlets.webhook import Notifications
 from trainer.telemetry.progress import Progress
@@ -94,14 +94,14 @@ def run_coordinator(
     in_process: bool = False,
     keeps_servers: Callable[[], bool] = lambda: False,
     stopping: StopRequest | None = None,
-    told: Told | None = None,
+    collector: MetricsCollector | None = None,
     notifications: Notifications | None = None,
 ) -> int:
     """Train the run to its end; returns the exit code.
 
     Under multi_worker_mirrored the workers run this too; only the chief writes to the run directory. `in_process` says
     that the servers live in this process, where nobody can lose them, `keeps_servers` that another run needs them next.
-    `stopping` is told of a SIGTERM that came too late for this run to stop, `told` what to say to Prometheus.
+    `stopping` is told of a SIGTERM that came too late for this run to stop. Prometheus gets the numbers of `collector`.
     """
     cluster.check_strategy(config.strategy)
     cluster.check_input(config.input)
@@ -114,7 +114,7 @@ def run_coordinator(
                 ends_servers = not in_process and not keeps_servers()
                 complete_finished(held.directory, config, cluster, step, notifier, ends_servers=ends_servers)
                 return FINISHED
-            phases = report(held, config, cluster, notifier, told)
+            phases = report(held, config, cluster, notifier, collector)
             if cluster.job == "chief":
                 begin(held, config, cluster)
             train_run(held, config, cluster, phases, stopping, in_process)
@@ -126,14 +126,16 @@ def run_coordinator(
             return leave(held, notifier, config.run, error)
 
 
-def report(held: Held, config: Config, cluster: Cluster, notifier: Notifier, told: Told | None) -> Phases:
+def report(
+    held: Held, config: Config, cluster: Cluster, notifier: Notifier, collector: MetricsCollector | None
+) -> Phases:
     """Begin to report: to systemd, to Prometheus and in the status; returns the phases, which systemd watches."""
     leads = cluster.job == "chief"
     # A coordinator that is refused must not say of the run what it is doing itself.
     page = PageWriter(held.directory)
     held.progress = progress = Progress(config, held.directory, notifier, leads, leads, held.notifications, page)
-    if told is not None and leads:
-        told.of(config.run, progress.tally, progress)
+    if collector is not None and leads:
+        collector.of(config.run, progress.tally, progress)
     progress.enter(RunState.WAITING, "loading TensorFlow and the program")
     phases = Phases.of(config, progress.phase)
     notifier.ready(progress.status.line())

@@ -24,7 +24,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import numbers_of, read_record, write_record
 from trainer.run.selection import sweep_or_none
 from trainer.telemetry.logs import load_tensorflow
-from trainer.telemetry.metrics import Told
+from trainer.telemetry.metrics import MetricsCollector
 from trainer.telemetry.outlets.journald import about
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.resources import record_resources
@@ -41,13 +41,13 @@ def run_evaluator(
     selected: Callable[[], Config],
     *,
     only_wait: bool = False,
-    told: Told | None = None,
+    collector: MetricsCollector | None = None,
 ) -> int:
     """Evaluate the run's checkpoints until the run is finished and its last one is evaluated; returns the exit code.
 
     `selected` reads the settings again: when another run is chosen, this process ends (75) so that the next one
     evaluates that. With `only_wait` it ends (NEEDED) when there is a checkpoint to evaluate, and needs no TensorFlow.
-    `told` is what it says to who scrapes.
+    `collector` serves its numbers to Prometheus.
     """
     if config.evaluation != "sidecar":
         who = "nobody evaluates" if config.evaluation == "none" else "the coordinator evaluates"
@@ -55,8 +55,8 @@ def run_evaluator(
         notifier.ready(f"{who}: evaluation is {config.evaluation}")
         return FINISHED
     watched = WatchedRun.of(config, notifier)
-    if told is not None:
-        told.of(config.run, watched.tally)
+    if collector is not None:
+        collector.of(config.run, watched.tally)
     try:
         while True:
             finished = watched.directory.finished(config.steps)  # before the newest: that of a finished run is its last

@@ -192,7 +192,7 @@ def build_generation(
     if config.export and progress.leads:
         try_export(program, context.directory, runner.element_spec)
     evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)
-    refuse_best_metric(config, evaluate, runner.model, runner.tells)
+    refuse_best_metric(config, evaluate, runner.model, runner.output_names)
     read_weights = partial(read_initial_weights, config, program, runner)
     controller = Controller(
         config,
@@ -208,7 +208,7 @@ def build_generation(
         lease=context.lease,
         handover=handover,
         read_initial_weights=read_weights if config.initial_weights else None,
-        tells_epochs=config.api == "fit" or bool(callbacks),
+        for_callbacks=config.api == "fit" or bool(callbacks),
     )
     return Generation(context, runner, controller, callbacks, memory)
 

@@ -17,7 +17,7 @@ from trainer.core.strategies import STRATEGIES
 from trainer.tasks.coordinator import run_coordinator
 from trainer.tasks.evaluator import run_evaluator
 from trainer.telemetry.logs import load_tensorflow, set_up_logging
-from trainer.telemetry.metrics import Told
+from trainer.telemetry.metrics import MetricsCollector
 from trainer.telemetry.outlets.prometheus import listen, serve
 from trainer.telemetry.outlets.systemd import Notifier
 
@@ -42,14 +42,14 @@ def run_in_process(
     `scraped` is the environment's word on where.
     """
     set_up_logging(journal=False)
-    told = Told()
+    collector = MetricsCollector()
     if (listener := listen(scraped)) is not None:
-        serve(listener, told)
+        serve(listener, collector)
     prepare_tensorflow()
     cluster = start_cluster(config.strategy, workers, servers, data)
     # What would be Ctrl-C for a supervisor stops this one likewise: after a checkpoint.
     signal.signal(signal.SIGINT, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
-    code = run_coordinator(config, cluster, Notifier(), in_process=True, told=told)
+    code = run_coordinator(config, cluster, Notifier(), in_process=True, collector=collector)
     return run_evaluator(config, Notifier(), lambda: config) if code == FINISHED and evaluator else code
 
 

@@ -20,7 +20,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.selection import selected_sweep, sweep_or_none
 from trainer.run.sweep import Sweep
 from trainer.tasks.coordinator import run_coordinator
-from trainer.telemetry.metrics import Told
+from trainer.telemetry.metrics import MetricsCollector
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.outlets.webhook import Notifications
 from trainer.telemetry.status import read_status
@@ -64,12 +64,12 @@ def train_point(
     config: Config,
     cluster: Cluster,
     notifier: Notifier,
-    told: Told | None = None,
+    collector: MetricsCollector | None = None,
     notifications: Notifications | None = None,
 ) -> int:
     """Train the run; returns the exit code, which in a sweep with points left asks for another process (75).
 
-    `told` is what Prometheus gets. A point that fails is written down, and the next one begins.
+    `collector` serves the points' numbers to Prometheus. A point that fails is written down, and the next one begins.
     """
     sweep = selected_sweep(config)
     if sweep is not None:
@@ -88,7 +88,7 @@ def train_point(
             # A queue may have begun meanwhile, with this run as its first.
             keeps_servers=lambda: sweep_or_none(config) is not None,
             stopping=stopping,
-            told=told,
+            collector=collector,
             notifications=notifications,
         )
         limit.give_up()

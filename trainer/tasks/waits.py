@@ -30,23 +30,23 @@ def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, 
     The constructors of strategies would wait as well, but for ever and without a word.
     """
     named: dict[str, str] = {}
-    told = 0.0
+    shown = 0.0
 
-    def tell(missing: dict[str, str]) -> None:
-        nonlocal named, told
+    def on_missing(missing: dict[str, str]) -> None:
+        nonlocal named, shown
         if not progress.leads and directory.finished(config.steps) is not None:
             raise Infrastructure("the run has finished meanwhile")  # which this member finds at its next start
-        if missing != named or time.monotonic() - told >= REMIND_SECONDS:
+        if missing != named or time.monotonic() - shown >= REMIND_SECONDS:
             message = f"no answer from {names(missing)}"
             log.info("waiting for members: %s", message)
             progress.enter(RunState.WAITING, message)
-            named, told = missing, time.monotonic()
+            named, shown = missing, time.monotonic()
 
     if config.strategy == "multi_worker_mirrored":
-        gather(cluster, config.as_dict(), tell)
+        gather(cluster, config.as_dict(), on_missing)
     else:
         while missing := silent(cluster.servers):
-            tell(missing)
+            on_missing(missing)
             time.sleep(POLL_SECONDS)
     log.info("all %d other members are there", len(cluster.servers))
     # While the constructor waits, no Python handler could run.
@@ -58,7 +58,7 @@ def wait_for_data_service(config: Config, cluster: Cluster, stopping: StopReques
 
     Raises UserError when the user's limit to the waiting is over, in which a planned reboot does not count.
     """
-    began, told, limit = time.monotonic(), "", config.member_wait_timeout_seconds
+    began, shown, limit = time.monotonic(), "", config.member_wait_timeout_seconds
     while True:
         dispatcher, data = (
             silent({f"{job}-{index}": address for index, address in enumerate(cluster.service[job])}, method)
@@ -71,10 +71,10 @@ def wait_for_data_service(config: Config, cluster: Cluster, stopping: StopReques
         if (dispatcher | data).keys() & set(away_for_a_reboot()):
             began = time.monotonic()
         message = f"no answer from {names(dispatcher | data)}"
-        if message != told:
+        if message != shown:
             log.info("waiting for the data service: %s", message)
             progress.enter(RunState.WAITING, message)
-            told = message
+            shown = message
         if stopping():
             raise Stopped
         if 0 < limit < (seconds := time.monotonic() - began):

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 6 * 2**20
 MOST_CHANGES = 4000  # of members' states and of placements, the last ones
 LEDGER_SECONDS = 1.0
-GAVE_SECONDS = 30.0
+WORKER_STEPS_SECONDS = 30.0
 
 
 class History:
@@ -43,33 +43,36 @@ class History:
         self._post = post
         self._lock = threading.Lock()
         self._states: dict[str, str] = {}
-        self._gave: dict[str, int] = {}
-        self._gave_at = time.monotonic()
+        self._worker_steps: dict[str, int] = {}
+        self._worker_steps_at = time.monotonic()
         self._ledger_at = 0.0
 
     def numbers(self, step: int, speed: float, values: Mapping[str, float], ledger: Mapping[str, Any] | None) -> None:
         """Write the numbers as they are shown: the step, the speed, and the loss and metrics since the last time."""
         self._write(
-            step=step, speed=short(speed), values={name: short(one) for name, one in values.items()}, **told(ledger)
+            step=step,
+            speed=short(speed),
+            values={name: short(one) for name, one in values.items()},
+            **ledger_fields(ledger),
         )
-        if time.monotonic() - self._gave_at >= GAVE_SECONDS:
-            self.tell_gave()
+        if time.monotonic() - self._worker_steps_at >= WORKER_STEPS_SECONDS:
+            self.write_worker_steps()
 
     def ledger(self, ledger: Mapping[str, Any], *, at_once: bool = False) -> None:
         """Write where the time has gone by now; not each time where phases are short."""
         now = time.monotonic()
         if at_once or now - self._ledger_at >= LEDGER_SECONDS:
             self._ledger_at = now
-            self._write(**told(ledger))
+            self._write(**ledger_fields(ledger))
 
-    def gave(self, task: str, steps: int) -> None:
+    def add_steps(self, task: str, steps: int) -> None:
         """A worker's call of so many steps has ended."""
         with self._lock:
-            self._gave[task] = self._gave.get(task, 0) + steps
+            self._worker_steps[task] = self._worker_steps.get(task, 0) + steps
 
-    def tell_gave(self) -> None:
+    def write_worker_steps(self) -> None:
         with self._lock:
-            given, self._gave, self._gave_at = self._gave, {}, time.monotonic()
+            given, self._worker_steps, self._worker_steps_at = self._worker_steps, {}, time.monotonic()
         if given:
             self._write(gave=given)
 
@@ -96,7 +99,7 @@ class History:
         thin_file(self._path, MOST_BYTES)
 
 
-def told(ledger: Mapping[str, Any] | None) -> dict[str, Any]:
+def ledger_fields(ledger: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a ledger as a line has it: the kinds that there are."""
     found = {kind: round(float(seconds), 1) for kind in KINDS if (seconds := (ledger or {}).get(kind))}
     return {"ledger": found} if found else {}

@@ -85,7 +85,7 @@ METRICS = {
 Sample = tuple[str, tuple[str, ...], "float | Histogram | None"]
 
 
-class Told:
+class MetricsCollector:
     """What one process tells of itself and of its run, as a collector of prometheus_client."""
 
     def __init__(self, member_states: tuple[str, ...] = (), restarts: int = 0, release: str | None = None) -> None:

@@ -185,7 +185,7 @@ class Progress:
                 self.events.write(state, message=message or f"step {self.status.step}")
                 if self._writes and self._notifications is not None:
                     self._notifications.state(self.status)
-                self.history.tell_gave()
+                self.history.write_worker_steps()
                 self.history.ledger(self.ledger.as_dict(), at_once=True)
             self._show()
             if state.ended and self._page is not None:

@@ -48,9 +48,9 @@ def read_entry(queue: Queue, entry: Entry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "kind": "sweep" if entry.is_sweep else "run",
-        **{key: entry.told.get(key) for key in keys},
+        **{key: entry.record.get(key) for key in keys},
         "priority": entry.priority,
-        "settings": {key: value for key, value in entry.told["settings"].items() if not key.startswith("program")},
+        "settings": {key: value for key, value in entry.record["settings"].items() if not key.startswith("program")},
         "seconds": entry.seconds,
         "used": round(queue.used(entry), 1),
         "state": state,
@@ -61,9 +61,9 @@ def read_entry(queue: Queue, entry: Entry) -> dict[str, Any]:
     }
 
 
-def describe_queue(told: Mapping[str, Any]) -> str:
+def describe_queue(summary: Mapping[str, Any]) -> str:
     """Lay the queue out as a table; below it why a run failed or was stopped."""
-    entries = told["entries"]
+    entries = summary["entries"]
     if not entries:
         return "the queue is empty: nothing was added yet"
     rows: list[tuple[str, ...]] = [HEADER]
@@ -71,9 +71,9 @@ def describe_queue(told: Mapping[str, Any]) -> str:
     over = [entry for entry in entries if entry["over"]]
     failed = [entry for entry in over if entry["state"] == RunState.FAILED]
     head = f"queue: {len(over)} of {len(entries)} have ended" + (f", {len(failed)} failed" if failed else "")
-    if told["over"]:
+    if summary["over"]:
         head = f"queue: over{f', {len(failed)} failed' if failed else ''}; nothing is left to train"
-    elif not told["followed"]:
+    elif not summary["followed"]:
         head += "; another run is selected, and the queue waits"
     lines = [head, lay_out(rows)]
     for entry in over:

@@ -66,8 +66,8 @@ def _record(task: str, directory: Callable[[], RunDirectory | None]) -> None:
         gpu = {} if _gpu_use is None else {"gpu": _gpu_use.busy, "gpu_memory": _gpu_use.memory}
         taken = {"memory": memory(), "processor": processor, "cores": os.cpu_count(), **gpu}
         write_line(run.tasks / f"{task}.jsonl", taken)
-        for worker, told in workers.ask().items():
-            write_line(run.tasks / f"{worker}.jsonl", told)
+        for worker, answer in workers.ask().items():
+            write_line(run.tasks / f"{worker}.jsonl", answer)
 
 
 class Workers:

@@ -157,8 +157,8 @@ def describe_all(statuses: list[Status]) -> str:
     for status in statuses:
         evaluation = numbers(status.evaluation["metrics"]) if status.evaluation else "-"
         step = "-" if status.step is None else f"{status.step}/{status.steps}"
-        told = describe_values(status.program_args) or "-"
-        rows.append((status.run, status.state, step, evaluation, status.program or "-", told))
+        parameters = describe_values(status.program_args) or "-"
+        rows.append((status.run, status.state, step, evaluation, status.program or "-", parameters))
     return lay_out(rows)
 
 

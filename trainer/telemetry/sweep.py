@@ -70,19 +70,19 @@ def read_point(sweep: Sweep, point: Point, end: Mapping[str, Any] | None) -> dic
     }
 
 
-def describe_sweep(told: Mapping[str, Any]) -> str:
+def describe_sweep(summary: Mapping[str, Any]) -> str:
     """Lay a sweep out as a table; below it why a point failed, and what else was said of one that has ended."""
     rows = [("PARAMETERS", "STATE", "EVALUATION", "STEPS", "GOODPUT", "RUN")]
-    for point in told["points"]:
+    for point in summary["points"]:
         goodput = "-" if point["goodput"] is None else f"{100 * point['goodput']:.1f} %"
         steps = "-" if point["step"] is None else f"{point['step']}/{point['steps']}"
         evaluation = numbers(point["evaluation"]) or "-"
         parameters = describe_values(point["program_args"]) or "-"
         rows.append((parameters, point["state"], evaluation, steps, goodput, point["run"]))
-    ended = [point for point in told["points"] if point["state"] in (RunState.FINISHED, RunState.FAILED)]
-    failed = [point for point in told["points"] if point["state"] == RunState.FAILED]
-    said = "over" if told["over"] else f"{len(ended)} of {len(told['points'])} points have ended"
-    lines = [f"sweep {told['name']}: {said}" + (f", {len(failed)} failed" if failed else ""), lay_out(rows)]
+    ended = [point for point in summary["points"] if point["state"] in (RunState.FINISHED, RunState.FAILED)]
+    failed = [point for point in summary["points"] if point["state"] == RunState.FAILED]
+    said = "over" if summary["over"] else f"{len(ended)} of {len(summary['points'])} points have ended"
+    lines = [f"sweep {summary['name']}: {said}" + (f", {len(failed)} failed" if failed else ""), lay_out(rows)]
     for point in ended:
         if point["message"]:
             message = point["message"].replace("\n", "\n  ")

@@ -91,14 +91,14 @@ def no_such_metric(name: str, there: Iterable[str]) -> str:
     )
 
 
-def refuse_best_metric(config: Config, evaluate: Any, model: Model, told: Collection[str]) -> None:
+def refuse_best_metric(config: Config, evaluate: Any, model: Model, outputs: Collection[str]) -> None:
     """Raise UserError where checkpoints are kept by a metric that the evaluation will not have.
 
-    `told` is what a training step tells. An evaluation tells the same where both steps are Keras's own. Of others the
-    names are known before the first one only where the coordinator has traced it; else `Results` says so.
+    `outputs` are the names of a training step's. An evaluation has the same where both steps are Keras's own. Of others
+    the names are known before the first one only where the coordinator has traced it; else `Results` says so.
     """
     own_steps = (getattr(type(model), name).__module__.startswith(KERAS) for name in ("train_step", "test_step"))
-    names = getattr(evaluate, "names", None) or (told if all(own_steps) else [config.best_metric])
+    names = getattr(evaluate, "names", None) or (outputs if all(own_steps) else [config.best_metric])
     if config.best_metric and config.best_metric not in names:
         raise UserError(no_such_metric(config.best_metric, names))
 
@@ -245,7 +245,7 @@ class Replicated:
         self._name = f"{type(program).__name__}'s model"
         self._model = model
         self._strategy = strategy
-        self._told: Any = None
+        self._outputs: Any = None
 
         def own_part(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return call_watched(context, program, lambda watched: own_eval_dataset(program, watched))
@@ -260,7 +260,7 @@ class Replicated:
             self._strategy.run(self._test_step, args=(batch,))
 
     def _test_step(self, batch: Structure) -> None:
-        self._told = self._model.test_step(batch)
+        self._outputs = self._model.test_step(batch)
         self._examples.update_state(batch_size(batch))
 
     def __call__(self) -> dict[str, float]:
@@ -270,7 +270,7 @@ class Replicated:
             self._evaluate(iter(self._dataset))
             results = self._model.get_metrics_result()
             check_examples(int(self._examples.result()))
-            check_told(self._name, self._told, sorted(results))
+            check_outputs(self._name, self._outputs, sorted(results))
             numbers_now = fetch_numbers(results)
             self._model.reset_metrics()
         return numbers_now
@@ -289,7 +289,7 @@ class TestStep:
             self.names = sorted(model.get_metrics_result())
         self._states = MetricStates(metrics_of(model), self._step)
         self._evaluate = tf.function(self.run, autograph=False)
-        check_told(name, self._step.structured_outputs, self.names)
+        check_outputs(name, self._step.structured_outputs, self.names)
 
     def check_merging(self, name: str, ways: Collection[str]) -> None:
         """Refuse metrics whose states for parts of the data don't make that of all in one of these ways."""
@@ -339,13 +339,13 @@ class TestStep:
         return results
 
 
-def check_told(name: str, told: Any, known: list[str]) -> None:
+def check_outputs(name: str, outputs: Any, known: list[str]) -> None:
     """Refuse a test_step that returns what no metric holds, or no names."""
-    if not isinstance(told, dict) or not set(told) <= set(known):
+    if not isinstance(outputs, dict) or not set(outputs) <= set(known):
         raise UserError(
-            f"test_step of {name} returns {sorted(told) if isinstance(told, dict) else 'no dict'}, but the model's "
-            f"metrics are {', '.join(known)}. A number that is no metric's would be the last batch's alone: keep it in "
-            "a metrics.Mean"
+            f"test_step of {name} returns {sorted(outputs) if isinstance(outputs, dict) else 'no dict'}, but the "
+            f"model's metrics are {', '.join(known)}. A number that is no metric's would be the last batch's alone: "
+            "keep it in a metrics.Mean"
         )
 
 

@@ -87,23 +87,23 @@ def kept_randomness() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def reserve(make: Callable[..., Any], **told: Any) -> Any:
+def reserve(make: Callable[..., Any], **arguments: Any) -> Any:
     """Make a variable, a large one without a value of its own: it takes no memory, and keeps none that it is given."""
-    shape, dtype = shape_of(told)
+    shape, dtype = shape_of(arguments)
     if shape is None or dtype is None or math.prod(shape) * dtype.size < RESERVED_BYTES:
-        return make(**told)
+        return make(**arguments)
     with tf.device("CPU:0"):
-        told["initial_value"] = tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
-    variable = make(**told)
+        arguments["initial_value"] = tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
+    variable = make(**arguments)
     for name in ("assign", "assign_add", "assign_sub"):
         with contextlib.suppress(AttributeError):
             setattr(variable, name, lambda *_, **__: variable)
     return variable
 
 
-def shape_of(told: dict[str, Any]) -> tuple[tuple[int, ...] | None, Any]:
+def shape_of(arguments: dict[str, Any]) -> tuple[tuple[int, ...] | None, Any]:
     """Return shape and type of a variable that is made with these arguments, where they are known."""
-    value, shape, dtype = told.get("initial_value"), told.get("shape"), told.get("dtype")
+    value, shape, dtype = arguments.get("initial_value"), arguments.get("shape"), arguments.get("dtype")
     if callable(value) and (shape is None or dtype is None):
         made: Any = tf.function(value, autograph=False).get_concrete_function().structured_outputs
         shape, dtype = made.shape, made.dtype

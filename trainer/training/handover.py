@@ -169,11 +169,11 @@ class Handover:
         if not self._offers:
             return
         offer, now = self._offers[0], time.monotonic()
-        values, told = local_values(self._own), position.as_record() if position else None
-        has_moved = told != offer["input"] and now - self._refreshed_at >= POSITION_SECONDS
+        values, place = local_values(self._own), position.as_record() if position else None
+        has_moved = place != offer["input"] and now - self._refreshed_at >= POSITION_SECONDS
         if values != offer["local"] or has_moved:
             self._refreshed_at = now
-            offer.update(local=values, input=told)
+            offer.update(local=values, input=place)
             self._write(0, {self._records.context}, offer)
 
     def release(self) -> None:

@@ -84,14 +84,14 @@ def read_initial_weights(config: Config, program: Program, runner: StepRunner) -
         f"{names[number]} {tuple(weights[number][1].shape)}" for number in range(len(weights)) if number not in taken
     ]
     left = [f"{each.name or each.place} {each.shape}" for each in stored if each not in used]
-    told = f"initial weights: {len(used)} of {len(weights)} variables read from {source}"
+    report = f"initial weights: {len(used)} of {len(weights)} variables read from {source}"
     for what, which in (("by their place", placed), ("not there", kept), ("not used", left)):
-        told += f"; {what}: {listed(which)}" if which else ""
+        report += f"; {what}: {listed(which)}" if which else ""
     if not used:
-        raise UserError(f"{told}. Nothing of it fits: name weights of this model, or leave initial_weights out")
+        raise UserError(f"{report}. Nothing of it fits: name weights of this model, or leave initial_weights out")
     restart_averages(model)
-    log.log(logging.WARNING if kept or placed else logging.INFO, "%s", told)
-    return told
+    log.log(logging.WARNING if kept or placed else logging.INFO, "%s", report)
+    return report
 
 
 def fits(stored: Stored | None, weight: Variable) -> TypeGuard[Stored]:

@@ -247,8 +247,8 @@ def in_rounds(loop: Operation, handles: Sequence[Tensor], tainted: Sequence[Tens
         known = {one.name for one in found}
         more = [
             given
-            for given, told in zip(loop.inputs, loop.outputs, strict=True)
-            if told.name in names and given.name not in known and given.dtype != tf.resource
+            for given, output in zip(loop.inputs, loop.outputs, strict=True)
+            if output.name in names and given.name not in known and given.dtype != tf.resource
         ]
         if not more:
             return found

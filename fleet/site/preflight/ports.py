@@ -60,15 +60,15 @@ def opened_problems(topology: Topology, reading: Reading) -> Iterator[Problem]:
     for task in topology.tasks:
         if task.port:
             ports.setdefault(task.host, {})[task.port] = task.name
-    told: dict[str, list[str]] = {}
+    opened: dict[str, list[str]] = {}
     for host, names in ports.items():
         for entry in reading.values[host].get("firewall_open", ()):
             first, _, last = str(entry["port"]).partition("-")
             anyone = any(network.endswith("/0") for network in entry.get("from", ["0.0.0.0/0"]))
             hit = next((port for port in names if int(first) <= port <= int(last or first)), None)
             if hit is not None and anyone and entry.get("protocol", "tcp") == "tcp":
-                told.setdefault(f"port {entry['port']} to everybody, and {hit} is {names[hit]}'s", []).append(host)
-    for said, hosts in told.items():
+                opened.setdefault(f"port {entry['port']} to everybody, and {hit} is {names[hit]}'s", []).append(host)
+    for said, hosts in opened.items():
         yield Problem(
             f"{name_hosts(hosts)}: firewall_open opens {said}, whose server runs what it is sent; expected a port of "
             "another program, or `from` with the networks that may reach it. Members reach it in any case",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MOST_TOLD = 10
+MOST_LINES = 10
 MOST_NAMED = 3
 _PLAIN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -42,11 +42,11 @@ class Problem:
         }
 
 
-def tell(problems: Sequence[object]) -> str:
+def describe_problems(problems: Sequence[object]) -> str:
     """Write the first problems a line each, and how many more there are."""
-    lines = [str(problem) for problem in problems[:MOST_TOLD]]
-    if len(problems) > MOST_TOLD:
-        lines.append(f"and {len(problems) - MOST_TOLD} more; `fab validate --json` lists them all")
+    lines = [str(problem) for problem in problems[:MOST_LINES]]
+    if len(problems) > MOST_LINES:
+        lines.append(f"and {len(problems) - MOST_LINES} more; `fab validate --json` lists them all")
     return "\n".join(lines)
 
 

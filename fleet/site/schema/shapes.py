@@ -44,9 +44,9 @@ def _group_shapes(root: yaml.Node) -> Iterator[tuple[str, yaml.Node]]:
     yield from _name_shapes(root, "group")
     for group, body in group_bodies(root):
         if not _is_mapping(body):
-            told = f"{show(group)} is {_kind(body)}; expected a group, with hosts, children or vars below it. A host"
+            wrong = f"{show(group)} is {_kind(body)}; expected a group, with hosts, children or vars below it. A host"
             yield (
-                f"{told} stands below its group: worker: {{hosts: {{{group[:64]}: {{ansible_host: 10.0.3.31}}}}}}",
+                f"{wrong} stands below its group: worker: {{hosts: {{{group[:64]}: {{ansible_host: 10.0.3.31}}}}}}",
                 body,
             )
         for section, _, content in entries(body):
@@ -60,8 +60,10 @@ def _group_shapes(root: yaml.Node) -> Iterator[tuple[str, yaml.Node]]:
                 yield from _name_shapes(content, "host")
                 for host, _, variables in entries(content):
                     if not _is_mapping(variables):
-                        told = f"host {show(host)} in group {show(group)} is {_kind(variables)}; expected its variables"
-                        yield f"{told}, such as {host[:64]}: {{ansible_host: 10.0.3.31}}", variables
+                        wrong = (
+                            f"host {show(host)} in group {show(group)} is {_kind(variables)}; expected its variables"
+                        )
+                        yield f"{wrong}, such as {host[:64]}: {{ansible_host: 10.0.3.31}}", variables
             elif section == "children":
                 yield from _name_shapes(content, "group")
 

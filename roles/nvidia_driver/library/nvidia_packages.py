@@ -106,10 +106,10 @@ def choose(
     common = {each for each in set.intersection(*sets) if each.split(".")[0] == branch}
     kept = upstream(installed.get(together[0], ""))
     if version:
-        return (version, "") if version in common else (None, _tell(branch, together, sets, version))
+        return (version, "") if version in common else (None, _explain(branch, together, sets, version))
     if kept in common:
         return kept, ""
-    return (max(common, key=_sortable), "") if common else (None, _tell(branch, together, sets))
+    return (max(common, key=_sortable), "") if common else (None, _explain(branch, together, sets))
 
 
 def demanded_version(depends: str) -> str:
@@ -129,7 +129,7 @@ def missing(
     return exact + [package for package in others if package not in installed]
 
 
-def _tell(branch: str, together: Sequence[str], sets: Sequence[set[str]], version: str = "") -> str:
+def _explain(branch: str, together: Sequence[str], sets: Sequence[set[str]], version: str = "") -> str:
     lines = [f"{package}: {', '.join(sorted(each)) or 'none'}" for package, each in zip(together, sets, strict=True)]
     wanted = f"version {version} of branch {branch}" if version else f"version of branch {branch}"
     return (

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.telemetry.metrics import Told
+from trainer.telemetry.metrics import MetricsCollector
 
 log = logging.getLogger(__name__)
 ADDRESS = "TRAINER_METRICS"  # the environment's name for address:port
@@ -45,12 +45,11 @@ def listen(environment: Mapping[str, str]) -> socket.socket | None:
     return listener
 
 
-def serve(listener: socket.socket, told: Told) -> None:
-    """Answer from a thread, with what `told` collects, what the client library knows of the process, and whatever the
-    user's program counts with that library."""
+def serve(listener: socket.socket, collector: MetricsCollector) -> None:
+    """Answer from a thread: the collector's numbers, the client library's of the process, and the user's program's."""
     from prometheus_client import REGISTRY, make_wsgi_app
 
-    REGISTRY.register(told)
+    REGISTRY.register(collector)
     threading.Thread(target=answer, args=(listener, make_wsgi_app()), name="metrics", daemon=True).start()
 
 

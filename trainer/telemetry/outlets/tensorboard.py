@@ -51,9 +51,9 @@ class EventWriter:
 
         if any(self._directory.glob("events.out.tfevents.*")):
             return  # an earlier process of the run has
-        told = {name: value for name, value in values.items() if isinstance(value, (int, float))}
-        texts = {name: describe_value(value) for name, value in values.items() if name not in told}
-        self._write(0, session_start_pb(told | texts), time.time())
+        numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        texts = {name: describe_value(value) for name, value in values.items() if name not in numbers}
+        self._write(0, session_start_pb(numbers | texts), time.time())
 
     def _write(self, step: int, summary: Any, at: float) -> None:
         try:

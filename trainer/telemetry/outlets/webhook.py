@@ -55,17 +55,18 @@ class Absences:
         """Take how long a member may be away before that is told."""
         self._seconds = seconds
         self._since: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def look(self, absent: Collection[str], now: float) -> tuple[list[str], dict[str, float]]:
         """Return the members whose return is to be told, and those that are away for long, with the seconds."""
         here = self._since.keys() - absent
-        back = sorted(here & self._told)
-        self._told -= here
+        back = sorted(here & self._reported)
+        self._reported -= here
         self._since = {task: self._since.get(task, now) for task in absent}
         times = {task: now - since for task, since in self._since.items()}
-        away = {task: seconds for task, seconds in times.items() if seconds >= self._seconds and task not in self._told}
-        self._told |= away.keys()
+        long = {task: seconds for task, seconds in times.items() if seconds >= self._seconds}
+        away = {task: seconds for task, seconds in long.items() if task not in self._reported}
+        self._reported |= away.keys()
         return back, away
 
 

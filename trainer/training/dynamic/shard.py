@@ -49,7 +49,7 @@ class Shard:
         length = capacity + FIRST
         self.values = Array(f"{name}/values", [length, width], tf.float32)
         self.keys = Array(f"{name}/keys", [length], tf.int64)
-        self.told = Array(f"{name}/told", [length, 2], tf.int32)  # in how many steps it was trained, and the last one
+        self.usage = Array(f"{name}/told", [length, 2], tf.int32)  # in how many steps it was trained, and the last one
         self.free = Array(f"{name}/free", [length], tf.int64)
         self.numbers = Array(f"{name}/numbers", [len(BEGIN)], tf.int64)
         self.clock = Array(f"{name}/clock", [1], tf.int64)  # the steps that have trained the table
@@ -66,7 +66,7 @@ class Shard:
     def kept(self) -> dict[str, Array]:
         """What a checkpoint holds of each row."""
         slots = {f"slot{number}": slot for number, slot in enumerate(self.slots.values())}
-        return {"values": self.values, **slots, "keys": self.keys, "told": self.told}
+        return {"values": self.values, **slots, "keys": self.keys, "told": self.usage}
 
     @property
     def row_bytes(self) -> int:
@@ -95,7 +95,7 @@ class Shard:
         for array, value in ((self.values, 0.0), *self._begun()):
             array.set(rows, tf.fill([FIRST, self.width], value))
         self.keys.set(rows, tf.fill([FIRST], NO_KEY))
-        self.told.set(rows, tf.zeros([FIRST, 2], tf.int32))
+        self.usage.set(rows, tf.zeros([FIRST, 2], tf.int32))
         self.numbers.assign(tf.constant(BEGIN, tf.int64))
         self.clock.assign(tf.zeros([1], tf.int64))
         if self.sketch is not None:
@@ -146,7 +146,7 @@ class Shard:
             last = tf.cast(self.clock.read(), tf.int32)
             begun = [self.values.set(rows, self.first_values(keys))]
             begun += [slot.set(rows, tf.fill([count, self.width], value)) for slot, value in self._begun()]
-            begun.append(self.told.set(rows, tf.stack([tf.zeros([count], tf.int32), tf.repeat(last, count)], 1)))
+            begun.append(self.usage.set(rows, tf.stack([tf.zeros([count], tf.int32), tf.repeat(last, count)], 1)))
             begun.append(self.keys.set(rows, keys))
         with tf.control_dependencies(begun):
             return [counted, *begun, self.index.insert(keys, rows)]
@@ -207,8 +207,8 @@ class Shard:
 
     def are_idle(self, rows: Tensor, before: Tensor, below: Tensor) -> Tensor:
         """Return which rows no step has trained since the clock was `before`, and fewer than `below` steps in all."""
-        told = tf.cast(self.told.rows(rows), tf.int64)
-        return (told[:, 1] < before) & (told[:, 0] < below)
+        usage = tf.cast(self.usage.rows(rows), tf.int64)
+        return (usage[:, 1] < before) & (usage[:, 0] < below)
 
     def counts(self, start: Tensor, end: Tensor, before: Tensor) -> Tensor:
         """Return of the idle rows from one number to another how many were trained in each number of steps."""
@@ -217,7 +217,7 @@ class Shard:
             rows = tf.range(start, end)
             rows = tf.boolean_mask(rows, own.are_idle(rows, before, tf.constant(tf.int64.max)))
             rows = tf.boolean_mask(rows, own.index.find(own.keys.rows(rows)) == rows)
-            times = tf.minimum(own.told.rows(rows)[:, 0], COUNTS - 1)
+            times = tf.minimum(own.usage.rows(rows)[:, 0], COUNTS - 1)
             return tf.math.bincount(times, minlength=COUNTS, maxlength=COUNTS, dtype=tf.int64)
 
     def age_sketch(self) -> Tensor:
@@ -263,6 +263,6 @@ class Shard:
         yield rows
         clock = self.clock.read() + 1
         self.clock.assign(clock)
-        times = self.told.rows(rows)[:, 0] + 1
-        self.told.set(rows, tf.stack([times, tf.repeat(tf.cast(clock, tf.int32), tf.size(times))], 1))
+        times = self.usage.rows(rows)[:, 0] + 1
+        self.usage.set(rows, tf.stack([times, tf.repeat(tf.cast(clock, tf.int32), tf.size(times))], 1))
         self.keys.set(rows, keys)  # so that to look at them is a part of the act

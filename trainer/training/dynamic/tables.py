@@ -66,7 +66,7 @@ class DynamicTables:
         self._evictions: dict[str, Eviction] = {}
         self.mutex_of: Callable[[Any], str] = lambda handle: ""
         """Names the mutex with which the variable of a handle is updated."""
-        self.told: dict[str, dict[str, int]] = {}
+        self.counts: dict[str, dict[str, int]] = {}
         """The numbers of each table, as the last call has told them: rows, new, evicted and refused ones, and bytes."""
         self._end = weakref.finalize(self, destroy, self.record, self._devices)
         self._end.atexit = False  # a process that ends leaves them to the next one
@@ -228,12 +228,12 @@ class DynamicTables:
                     found.append(shard.numbers.apart().read())
         return found
 
-    def tell(self, numbers: Sequence[Any]) -> None:
-        """Take what `numbers` has given; `told` says it from then on."""
+    def update_counts(self, numbers: Sequence[Any]) -> None:
+        """Take what `numbers` has given; `counts` has it from then on."""
         count = len(self._devices)
         for place, (name, table) in enumerate(self.tables.items()):
             added = np.sum([np.asarray(one) for one in numbers[place * count : (place + 1) * count]], 0)
-            self.told[name] = {
+            self.counts[name] = {
                 "rows": int(added[ROWS]),
                 "new": int(added[GIVEN_ROWS]),
                 "evicted": int(added[EVICTED]),

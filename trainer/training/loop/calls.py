@@ -62,12 +62,12 @@ class Calls:
         for call in ended:
             self.workers.add(call.worker)
             if task := self._tasks.get(call.worker):
-                self._meter.gave(task, call.steps)
-                self._progress.history.gave(task, call.steps)
+                self._meter.add_steps(task, call.steps)
+                self._progress.history.add_steps(task, call.steps)
             self.counted = max(self.counted, call.counted)
             seconds = self.schedule.returned(call.steps, call.began, call.worker, now)
             self._progress.tally.returned(call.worker, call.steps, seconds, call.stale)
             self.outputs = call.outputs
         self._progress.tally.update_wait_seconds = self._runner.seconds_waited
         if self._runner.tables is not None:
-            self._progress.tally.tables = dict(self._runner.tables.told)
+            self._progress.tally.tables = dict(self._runner.tables.counts)

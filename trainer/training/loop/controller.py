@@ -69,13 +69,13 @@ class Controller:
         lease: Lease | None = None,
         handover: Handover | None = None,
         read_initial_weights: Callable[[], str] | None = None,
-        tells_epochs: bool = False,
+        for_callbacks: bool = False,
     ) -> None:
         """Take what trains, where it is recorded, and who is asked what is due.
 
         `members` knows of members that are gone or back. `began` (of time.monotonic) is when the time without training
         began that ends with the first call. `handover` has what an earlier coordinator left on the ps.
-        `read_initial_weights` gives a new run the weights that it begins with, and tells which. `tells_epochs` says
+        `read_initial_weights` gives a new run the weights that it begins with, and tells which. `for_callbacks` says
         that a callback hears of each epoch's end, and calls `end_epoch` then.
         """
         tasks = members.workers if members else [f"worker-{each}" for each in range(workers)]
@@ -85,7 +85,7 @@ class Controller:
         self._runner = runner
         self._account = Account(progress, phases, directory, meter, began)
         self._calls = Calls(runner, schedule, progress, meter, tasks, workers)
-        self._ends = EpochEnds.of(config, evaluated=evaluate is not None, told=tells_epochs)
+        self._ends = EpochEnds.of(config, evaluated=evaluate is not None, for_callbacks=for_callbacks)
         self._evaluations = Evaluations(config, evaluate, directory, progress, phases)
         self._saves = Saves(
             config,
@@ -95,7 +95,7 @@ class Controller:
             phases,
             stopping,
             lease,
-            told=lambda: self._calls.last,
+            numbers=lambda: self._calls.last,
             written=self._written,
         )
         checkpoints = self._saves.checkpoints
@@ -329,7 +329,7 @@ class Controller:
         (done,) = self._runner.agree([int(self._account.leads and is_done and not again)])
         if done:
             return self._evaluations.log.metrics(self.step)
-        if self._evaluations.are_kept and self._ends.told and not self.done:
+        if self._evaluations.are_kept and self._ends.for_callbacks and not self.done:
             self._saves.schedule.wait_for_callbacks()
         elif self._evaluations.are_kept:
             self.save(wait=False, patience=SLOW_SECONDS)  # that of a step without a checkpoint could not be kept
@@ -341,5 +341,5 @@ class Controller:
 
     def _show(self) -> None:
         """Show the numbers since the last time; none when no step has ended since."""
-        if self._account.show(lambda: self._calls.last) and not self._ends.told:  # else they are the epoch's
+        if self._account.show(lambda: self._calls.last) and not self._ends.for_callbacks:  # else they are the epoch's
             self._runner.reset_metrics()

@@ -18,7 +18,7 @@ class EpochEnds:
     """Whether each epoch's end must be met, or only the run's."""
     checkpoint_steps: int = 0
     """The steps between saves that must be met as well; 0 where none must."""
-    told: bool = False
+    for_callbacks: bool = False
     """Whether callbacks hear of each epoch's end."""
     heard: bool = False
     """Whether they have heard of this one."""
@@ -27,11 +27,12 @@ class EpochEnds:
     ended: bool = False
 
     @classmethod
-    def of(cls, config: Config, *, evaluated: bool, told: bool) -> EpochEnds:
-        """Return the ends of the settings' run, and whether each epoch's end is evaluated, and told callbacks."""
+    def of(cls, config: Config, *, evaluated: bool, for_callbacks: bool) -> EpochEnds:
+        """Return the ends of the settings' run, and whether each epoch's end is evaluated, and callbacks hear of it."""
         in_blocks = not config.traits.remote
         saves = config.checkpoint_steps if in_blocks else 0
-        return cls(config.steps, config.epoch_steps or config.steps, in_blocks or evaluated or told, saves, told)
+        meets_epochs = in_blocks or evaluated or for_callbacks
+        return cls(config.steps, config.epoch_steps or config.steps, meets_epochs, saves, for_callbacks)
 
     def restored(self, step: int) -> None:
         """Go on from this step."""
@@ -53,4 +54,4 @@ class EpochEnds:
 
     def waits_for_callbacks(self, step: int) -> bool:
         """Return whether callbacks must hear of an epoch's end before more is done; not of the run's end."""
-        return self.told and self.ended and not self.heard and step < self.steps
+        return self.for_callbacks and self.ended and not self.heard and step < self.steps

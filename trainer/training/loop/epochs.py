@@ -94,7 +94,7 @@ class FollowController(tf.keras.callbacks.Callback):
         self._controller = controller
         self.steps = 0
         """Of the next call; 0 when the epoch has all of its steps."""
-        self.tell: Callable[[int], object] = lambda steps: None
+        self.on_steps: Callable[[int], object] = lambda steps: None
         """Told how many steps the next call has, or the epoch when it has all of them."""
 
     def call(self) -> Any:
@@ -134,7 +134,7 @@ class FollowController(tf.keras.callbacks.Callback):
     def _prepare(self) -> None:
         """Wait until it is time for the next call, and tell Keras of its steps; it takes no more than are left."""
         self.steps = 0 if self._controller.done else self._controller.next_call()
-        self.tell(self.steps or self._controller.epoch_steps)
+        self.on_steps(self.steps or self._controller.epoch_steps)
 
 
 class CallbackStates:

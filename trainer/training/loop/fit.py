@@ -22,7 +22,7 @@ def train_with_fit(model: Model, epochs: Epochs, controller: Controller) -> None
     # which would put it into the checkpoint.
     per_execution = tf.Variable(1, dtype=tf.int64)
     object.__setattr__(model, "_steps_per_execution", per_execution)
-    epochs.follow.tell = per_execution.assign
+    epochs.follow.on_steps = per_execution.assign
     model.make_train_function = lambda force=False: lambda iterator: epochs.follow.call()
     # `follow` does that, for each optimizer that the model has.
     object.__setattr__(model.optimizer, "finalize_variable_values", lambda variables: None)

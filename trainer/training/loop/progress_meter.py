@@ -30,7 +30,7 @@ class ProgressMeter:
         self._step, self._began = step, now
         self._given = dict.fromkeys(self._given, 0)
 
-    def gave(self, task: str, steps: int) -> None:
+    def add_steps(self, task: str, steps: int) -> None:
         """Count the steps of a call that this task ran."""
         self._given[task] += steps
 

@@ -30,12 +30,12 @@ class Saves:
         stopping: Callable[[], bool],
         lease: Lease | None,
         *,
-        told: Callable[[], Mapping[str, float]],
+        numbers: Callable[[], Mapping[str, float]],
         written: Callable[[int], None],
     ) -> None:
         """`stopping` tells whether this process is asked to stop: the end is then no longer tried again.
 
-        `told` returns the numbers that the training last showed, by name. `written` hears of each step whose
+        `numbers` returns the numbers that the training last showed, by name. `written` hears of each step whose
         checkpoint is on disk, from the thread that wrote it.
         """
         self._config = config
@@ -55,7 +55,7 @@ class Saves:
             lease=lease,
             saved=self._saved,
             set_aside=lambda message: progress.events.write("checkpoint-set-aside", message=message),
-            told=told,
+            numbers=numbers,
             position=lambda: runner.position,
             copy=runner.copy,
             tables=runner.tables,

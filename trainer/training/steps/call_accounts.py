@@ -38,10 +38,10 @@ class CallAccounts:
 
     def take(self, call: Call, report: Report) -> None:
         """Add what a call's report tells, also to the call."""
-        (call.outputs, states, waited, numbers), call.worker = report.told, report.worker
+        (call.outputs, states, waited, numbers), call.worker = report.result, report.worker
         call.counted = report.step
         if self.tables is not None:
-            self.tables.tell(numbers)
+            self.tables.update_counts(numbers)
         self.metrics.add(states)
         call.stale = self.stale.found(states[len(states) - len(self.stale.states) :], call.steps)
         self.seconds_waited = max(self.seconds_waited, sum(float(one) for one in waited))

@@ -15,7 +15,7 @@ from trainer.training.data_service import DataService
 from trainer.training.keras.adapters import keras_of
 from trainer.training.steps.draws import seeded_by
 from trainer.training.steps.model import make_model
-from trainer.training.steps.outputs import names_told, outputs_of
+from trainer.training.steps.outputs import output_names, outputs_of
 from trainer.training.steps.own_data import OwnData
 from trainer.training.steps.runner import Call
 from trainer.training.steps.traced_call import trace_call
@@ -53,7 +53,7 @@ class LocalStepRunner(OfTrained):
         with seeded_by(config.seed, step, member):
             train_step = trace_step(strategy, model, self._data.iterator)
             self._call = trace_call(strategy, train_step, counter, self._data.iterator)
-        self._what = Trained(model, trained, counter, names_told(outputs_of(train_step)), copy_each)
+        self._what = Trained(model, trained, counter, output_names(outputs_of(train_step)), copy_each)
         self.step_examples = self._data.step_examples
         self._ended: list[Call] = []
 

@@ -16,7 +16,7 @@ def outputs_of(traced: Traced, *, placed: bool = False) -> Structure:
     return traced.structured_outputs[0] if placed else traced.structured_outputs
 
 
-def names_told(outputs: Structure) -> Collection[str]:
+def output_names(outputs: Structure) -> Collection[str]:
     """Return the names by which `fetch_numbers` gives a step's outputs."""
     return list(outputs) if isinstance(outputs, dict) else ["loss"]
 

@@ -25,7 +25,7 @@ from trainer.training.steps.call_accounts import CallAccounts
 from trainer.training.steps.calls_in_flight import CallsInFlight
 from trainer.training.steps.draws import draw_seed
 from trainer.training.steps.model import make_model
-from trainer.training.steps.outputs import names_told, outputs_of
+from trainer.training.steps.outputs import output_names, outputs_of
 from trainer.training.steps.read_order import ReadOrder
 from trainer.training.steps.runner import POLL_SECONDS, Call
 from trainer.training.steps.traced_call import trace_call
@@ -82,7 +82,7 @@ class RemoteStepRunner(OfTrained):
             model,
             keras.trained(),
             step,
-            names_told(outputs_of(train_step, placed=order.exact)),
+            output_names(outputs_of(train_step, placed=order.exact)),
             self._accounts.updates.copy,
             tables,
         )
@@ -147,9 +147,9 @@ class RemoteStepRunner(OfTrained):
         while report := self._accounts.reports.take():
             order.count(report.step)
             if order.exact:
-                (outputs, place), *rest = report.told
+                (outputs, place), *rest = report.result
                 order.take(report.worker, (int(place[0]), int(place[1])))
-                report = dataclasses.replace(report, told=(outputs, *rest))
+                report = dataclasses.replace(report, result=(outputs, *rest))
             self._in_flight.report(report)
 
     def over_all_calls(self, outputs: Structure) -> Structure:

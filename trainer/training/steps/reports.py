@@ -19,7 +19,7 @@ class Report:
     number: int
     worker: int
     step: int
-    told: Any
+    result: Any
 
 
 class Reports:
@@ -34,10 +34,10 @@ class Reports:
         self._structure: Any = None
 
     @tf.autograph.experimental.do_not_convert
-    def put(self, number: tf.Tensor, step: tf.Tensor, told: Any) -> None:
+    def put(self, number: tf.Tensor, step: tf.Tensor, result: Any) -> None:
         """Tell of a call, in what is traced."""
-        flat = tf.nest.flatten(told, expand_composites=True)
-        self._structure = told
+        flat = tf.nest.flatten(result, expand_composites=True)
+        self._structure = result
         with tf.init_scope(), tf.device(COORDINATOR):
             self._queue = tf.queue.FIFOQueue(MOST_REPORTS, [tf.int64, *(value.dtype for value in flat)])
         with tf.device(COORDINATOR):

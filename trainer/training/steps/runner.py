@@ -51,7 +51,7 @@ class StepRunner(Protocol):
         """The variable that counts the steps of the calls that have ended."""
 
     @property
-    def tells(self) -> Collection[str]:
+    def output_names(self) -> Collection[str]:
         """The names of what a step tells."""
 
     @property

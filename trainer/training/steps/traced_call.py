@@ -119,8 +119,8 @@ def repeat(
 
     def take_round(done: tf.Tensor, *_outputs: Tensor) -> tuple[tf.Tensor, ...]:
         for number in range(steps):
-            told = take_step(number == 0)
-        return done + 1, *told
+            values = take_step(number == 0)
+        return done + 1, *values
 
     begin = (tf.zeros([], tf.int64), *outputs)
     shapes = (tf.TensorShape([]), *(spec.shape for spec in specs))

@@ -19,7 +19,7 @@ class Trained:
     """What checkpoints hold of the model: of tf_keras the model itself."""
     step: Variable
     """The variable that counts the steps of the calls that have ended."""
-    tells: Collection[str]
+    output_names: Collection[str]
     """The names of what a step tells."""
     copy: Callable[[Copies], None]
     """Copies variables to other handles, in what is traced: each with its slots, between two updates."""
@@ -45,8 +45,8 @@ class OfTrained:
         return self._what.step
 
     @property
-    def tells(self) -> Collection[str]:
-        return self._what.tells
+    def output_names(self) -> Collection[str]:
+        return self._what.output_names
 
     @property
     def tables(self) -> DynamicTables | None:
