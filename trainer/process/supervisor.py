@@ -219,7 +219,7 @@ class Supervisor:
     def _park(self) -> bool:
         """Have no child until it is asked to go on or to stop; returns whether it goes on.
 
-        After a while whoever asked for it must have died: then it goes on by itself, but for one that has begun so.
+        After a while the caller must have died: then it goes on by itself, but for one that has begun so.
         """
         log.info("%s is parked", self._name)
         say = self._notifier.status if self._was_ready else self._notifier.ready
