@@ -53,9 +53,8 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
         raise OperatorMistake(f"the sweep {path} is no YAML: {error}") from error
     if problem := file_problem(content, path.stem):
         raise OperatorMistake(f"{path}: {problem}")
-    number = len(content.get("points", [])) + (
-        math.prod(map(len, grid.values())) if (grid := content.get("grid")) else 0
-    )
+    grid = content.get("grid")
+    number = len(content.get("points", [])) + (math.prod(map(len, grid.values())) if grid else 0)
     if number > MOST_POINTS:
         raise OperatorMistake(f"{path}: {number:,} points, and {MOST_POINTS:,} is the most: make several files of it")
     points = list(list_points(content))
