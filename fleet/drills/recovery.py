@@ -143,7 +143,7 @@ def describe_recovery(
         found.expect(process.runs, f"{name} is {describe_process(process)}")
     found.expect(
         watch.has_trained_since(max(watch.begun, healed or 0.0)),
-        f"it doesn't train again: {watch.last.status.get('message') or watch.last.said}",
+        f"it doesn't train again: {watch.last.status.get('message') or watch.last.status_text}",
     )
 
 

@@ -158,7 +158,7 @@ def _is_waited_for(
 
         def is_named() -> bool:
             sample = stage.look()
-            return sample.coordinator.runs and named in sample.said
+            return sample.coordinator.runs and named in sample.status_text
 
         stage.wait(is_named, drill.paused + PATIENCE, f"{named} is named")
         found.detected = stage.desk.clock() - begun
@@ -167,7 +167,7 @@ def _is_waited_for(
         stage.desk.sleep(10.0)
         still = stage.look()
         found.proof = f"systemd's status line names {named}"
-        found.expect(still.state == "waiting", f"it doesn't wait: {still.said}")
+        found.expect(still.state == "waiting", f"it doesn't wait: {still.status_text}")
         found.expect(still.coordinator.start == sample.coordinator.start, "the coordinator was restarted")
     finally:
         mend()

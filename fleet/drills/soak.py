@@ -160,7 +160,7 @@ def who_failed(samples: Sequence[Sample], processes: dict[str, Process]) -> list
     failed = [f"{name} is {describe_process(one)}" for name, one in processes.items() if one.active == "failed"]
     last = samples[-1]
     if last.coordinator.active == "failed" or last.state == "failed":
-        failed.append(f"the run has failed: {last.status.get('message') or last.said}")
+        failed.append(f"the run has failed: {last.status.get('message') or last.status_text}")
     return failed
 
 
@@ -264,7 +264,7 @@ class Soak:
                 bound + PATIENCE,
             )
         if not recovered:
-            said = watch.last.status.get("message") or watch.last.said
+            said = watch.last.status.get("message") or watch.last.status_text
             down = [f"{name} is {describe_process(each)}" for name, each in watch.processes.items() if not each.runs]
             outcome.problems.append(f"it doesn't train as a whole again: {'; '.join([*down, said])}")
             outcome.over = True

@@ -94,7 +94,7 @@ class Sample:
     coordinator: Process
     state: str
     step: int | None
-    said: str  # what the coordinator tells systemd
+    status_text: str  # as systemd has it
     status: Mapping[str, Any]
     checkpoints: Sequence[int]
     events: Sequence[Mapping[str, Any]] = field(default_factory=tuple)  # the run's last ones, oldest first
@@ -304,7 +304,9 @@ class Stage:
         """Beyond its second one, so that one may be lost. Raises DrillFailed when the run has failed."""
         sample = self.look()
         if sample.coordinator.active == "failed" or sample.state == "failed":
-            raise DrillFailed(f"the drill's run failed at its start: {sample.status.get('message') or sample.said}")
+            raise DrillFailed(
+                f"the drill's run failed at its start: {sample.status.get('message') or sample.status_text}"
+            )
         saved = sample.checkpoints
         return sample.state == "training" and len(saved) > 1 and sample.step is not None and sample.step > saved[-1]
 
@@ -404,17 +406,17 @@ def read_sample(text: str, at: float) -> Sample:
             current.append(line)
     unit = dict(line.split("=", 1) for line in parts["unit"] if "=" in line)
     (process,) = read_processes("\n".join(parts["unit"])).values()
-    said = unit.get("StatusText", "")
-    step = _STEP.search(said)
+    text = unit.get("StatusText", "")
+    step = _STEP.search(text)
     events = [event for line in parts["events"] if (event := _load(line))]
     status = _load("\n".join(parts["status"])) or {}
     return Sample(
         at=at,
         clock=float(parts["clock"][0]),
         coordinator=process,
-        state=said.partition(" ")[0] if process.main else str(status.get("state", "")),
+        state=text.partition(" ")[0] if process.main else str(status.get("state", "")),
         step=int(step[1]) if step else None,
-        said=said,
+        status_text=text,
         status=status,
         checkpoints=read_checkpoints(parts["files"]),
         events=[event for event in events if "event" in event and "time" in event],

@@ -130,10 +130,10 @@ def is_key(text: str) -> bool:
         return False
 
 
-def merge_keys(known: Mapping[str, str], said: Mapping[str, str], hosts: Collection[str]) -> dict[str, str]:
-    """Return the keys of an inventory's hosts: what they said now, and of those that said nothing what was known."""
-    merged = {**known, **said}
-    for host, key in said.items():
+def merge_keys(known: Mapping[str, str], reported: Mapping[str, str], hosts: Collection[str]) -> dict[str, str]:
+    """Return the keys of an inventory's hosts: those reported now, and of the other hosts the known ones."""
+    merged = {**known, **reported}
+    for host, key in reported.items():
         twin = next((other for other in hosts if other != host and merged.get(other) == key), None)
         if twin:
             raise WireguardError(

@@ -11,9 +11,11 @@ def back_up(cluster: Cluster, desk: Desk, run: str, to: str, plan: bool = False)
     """Copy a run to <to>/<run>@<step>; says where it is. Typed twice at one step it proves the copy."""
     refuse_name(run)
     refuse_path("--to", to)
-    said, size = have_copied(cluster, desk, "backup", [run, "--to", to], plan)
-    if said["outcome"] == "planned":
-        desk.say(f"would copy run {run} to {said['host']}:{said['copy']}: {size}\ndo it: fab backup {run} --to {to}")
+    answer, size = have_copied(cluster, desk, "backup", [run, "--to", to], plan)
+    if answer["outcome"] == "planned":
+        desk.say(
+            f"would copy run {run} to {answer['host']}:{answer['copy']}: {size}\ndo it: fab backup {run} --to {to}"
+        )
         return
-    there = "is there already, and whole" if said["outcome"] == "there already" else "copied"
-    desk.say(f"{said['host']}:{said['copy']}: {there}: {size}\nget it back: fab restore-run {said['copy']}")
+    there = "is there already, and whole" if answer["outcome"] == "there already" else "copied"
+    desk.say(f"{answer['host']}:{answer['copy']}: {there}: {size}\nget it back: fab restore-run {answer['copy']}")

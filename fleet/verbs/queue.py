@@ -98,27 +98,27 @@ def queue_add(cluster: Cluster, desk: Desk, asked: Asked, plan_only: bool = Fals
         return
     if is_new and runs:
         _prove(cluster, desk, str(seen.releases[cluster.inventory.chief.host]), asked)
-    said = planned
+    answer = planned
     if is_new:
         with Trail(cluster, desk, "queue-add", asked.reason) as trail:
             trail.begin(**({"sweep": asked.name} if asked.points is not None else {"run": asked.name}))
-            said = cluster.ask_queue("add", words)
-    desk.say(f"{asked.name} {'is added' if is_new else 'waits already'} {_after(said['ahead'])}")
-    started = _start_where_idle(cluster, desk, asked, said, is_new)
+            answer = cluster.ask_queue("add", words)
+    desk.say(f"{asked.name} {'is added' if is_new else 'waits already'} {_after(answer['ahead'])}")
+    started = _start_where_idle(cluster, desk, asked, answer, is_new)
     desk.say("look: fab queue")
-    _answer(desk, "queue-add", {**said, "started": started})
+    _answer(desk, "queue-add", {**answer, "started": started})
 
 
-def _start_where_idle(cluster: Cluster, desk: Desk, asked: Asked, said: Mapping[str, Any], is_new: bool) -> bool:
+def _start_where_idle(cluster: Cluster, desk: Desk, asked: Asked, answer: Mapping[str, Any], is_new: bool) -> bool:
     """Start the cluster where its tasks have ended by themselves; returns whether that was done."""
     chief = cluster.inventory.chief
     unit = _look(cluster).units[chief.name]
     end = desk.clock() + TURN_SECONDS
     # The coordinator may have found the queue empty just before: it ends, or begins with what was added.
-    while unit.up and not said["busy"] and desk.clock() < end:
+    while unit.up and not answer["busy"] and desk.clock() < end:
         desk.sleep(RUN_SECONDS)
         unit = _look(cluster).units[chief.name]
-        said = {"busy": any(entry["state"] != "queued" for entry in _left(cluster))}
+        answer = {"busy": any(entry["state"] != "queued" for entry in _left(cluster))}
     if unit.up:
         return False
     if not unit.enabled:
@@ -141,14 +141,14 @@ def queue_move(
     """Move an entry that waits; `to` is first, last, before:NAME or priority:N."""
     words = ["--name", name, "--to", to]
     if plan_only:
-        said = cluster.ask_queue("move", [*words, "--plan"])
-        desk.say(f"the order would be {', '.join(said['order'])}\nnothing was done")
+        answer = cluster.ask_queue("move", [*words, "--plan"])
+        desk.say(f"the order would be {', '.join(answer['order'])}\nnothing was done")
     else:
         with Trail(cluster, desk, "queue-move", reason) as trail:
             trail.begin(run=name, words=to)
-            said = cluster.ask_queue("move", words)
-        desk.say(f"the order is {', '.join(said['order'])}\nlook: fab queue")
-    _answer(desk, "queue-move", said)
+            answer = cluster.ask_queue("move", words)
+        desk.say(f"the order is {', '.join(answer['order'])}\nlook: fab queue")
+    _answer(desk, "queue-move", answer)
 
 
 def queue_remove(
@@ -156,17 +156,17 @@ def queue_remove(
 ) -> None:
     """Take an entry out; with `stop` also the one that trains, which is saved. Its files stay."""
     words = ["--name", name, "--who", getuser(), *(["--stop"] if stop else [])]
-    said = cluster.ask_queue("remove", [*words, "--plan"])
-    if said["outcome"] == "not there":
+    answer = cluster.ask_queue("remove", [*words, "--plan"])
+    if answer["outcome"] == "not there":
         desk.say(f"{name} does not wait in the queue, and does not train\nlook: fab queue")
     elif plan_only:
         desk.say(f"would take {name} out\nnothing was done. Do it: fab queue-remove {name}")
     else:
         with Trail(cluster, desk, "queue-remove", reason) as trail:
             trail.begin(run=name)
-            said = cluster.ask_queue("remove", words)
+            answer = cluster.ask_queue("remove", words)
         desk.say(f"{name} is taken out; what it has trained stays: fab runs\nlook: fab queue")
-    _answer(desk, "queue-remove", said)
+    _answer(desk, "queue-remove", answer)
 
 
 def _look(cluster: Cluster) -> Observation:
@@ -205,6 +205,6 @@ def _after(ahead: Sequence[str]) -> str:
     return f"after {', '.join(ahead)}" if ahead else "as the next"
 
 
-def _answer(desk: Desk, verb: str, said: Mapping[str, Any]) -> None:
+def _answer(desk: Desk, verb: str, answer: Mapping[str, Any]) -> None:
     if desk.answers is not None:
-        desk.answer(verb, {**said, "next": "fab queue"})
+        desk.answer(verb, {**answer, "next": "fab queue"})

@@ -13,9 +13,9 @@ def restore_run(cluster: Cluster, desk: Desk, copy: str, name: str | None = None
     if name is not None:
         refuse_name(name)
     words = [copy, *(["--as", name] if name else [])]
-    said, size = have_copied(cluster, desk, "restore-run", words, plan)
-    if said["outcome"] == "planned":
-        desk.say(f"would make run {said['run']} of {said['host']}:{copy}: {size}\ndo it: fab restore-run {copy}")
+    answer, size = have_copied(cluster, desk, "restore-run", words, plan)
+    if answer["outcome"] == "planned":
+        desk.say(f"would make run {answer['run']} of {answer['host']}:{copy}: {size}\ndo it: fab restore-run {copy}")
         return
-    there = "is there already" if said["outcome"] == "there already" else "is there again"
-    desk.say(f"run {said['run']} {there}: {size}\ngo on with it: fab start-cluster --run {said['run']}")
+    there = "is there already" if answer["outcome"] == "there already" else "is there again"
+    desk.say(f"run {answer['run']} {there}: {size}\ngo on with it: fab start-cluster --run {answer['run']}")

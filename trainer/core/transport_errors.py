@@ -24,17 +24,17 @@ AMBIGUOUS = ("UnknownError", "InternalError")
 ANY = ("OpError",)
 
 
-def whole_line(said: str) -> re.Pattern[str]:
+def whole_line(text: str) -> re.Pattern[str]:
     """Match a line of a message that says this and nothing else but TensorFlow's marks of an operation.
 
     A program's own error begins with its type, as "ConnectionResetError: ...", and so is another line.
     """
     before = r"^[ \t]*(\(\d+\) \w+:[ \t]*)?(\{\{function_node [^}]*\}\}[ \t]*)*"
-    return re.compile(rf"{before}({said})[ \t]*(\[.*)?$", re.MULTILINE)
+    return re.compile(rf"{before}({text})[ \t]*(\[.*)?$", re.MULTILINE)
 
 
-def phrase(said: str) -> re.Pattern[str]:
-    return re.compile(said, re.IGNORECASE)
+def phrase(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.IGNORECASE)
 
 
 TABLE = (

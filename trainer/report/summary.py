@@ -15,7 +15,7 @@ from trainer.report.curves import MOST_POINTS, steps_by_time, summarize_evaluati
 from trainer.report.lanes import order_of, summarize_lanes, summarize_time
 from trainer.report.marks import step_in, summarize_marks
 from trainer.report.records import Records, read_records
-from trainer.report.values import finite, mapping, read_ledger, said, text, whole
+from trainer.report.values import finite, json_number, mapping, read_ledger, text, whole
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.history import number_of
 
@@ -117,8 +117,10 @@ def summarize_result(records: Records) -> dict[str, Any]:
     training = {"loss": status.get("loss"), **mapping(status.get("metrics"))}
     evaluation = mapping(records.evaluation.get("metrics"))
     return {
-        "training": {name: said(value) for name, value in training.items() if said(value) is not None},
-        "evaluation": {name: said(value) for name, value in evaluation.items() if said(value) is not None},
+        "training": {name: json_number(value) for name, value in training.items() if json_number(value) is not None},
+        "evaluation": {
+            name: json_number(value) for name, value in evaluation.items() if json_number(value) is not None
+        },
         "evaluated": whole(records.evaluation.get("step")),
         "trouble": text(records.evaluation.get("trouble") or records.evaluation.get("failed")),
     }

@@ -29,7 +29,7 @@ def finite(value: object) -> float | None:
     return float(f"{number:.5g}") if number is not None and math.isfinite(number) else None
 
 
-def said(value: object) -> float | str | None:
+def json_number(value: object) -> float | str | None:
     """Return a number as JSON has it: NaN and infinite ones are texts."""
     number = number_of(value)
     if number is None:

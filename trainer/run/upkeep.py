@@ -84,18 +84,18 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
     directory = RunDirectory(shared_dir, run)
     there = directory.path.is_dir()
     outcome = PLANNED if plan else DONE if there else GONE
-    said: dict[str, Any] = {"run": run, "outcome": outcome, "bytes": 0, "files": 0}
+    answer: dict[str, Any] = {"run": run, "outcome": outcome, "bytes": 0, "files": 0}
     if there:
         if why := why_kept(directory, config, chosen_runs(config)):
             mend = "stop it first: fab stop-cluster" if "trained" in why else "select another: fab start-cluster --run"
             raise UserError(f"run {run} is not removed: {why}; {mend}")
-        said |= freed([directory.path])
+        answer |= freed([directory.path])
         if not plan:
             remove([directory.path], shared_dir)
     if not plan:
         remove([], shared_dir)  # what was interrupted before
-    said["runs"] = [each.run for each in run_directories(shared_dir)]
-    return said
+    answer["runs"] = [each.run for each in run_directories(shared_dir)]
+    return answer
 
 
 def prune_runs(config: Config, keep: int, plan: bool) -> dict[str, Any]:
@@ -109,17 +109,17 @@ def prune_runs(config: Config, keep: int, plan: bool) -> dict[str, Any]:
             kept[directory.run] = why
     going = [each for each in newest if each.run not in kept]
     left = list(shared_dir.glob(f"runs/.*{COMING}")) + list(shared_dir.glob("removing/*"))
-    said: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "removed": sorted(each.run for each in going),
         "kept": kept,
         "left": [each.name for each in left],
     }
-    said |= {"outcome": PLANNED if plan else DONE, **freed([each.path for each in going] + left)}
+    answer |= {"outcome": PLANNED if plan else DONE, **freed([each.path for each in going] + left)}
     if not plan:
         remove([each.path for each in going], shared_dir)
         for unfinished in shared_dir.glob(f"runs/.*{COMING}"):
             remove_unfinished(unfinished)
-    return said
+    return answer
 
 
 def remove_unfinished(coming: Path) -> None:
@@ -167,18 +167,18 @@ def back_up(config: Config, run: str, place: Path, on_bytes: OnBytes, plan: bool
         )
     planned = measure(directory)
     destination = place / f"{run}@{planned['step']}"
-    said = {"run": run, "copy": str(destination), **planned, "outcome": PLANNED}
+    answer = {"run": run, "copy": str(destination), **planned, "outcome": PLANNED}
     if destination.is_dir():
         if damage := find_damage(destination):
             raise UserError(f"{destination} is there and damaged: {damage}. Move it away, and type this again")
         known = read_copy(destination)
-        return {**said, "outcome": THERE, **{key: known[key] for key in ("step", "files", "bytes")}}
+        return {**answer, "outcome": THERE, **{key: known[key] for key in ("step", "files", "bytes")}}
     if plan:
-        return said
+        return answer
     if not os.access(place, os.W_OK | os.X_OK):
         raise UserError(f"--to {place}: the user trainer can't write there; give it the folder: chown trainer {place}")
     made = copy_run(directory, place, on_bytes, lambda step: f"{run}@{step}")
-    return {**said, "copy": made["path"], "outcome": DONE, **{key: made[key] for key in ("step", "files", "bytes")}}
+    return {**answer, "copy": made["path"], "outcome": DONE, **{key: made[key] for key in ("step", "files", "bytes")}}
 
 
 def restore(config: Config, copy: Path, run: str | None, on_bytes: OnBytes, plan: bool) -> dict[str, Any]:
@@ -189,14 +189,14 @@ def restore(config: Config, copy: Path, run: str | None, on_bytes: OnBytes, plan
         raise UserError(f"--run {name!r} can't name a run: use letters, digits, dot, dash and underscore")
     directory = RunDirectory(config.shared_dir, name)
     origin = {"run": record["run"], "step": record["step"], "copied": record["copied"]}
-    said = {"run": name, "copy": str(copy), **{key: record[key] for key in ("step", "files", "bytes")}}
+    answer = {"run": name, "copy": str(copy), **{key: record[key] for key in ("step", "files", "bytes")}}
     if directory.path.exists():
         if _origin(directory) == origin:
-            return {**said, "outcome": THERE}
+            return {**answer, "outcome": THERE}
         raise UserError(f"run {name} is there already, and is not this copy: choose another name with --run")
     if not plan:
         take_copy(copy, directory.path, on_bytes, lambda coming: settle(coming, config, name, origin))
-    return {**said, "outcome": PLANNED if plan else DONE}
+    return {**answer, "outcome": PLANNED if plan else DONE}
 
 
 def clone(config: Config, run: str, new: str, on_bytes: OnBytes, plan: bool) -> dict[str, Any]:
@@ -204,17 +204,17 @@ def clone(config: Config, run: str, new: str, on_bytes: OnBytes, plan: bool) -> 
     directory, other = find(Path(config.shared_dir), run), RunDirectory(config.shared_dir, new)
     if not RUN_NAME.fullmatch(new) or new == run:
         raise UserError(f"{new!r} can't name the new run: use letters, digits, dot, dash and underscore, not {run}")
-    said = {"run": new, "source": run, **measure(directory)}
+    answer = {"run": new, "source": run, **measure(directory)}
     if other.path.exists():
         if (_origin(other) or {}).get("run") == run:
-            return {**said, "outcome": THERE}
+            return {**answer, "outcome": THERE}
         raise UserError(f"run {new} is there already, and is no clone of {run}: choose another name")
     if plan:
-        return {**said, "outcome": PLANNED}
+        return {**answer, "outcome": PLANNED}
     made = copy_run(
         directory, other.path.parent, on_bytes, lambda _: new, lambda coming: settle(coming, config, new, {"run": run})
     )
-    return {**said, "outcome": DONE, **{key: made[key] for key in ("step", "files", "bytes")}}
+    return {**answer, "outcome": DONE, **{key: made[key] for key in ("step", "files", "bytes")}}
 
 
 def settle(coming: Path, config: Config, run: str, restored: dict[str, Any]) -> None:

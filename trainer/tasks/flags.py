@@ -49,10 +49,10 @@ def read_cluster(options: argparse.Namespace, environment: Mapping[str, str]) ->
                 "(or say it with --chief-hosts ... or --cluster FILE; or use: local)"
             )
         return flags
-    said = Cluster.from_tf_config(environment["TF_CONFIG"])
-    if flags is not None and (difference := differ(said, flags)):
+    cluster = Cluster.from_tf_config(environment["TF_CONFIG"])
+    if flags is not None and (difference := differ(cluster, flags)):
         raise ConfigError(f"{difference}: unset TF_CONFIG, or leave the flags out")
-    return said
+    return cluster
 
 
 def cluster_from_flags(options: argparse.Namespace) -> Cluster | None:
@@ -111,11 +111,11 @@ def option(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
-def differ(said: Cluster, flags: Cluster) -> str:
+def differ(cluster: Cluster, flags: Cluster) -> str:
     """Say the first difference between TF_CONFIG and the flags, or nothing."""
-    if said.task != flags.task:
-        return f"TF_CONFIG says task {said.job} {said.index}, the flags say {flags.job} {flags.index}"
-    ours, theirs = said.jobs | said.service, flags.jobs | flags.service
+    if cluster.task != flags.task:
+        return f"TF_CONFIG says task {cluster.job} {cluster.index}, the flags say {flags.job} {flags.index}"
+    ours, theirs = cluster.jobs | cluster.service, flags.jobs | flags.service
     for job in {**ours, **theirs}:
         one, other = ours.get(job, []), theirs.get(job, [])
         if one != other:

@@ -144,10 +144,10 @@ def session(pid: int, processes: Path = Path("/proc")) -> tuple[str, int]:
     return found
 
 
-def listeners(said: str) -> list[Listener]:
+def listeners(output: str) -> list[Listener]:
     """Read `ss -Hlntupe`."""
     found = []
-    for line in said.splitlines():
+    for line in output.splitlines():
         fields = line.split()
         address, _, port = fields[4].rpartition(":")
         program = re.search(r'users:\(\("([^"]*)"', line)
@@ -187,11 +187,11 @@ def is_local(address: str) -> bool:
     return address.startswith(("127.", "::ffff:127.")) or address.partition("%")[0] == "::1" or address.endswith("%lo")
 
 
-def peers(said: str, guarded: Iterable[int]) -> list[dict[str, Any]]:
+def peers(output: str, guarded: Iterable[int]) -> list[dict[str, Any]]:
     """Read `ss -Hnt state established`: who has a connection to a guarded port open."""
     ports = set(guarded)
     found = set()
-    for line in said.splitlines():
+    for line in output.splitlines():
         here, there = (end.rpartition(":") for end in line.split()[2:4])
         port, address = int(here[2]), there[0].strip("[]")
         if port in ports and here[0] != there[0] and not is_local(address):
@@ -217,10 +217,10 @@ def vpn(module: Any, client: str, found: Iterable[Listener]) -> dict[str, Any]:
     ip = module.get_bin_path("ip")
     if not ip or not client:
         return {}
-    _, said, _ = module.run_command([ip, "-json", "route", "get", client.partition("%")[0]])
-    device = client.partition("%")[2] or next((each.get("dev", "") for each in json.loads(said or "[]")), "")
-    _, said, _ = module.run_command([ip, "-json", "-details", "link", "show", "dev", device or "lo"])
-    links = [each for each in json.loads(said or "[]") if each]
+    _, output, _ = module.run_command([ip, "-json", "route", "get", client.partition("%")[0]])
+    device = client.partition("%")[2] or next((each.get("dev", "") for each in json.loads(output or "[]")), "")
+    _, output, _ = module.run_command([ip, "-json", "-details", "link", "show", "dev", device or "lo"])
+    links = [each for each in json.loads(output or "[]") if each]
     kind = next((each.get("linkinfo", {}).get("info_kind", "") for each in links), "")
     if kind not in VPNS:
         return {}
@@ -232,8 +232,8 @@ def vpn(module: Any, client: str, found: Iterable[Listener]) -> dict[str, Any]:
         # The kernel's own sockets have no program.
         ports = {f"{each.port}/udp" for each in open_to_others if each.protocol == "udp" and not each.program}
         if wg := module.get_bin_path("wg"):
-            code, said, _ = module.run_command([wg, "show", device, "listen-port"])
-            ports = ports if code else {f"{said.strip()}/udp"}
+            code, output, _ = module.run_command([wg, "show", device, "listen-port"])
+            ports = ports if code else {f"{output.strip()}/udp"}
     return {"device": device, "kind": kind, "ports": sorted(ports)}
 
 
@@ -293,13 +293,13 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
             "a kernel that lets root filter packets. Or leave this host open: firewall_closes: none"
         )
     ss = module.get_bin_path("ss", required=True)
-    _, said, _ = module.run_command([ss, "-Hlntupe"], check_rc=True)
+    _, output, _ = module.run_command([ss, "-Hlntupe"], check_rc=True)
     _, established, _ = module.run_command([ss, "-Hnt", "state", "established"], check_rc=True)
     _, sockets, _ = module.run_command(["systemctl", "show", "--property=Listen,ActiveState", *SSH_UNITS])
     _, active, _ = module.run_command(["systemctl", "is-active", *(f"{name}.service" for name in SERVICES)])
     ufw = read_or_nothing(UFW) if module.get_bin_path("ufw") else ""
     connection, login = session(os.getpid())
-    found = listeners(said)
+    found = listeners(output)
     ports = ssh_ports(found, sockets, connection)
     if not ports:
         module.fail_json(

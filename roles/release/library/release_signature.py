@@ -91,10 +91,10 @@ def make_key(path: Path) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f".{path.name}.{os.getpid()}")
-    said = _ssh_keygen(["-q", "-t", "ed25519", "-N", "", "-C", "psfleet releases", "-f", str(made)])
-    if said.returncode:
+    output = _ssh_keygen(["-q", "-t", "ed25519", "-N", "", "-C", "psfleet releases", "-f", str(made)])
+    if output.returncode:
         raise SigningError(
-            f"ssh-keygen made no key {str(path)!r}: {_last_line(said.stderr)}. Mend that, or name a key of yours in "
+            f"ssh-keygen made no key {str(path)!r}: {_last_line(output.stderr)}. Mend that, or name a key of yours in "
             "release_key"
         )
     try:
@@ -118,13 +118,13 @@ def read_public(key: Path) -> str:
         return bare(beside.read_text())
     if key.read_bytes()[:4] in (b"ssh-", b"ecds", b"sk-s", b"sk-e"):
         return bare(key.read_text())
-    said = _ssh_keygen(["-y", "-P", "", "-f", str(key)])
-    if said.returncode:
+    output = _ssh_keygen(["-y", "-P", "", "-f", str(key)])
+    if output.returncode:
         raise SigningError(
-            f"release_key: {str(key)!r} can't be read: {_last_line(said.stderr)}. Has it a passphrase? Then load it "
+            f"release_key: {str(key)!r} can't be read: {_last_line(output.stderr)}. Has it a passphrase? Then load it "
             "into an agent (ssh-add), and have its .pub file beside it"
         )
-    return bare(said.stdout.decode())
+    return bare(output.stdout.decode())
 
 
 def allow(keys: Sequence[str]) -> str:
@@ -155,13 +155,13 @@ def sign(key: Path, public: str, content: bytes, signature: Path) -> None:
         verify = ["-Y", "verify", "-f", str(signers), "-I", PRINCIPAL, "-n", NAMESPACE, "-s", str(signature)]
         if signature.is_file() and _ssh_keygen(verify, content).returncode == 0:
             return
-    said = _ssh_keygen(["-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)], content)
-    if said.returncode:
+    output = _ssh_keygen(["-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)], content)
+    if output.returncode:
         raise SigningError(
-            f"release_key: {str(key)!r} signs nothing: {_last_line(said.stderr)}. Has it a passphrase? Then load it "
+            f"release_key: {str(key)!r} signs nothing: {_last_line(output.stderr)}. Has it a passphrase? Then load it "
             "into an agent: ssh-add"
         )
-    replace(signature, said.stdout)
+    replace(signature, output.stdout)
 
 
 def sign_archive(archive: Path, key: Path, public: str) -> Path:
@@ -218,8 +218,8 @@ def _ssh_keygen(arguments: Sequence[str], data: bytes = b"") -> subprocess.Compl
         ) from error
 
 
-def _last_line(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else "it says nothing"
 
 
