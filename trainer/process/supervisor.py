@@ -26,6 +26,7 @@ from types import FrameType
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
 from trainer.process.children import Child, describe_code, end_orphans, read_process
 from trainer.process.fork_server import Server, open_door
+from trainer.process.parking import PARKED_SECONDS, Parking
 from trainer.process.patience import LONGEST_START_SECONDS, START_PATIENCE_SECONDS, more_time
 from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, why_unsafe
 from trainer.run.release import same_kit
@@ -38,7 +39,6 @@ NEEDED = 70  # what a waiting child ends with, once there is something to do tha
 PAUSE_SECONDS = 1.0  # before the next child, where one ended before it was ready
 LOOK_SECONDS = 0.5
 PARKED = "parked"  # its line for systemd begins so; `fab` waits for that
-PARKED_SECONDS = 900.0  # then it goes on by itself: a `fab` that died leaves no cluster parked for ever
 LOOKS_STOPPED = 8  # a child that SIGSTOP holds is killed after so many looks in a row
 
 
@@ -63,7 +63,7 @@ class Supervisor:
         current release; this process works in a release too. Once the link leads to one with another kit or
         environment, the next child is systemd's to start. `wait` is what children run before TensorFlow is imported,
         until one of them ends with NEEDED. `listener` is where the task is scraped: its children answer there.
-        Where `park_file` is there, and not older than PARKED_SECONDS, it has imported TensorFlow and begins parked.
+        Where there is a young `park_file`, it imports TensorFlow and begins parked.
         `door` is where others on this host ask for processes with its import (trainer/process/fork_server.py).
         """
         self._name = name
@@ -77,11 +77,9 @@ class Supervisor:
         self._child: Child | None = None
         self._restarts = 0
         self._was_ready = False
-        self._stopping = self._parking = False
-        self._goes_on = False  # asked to while the child was still about to end
-        self._parked_until = 0.0
+        self._stopping = False
+        self._parking = Parking()
         self._park_file = park_file
-        self._begins_parked = False
         self._door_path = door
         self._door: socket.socket | None = None
         self._lent: set[int] = set()  # servers of those who came to the door
@@ -95,8 +93,8 @@ class Supervisor:
         if self._release is not None:  # elsewhere SIGHUP says that the terminal is gone
             signal.signal(signal.SIGHUP, self._heed_park)
             signal.signal(signal.SIGUSR1, self._heed_go_on)
-            self._look_whether_parked()
-        warm = self._begins_parked
+            self._parking.begin(self._park_file)
+        warm = self._parking.begins
         if warm:
             self._warm_up()
         if self._wait_first is not None and (code := self._keep(self._wait_first, *PASSED_ON, NEEDED)) != NEEDED:
@@ -112,19 +110,12 @@ class Supervisor:
             self._selector.register(door := open_door(self._door_path), selectors.EVENT_READ)
             self._door = door
 
-    def _look_whether_parked(self) -> None:
-        """Begin parked where `fab` has left the file; it takes that away before it sends SIGUSR1, so none is missed."""
-        with contextlib.suppress(FileNotFoundError):
-            age = max(0.0, time.time() - self._park_file.stat().st_mtime) if self._park_file else PARKED_SECONDS
-            self._begins_parked = self._parking = age < PARKED_SECONDS
-            self._parked_until = time.monotonic() + PARKED_SECONDS - age
-
     def _keep(self, run: Callable[[Notifier], int], *passed_on: int) -> int:
         """Fork children that run this until one ends with a code that is passed on, or a stop is asked for."""
         with self._signals():
             afresh = False
             while not self._stopping:
-                if self._parking:
+                if self._parking.asked:
                     if not self._park():
                         return STOPPED if self._stopping else FINISHED
                     if afresh:
@@ -137,7 +128,7 @@ class Supervisor:
                     self._wait(PAUSE_SECONDS)
                     continue
                 code = self._follow(child)
-                if self._parking and not self._stopping:
+                if self._parking.asked and not self._stopping:
                     afresh = child.restart_unit
                     continue
                 if self._stopping or code in passed_on or child.restart_unit:
@@ -167,7 +158,7 @@ class Supervisor:
         ours.setblocking(False)
         self._selector.register(ours, selectors.EVENT_READ)
         self._child = child = Child(pid, ours)
-        if self._stopping or self._parking:  # it was asked for while there was no child to pass it on to
+        if self._stopping or self._parking.asked:  # it was asked for while there was no child to pass it on to
             self._send(child, signal.SIGTERM)
         return child
 
@@ -224,17 +215,13 @@ class Supervisor:
         log.info("%s is parked", self._name)
         say = self._notifier.status if self._was_ready else self._notifier.ready
         self._was_ready = True
-        when = "within" if self._begins_parked else "or after"
-        say(f"{PARKED}: goes on when it is asked to, {when} {PARKED_SECONDS:.0f} s")
-        while self._parking and not self._goes_on and not self._stopping:
+        say(f"{PARKED}: {self._parking.describe()}")
+        while not (self._parking.goes_on or self._parking.is_over() or self._stopping):
             self._wait(LOOK_SECONDS, once=True)
             self._ping()
-            if time.monotonic() > self._parked_until:
-                then = "ending" if self._begins_parked else "going on by itself"
-                log.warning("%s was asked for nothing in %.0f s: %s", self._name, PARKED_SECONDS, then)
-                self._goes_on, self._parking = True, not self._begins_parked
-        goes_on = self._parking and not self._stopping
-        self._parking = self._goes_on = self._begins_parked = False
+        if not (self._parking.goes_on or self._stopping):
+            log.warning("%s was asked for nothing in %.0f s", self._name, PARKED_SECONDS)
+        goes_on = self._parking.end() and not self._stopping
         self._restarts = 0
         if goes_on:
             self._notifier.status("goes on")
@@ -342,7 +329,7 @@ class Supervisor:
         silent = now - child.sign
         if child.stopped >= LOOKS_STOPPED:
             why = "is stopped by a signal"
-        elif silent > patience and not (self._stopping or (self._parking and now < self._parked_until)):
+        elif silent > patience and not (self._stopping or (self._parking.asked and not self._parking.is_over())):
             why = f"has given no sign of life for {silent:.0f} s{'' if child.ready else ', and is not ready'}"
         else:
             self._ping()
@@ -358,13 +345,12 @@ class Supervisor:
             self._notifier.alive()
 
     def _heed_park(self, number: int, frame: FrameType | None) -> None:
-        if self._child is not None and not self._parking:
+        if self._child is not None and not self._parking.asked:
             self._send(self._child, signal.SIGTERM)
-        self._parking, self._goes_on = True, False
-        self._parked_until = time.monotonic() + PARKED_SECONDS
+        self._parking.ask()
 
     def _heed_go_on(self, number: int, frame: FrameType | None) -> None:
-        self._goes_on = self._parking
+        self._parking.go_on()
 
     def _send(self, child: Child, number: int) -> None:
         # Its pid is its own until it is reaped.
