@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from fleet.decision import Choice, pick_restarts
@@ -12,10 +13,16 @@ from fleet.readings import describe
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.units import Health
+from trainer.core.config import Config
+from trainer.core.joining import why_at_a_save
 from trainer.core.parameters import describe_values
+from trainer.core.strategies import STRATEGIES
 
 MOST_NAMES = 8
 MOST_REASONS = 3
+AT_ONCE = "within seconds, while the others train on"
+AT_A_SAVE = "at the next save, after which the training pauses for some seconds"
+NEVER = "once the coordinator starts again: elastic is false"
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,21 @@ class Plan:
             "start": [task.name for task in self.start],
             "missing": dict(self.missing),
             "drained": dict(self.drained),
+            "join": self.joining,
         }
+
+    @property
+    def joining(self) -> dict[str, str]:
+        """When each worker and ps that starts takes part in the training; nothing where the coordinator starts too."""
+        chief, settings = self.inventory.chief, self.inventory.run_settings
+        if chief not in self.tasks or chief in self.start or chief.host in self.behind or self.choice.write:
+            return {}
+        if not STRATEGIES[settings.get("strategy", Config.strategy)].remote:
+            return {}
+        why = why_at_a_save(settings)
+        later = AT_A_SAVE if settings.get("elastic", Config.elastic) else NEVER
+        when = {"worker": f"{later}: {why}" if why else AT_ONCE, "ps": later}
+        return {task.name: when[task.job] for task in self.start if task.job in when}
 
     def without(self, lost: Mapping[str, str]) -> Plan:
         """Return the plan without hosts that are lost, each with why."""
@@ -110,6 +131,8 @@ def render_plan(plan: Plan) -> str:
     lines.append(
         f"  start   {_names(task.name for task in plan.start)}" if plan.start else "  start   nothing: all run"
     )
+    for when, joining in groupby(sorted(plan.joining, key=plan.joining.__getitem__), plan.joining.__getitem__):
+        lines.append(f"  join    {_names(joining)} {when}")
     for host, reason in plan.missing.items():
         away = _names(task.name for task in plan.inventory.tasks_on(host))
         lines.append(f"  without {away} on {host}: {reason}")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from trainer.cluster.growth import present
 from trainer.cluster.member import State
 from trainer.cluster.spec import ADDRESS, SERVICE_JOBS, Cluster
 from trainer.command_line import parse
@@ -220,6 +221,7 @@ def become_task(
 
     Where there is a `listener`, it is scraped there.
     """
+    cluster = present(cluster)
     collector = MetricsCollector(tuple(state.value for state in State), notifier.restarts, own_release(Path.cwd()))
     if listener is not None:
         serve(listener, collector)

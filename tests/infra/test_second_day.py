@@ -146,6 +146,41 @@ def test_a_rollback_brings_the_release_and_settings_of_before(training: Training
     training.check()
 
 
+@pytest.mark.slow
+def test_members_that_are_added_join_the_training(training: Training, lab, long_run, tmp_path) -> None:
+    """Four minutes: a worker and a ps more on worker-1 and ps-1, and back to as many as before."""
+    more = shutil.copytree(long_run, tmp_path / "lab")
+    hosts = yaml.safe_load((more / "hosts.yml").read_text())
+    hosts["worker"]["hosts"]["worker-1"]["worker_tasks"] = 2
+    hosts["ps"]["hosts"]["ps-1"]["ps_tasks"] = 2
+    (more / "hosts.yml").write_text(yaml.safe_dump(hosts, sort_keys=False))
+    made = play("site.yml", inventory=more)
+    assert made.failed == []
+    begun = time.monotonic()
+    training.check()
+    assert not any(stats["changed"] for stats in play("site.yml", inventory=more).stats.values())
+    said = done("start-cluster", "--plan", inventory=more)
+    assert "join    worker-2 within seconds" in said
+    assert "join    ps-2 at the next save" in said
+    print(f"looked at in {time.monotonic() - begun:.1f} s")
+    begun = time.monotonic()
+    done("start-cluster", "--detach", inventory=more)
+    started = time.monotonic()
+    gives = "status(lab)['workers'] has worker-2"
+    wait_until(lambda: status(lab)["workers"].get("worker-2", {}).get("steps"), 60, gives)
+    print(f"start: {started - begun:.1f} s, worker-2's first steps told {time.monotonic() - started:.1f} s after it")
+    wait_until(lambda: status(lab)["without"] == {}, 60, "all members take part")
+    found = training.check("worker-2", "ps-2")
+    assert [event for event in found if event["event"] == "started"] == []  # the coordinator's process went on
+    kinds = [(event["event"], event.get("task")) for event in found]
+    assert ("member-joined", "worker-2") in kinds
+    print([event for event in found if event["event"] in ("recovering", "attached", "restored", "training")])
+    # Fewer members are another cluster: all tasks restart once.
+    assert play("site.yml", inventory=long_run).failed == []
+    wait_until(lambda: status(lab)["without"] == {}, 120, "all members take part")
+    assert [event for event in events()[training.past :] if event.get("steps_lost")] == []
+
+
 def test_the_history_has_each_act(long_run) -> None:
     acts = json.loads(done("history", "--json", "--since", "30 min", "--lines", "100", inventory=long_run))
     assert acts["damaged"] == 0

@@ -36,7 +36,7 @@ SETTINGS = {"program": "a:B", "steps": 100, "epoch_steps": 20}
 class Counting:
     """Counts the steps of calls, and those of one call twice; a call ends when the controller looks for it."""
 
-    is_recovering = is_failing = False
+    is_recovering = is_failing = takes_in = False
     position = tables = None
     seconds_waited = 0.0
     copy = staticmethod(copy_each)

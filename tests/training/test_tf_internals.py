@@ -37,7 +37,13 @@ from trainer.training.tf_internals.datasets import (
     iterator_type_spec,
     sleep,
 )
-from trainer.training.tf_internals.executors import default_executor, make_executor, on_executor
+from trainer.training.tf_internals.executors import (
+    default_executor,
+    delete_executor,
+    keep_function,
+    make_executor,
+    on_executor,
+)
 from trainer.training.tf_internals.graphs import resource_names
 from trainer.training.tf_internals.variables import (
     autocast_dtype,
@@ -51,9 +57,7 @@ from trainer.training.tf_internals.workers import (
     PartialHandler,
     WayLost,
     context_id,
-    delete_executor,
     is_recovering,
-    keep_function,
     make_coordinator,
     stop_cluster,
     worker_threads,

@@ -87,3 +87,16 @@ def test_a_ps_that_leaves_is_named_before_members_that_return() -> None:
     changes.look(is_recovering=False)
     changes.look_for_returned(is_recovering=False)
     assert changes.message == "ps-1 leaves, and the checkpoint is saved"
+
+
+def test_for_a_worker_that_joins_no_generation_ends() -> None:
+    members = Members()
+    members.back = ["ps-2", "worker-1"]
+    joins = [True]
+    changes = MemberChanges(members, Storage(), elastic=True, workers_join=lambda: joins[0])
+    changes.look_for_returned(is_recovering=False)
+    assert changes.returned == ["ps-2"]
+    changes.put_off()
+    joins[0] = False
+    changes.look_for_returned(is_recovering=False)
+    assert changes.returned == ["ps-2", "worker-1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -426,3 +428,52 @@ def test_a_ps_is_lost_when_no_worker_trains_and_none_reaches_it(
     assert ("ps-lost", "ps-0") in watched.looks()
     assert watched.membership.unreachable_ps() == {"ps-0": "no worker has a way to it"}
     assert watched.membership.lost_ps() == ["ps-0"]
+
+
+def add(watched: Watched, path: Path, **jobs: list[str]) -> None:
+    """Have the coordinator's environment file name more members."""
+    config = {"cluster": CLUSTER.jobs | jobs, "task": {"type": "chief", "index": 0}}
+    path.write_text(f"TF_CONFIG='{json.dumps(config)}'\n")
+    membership = watched.membership
+    membership._growing.cluster = membership._cluster = dataclasses.replace(CLUSTER, source=path)
+    membership._growing._looked_at = -1e9
+
+
+def test_a_worker_that_is_added_joins_once_it_answers(watched: Watched, tmp_path: Path) -> None:
+    add(watched, tmp_path / "chief-0.env", worker=["a:1", "b:1", "e:1"])
+    assert watched.looks() == []
+    membership = watched.membership
+    assert membership.heartbeat.members()["worker-2"].state is State.STARTING
+    assert membership.newcomers() == {}
+    watched.answers(worker_2="w2")
+    assert membership.newcomers() == {"worker-2": "e:1"}
+    membership.join("worker-2")
+    assert membership.newcomers() == {}
+    assert membership.returned() == []
+    assert membership.workers == ["worker-0", "worker-1", "worker-2"]
+    membership.workers_taken_in(["worker-2"])
+    membership.joined("worker-2")
+    assert watched.looks() == []
+    assert membership.heartbeat.members()["worker-2"].state is State.TRAINING
+
+
+def test_a_ps_that_is_added_is_one_that_is_back(watched: Watched, tmp_path: Path) -> None:
+    """A generation that begins before it answers does not wait for it."""
+    add(watched, tmp_path / "chief-0.env", ps=["c:1", "f:1"])
+    watched.looks()
+    watched.hear(lambda member: member.looked_at(time.monotonic() + 10), "ps-1")
+    watched.forms()
+    assert watched.membership.servers == ["ps-0"]
+    watched.answers(ps_1="p1")
+    past = time.monotonic() - 10
+    watched.hear(lambda member: dataclasses.replace(member, steady_since=past), "ps-1")
+    assert watched.membership.returned() == ["ps-1"]
+    assert watched.membership.newcomers() == {}
+
+
+def test_a_worker_that_leaves_does_not_join(watched: Watched, tmp_path: Path, leaves: Callable[[str], None]) -> None:
+    add(watched, tmp_path / "chief-0.env", worker=["a:1", "b:1", "e:1"])
+    watched.looks()
+    watched.answers(worker_2="w2")
+    leaves("worker-2")
+    assert watched.membership.newcomers() == {}

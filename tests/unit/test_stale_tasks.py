@@ -1,5 +1,6 @@
 """Which running tasks a change concerns, and what counts as a change."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ from functools import partial
 
 import pytest
 import stale_tasks
+
+from fleet.site.escaping import environment_value
 
 LISTING = """\
 Id=trainer@ps-0.service
@@ -59,7 +62,7 @@ def begin(files):
 def look(files, task, pid):
     """Say what is newer than a task, and whether its supervisor may go on."""
     reads = task == "chief-0"
-    own = partial(stale_tasks.inputs, task, reads, config_dir=files / "etc", unit=files / "unit")
+    own = partial(stale_tasks.inputs, task, reads, config_dir=files / "etc", unit=files / "unit", pid=pid)
     inputs = stale_tasks.inputs_of_child(reads, files / "release", files / "etc")
     newer, goes_on = stale_tasks.judge(pid, files / "release", own, inputs)
     return newer.removeprefix(f"{files}/"), goes_on
@@ -142,3 +145,56 @@ def test_start_time_is_the_process_start():
         process.kill()
     assert abs(started - before) < 1
     assert stale_tasks.start_time("0") is None
+
+
+OLD = {"chief": ["a:1"], "ps": ["b:1"], "worker": ["c:1", "d:1"]}
+
+
+def config(cluster, job="worker"):
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
+
+
+@pytest.mark.parametrize(
+    ("after", "more"),
+    [
+        ({**OLD, "worker": ["c:1", "d:1", "e:1"]}, True),
+        ({**OLD, "ps": ["b:1", "e:1"]}, True),
+        ({**OLD, "worker": ["e:1", "c:1", "d:1"]}, False),
+        ({**OLD, "worker": ["c:1"]}, False),
+        ({**OLD, "chief": ["e:1"]}, False),
+        ({**OLD, "data": ["e:1"]}, False),
+    ],
+)
+def test_members_behind_the_others_make_nothing_stale(after, more):
+    assert stale_tasks.names_more(config(OLD), config(after)) is more
+    assert stale_tasks.names_more(config(OLD), config(after, "ps")) is False
+    in_step = [{**cluster, "ps": []} for cluster in (OLD, after)]
+    assert stale_tasks.names_more(*map(config, in_step)) is False
+
+
+@pytest.mark.parametrize(
+    ("unit", "more", "stale"),
+    [
+        ({"TRAINER_MEMBERS": "x"}, "", False),
+        ({"TRAINER_MEMBERS": "x", "TRAINER_PARK_FILE": "/run/x"}, "", False),
+        ({"TRAINER_MEMBERS": "x"}, "TRAINER_METRICS_OF_WORKERS='{}'\n", False),
+        ({"TRAINER_MEMBERS": "x"}, "DATA_DIR=/elsewhere\n", True),
+        ({"TRAINER_MEMBERS": "x", "TRAINER_METRICS": "a:1"}, "", True),
+        ({}, "", True),
+    ],
+)
+def test_a_task_follows_its_file_where_only_members_were_added(files, unit, more, stale):
+    """The last two: a variable that the file no longer has, and a unit that was written earlier."""
+    path = files / "etc/worker-0.env"
+    (files / "unit").write_text("[Service]\nEnvironment=TRAINER_MEMBERS=x\nEnvironment=TRAINER_PARK_FILE=/run/%i\n")
+    time.sleep(0.05)
+    environment = {"PATH": os.environ["PATH"], "DATA_DIR": "/data", "TF_CONFIG": config(OLD), **unit}
+    process = subprocess.Popen(["sleep", "60"], cwd=files / "release", env=environment)
+    try:
+        time.sleep(0.1)
+        after = config({**OLD, "worker": [*OLD["worker"], "e:1"]})
+        path.write_text(f"# managed\nTF_CONFIG={environment_value(after)}\nDATA_DIR=/data\n{more}")
+        assert look(files, "worker-0", str(process.pid))[0] == ("etc/worker-0.env" if stale else "")
+    finally:
+        process.kill()
+        process.wait()

@@ -196,7 +196,7 @@ def test_a_broken_way_is_tried_again_soon_and_one_that_works_later() -> None:
         tried.append(address)
         return state[address]
 
-    found = Ways("own:1", {"ps-0": "c:1", "ps-1": "d:1"}, attempt)
+    found = Ways("own:1", lambda: {"ps-0": "c:1", "ps-1": "d:1"}, attempt)
     found.look(0.0)
     assert sorted(tried) == ["c:1", "d:1"]
     tried.clear()

@@ -185,6 +185,12 @@ class Heartbeat:
         self._lines = {task: Line(member.address) for task, member in self._members.items()}
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
+    def add(self, *members: Member) -> None:
+        """Ask these as well from now on; call it in `on_beat`."""
+        self._lines |= {member.task: Line(member.address) for member in members}
+        with self._lock:
+            self._members |= {member.task: member for member in members}
+
     def stop(self) -> None:
         self._ended = True
         self._news.set()

@@ -19,9 +19,11 @@ from trainer.cluster.commands import Messenger, shut_down_servers
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.fence import Fence
 from trainer.cluster.formation import form, names
+from trainer.cluster.growth import Growing
 from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.last_words import LEAVE_SECONDS, say_last
 from trainer.cluster.leaving import is_leaving, leaving_ps
+from trainer.cluster.liveness import live
 from trainer.cluster.member import Member, State
 from trainer.cluster.member_news import CALL_FAILED, MemberNews
 from trainer.cluster.member_troubles import Handler, MemberTroubles
@@ -35,7 +37,7 @@ from trainer.core.config import Config
 from trainer.core.failures import TRY_AGAIN, UserError
 from trainer.core.signals import on_sigterm, raise_stopped
 from trainer.core.states import Phase, RunState
-from trainer.core.task_id import TaskId
+from trainer.core.task_id import TaskId, is_worker
 from trainer.run.directory import RunDirectory
 from trainer.run.restart_budget import end_attempt
 from trainer.telemetry.progress import Progress
@@ -43,8 +45,6 @@ from trainer.telemetry.tally import Seen
 
 log = logging.getLogger(__name__)
 TAKE_SECONDS = 20.0  # TensorFlow takes a worker in within moments
-PROVE_SECONDS = 0.02  # between two looks at whether a ps still lives
-LIVE_SECONDS = 2.0
 
 
 class Membership:
@@ -65,6 +65,8 @@ class Membership:
         """When the time without training began that the present generation ends."""
         self._config = config
         self._cluster = cluster
+        self._growing = Growing(cluster)
+        self._addresses = dict(cluster.servers)
         self._directory = directory
         self._progress = progress
         record = directory.read_state()
@@ -74,13 +76,14 @@ class Membership:
         self._every_ps = False
         self._without = set(record["without"])
         self._members: dict[str, str] = {}  # the process of each that this generation trains on
-        self._news = MemberNews(progress, cluster.servers)
+        self._workers: list[str] = []
+        self._news = MemberNews(progress, self._addresses)
         self._troubles = MemberTroubles()
         self._watching = False
         self._missing_ways = MissingWays()
         self.handler: Handler | None = None
         """What takes workers in and out while this generation trains."""
-        messenger = Messenger(cluster.servers) if config.local_run_dir else None
+        messenger = Messenger(self._addresses) if config.local_run_dir else None
         self._restarts = RestartRequests(directory, record["restart"], progress.post, messenger)
         self.heartbeat = Heartbeat(
             {
@@ -117,6 +120,7 @@ class Membership:
         # One that is away is asked too: should it thaw, it must come back without what it holds and waits for.
         self.heartbeat.change(Member.left_out, *absent)
         self._members = members
+        self._workers = [task for task in self._cluster.servers if task in members and is_worker(task)]
         self._news.formed()
         self._first, self._without = False, set(absent)
         try:
@@ -169,7 +173,7 @@ class Membership:
     @property
     def workers(self) -> list[str]:
         """The workers of this generation, in TensorFlow's order."""
-        return [task for task in self._cluster.servers if task in self._members and TaskId.parse(task).job == "worker"]
+        return list(self._workers)
 
     @property
     def servers(self) -> list[str]:
@@ -204,7 +208,22 @@ class Membership:
         now, leaving = time.monotonic(), leaving_ps()
         members = self.heartbeat.members().items() if self._watching else ()
         back = (task for task, member in members if member.taken_in is None and member.is_steady(now))
-        return sorted(task for task in back if task not in leaving)
+        return sorted(task for task in back if task not in leaving and task not in self._workers)
+
+    def newcomers(self) -> dict[str, str]:
+        """Return the workers that are present and take no part in this generation (task name to address)."""
+        members = self.heartbeat.members() if self._watching else {}
+        new = [m for m in members.values() if not m.is_ps and m.taken_in is None and m.is_here()]
+        return {m.task: m.address for m in new if m.task not in self._workers and not is_leaving(m.task)}
+
+    def join(self, task: str) -> None:
+        """Count a worker to this generation, behind the others: TensorFlow is about to take it in."""
+        self._workers.append(task)
+
+    def joined(self, task: str) -> None:
+        """Tell of a worker that has what it needs to train."""
+        self._without.discard(task)
+        self._progress.events.write("member-joined", task=task, host=self._addresses[task])
 
     def worker_lost(self, task: str) -> None:
         """TensorFlow has lost a worker, and waits to take it in again."""
@@ -218,8 +237,10 @@ class Membership:
         until that is known, which is the heartbeat's time-out at most; only this worker's calls wait for it.
         """
         others = [name for name in map(self._name_of, named_in(message)) if name not in (None, task)]
-        others = [name for name in others if name and TaskId.parse(name).job != "worker"]
-        if not others or not self._live([name for name in others if name != CHIEF]):
+        others = [name for name in others if name and not is_worker(name)]
+        servers = [name for name in others if name != CHIEF]
+        seconds = self._config.heartbeat_timeout_seconds
+        if not others or not live(self.heartbeat, servers, seconds, lambda: self._watching):
             return ""
         addresses = self._cluster.servers | {CHIEF: self._cluster.jobs["chief"][0]}
         called = " or ".join(f"{name} at {addresses[name]}" for name in others)
@@ -233,25 +254,6 @@ class Membership:
             return CHIEF
         tasks = {"worker": self.workers, "ps": self.servers}.get(named.job, [])
         return tasks[named.index] if named.index < len(tasks) else None
-
-    def _live(self, servers: Collection[str]) -> bool:
-        """Return whether the processes of these ps that take part answer a question that is asked from now on.
-
-        A generation that is over meanwhile, as after a ps that was lost, says nothing of its processes any longer.
-        """
-        since = time.monotonic()
-        processes = {task: self.heartbeat.members()[task].taken_in for task in servers}
-        while self._watching and time.monotonic() < since + self._config.heartbeat_timeout_seconds + LIVE_SECONDS:
-            self.heartbeat.hurry(since)
-            members = [self.heartbeat.members()[task] for task in servers]
-            if any(member.taken_in is None or member.taken_in != processes[member.task] for member in members):
-                return False
-            if any(member.is_lost or member.state is State.SILENT for member in members):
-                return False
-            if all(member.is_here(since) for member in members):
-                return True
-            time.sleep(PROVE_SECONDS)
-        return False
 
     def _cut_off(self, task: str, why: str) -> None:
         """Leave out one that takes part and lacks a way; what it waits for goes with its process."""
@@ -301,6 +303,7 @@ class Membership:
 
     def look(self) -> None:
         """Compare the records with what this generation needs; the heartbeat calls this after each round."""
+        self._look_for_added(time.monotonic())
         self._ask_to_restart()
         if late := self._phases.overdue():
             self._give_up("phase-overdue", late, [])
@@ -323,6 +326,14 @@ class Membership:
             seconds = time.monotonic() - handler.updating_since
             if seconds > TAKE_SECONDS:
                 self._give_up("recovering", f"TensorFlow has been taking in a worker for {seconds:.0f} s", [])
+
+    def _look_for_added(self, now: float) -> None:
+        """Ask members from now on that the cluster has got; nobody waits for them."""
+        if added := self._growing.look(now):
+            self._addresses |= added
+            self._without |= added.keys()
+            self.heartbeat.add(*(Member(task, address, since=now) for task, address in added.items()))
+            self._cluster = self._growing.cluster  # those that form a cluster find all of it in the heartbeat
 
     def _look_at_ways(self, now: float) -> None:
         """Leave out those of this generation that lack a way, and tell of it."""

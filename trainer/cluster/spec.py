@@ -8,6 +8,7 @@ import json
 import re
 import socket
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from trainer.core.config import ConfigError
@@ -29,6 +30,8 @@ class Cluster:
     index: int
     service: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     """The addresses of the data service's jobs; empty where there is none."""
+    source: Path | None = dataclasses.field(default=None, compare=False)
+    """The file with this task's TF_CONFIG, which may name more members later; None where nothing is read again."""
 
     @classmethod
     def from_tf_config(cls, text: str) -> Cluster:

@@ -96,8 +96,13 @@ def try_all(others: Mapping[str, str], attempt: Callable[[str], Way] = try_way) 
 class Ways:
     """Tries a server's ways again and again, and writes down what it finds; a thread does."""
 
-    def __init__(self, own: str, others: Mapping[str, str], attempt: Callable[[str], Way] = try_way) -> None:
-        """Take the server's own address, where it is asked which process it is, and the others' (by task)."""
+    def __init__(
+        self, own: str, others: Callable[[], Mapping[str, str]], attempt: Callable[[str], Way] = try_way
+    ) -> None:
+        """Take the server's own address, where it is asked which process it is, and what returns the others' (by task).
+
+        Others may come to them.
+        """
         self._own = own
         self._others = others
         self._attempt = attempt
@@ -122,7 +127,7 @@ class Ways:
 
     def look(self, now: float) -> dict[str, Way]:
         """Try those that are due (`now` of time.monotonic); returns them."""
-        due = {task: address for task, address in self._others.items() if now >= self._due(task)}
+        due = {task: address for task, address in self._others().items() if now >= self._due(task)}
         for task, way in try_all(due, self._attempt).items():
             before = self._found.get(task)
             same = before is not None and (before.works, before.process) == (way.works, way.process)

@@ -25,3 +25,8 @@ class TaskId:
 
     def __str__(self) -> str:
         return f"{self.job}-{self.index}"
+
+
+def is_worker(task: str) -> bool:
+    """Return whether a task's name is a worker's."""
+    return TaskId.parse(task).job == "worker"

@@ -31,7 +31,12 @@ RECOVERIES = {
     "restored": "went back to a checkpoint",
     "training": "trains again",
 }
-OTHERS = {"member-left": "member left in order", "stopped": "stopped on request", "finished": "finished"}
+OTHERS = {
+    "member-left": "member left in order",
+    "member-joined": "worker joined",
+    "stopped": "stopped on request",
+    "finished": "finished",
+}
 ENDS_A_FAULT = ("training", "member-back")
 FOLLOWS = ("recovering", "lease-taken")  # from the loss of a member; of themselves they are faults
 FOLLOWS_SECONDS = 60.0

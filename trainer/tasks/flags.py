@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def read_cluster(options: argparse.Namespace, environment: Mapping[str, str]) ->
             )
         return flags
     cluster = Cluster.from_tf_config(environment["TF_CONFIG"])
+    if source := environment.get("TRAINER_MEMBERS"):
+        cluster = replace(cluster, source=Path(source))
     if flags is not None and (difference := differ(cluster, flags)):
         raise ConfigError(f"{difference}: unset TF_CONFIG, or leave the flags out")
     return cluster

@@ -16,6 +16,7 @@ from functools import partial
 
 from trainer.cluster.commands import ASKED, received
 from trainer.cluster.fence import limit_waits
+from trainer.cluster.growth import Growing
 from trainer.cluster.probe import answers, incarnation
 from trainer.cluster.spec import Cluster
 from trainer.cluster.way_probe import Ways
@@ -72,9 +73,16 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
     settings = LastRead(selected)
     follow_run(cluster.task, own, notifier, settings)
     record_resources(cluster.task, partial(served_run, settings))
-    Ways(own, targets(cluster.task, {**cluster.servers, CHIEF: cluster.jobs["chief"][0]})).start()
+    Ways(own, partial(others_of, Growing(cluster))).start()
     threading.Thread(target=keep_limited, args=(settings,), name="connections", daemon=True).start()
     server.join()
+
+
+def others_of(growing: Growing) -> dict[str, str]:
+    """Return whom this server exchanges tensors with (task to address), also those that were added since it started."""
+    growing.look(time.monotonic())
+    cluster = growing.cluster
+    return targets(cluster.task, {**cluster.servers, CHIEF: cluster.jobs["chief"][0]})
 
 
 class LastRead:

@@ -1,8 +1,8 @@
 """What befell a run: events.jsonl in its directory, one JSON object a line.
 
 started, waiting, formed, attached, restored, training, member-lost, member-left, member-silent, member-back,
-member-given-up, member-half-connected, member-other-release, ps-lost, recovering, lease-taken, phase-overdue,
-checkpoint-saved, save-failed, checkpoint-set-aside, not-finite, evaluated, stopped, failed, finished
+member-joined, member-given-up, member-half-connected, member-other-release, ps-lost, recovering, lease-taken,
+phase-overdue, checkpoint-saved, save-failed, checkpoint-set-aside, not-finite, evaluated, stopped, failed, finished
 """
 
 from __future__ import annotations

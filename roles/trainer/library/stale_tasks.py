@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -19,6 +22,8 @@ description:
   - A task that is stopped is never stale.
   - A task's unit has a supervisor, and the supervisor's child does the work. Unit, environment file, secrets, kit and
     Python packages are the supervisor's. The child reads run settings and release.
+  - An environment file that names more workers or ps than the process knows makes nothing stale. The task reads it
+    again by itself, where its unit has C(TRAINER_MEMBERS).
 options:
   root:
     description: Directory with the link C(current) to the release.
@@ -61,6 +66,13 @@ warm:
 """
 
 
+MEMBERS = "TRAINER_MEMBERS"  # in the unit: where a task finds its TF_CONFIG again
+GROWING = ("worker", "ps")
+FOLLOWING = ("TF_CONFIG", "TRAINER_METRICS_OF_WORKERS")
+OURS = ("TRAINER_", "CUDA_", "TF_")
+OF_UNIT = re.compile(r"^Environment=(\w+)=", re.MULTILINE)
+
+
 def newer_file(started: float, paths: Iterable[Path]) -> str | None:
     """Name the first path that changed (content, owner or mode) after a time in seconds since the epoch."""
     for path in paths:
@@ -85,10 +97,50 @@ def same_kit(one: Path, other: Path) -> bool:
     return kits[0] == kits[1] and len(environments) == 1
 
 
-def inputs(task: str, reads_settings: bool, release: Path, config_dir: Path, unit: Path) -> Iterator[Path]:
-    """List what a task's supervisor reads when it starts; `release` is the one that it works in."""
+def read_environment(text: str) -> dict[str, str]:
+    """Read an environment file as `environment_value` writes it (fleet/site/escaping.py)."""
+    lines = [line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#")]
+    return {name: "".join(shlex.split(value)) for name, _, value in lines}
+
+
+def names_more(before: str, after: str) -> bool:
+    """Whether one TF_CONFIG has more workers or ps behind those of another, and is the same apart from that.
+
+    Without ps nobody can join (docs/decisions/0235-members-join-a-training.md).
+    """
+    one, other = json.loads(before), json.loads(after)
+    had, has = one.get("cluster", {}), other.get("cluster", {})
+    if one.get("task") != other.get("task") or not had.get("ps"):
+        return False
+    others = [job for job in {**had, **has} if job not in GROWING]
+    return all(had.get(job) == has.get(job) for job in others) and all(
+        has.get(job, [])[: len(had.get(job, []))] == had.get(job, []) for job in GROWING
+    )
+
+
+def has_only_grown(pid: str, path: Path, unit: Path) -> bool:
+    """Whether a process differs from its environment file only in members that were added, and looks for these.
+
+    `unit` sets variables, too.
+    """
+    try:
+        pairs = (pair.partition("=") for pair in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+        has = {name: value for name, _, value in pairs}
+        given = read_environment(path.read_text())
+        known = {*given, *OF_UNIT.findall(unit.read_text())}
+        left = [name for name in has if name.startswith(OURS) and name not in known]
+        differing = [name for name, value in given.items() if has.get(name) != value and name not in FOLLOWING]
+        more = names_more(has["TF_CONFIG"], given["TF_CONFIG"])
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False
+    return MEMBERS in has and more and not left and not differing
+
+
+def inputs(task: str, reads_settings: bool, release: Path, config_dir: Path, unit: Path, pid: str) -> Iterator[Path]:
+    """List what a task's supervisor `pid` reads when it starts; `release` is the one that it works in."""
     yield unit
-    yield config_dir / f"{task}.env"
+    if not has_only_grown(pid, config_dir / f"{task}.env", unit):
+        yield config_dir / f"{task}.env"
     yield unit.with_name(f"trainer@{task}.service.d") / "psfleet-task.conf"
     if reads_settings:
         yield unit.with_name(f"trainer@{task}.service.d") / "psfleet-secrets.conf"
@@ -179,7 +231,7 @@ def main() -> None:
     stale, warm = {}, []
     for task, pid in running_tasks(listing):
         reads = task in readers
-        own = partial(inputs, task, reads, config_dir=config_dir, unit=unit)
+        own = partial(inputs, task, reads, config_dir=config_dir, unit=unit, pid=pid)
         newer, goes_on = judge(pid, release, own, inputs_of_child(reads, release, config_dir))
         if newer:
             stale[task] = newer

@@ -51,6 +51,14 @@ class Calls:
         """The numbers of the call that ended last by name, with metrics over all calls since they were reset."""
         return {} if self.outputs is None else fetch_numbers(self._runner.over_all_calls(self.outputs))
 
+    def join(self, task: str) -> None:
+        """One more worker takes calls; its number is the next one."""
+        self._tasks[self._count] = task
+        self._count += 1
+        self.schedule.join()
+        self._meter.join(task)
+        self._progress.tally.workers = [*self._progress.tally.workers, task]
+
     def give(self, steps: int) -> Call:
         """Give out a call of so many steps."""
         call = self._runner.call(steps)

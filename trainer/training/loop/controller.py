@@ -28,6 +28,7 @@ from trainer.training.loop.account import Account
 from trainer.training.loop.calls import Calls
 from trainer.training.loop.epoch_ends import EpochEnds
 from trainer.training.loop.evaluations import Evaluations
+from trainer.training.loop.joining import Joining
 from trainer.training.loop.member_changes import MemberChanges
 from trainer.training.loop.member_watch import MemberWatch
 from trainer.training.loop.progress_meter import ProgressMeter
@@ -110,7 +111,10 @@ class Controller:
             self.save,
             limit_seconds=config.member_wait_timeout_seconds,
         )
-        self._changes = MemberChanges(members, checkpoints, elastic=config.elastic)
+        self._changes = MemberChanges(
+            members, checkpoints, elastic=config.elastic, workers_join=lambda: runner.takes_in
+        )
+        self._joining = Joining(members, runner, self._calls)
 
     @property
     def step(self) -> int:
@@ -230,6 +234,7 @@ class Controller:
         self.looked = True
         is_quiet, changes = not self._calls.schedule.in_flight, self._changes
         changes.look(self._runner.is_recovering)
+        self._joining.look()
         if changes.lost and is_quiet:  # which no step needed: TensorFlow has not reported it
             raise MembershipChanged(f"{', '.join(changes.lost)} has ended")
         due = self._agree_on_due(self._read_step(is_quiet))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
+
+from trainer.core.task_id import is_worker
 
 
 class Members(Protocol):
@@ -31,11 +34,22 @@ class Storage(Protocol):
 class MemberChanges:
     """The members that are lost, that leave and that have returned, as the last look found them."""
 
-    def __init__(self, members: Members | None, storage: Storage, *, elastic: bool) -> None:
-        """`elastic` says that members which return are taken in; without `members` nothing changes."""
+    def __init__(
+        self,
+        members: Members | None,
+        storage: Storage,
+        *,
+        elastic: bool,
+        workers_join: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`elastic` says that members which return are taken in; without `members` nothing changes.
+
+        `workers_join` says that for a worker no generation ends (trainer/training/loop/joining.py).
+        """
         self._members = members
         self._storage = storage
         self._elastic = elastic
+        self._workers_join = workers_join
         self.lost: list[str] = []
         self.leaving: list[str] = []
         self.returned: list[str] = []
@@ -59,7 +73,8 @@ class MemberChanges:
         if self.returned or self._members is None or not self._elastic or is_recovering:
             return
         if self._storage.trouble() is None and self._storage.settle(0):
-            self.returned = self._members.returned()
+            back = self._members.returned()
+            self.returned = [task for task in back if not (self._workers_join() and is_worker(task))]
 
     def put_off(self) -> None:
         """Take in nobody for now: the save before it has failed."""

@@ -30,6 +30,10 @@ class ProgressMeter:
         self._step, self._began = step, now
         self._given = dict.fromkeys(self._given, 0)
 
+    def join(self, task: str) -> None:
+        """One more task trains."""
+        self._given[task] = 0
+
     def add_steps(self, task: str, steps: int) -> None:
         """Count the steps of a call that this task ran."""
         self._given[task] += steps

@@ -55,6 +55,9 @@ class Schedule(Protocol):
     def looked(self, step: int, now: float) -> None:
         """The coordinator has looked, and read this step."""
 
+    def join(self) -> None:
+        """One more worker takes calls."""
+
     def paused(self, until: float) -> None:
         """No worker was there until then: calls in flight did not take so long."""
 
@@ -86,7 +89,7 @@ class WorkerSpeeds:
     """How long a step takes each worker, by the calls that have returned."""
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
+        self.workers = workers
         self._step_seconds: dict[int, float] = {}  # of each worker
         self._returned_at: dict[int, float] = {}
         self._paused_until = -math.inf
@@ -125,7 +128,7 @@ class WorkerSpeeds:
         self.median = statistics.median_low(seconds)
         speeds = [1 / each for each in seconds]
         average = sum(speeds) / len(speeds)
-        self.share = max(min(speeds), average / SLOWEST) / (average * self._workers)
+        self.share = max(min(speeds), average / SLOWEST) / (average * self.workers)
         longest, self._longest, self._learnt_at = self._longest, 0, now
         return longest
 
@@ -171,6 +174,10 @@ class Scheduler:
         self.in_flight -= 1
         self._has_news = True
         return self._speeds.returned(steps, began, worker, now)
+
+    def join(self) -> None:
+        self._workers += 1
+        self._speeds.workers = self._workers
 
     def paused(self, until: float) -> None:
         self._speeds.paused(until)
@@ -255,6 +262,9 @@ class Blocks:
     def looked(self, step: int, now: float) -> None:
         self._step = step
         self._plan()
+
+    def join(self) -> None:
+        """Nobody joins replicas in step."""
 
     def paused(self, until: float) -> None:
         """Replicas in step train with this process or not at all."""

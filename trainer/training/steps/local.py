@@ -27,7 +27,7 @@ from trainer.training.worker_files import refuse_unwritable
 class LocalStepRunner(OfTrained):
     """This process's devices, alone or in step with those of the other members (multi_worker_mirrored)."""
 
-    is_recovering = is_failing = False
+    is_recovering = is_failing = takes_in = False
     position = None
     seconds_waited = 0.0
 
@@ -93,6 +93,13 @@ class LocalStepRunner(OfTrained):
 
     def reset_metrics(self) -> None:
         self.model.reset_metrics()
+
+    def take_in(self, task: str, address: str) -> bool:
+        """Nobody joins replicas in step."""
+        return False
+
+    def joined(self) -> list[str]:
+        return []
 
     def close(self) -> None:
         return None

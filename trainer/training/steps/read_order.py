@@ -30,6 +30,11 @@ class ReadOrder:
         self._first = self._counted = 0  # the step where the reading began, and the highest that a call has told
         self._places = [FIRST] * workers
 
+    def join(self) -> None:
+        """One more worker reads: there are more parts, which are other ones. It must not be `exact`."""
+        self.workers += 1
+        self._places.append(FIRST)
+
     def begin(self, step: int) -> None:
         """The reading begins at this step."""
         self._first = self._counted = step

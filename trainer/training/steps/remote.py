@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer.core.config import Config
 from trainer.core.contracts import ElementSpec, Program, Strategy, Structure, Traced, Variable
+from trainer.core.joining import why_at_a_save
 from trainer.run.position import Position
 from trainer.training.data_service import DataService
 from trainer.training.dynamic.table import giving_rows
@@ -32,6 +33,7 @@ from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step
 from trainer.training.steps.trained import OfTrained, Trained
 from trainer.training.steps.workers_data import WorkersData
+from trainer.training.tf_internals.joining import add_worker, announce, known_workers, taken_in
 from trainer.training.tf_internals.workers import (
     Members,
     all_failed_alike,
@@ -65,7 +67,12 @@ class RemoteStepRunner(OfTrained):
     ) -> None:
         """`handover` knows of dynamic tables that an earlier coordinator has left on the ps."""
         order = ReadOrder(config, workers, draw_seed(config), of_all=service is not None)
-        files = WorkerFiles(tag_of(config.shared_dir, config.run, workers), processes_of(members))
+        self._members = members
+        self.takes_in = takes_in(config, strategy, members)
+
+        def files(readers: int) -> WorkerFiles:
+            return WorkerFiles(tag_of(config.shared_dir, config.run, readers), processes_of(members))
+
         with worker_threads() as self._threads:
             self._coordinator = make_coordinator(strategy, members)
         tables = DynamicTables.of(config, strategy, handover)
@@ -122,6 +129,28 @@ class RemoteStepRunner(OfTrained):
         """Return whether every worker has failed with this error, while no process ended."""
         return all_failed_alike(self._coordinator, error)
 
+    def take_in(self, task: str, address: str) -> bool:
+        """Have a worker join those that train; it may take calls once `joined` has named it.
+
+        Returns False, now and later, where the data can't be divided among one more meanwhile.
+        """
+        self.takes_in = self.takes_in and self._data.can_join(1 + known_workers(self._coordinator))
+        if self.takes_in:
+            announce(self._coordinator, task, address)
+        return self.takes_in
+
+    def joined(self) -> list[str]:
+        """Give the workers that TensorFlow has taken in since what they need, and return them."""
+        tasks = taken_in(self._coordinator)
+        for task in tasks:
+            others = list(self._coordinator._cluster.workers)
+            with worker_threads() as begun:
+                worker = add_worker(self._coordinator, task)
+            self._threads += begun
+            self._data.join(worker, others)
+            worker.begin()
+        return tasks
+
     def call(self, steps: int) -> Call:
         if self._data.iterator is None:
             self._data.begin(int(self.step.numpy()))
@@ -176,6 +205,15 @@ class RemoteStepRunner(OfTrained):
     def agree(self, numbers: list[int]) -> list[int]:
         """Return the numbers: one coordinator decides alone."""
         return numbers
+
+
+def takes_in(config: Config, strategy: Strategy, members: Members | None) -> bool:
+    """Return whether workers can join those that train; else the cluster is formed again with them, after a save.
+
+    With several GPUs a worker has an iterator for each.
+    """
+    settings = {"input_position": config.input_position, "evaluation": config.evaluation}
+    return members is not None and not why_at_a_save(settings) and strategy.num_replicas_in_sync == 1
 
 
 def building(tables: DynamicTables | None) -> contextlib.AbstractContextManager[None]:

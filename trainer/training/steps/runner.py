@@ -88,6 +88,16 @@ class StepRunner(Protocol):
         """Whether TensorFlow is taking in a worker again."""
 
     @property
+    def takes_in(self) -> bool:
+        """Whether workers can join those that train."""
+
+    def take_in(self, task: str, address: str) -> bool:
+        """Have the worker at this address (host:port) join those that train; returns False where it can't."""
+
+    def joined(self) -> list[str]:
+        """Return the workers that have joined since the last time."""
+
+    @property
     def is_failing(self) -> bool:
         """Whether calls have failed, and none has ended well since."""
 

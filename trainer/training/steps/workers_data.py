@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.config import Config
 from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy
-from trainer.core.failures import EmptyPart, UserError
+from trainer.core.failures import EmptyPart, UserError, explain
 from trainer.training.data_service import DataService
 from trainer.training.input import ENDLESS, replica_element_spec, train_dataset_fn
 from trainer.training.steps.draws import draw_anew
 from trainer.training.steps.read_order import ReadOrder
 from trainer.training.tf_internals.datasets import elements_of, iterator_handles, iterator_type_spec
+from trainer.training.tf_internals.joining import Newcomer, divide_again
+from trainer.training.tf_internals.per_worker import extend
 from trainer.training.worker_files import WorkerFiles, refuse_unwritable
+
+log = logging.getLogger(__name__)
 
 
 class WorkersData:
@@ -30,32 +35,37 @@ class WorkersData:
         coordinator: Any,
         order: ReadOrder,
         service: DataService | None,
-        files: WorkerFiles,
+        files: Callable[[int], WorkerFiles],
     ) -> None:
-        """Trace the program's dataset for the workers, which `order` has begin. `files` are those that they write."""
-        self._config, self._program, self.order = config, program, order
+        """Trace the program's dataset for the workers, which `order` has begin.
+
+        `files` returns what so many of them write.
+        """
+        self._config, self._program, self._strategy, self._service = config, program, strategy, service
+        self.order = order
         self.step_examples: int | None = None
         """How many examples a step has, where that is known."""
 
         def count(batch: int | None) -> None:
             self.step_examples = None if batch is None else batch * strategy.num_replicas_in_sync
 
-        def trace() -> Dataset:
+        def trace(workers: int) -> Dataset:
             make = train_dataset_fn(
                 program,
-                order.workers,
+                workers,
                 strategy,
                 order.beginning,
                 service,
                 seeded=order.seeded,
                 exact=order.exact,
                 batches=count,
-                files=files,
+                files=files(workers),
             )
             return coordinator.create_per_worker_dataset(make)
 
         self._trace = trace
-        self._dataset = trace()
+        self._dataset = trace(order.workers)
+        self._coming: dict[int, Dataset] = {}  # divided among so many workers, for those that are about to join
         self.iterator_spec = iterator_type_spec(strategy, self._dataset)
         self._elements = elements_of(self.iterator_spec)
         self._iterator: Any = None  # made with the first call, at whose step the reading begins
@@ -75,17 +85,45 @@ class WorkersData:
         """Have each worker make its iterator, and begin to read at this step."""
         self.order.begin(step)
         if draw_anew(self._config, step) and not self.order.exact:
-            self._dataset = self._trace()  # an operation that draws within `map` gets its seed there
+            self._dataset = self._trace(self.order.workers)  # an operation that draws within `map` gets its seed there
         self._iterator = iter(self._dataset)
 
     def begin_again(self) -> None:
         """Have the reading begin again with the next call, from where the order has it by then."""
         self._iterator = None
 
+    def can_join(self, workers: int) -> bool:
+        """Return whether calls can read the data that are divided among so many workers; traces them for `join`.
+
+        A data service divides them itself.
+        """
+        if self._service is not None:
+            return True
+        try:
+            self._coming[workers] = coming = self._trace(workers)
+        except Exception as error:
+            log.warning("the data can't be divided among %d workers now: %s", workers, explain(error))
+            return False
+        if iterator_type_spec(self._strategy, coming) != self.iterator_spec:
+            log.warning("divided among %d workers the data have batches of another shape", workers)
+            return False
+        return True
+
+    def join(self, worker: Newcomer, others: list[Any]) -> None:
+        """Have one more worker read, and the others parts of another division, which `can_join` has traced."""
+        self.order.join()
+        if (coming := self._coming.pop(self.order.workers, None)) is not None:
+            if self._iterator is None:
+                self._dataset = coming
+            else:
+                divide_again(self._dataset, coming, self._iterator, others)
+        if self._iterator is not None:
+            extend(self._iterator, worker)
+
     def close(self) -> tuple[list[Any], list[tf.DType], list[tf.TensorShape]]:
         """Let go of the iterators; returns their handles, and types and shapes of what they give."""
         handles = [] if self._iterator is None else iterator_handles(self._iterator)
-        del self._iterator, self._dataset, self._trace
+        del self._iterator, self._dataset, self._coming, self._trace
         return handles, *self._elements
 
     @contextlib.contextmanager

@@ -27,6 +27,8 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from trainer.cluster.member import to_take_in
 from trainer.core.contracts import Coordinator, Strategy
 from trainer.core.repeated_failures import RepeatedFailures
+from trainer.training.tf_internals.executors import delete_executor, keep_function
+from trainer.training.tf_internals.per_worker import PerWorkerResources
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
@@ -87,7 +89,8 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
 
     def __init__(self, server_def: Any, cluster: Any, members: Members) -> None:
         self._members = members
-        self._tasks = list(members.workers)
+        self.tasks = list(members.workers)
+        """The workers, in TensorFlow's order."""
         self._whole = copy.deepcopy(server_def)
         self._thread = threading.local()
         self.out: dict[str, float] = {}
@@ -96,14 +99,25 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
         """The workers with a call, and since when."""
         self.updating_since: float | None = None
         """Since when TensorFlow is taking in workers."""
+        self.budget: CallBudget
+        self.resources: PerWorkerResources
         self._asked_again: float | None = None
         self.alike = AlikeFailures(members)
         super().__init__(server_def, cluster)
         self._worker_up_cond = TakenIn(self, self._cluster_update_lock)
 
+    def announce(self, task: str, address: str) -> None:
+        """Have a worker taken in, behind the others, once it answers: as if TensorFlow had lost it."""
+        with self._cluster_update_lock:
+            [job] = [job for job in self._whole.cluster.job if job.name == "worker"]
+            job.tasks[len(self.tasks)] = address
+            self.tasks.append(task)
+            self.out[task] = time.monotonic()
+            self._cluster_due_for_update_or_finish.set()
+
     def own_task(self) -> str:
         """Return the worker that this thread gives calls to."""
-        return self._tasks[self._thread.worker]
+        return self.tasks[self._thread.worker]
 
     @contextlib.contextmanager
     def wait_on_failure(
@@ -170,14 +184,14 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
             return False
         # A worker is back: the others must say once more that they are.
         self._asked_again = self._asked_again or time.monotonic()
-        back = to_take_in(self._tasks, out, self._members.workers_serving(self._asked_again))
+        back = to_take_in(self.tasks, out, self._members.workers_serving(self._asked_again))
         if not back:
             return False
         gone = out.keys() - back
         server_def = copy.deepcopy(self._whole)
         for job in server_def.cluster.job:
             for task in gone if job.name == "worker" else ():
-                del job.tasks[self._tasks.index(task)]
+                del job.tasks[self.tasks.index(task)]
         self.updating_since = self.updating_since or time.monotonic()
         try:
             with self._cluster_update_lock:
@@ -211,7 +225,11 @@ class CallBudget:
         self._members = members
         self._deaths: weakref.WeakKeyDictionary[Any, list[tuple[str, str | None]]] = weakref.WeakKeyDictionary()
         for task, worker in zip(members.workers, cluster.workers, strict=True):
-            worker._on_closure_failure = partial(self._failed, task, worker._on_closure_failure)
+            self.watch(task, worker)
+
+    def watch(self, task: str, worker: Any) -> None:
+        """Count the calls that fail on this worker, too."""
+        worker._on_closure_failure = partial(self._failed, task, worker._on_closure_failure)
 
     def _failed(self, task: str, put_back: Callable[[Any, Any], None], closure: Any, error: object) -> None:
         """Have the call run again, unless it has killed too many; this worker's own thread waits meanwhile."""
@@ -285,25 +303,6 @@ def call_steps(closure: Any) -> int:
     return int(closure._args[1][0]) if len(closure._args) == 3 else 0
 
 
-def delete_executor(self: Any) -> None:
-    """Let go of an executor without waiting for what it has in flight.
-
-    Each call drops a reference to TensorFlow's default executor, which frees results. On a silent worker that waits,
-    and all workers' calls would wait with it.
-    """
-    with contextlib.suppress(TypeError):  # at the process's end
-        pywrap_tfe.TFE_DeleteExecutor(self._handle)
-
-
-def keep_function(self: Any, name: str) -> None:
-    """Keep a function that nobody uses any longer, instead of having the members forget it.
-
-    TensorFlow asks one member after the other to forget it, with Python's lock: one that is frozen would stop all
-    threads of this process, also the heartbeat that finds it frozen. Python's garbage collector does it at any moment.
-    This process keeps it to its end, and so trains no more than MOST_GENERATIONS (trainer/tasks/training.py).
-    """
-
-
 def make_coordinator(strategy: Strategy, members: Members | None) -> Coordinator:
     """Make a ClusterCoordinator whose workers are taken in one by one; without members it is TensorFlow's own."""
     if members is None:
@@ -319,7 +318,8 @@ def make_coordinator(strategy: Strategy, members: Members | None) -> Coordinator
     finally:
         cluster_coordinator.WorkerPreemptionHandler = original
     members.handler = coordinator._cluster.failure_handler
-    CallBudget(coordinator._cluster, members)
+    members.handler.resources = PerWorkerResources(coordinator)
+    members.handler.budget = CallBudget(coordinator._cluster, members)
     members.handler.alike.clear_when_calls_end(coordinator._cluster.closure_queue)
     return coordinator
 

@@ -1,0 +1,64 @@
+"""Members that a task's environment file names later."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.site.escaping import environment_value
+from trainer.cluster.growth import LOOK_SECONDS, Growing, present
+from trainer.cluster.spec import Cluster
+
+JOBS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(JOBS, "worker", 1, source=tmp_path / "worker-1.env")
+
+
+def write(cluster: Cluster, **jobs: Any) -> None:
+    config = json.dumps({"cluster": JOBS | jobs, "task": {"type": "worker", "index": 1}})
+    assert cluster.source is not None
+    cluster.source.write_text(f"# managed\nTF_CONFIG={environment_value(config)}\nTRAINER_SETTINGS=/x\n")
+
+
+def test_members_behind_the_others_are_found_once(cluster: Cluster) -> None:
+    growing = Growing(cluster)
+    assert growing.look(100.0) == {}  # there is no file
+    write(cluster, worker=["b:1", "c:1", "e:1"], ps=["d:1", "f:1"])
+    assert growing.look(100.0 + LOOK_SECONDS / 2) == {}
+    assert growing.look(100.0 + LOOK_SECONDS) == {"worker-2": "e:1", "ps-1": "f:1"}
+    assert growing.look(100.0 + 2 * LOOK_SECONDS) == {}
+    assert growing.cluster.jobs == {"chief": ["a:1"], "worker": ["b:1", "c:1", "e:1"], "ps": ["d:1", "f:1"]}
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        {"worker": ["b:1"]},
+        {"worker": ["e:1", "b:1", "c:1"]},
+        {"chief": ["e:1"]},
+        {"ps": []},
+        {"worker": ["b:1", "c:1", "no address"]},
+    ],
+)
+def test_another_cluster_is_for_the_next_process(cluster: Cluster, jobs: dict[str, Any]) -> None:
+    write(cluster, **jobs)
+    assert present(cluster).jobs == JOBS
+
+
+def test_those_in_step_never_grow(cluster: Cluster) -> None:
+    in_step = dataclasses.replace(cluster, jobs={**JOBS, "ps": []})
+    write(cluster, ps=[], worker=["b:1", "c:1", "e:1"])
+    assert present(in_step).workers == 2
+
+
+def test_a_file_that_is_cut_off_changes_nothing(cluster: Cluster) -> None:
+    assert cluster.source is not None
+    cluster.source.write_text('TF_CONFIG=\'{"cluster": {')
+    assert present(cluster) is cluster

@@ -1,0 +1,109 @@
+"""When workers and ps that are added take part in the training, and what the plan of a start says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet.decision import Choice
+from fleet.plan import AT_A_SAVE, AT_ONCE, NEVER, Plan, render_plan
+from fleet.site.inventory import Inventory
+from fleet.site.routes import Host
+from fleet.site.topology import Task
+from trainer.training.loop.joining import Joining
+
+TASKS = [
+    Task("chief", 0, "head", "a", 1, server=False),
+    *(Task("ps", number, "store", "b", 2 + number, server=True) for number in range(2)),
+    *(Task("worker", number, "far", "c", 2 + number, server=True) for number in range(2)),
+]
+CHIEF, NEW = TASKS[0], [TASKS[2], TASKS[4]]
+
+
+def plan(start: list[Task], behind: dict[str, str | None] | None = None, **settings: Any) -> Plan:
+    variables = {task.host: {"trainer_run": settings} for task in TASKS}
+    hosts = {task.host: Host(task.host, task.address) for task in TASKS}
+    inventory = Inventory("site", {"chief": ["head"], "ps": ["store"], "worker": ["far"]}, hosts, TASKS, variables, "")
+    return Plan(inventory, "abc", Choice({}, write=False, new=False), behind or {}, [], start, {}, untried=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "worker", "ps"),
+    [
+        ({}, AT_ONCE, AT_A_SAVE),
+        ({"elastic": False}, AT_ONCE, NEVER),
+        ({"input_position": "exact"}, AT_A_SAVE, AT_A_SAVE),
+        ({"evaluation": "exact", "elastic": False}, NEVER, NEVER),
+    ],
+)
+def test_the_plan_says_when_those_that_start_take_part(settings: dict[str, Any], worker: str, ps: str) -> None:
+    made = plan(NEW, **settings)
+    assert made.joining.keys() == {"ps-1", "worker-1"}
+    assert made.joining["worker-1"].startswith(worker)
+    assert made.joining["ps-1"] == ps
+    assert made.as_json()["join"] == made.joining
+    for task, when in made.joining.items():
+        assert f"{task} {when}" in render_plan(made) or f"ps-1, worker-1 {when}" in render_plan(made)
+
+
+def test_nobody_joins_a_coordinator_that_starts_too() -> None:
+    assert plan([CHIEF, *NEW]).joining == {}
+    assert plan(NEW, behind={"head": None}).joining == {}
+    assert plan(NEW, strategy="multi_worker_mirrored").joining == {}
+    assert "join" not in render_plan(plan([]))
+
+
+class Pretence:
+    """Members, a runner and calls that write down what they are asked."""
+
+    def __init__(self, *, takes_in: bool = True, divides: bool = True) -> None:
+        self.takes_in, self.divides = takes_in, divides
+        self.new: dict[str, str] = {}
+        self.ready: list[str] = []
+        self.said: list[tuple[str, ...]] = []
+
+    def newcomers(self) -> dict[str, str]:
+        return self.new
+
+    def take_in(self, task: str, address: str) -> bool:
+        self.said.append(("take in", task, address))
+        self.takes_in = self.divides
+        return self.takes_in
+
+    def joined(self, *task: str) -> Any:
+        """Of members it is told, of the runner it is asked."""
+        self.said += [("joined", *task)] if task else []
+        return [] if task else self.ready
+
+    def join(self, task: str) -> None:
+        self.said.append(("count", task))
+
+
+def test_a_worker_is_counted_before_it_is_taken_in_and_told_when_it_has_joined() -> None:
+    all_of_them = Pretence()
+    joining = Joining(all_of_them, all_of_them, all_of_them)
+    joining.look()
+    assert all_of_them.said == []
+    all_of_them.new = {"worker-2": "e:1"}
+    joining.look()
+    assert all_of_them.said == [("take in", "worker-2", "e:1"), ("count", "worker-2")]
+    all_of_them.new, all_of_them.ready = {}, ["worker-2"]
+    joining.look()
+    assert all_of_them.said[2:] == [("count", "worker-2"), ("joined", "worker-2")]
+
+
+def test_where_workers_join_at_a_save_nobody_is_asked() -> None:
+    pretence = Pretence(takes_in=False)
+    pretence.new = {"worker-2": "e:1"}
+    Joining(pretence, pretence, pretence).look()
+    assert pretence.said == []
+
+
+def test_where_the_data_can_t_be_divided_meanwhile_nobody_joins() -> None:
+    pretence = Pretence(divides=False)
+    pretence.new = {"worker-2": "e:1", "worker-3": "f:1"}
+    joining = Joining(pretence, pretence, pretence)
+    joining.look()
+    joining.look()
+    assert pretence.said == [("take in", "worker-2", "e:1")]
