@@ -12,6 +12,7 @@ from typing import Any
 from trainer.core.constructor import construct
 from trainer.core.contracts import Model, Program
 from trainer.core.failures import UserError, explain, is_the_programs
+from trainer.core.layer_names import count_names_again
 from trainer.core.parameters import describe_values
 from trainer.core.slow_code import naming_slow_code
 
@@ -94,6 +95,8 @@ def program_file(program: Program) -> Path | None:
 
 def build_model(program: Program) -> Model:
     """Call the program's build_model and check what it returns; raises UserError."""
+    if "keras" in sys.modules:
+        count_names_again(program)
     with naming_slow_code(f"{type(program).__name__}.build_model", program_file(program)):
         model = program.build_model()
     name = type(program).__name__
