@@ -82,7 +82,9 @@ def check_program(program: Program, name: str) -> Program:
     """Return the program, or raise UserError that says which method it has not."""
     missing = [method for method in REQUIRED if not callable(getattr(program, method, None))]
     if missing:
-        raise UserError(f"program {name} has no method {' and no method '.join(missing)}")
+        is_call = callable(program) and len(missing) == len(REQUIRED)
+        hint = ": it is a function, and is not called. Name a class, or an object of one" if is_call else ""
+        raise UserError(f"program {name} has no method {' and no method '.join(missing)}{hint}")
     return program
 
 
