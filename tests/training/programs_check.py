@@ -404,6 +404,28 @@ def two_optimizers():
     }
 
 
+class WideAndDeep(Program):
+    """Keras's own model of two parts, whose optimizers are a list."""
+
+    def build_model(self):
+        ones = {"kernel_initializer": "ones"}
+        deep = keras.Sequential([keras.layers.Dense(4, "relu", **ones), keras.layers.Dense(1, **ones)])
+        self.model = keras.experimental.WideDeepModel(keras.experimental.LinearModel(), deep)
+        self.model.compile([keras.optimizers.SGD(0.01), keras.optimizers.Adam(0.01)], "mse")
+        return self.model
+
+    def train_dataset(self, context):
+        return super().train_dataset(context).map(lambda words, target: (tf.cast(words, tf.float32) / WORDS, target))
+
+
+def wide_and_deep():
+    program, plain = WideAndDeep(), WideAndDeep()
+    train(program)
+    expected, deep = alone(plain), plain.model.dnn_model.layers[0].kernel.numpy()
+    moved = min(np.abs(deep - 1).max(), np.abs(plain.model.linear_model.bias.numpy()).max())
+    return {"distance": distance(weights(program), expected), "moved": float(moved)}
+
+
 class FromNoise(Gan):
     """Its layers have no input shape, and its call takes noise, which is wider than the data."""
 
@@ -725,6 +747,7 @@ def features():
         "mixed": tried(mixed),
         "float16": tried(float16),
         "two_optimizers": tried(two_optimizers),
+        "wide_and_deep": tried(wide_and_deep),
         "from_noise": tried(from_noise),
         "weighted": tried(weighted),
         "several": tried(several),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import keras as keras3
 import pytest
 import tensorflow as tf
 from processes import ROOT, run_check
@@ -13,6 +14,7 @@ from processes import ROOT, run_check
 from trainer import testing  # noqa: F401  before TensorFlow's Keras is looked at: it chooses which
 from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.training.loop.as_traced import AsTraced
 from trainer.training.loop.callbacks import callbacks_of, keras, keys_of
 
 pytestmark = pytest.mark.timeout(800)
@@ -110,6 +112,23 @@ def test_what_can_not_be_called_is_refused_by_name(name: str) -> None:
 def test_what_would_be_never_or_wrongly_called_is_refused(made: Callable[[], Any], says: str) -> None:
     with pytest.raises(UserError, match=re.escape(says)):
         ask(made())
+
+
+@pytest.mark.parametrize("library", [tf.keras, keras3])
+def test_what_is_trained_may_not_be_changed_once_steps_are_traced(library: Any) -> None:
+    inner = library.Sequential([library.layers.Input((2,)), library.layers.Dense(1, name="line")])
+    model = library.Sequential([library.layers.Input((2,)), inner])
+    model.compile("sgd", "mse")
+    traced = AsTraced(model)
+    traced.check()
+    inner.get_layer("line").trainable = False
+    with pytest.raises(UserError, match="a callback has changed `trainable` of line: steps were traced before"):
+        traced.check()
+    inner.get_layer("line").trainable = True
+    traced.check()
+    model.compile("sgd", "mse")
+    with pytest.raises(UserError, match="a callback has compiled the model again"):
+        traced.check()
 
 
 def test_batches_are_refused_only_where_workers_do_them() -> None:

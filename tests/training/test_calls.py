@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from trainer.core.failures import UserError
+from trainer.training.steps.outputs import fetch_numbers
 from trainer.training.steps.traced_call import StepCopy, trace_call
 from trainer.training.steps.traced_step import trace_step
 from trainer.training.tf_internals.graphs import CALLS
@@ -69,11 +71,26 @@ def test_a_step_may_return_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("outputs", "said"),
-    [(None, "returned None; expected"), ({"loss": 1.0, "note": None}, "returned None for 'note'; ")],
+    [
+        (None, "returned None; expected"),
+        ({"loss": 1.0, "note": None}, "returned None for 'note'; "),
+        ({"loss": {"left": 1.0}, "note": None}, "returned a dict for 'loss', None for 'note'; "),
+        ((1.0, 2.0), "returned a tuple, whose numbers have no names; "),
+    ],
 )
 def test_outputs_of_nothing_are_refused_by_name(outputs: Any, said: str) -> None:
     with pytest.raises(UserError, match=f"Model.train_step {said}"):
         call(lambda batch: outputs, 1, unrolled=1)
+
+
+def test_what_is_no_number_is_not_logged() -> None:
+    rows = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    told = {"loss": tf.constant(2.0), "each": tf.constant([1.0, 3.0]), "ok": tf.constant(True)}
+    assert fetch_numbers({**told, "text": b"warm", "words": np.array([b"a"]), "rows": rows}) == {
+        "loss": 2.0,
+        "each": 2.0,
+        "ok": 1.0,
+    }
 
 
 @pytest.mark.parametrize("unrolled", [1, 4])

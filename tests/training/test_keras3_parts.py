@@ -11,6 +11,7 @@ import pytest
 from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
 from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.core.program import build_model
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.evaluation import make_evaluation
 from trainer.training.export import lacks_evaluation, lacks_export
@@ -160,6 +161,28 @@ def test_the_next_model_has_the_same_names_where_they_are_made_of_others() -> No
     first, second = found[0]
     assert {"derived/derived_dense/kernel", "derived:1/derived_dense/kernel", "gru_of_mine_1/cell/bias"} < set(first)
     assert "bidirectional/backward_lstm/cell/kernel" in second
+
+
+class Spaces:
+    """A program whose preprocessing names its layers by Keras's counts, and which has made a layer before."""
+
+    def __init__(self) -> None:
+        self.flat = keras.layers.Flatten()
+
+    def build_model(self) -> keras.Model:
+        space = keras.utils.FeatureSpace({"age": keras.utils.FeatureSpace.float_normalized()}, output_mode="concat")
+        space.adapt(tf.data.Dataset.from_tensors({"age": [[1.0], [3.0]]}))
+        flat = keras.layers.Flatten()(self.flat(space.get_encoded_features()))
+        made = keras.Model(space.get_inputs(), keras.layers.Dense(1)(flat))
+        made.compile("sgd", "mse")
+        return made
+
+
+def test_the_next_model_has_the_same_names_where_the_program_counts_as_keras_does() -> None:
+    program = Spaces()
+    first, second = (sorted(named(build_model(program))) for _ in range(2))
+    assert first == second
+    assert any(name.startswith("float_normalized") for name in first)
 
 
 def test_a_layers_own_name_is_kept_with_its_number() -> None:

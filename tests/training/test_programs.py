@@ -136,6 +136,10 @@ def test_two_optimizers_train_and_are_restored(features: dict[str, Any]) -> None
     assert gan["export"]
 
 
+def test_a_model_that_is_compiled_with_a_list_of_optimizers_trains_with_each(features: dict[str, Any]) -> None:
+    assert features["wide_and_deep"]["distance"] < 1e-5 < 0.01 < features["wide_and_deep"]["moved"]
+
+
 def test_a_model_whose_call_takes_other_than_the_data_is_evaluated_and_exported(features: dict[str, Any]) -> None:
     assert features["from_noise"] == {"evaluation": ["judges"], "made": [3, 2], "trained": True}
 

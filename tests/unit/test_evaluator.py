@@ -7,18 +7,21 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
 from trainer.core.config import Config, ConfigError
+from trainer.core.failures import UserError
 from trainer.core.states import RunState
 from trainer.process.supervisor import NEEDED
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.run.retention import Retention
 from trainer.tasks import evaluator
-from trainer.tasks.evaluator import run_evaluator
+from trainer.tasks.evaluator import last_evaluated, run_evaluator
 from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.status import describe, read_status
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -87,6 +90,30 @@ def test_the_page_of_a_finished_run_has_its_last_evaluation_and_is_then_left(
         os.utime(directory.report, (evaluated + page, evaluated + page))
     assert run_evaluator(config, Heard(), lambda: config) == 0
     assert (directory.report.read_text() != "before") == wanted
+
+
+@pytest.mark.parametrize("before", [None, {"step": 4, "metrics": {"loss": 0.5}, "saved": 7}])
+def test_an_evaluation_that_fails_is_told_and_stays_owed(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: dict[str, Any] | None
+) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    write_checkpoint(directory, 10)
+    directory.set_state(RunState.FINISHED, 10)
+    if before:
+        write_record(directory.evaluation, before)
+    trouble = UserError("Mine.eval_dataset never ends")
+    monkeypatch.setattr(evaluator.WatchedRun, "_load", lambda watched: raised(trouble))
+    assert run_evaluator(config, Heard(), lambda: config) == 78
+    status = read_status(directory)
+    assert status.message == "not evaluated: step 10: Mine.eval_dataset never ends"
+    assert status.evaluation == (before and {"step": 4, "metrics": {"loss": 0.5}})
+    assert ("evaluation  loss 0.5 (step 4)" in describe(status)) == bool(before)
+    assert "Mine.eval_dataset never ends" in directory.report.read_text()
+    assert last_evaluated(directory) == ((4, 7) if before else (-1, None))
+
+
+def raised(error: Exception) -> NoReturn:
+    raise error
 
 
 @pytest.mark.parametrize("evaluation", ["inline", "distributed", "exact", "none"])

@@ -16,6 +16,8 @@ from trainer.core.program import load_program, program_file, refuse_mixture, ref
 GOOD = f"""{PROGRAMS}class Arguments(Good):
     def __init__(self, needed): ...
 ready = Good()
+def made(): ...
+
 """
 
 
@@ -57,6 +59,7 @@ def test_a_module_that_never_ends_its_import_is_named_with_its_line(
     [
         ("Goood", "has no 'Goood': did you mean 'Good'?"),
         ("NoEval", "has no method eval_dataset"),
+        ("made", "and no method eval_dataset: it is a function, and is not called. Name a class, or an object of one"),
         ("Arguments", "its constructor needs needed: give it with --set needed=VALUE"),
     ],
 )

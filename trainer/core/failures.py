@@ -49,12 +49,15 @@ MENDS = {
     "the program's own out, and choose with the run setting `strategy` (docs/training.md)",
     "was not created in the distribution strategy scope": "make the whole model in build_model, with its layers and "
     "its optimizer (docs/programs.md)",
+    "Creating variables in `dataset_fn` is not allowed": "a layer that the datasets use makes its variables when it is "
+    "called first: call it once in build_model, and keep it as an attribute of the program (docs/input.md)",
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
     "tf.reduce_mean(loss(y, told)) (docs/programs.md)",
 }
 USED_WHILE_BUILT = (
     "build_model may not train, evaluate or predict: the trainer does that once the model is built. Call fit, evaluate "
-    "or predict of another model in the program's constructor (docs/programs.md)"
+    "or predict of another model in the program's constructor (docs/programs.md). A callback gets the numbers of an "
+    "evaluation as val_... (docs/callbacks.md)"
 )
 MENDS |= dict.fromkeys(
     ("`tf.keras.utils.experimental.DatasetCreator`", "ClusterCoordinator.create_per_worker_dataset"), USED_WHILE_BUILT

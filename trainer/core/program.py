@@ -12,6 +12,7 @@ from typing import Any
 from trainer.core.constructor import construct
 from trainer.core.contracts import Model, Program
 from trainer.core.failures import UserError, explain, is_the_programs
+from trainer.core.layer_names import count_names_again
 from trainer.core.parameters import describe_values
 from trainer.core.slow_code import naming_slow_code
 
@@ -81,7 +82,9 @@ def check_program(program: Program, name: str) -> Program:
     """Return the program, or raise UserError that says which method it has not."""
     missing = [method for method in REQUIRED if not callable(getattr(program, method, None))]
     if missing:
-        raise UserError(f"program {name} has no method {' and no method '.join(missing)}")
+        is_call = callable(program) and len(missing) == len(REQUIRED)
+        hint = ": it is a function, and is not called. Name a class, or an object of one" if is_call else ""
+        raise UserError(f"program {name} has no method {' and no method '.join(missing)}{hint}")
     return program
 
 
@@ -94,6 +97,8 @@ def program_file(program: Program) -> Path | None:
 
 def build_model(program: Program) -> Model:
     """Call the program's build_model and check what it returns; raises UserError."""
+    if "keras" in sys.modules:
+        count_names_again(program)
     with naming_slow_code(f"{type(program).__name__}.build_model", program_file(program)):
         model = program.build_model()
     name = type(program).__name__

@@ -178,10 +178,15 @@ class WatchedRun:
             return TRY_AGAIN
         message = str(error) if isinstance(error, UserError) else explain(error, file)
         log.error("evaluating %s failed: %s", self.config.run, message, exc_info=not isinstance(error, UserError))
-        if sweep_or_none(self.config) is None or (newest := self.directory.catalogue.newest()) is None:
-            return USER_ERROR
-        give_up(self.directory, newest, message)
-        return TRY_AGAIN
+        newest = self.directory.catalogue.newest()
+        if sweep_or_none(self.config) is not None and newest is not None:
+            give_up(self.directory, newest, message)
+            return TRY_AGAIN
+        with contextlib.suppress(OSError, ValueError):  # the log has it
+            tell_failed(self.directory, message if newest is None else f"step {newest}: {message}")
+            if self.directory.finished(self.config.steps) is not None:
+                PageWriter(self.directory).write()
+        return USER_ERROR
 
 
 def page_lacks_evaluation(directory: RunDirectory) -> bool:
@@ -219,6 +224,15 @@ def end_try(directory: RunDirectory) -> None:
 def give_up(directory: RunDirectory, step: int, why: str) -> None:
     """Write down that a point is not evaluated: the sweep's other points are evaluated all the same."""
     write_record(directory.evaluation, {"step": step, "metrics": {}, "failed": why, "updated": time.time()})
+
+
+def tell_failed(directory: RunDirectory, why: str) -> None:
+    """Write down why nothing is evaluated, for the status and the page, beside what was evaluated before.
+
+    The next evaluation overwrites it: the checkpoint is owed one, once the program is mended.
+    """
+    before = read_record(directory.evaluation) or {"step": -1, "metrics": {}}
+    write_record(directory.evaluation, {**before, "failed": why, "updated": time.time()})
 
 
 def last_evaluated(directory: RunDirectory) -> tuple[int, int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import sys
@@ -23,8 +24,10 @@ DRIVER = Path("/dev/nvidiactl")
 def set_up_logging(journal: bool, native: str = SOCKET) -> None:
     """Log to standard error, with times; to the journal without them, and with fields where it has its `native` socket.
 
-    What others write to standard error comes to the journal all the same.
+    What others write to standard error comes to the journal all the same, and so do the lines of Python at which native
+    code has crashed.
     """
+    faulthandler.enable(2)
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,

@@ -103,8 +103,8 @@ def read_status(directory: RunDirectory, config: Config | None = None) -> Status
     except ValueError as error:
         status.message = status.message or str(error)
     if evaluation is not None:
-        status.evaluation = {"step": evaluation.get("step"), "metrics": numbers_of(evaluation.get("metrics") or {})}
-        # A sweep's evaluator goes on with the next point.
+        if evaluation.get("step") != -1:  # as long as no evaluation has worked
+            status.evaluation = {"step": evaluation.get("step"), "metrics": numbers_of(evaluation.get("metrics") or {})}
         why = f"not evaluated: {evaluation['failed']}" if "failed" in evaluation else evaluation.get("trouble", "")
         if why not in status.message:
             status.message = ". ".join(filter(None, (status.message, why)))
@@ -141,7 +141,7 @@ def describe(status: Status) -> str:
         rows.append(("time left", f"{status.eta_seconds:.0f} s"))
     if status.loss is not None:
         rows.append(("training", numbers({"loss": status.loss, **status.metrics})))
-    if status.evaluation:
+    if status.evaluation and status.evaluation["metrics"]:
         rows.append(("evaluation", f"{numbers(status.evaluation['metrics'])} (step {status.evaluation['step']})"))
     rows += [("table", f"{name}: {describe_table(table)}") for name, table in sorted(status.tables.items())]
     if status.ledger:

@@ -94,8 +94,11 @@ def overwrites_weights(optimizer: Optimizer) -> bool:
 
 
 def optimizers_of(model: Model) -> list[Optimizer]:
-    """Return the optimizers that the model holds, each once; of one in a LossScaleOptimizer both."""
-    found = {id(model.optimizer): model.optimizer}
+    """Return the optimizers that the model holds, each once; of one in a LossScaleOptimizer both.
+
+    A WideDeepModel is compiled with a list of them.
+    """
+    found = {} if isinstance(model.optimizer, list | tuple) else {id(model.optimizer): model.optimizer}
     for value in tf.train.TrackableView(model).descendants():
         for optimizer in (value, getattr(value, "inner_optimizer", None)):
             if isinstance(optimizer, tf.keras.optimizers.Optimizer | tf.keras.optimizers.legacy.Optimizer):

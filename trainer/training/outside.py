@@ -54,9 +54,8 @@ def name_of(handle: Tensor, program: Program, model: Model) -> str:
         for name, value in list(place.items()):
             if any(one is handle for one in handles_of(value)):
                 kind = type(value)
-                return (
-                    f"{owner}.{name} ({kind.__module__.partition('.')[0]}'s {kind.__name__.removeprefix('Resource')})"
-                )
+                called = kind.__name__.removeprefix("Resource").removeprefix("Caching")
+                return f"{owner}.{name} ({kind.__module__.partition('.')[0]}'s {called})"
     return ""
 
 

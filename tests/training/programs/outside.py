@@ -233,6 +233,83 @@ class Called(Plain):
         return {"t": doubled(self.small) + tf.reduce_sum(self.large), "each": tf.stack([1.0, 2.0, 6.0])}
 
 
+class HiddenVariable(Plain):
+    """A step changes what belongs to the program, and what checkpoints don't have."""
+
+    def build_model(self):
+        self.count = tf.Variable(0.0, trainable=False)
+        return super().build_model()
+
+    def extra(self):
+        return {"t": tf.function(lambda: self.count.assign_add(1.0))()}
+
+
+class HiddenOptimizer(Plain):
+    def build_model(self):
+        model, second = super().build_model(), keras.optimizers.Adam()
+        model.scale = tf.Variable(1.0)
+
+        def extra():
+            second.apply_gradients([(tf.constant(1.0), model.scale)])
+            return {}
+
+        model.extra = extra
+        return model
+
+
+class HiddenAverage(Plain):
+    def build_model(self):
+        model, average = super().build_model(), tf.train.ExponentialMovingAverage(0.9)
+
+        def extra():
+            average.apply([model.line.kernel])
+            return {}
+
+        model.extra = extra
+        return model
+
+
+class HiddenTable(Plain):
+    def build_model(self):
+        self.seen = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+        return super().build_model()
+
+    def extra(self):
+        one = tf.constant([1], tf.int64)
+        self.seen.insert(one, one)
+        return {}
+
+
+class HiddenOfKeras3(OfKeras3):
+    def __init__(self):
+        pass
+
+    def build_model(self):
+        count = tf.Variable(0.0, trainable=False)
+        self.scale = keras3.Variable(1.0)
+        model = super().build_model()
+        step = model.train_step
+        model.train_step = lambda data: {**step(data), "t": count.assign_add(1.0)}
+        return model
+
+
+class Kept(Plain):
+    """What works: the model has what a step changes. The program's own is read, or draws."""
+
+    def build_model(self):
+        model = super().build_model()
+        self.generator, two = tf.random.Generator.from_seed(1), tf.Variable(2.0)
+        model.kept = {"counts": [tf.Variable(0.0, trainable=False)], "second": keras.optimizers.Adam()}
+        model.scale = tf.Variable(1.0)
+
+        def extra():
+            model.kept["second"].apply_gradients([(tf.constant(1.0), model.scale)])
+            return {"t": model.kept["counts"][0].assign_add(two), "drawn": self.generator.uniform([])}
+
+        model.extra = extra
+        return model
+
+
 class FailsAlike(Plain):
     """TensorFlow takes these words for a worker's failure, whatever writes them."""
 

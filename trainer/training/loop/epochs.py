@@ -12,6 +12,7 @@ from trainer.core.config import Config
 from trainer.core.contracts import Callback, Model, Structure
 from trainer.run.memory import Memory
 from trainer.training.keras.adapters import keras_of
+from trainer.training.loop.as_traced import AsTraced
 from trainer.training.loop.callbacks import attributes, keys_of, library_of
 from trainer.training.loop.controller import Controller
 from trainer.training.steps.outputs import fetch_numbers
@@ -204,6 +205,7 @@ class Recall(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs: object = None) -> None:
         self._own.begin()
+        self._traced = AsTraced(self.model)
         if self._record is None:
             self._keep()
             return
@@ -217,7 +219,11 @@ class Recall(tf.keras.callbacks.Callback):
         self._asked |= self.model.stop_training
         self.model.stop_training = self._controller.looked and self._agreed()
 
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        self._traced.check()
+
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        self._traced.check()
         self._asked |= self.model.stop_training
         self.ended = self.model.stop_training = self._agreed()
         self._keep()

@@ -25,7 +25,8 @@ def train_with_fit(model: Model, epochs: Epochs, controller: Controller) -> None
     epochs.follow.on_steps = per_execution.assign
     model.make_train_function = lambda force=False: lambda iterator: epochs.follow.call()
     # `follow` does that, for each optimizer that the model has.
-    object.__setattr__(model.optimizer, "finalize_variable_values", lambda variables: None)
+    if hasattr(model.optimizer, "finalize_variable_values"):  # a list of optimizers has not
+        object.__setattr__(model.optimizer, "finalize_variable_values", lambda variables: None)
     # What BackupAndRestore tells `fit` about where to go on, told by our checkpoint, once callbacks have begun.
     model._maybe_load_initial_counters_from_ckpt = lambda steps, initial: epochs.next
     model.fit(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trainer.core.contracts import Model, Strategy, Traced
+from trainer.core.contracts import Model, Strategy, Traced, Variable
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.learning_rate import LearningRate
-from trainer.training.metrics import CallMetrics
+from trainer.training.metrics import CallMetrics, metrics_of, pieces
 from trainer.training.staleness import Staleness
 from trainer.training.steps.reports import Report, Reports
 from trainer.training.steps.runner import Call
@@ -29,6 +29,17 @@ class CallAccounts:
         self.tables = tables
         self.seconds_waited = 0.0
         """How long updates have waited for others' updates of the same variable, on all ps together."""
+
+    @property
+    def beside(self) -> list[Variable]:
+        """What a step changes and a checkpoint lacks: metrics, staleness, and tables' rows, which have own files."""
+        tables = self.tables.tables.values() if self.tables is not None else []
+        rows = [one for table in tables for one in table.variables]
+        return [
+            *rows,
+            *(one for one, _ in self.stale.states),
+            *(one for metric in metrics_of(self.model) for one in pieces(metric)),
+        ]
 
     def trace(self, train_step: Traced) -> None:
         """Make the metrics of a traced step, which has all of the model's."""

@@ -21,11 +21,13 @@ def output_names(outputs: Structure) -> Collection[str]:
     return list(outputs) if isinstance(outputs, dict) else ["loss"]
 
 
-def describe(outputs: Structure) -> str:
-    """Name what a step returned, None by its names."""
-    if not isinstance(outputs, dict):
-        return "None" if outputs is None else "None beside its tensors"
-    return "None for " + ", ".join(repr(name) for name, value in outputs.items() if None in tf.nest.flatten(value))
+def problem(outputs: Structure) -> str:
+    """Say what a traced step returned that is no tensor with a name; nothing where all are."""
+    if outputs is None or isinstance(outputs, list | tuple):
+        return "None" if outputs is None else f"a {type(outputs).__name__}, whose numbers have no names"
+    named = outputs.items() if isinstance(outputs, dict) else ()
+    odd = [(name, value) for name, value in named if value is None or isinstance(value, dict | list | tuple)]
+    return ", ".join(f"{'None' if value is None else f'a {type(value).__name__}'} for {name!r}" for name, value in odd)
 
 
 def fetch_numbers(outputs: Structure) -> dict[str, float]:
@@ -36,8 +38,8 @@ def fetch_numbers(outputs: Structure) -> dict[str, float]:
 
 
 def has_numbers(value: object) -> bool:
-    """Return whether a value is a number, or an array of numbers: a text has no place in the log."""
-    return not getattr(value, "ndim", 0) or np.asarray(value).dtype.kind in "biuf"
+    """Return whether a value is a number, or an array of numbers: a text has no place in the log, nor have odd rows."""
+    return not isinstance(value, tf.RaggedTensor | tf.SparseTensor) and np.asarray(value).dtype.kind in "biuf"
 
 
 def mean_of(value: Any) -> float:

@@ -18,7 +18,7 @@ from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import metrics_of, pieces
 from trainer.training.precision import no_loss_scaling
 from trainer.training.staleness import Staleness
-from trainer.training.steps.outputs import describe, outputs_of
+from trainer.training.steps.outputs import outputs_of, problem
 from trainer.training.transfers import sending_together
 
 
@@ -92,10 +92,9 @@ def trace_step(
     if first.is_dropped:
         raise UserError(f"{type(model).__name__}.train_step makes a variable in each trace; make it in build_model")
     outputs = outputs_of(traced, placed=placed)
-    if None in tf.nest.flatten(outputs):
+    if wrong := problem(outputs):
         raise UserError(
-            f"{type(model).__name__}.train_step returned {describe(outputs)}; expected tensors alone, such as "
-            '{"loss": loss}'
+            f'{type(model).__name__}.train_step returned {wrong}; expected tensors alone, such as {{"loss": loss}}'
         )
     return traced
 
