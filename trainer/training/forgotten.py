@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.contracts import Model, Program, Tensor, Traced, Trackable
-from trainer.core.failures import UserError
 from trainer.core.variables import flatten
 from trainer.training.atomic_updates import WRITING
 from trainer.training.outside import handles_of, name_of
 from trainer.training.tf_internals.graphs import called_graphs, owner_of
 
+log = logging.getLogger(__name__)
 CHANGING = (*WRITING, "LookupTableInsert", "LookupTableRemove", "LookupTableImport")
 
 
-def refuse_forgotten(program: Program, model: Model, step: Traced, kept: Iterable[Any]) -> None:
-    """Raise UserError where a model's traced step changes a variable or table that is none of those `kept`.
+def warn_of_forgotten(program: Program, model: Model, step: Traced, kept: Iterable[Any]) -> None:
+    """Log a warning where a model's traced step changes a variable or table that is none of those `kept`.
+
+    A program may do without it after a fault, as without a counter of its own: the run goes on.
 
     What only draws random numbers, as a generator's state, is passed over, and so is what is no object of TensorFlow's:
     the trainer's own, as the indices of dynamic tables.
@@ -30,10 +33,13 @@ def refuse_forgotten(program: Program, model: Model, step: Traced, kept: Iterabl
     if lost:
         name = name_of(lost[0], program, model) or called(lost[0])
         more = f" and {len(lost) - 1} more, which are" if len(lost) > 1 else ", which is"
-        raise UserError(
-            f"{type(model).__name__}.train_step changes {name}{more} no part of the model: no checkpoint would have "
-            "that, and after a fault it would begin again. Make the variable, or the layer, optimizer or table that it "
-            "belongs to, an attribute of the model in build_model, as in model.second = optimizer (docs/programs.md)"
+        log.warning(
+            "%s.train_step changes %s%s no part of the model: no checkpoint has that, and after a fault it begins "
+            "again. Make the variable, or the layer, optimizer or table that it belongs to, an attribute of the model in "
+            "build_model, as in model.second = optimizer (docs/programs.md)",
+            type(model).__name__,
+            name,
+            more,
         )
 
 

@@ -16,7 +16,7 @@ from trainer.run.position import Position
 from trainer.training.data_service import DataService
 from trainer.training.dynamic.table import giving_rows
 from trainer.training.dynamic.tables import DynamicTables, TablesLeft
-from trainer.training.forgotten import all_of, refuse_forgotten
+from trainer.training.forgotten import all_of, warn_of_forgotten
 from trainer.training.keras.adapters import keras_of
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.lookups import asking_once
@@ -248,7 +248,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
     refuse_outside(program, train_step, name, model)
     with strategy.scope():
         keras.check_step(train_step)
-    refuse_forgotten(program, model, train_step, all_of(keras.trained(), keras.optimizers, accounts.beside))
+    warn_of_forgotten(program, model, train_step, all_of(keras.trained(), keras.optimizers, accounts.beside))
     if tables is not None:
         tables.check(keras.layer_names)
     accounts.trace(train_step)
