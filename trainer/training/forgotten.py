@@ -35,7 +35,7 @@ def warn_of_forgotten(program: Program, model: Model, step: Traced, kept: Iterab
         more = f" and {len(lost) - 1} more, which are" if len(lost) > 1 else ", which is"
         log.warning(
             "%s.train_step changes %s%s no part of the model: no checkpoint has that, and after a fault it begins "
-            "again. Make the variable, or the layer, optimizer or table that it belongs to, an attribute of the model in "
+            "again. Make the variable, or the layer, optimizer or table of it, an attribute of the model in "
             "build_model, as in model.second = optimizer (docs/programs.md)",
             type(model).__name__,
             name,
