@@ -58,7 +58,9 @@ def test_damage_and_an_owed_restart_are_found_and_only_the_tasks_concerned_resta
             right[name, file] = lab[name].check_output(f"cat {file}")
             lab[name].run_expect([0], f"sh -c 'echo \"# damaged\" >> {file}'")
     with lab["worker-1"].sudo():
-        lab["worker-1"].run_expect([0], "touch /etc/trainer/worker-1.env")  # as a run leaves it that dies right after
+        # As a run leaves it that dies right after. A process has its environment file's content, whatever its time.
+        drop_in = "/etc/systemd/system/trainer@worker-1.service.d/psfleet-task.conf"
+        lab["worker-1"].run_expect([0], f"test -f {drop_in} && touch {drop_in}")
     repaired = play("site.yml", inventory=long_run)
     assert repaired.code == 0, repaired.failed
     mended = {(name, what) for name, what in repaired.changed if what not in RESTARTING}
