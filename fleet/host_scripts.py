@@ -17,10 +17,10 @@ STATUS = (
 
 # What a planned reboot has stopped, whom the coordinator lets go of (roles/trainer/tasks/leave.yml), and what begins
 # parked. A start or a stop by hand replaces all of them.
-FORGET_DRAINED = "rm -rf /opt/trainer/drained /run/psfleet-leaving /run/psfleet-parked"
+PARKED = "/run/psfleet-parked"
+FORGET_DRAINED = f"rm -rf /opt/trainer/drained /run/psfleet-leaving {PARKED}"
 DISABLE = f'{FORGET_DRAINED}; systemctl reset-failed "$@" 2>/dev/null; systemctl disable --quiet "$@"'
 BEFORE = "/opt/trainer/before"
-PARKED = "/run/psfleet-parked"
 _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
 # What differs from task to task, and which secrets it loads; in etc/trainer they lie themselves.
 _DROP_INS = " ".join(f"etc/systemd/system/trainer@*.service.d/psfleet-{name}.conf" for name in ("task", "secrets"))
@@ -75,10 +75,11 @@ _SHOW = 'show() { systemctl show --value --property="$1" "$unit"; }; '
 # yet, or is of an older kit, is stopped; so is one that ended meanwhile, or whose child did not end in five minutes.
 PARK = (
     _SHOW
+    + f"parked={PARKED}; "
     + """waits= cold= until=$(($(date +%s) + 300))
 for unit; do
   main=$(show MainPID)
-  if [ -e "/run/psfleet-parked/$unit" ]; then continue
+  if [ -e "$parked/$unit" ]; then continue
   elif [ "$(show ActiveState)" = active ] && grep -qs "^SigCgt:.*[13579bdf]$" "/proc/$main/status" && kill -HUP "$main"
   then waits="$waits $unit=$main"
   else cold="$cold $unit"
@@ -99,20 +100,20 @@ done
 # Supervisors of tasks that don't run: they import TensorFlow and wait, until `start` takes the files away.
 WARM = (
     _SHOW
-    + """umask 022
-mkdir -p /run/psfleet-parked
+    + f"""umask 022
+mkdir -p {PARKED}
 for unit; do
   case $(show ActiveState) in inactive | failed)
-    touch "/run/psfleet-parked/$unit"
+    touch "{PARKED}/$unit"
     systemctl start --no-block "$unit"
   esac
 done"""
 )
 # Those that never went on.
-COOL = """cold=
-for unit; do if [ -e "/run/psfleet-parked/$unit" ]; then cold="$cold $unit"; fi; done
+COOL = f"""cold=
+for unit; do if [ -e "{PARKED}/$unit" ]; then cold="$cold $unit"; fi; done
 [ -z "$cold" ] || systemctl stop $cold
-rm -rf /run/psfleet-parked"""
+rm -rf {PARKED}"""
 GO_ON = (
     _SHOW
     # Also one whose child has still to end: bit 9 of SigCgt says that it heeds SIGUSR1.

@@ -235,23 +235,26 @@ class ShortWay:
                 "signers": signers, "environment": environment["name"],
             }  # fmt: skip
             keep = {"root": "/opt/trainer", "keep": settings.value("release_keep"), "coming": release["id"]}
-            # Meanwhile its idle tasks import TensorFlow; a kit that may lack this starts with the others.
-            idle = [task.unit for task in self._inventory.tasks_on(host) if task.job in WARM_JOBS]
-            warm = {"name": "warm", "command": ["sh", "-c", WARM, "sh", *idle]}
+            has_kit = self._kit <= there
             steps: list[dict[str, Any]] = [
-                *([warm] if idle and self._kit <= there else []),
+                *(self._warm(host) if has_kit else []),  # another kit may not know how to wait
                 {"name": "stage", "module": "host_release", "arguments": arguments},
                 {"name": "prune", "module": "release_prune", "arguments": keep},
             ]
             # The chief's host proves a program for all with its environment, and each a kit that it hasn't.
             like_chief = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]
-            if host == chief or not (self._current(host) == release["id"] or (like_chief and self._kit <= there)):
+            if host == chief or not (self._current(host) == release["id"] or (like_chief and has_kit)):
                 steps.append(self._proof(host, shipment, self._current(host)))
             asked[host] = {"steps": steps, "sources": sources(steps), "blobs": {"archive": archives[there]}}
         answers = self._act(asked, STAGE_SECONDS)
         for host, each in answers.items():
             self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display, shipment)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
+
+    def _warm(self, host: str) -> list[dict[str, Any]]:
+        """Return the step that has a host's idle tasks import TensorFlow meanwhile."""
+        idle = [task.unit for task in self._inventory.tasks_on(host) if task.job in WARM_JOBS]
+        return [{"name": "warm", "command": ["sh", "-c", WARM, "sh", *idle]}] if idle else []
 
     def _proof(self, host: str, shipment: Shipment, current: str, nice: int = 0) -> dict[str, Any]:
         """Return the step that proves a release as tasks/prove.yml of the role release does."""

@@ -72,7 +72,7 @@ class Pretence:
         return self.takes_in
 
     def joined(self, *task: str) -> Any:
-        """Of members it is told, of the runner it is asked."""
+        """As both ask for it: of the members, and of the runner."""
         self.said += [("joined", *task)] if task else []
         return [] if task else self.ready
 

@@ -76,8 +76,7 @@ class Supervisor:
         self._home = self._place = Path.cwd()  # where this process's own modules come from, and where children work
         self._child: Child | None = None
         self._restarts = 0
-        self._was_ready = False
-        self._stopping = False
+        self._was_ready = self._stopping = False
         self._parking = Parking()
         self._park_file = park_file
         self._door_path = door
