@@ -17,8 +17,12 @@ from trainer.training.input import own_train_dataset, train_dataset_fn, warn_of_
 
 assert testing
 Dataset = tf.data.Dataset
-ON_CPU = tf.distribute.OneDeviceStrategy("cpu:0")
 Make = Callable[[Any], Any]
+
+
+def on_cpu() -> tf.distribute.Strategy:
+    """A device has the name that this process has now: another test may have made it part of a cluster."""
+    return tf.distribute.OneDeviceStrategy("cpu:0")
 
 
 class Reader:
@@ -49,7 +53,7 @@ def forget() -> None:
 def test_a_program_that_shuffles_nothing_is_told(
     make: Make, is_said: bool, seed: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own_train_dataset(Config(program="a:B", strategy="one_device", seed=seed), Reader(make), ON_CPU)
+    own_train_dataset(Config(program="a:B", strategy="one_device", seed=seed), Reader(make), on_cpu())
     assert ("Reader.train_dataset shuffles nothing" in caplog.text) == is_said
 
 
@@ -59,6 +63,6 @@ def test_it_is_told_once_and_not_where_a_run_reads_on(
 ) -> None:
     for _ in range(2):
         begins = {"begins": lambda worker: Beginning(1)}
-        read: Any = train_dataset_fn(Reader(lambda context: Dataset.range(9)), 1, ON_CPU, **begins, exact=exact)
+        read: Any = train_dataset_fn(Reader(lambda context: Dataset.range(9)), 1, on_cpu(), **begins, exact=exact)
         read.get_concrete_function()
     assert caplog.text.count("shuffles nothing") == times
