@@ -36,7 +36,8 @@ SETTINGS = {"program": "a:B", "steps": 100, "epoch_steps": 20}
 class Counting:
     """Counts the steps of calls, and those of one call twice; a call ends when the controller looks for it."""
 
-    is_recovering = is_failing = takes_in = False
+    is_recovering = is_failing = is_over = takes_in = False
+    news = ""
     position = tables = None
     seconds_waited = 0.0
     copy = staticmethod(copy_each)

@@ -14,8 +14,9 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 import tensorflow as tf
 
 from trainer.examples.criteo import DLRM, KINDS, NUMBERS, SCATTERED, WideAndDeep, examples, parsed, true_logit
+from trainer.training.input import InputContext
 
-CONTEXT = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1)
+CONTEXT = InputContext(2, 1)
 
 
 def batches(count: int, part: int = 1) -> list[Any]:

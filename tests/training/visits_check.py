@@ -29,7 +29,8 @@ from trainer.run.directory import RunDirectory
 from trainer.run.position import Position
 from trainer.tasks.in_process import start_cluster
 from trainer.tasks.training import Training
-from trainer.training.input import own_train_dataset, pass_after_pass
+from trainer.training.input import own_train_dataset
+from trainer.training.places import pass_after_pass
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 

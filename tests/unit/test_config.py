@@ -158,11 +158,29 @@ def test_the_data_service_takes_two_shardings(strategy: str, sharding: str) -> N
         ({"input_sharding": "off", "strategy": "multi_worker_mirrored"}, "each member reads for itself"),
         ({"input_sharding": "off", "local_run_dir": True}, "give all hosts a shared path, or leave input out"),
         ({"input_sharding": "off", "input_position": "exact"}, "know no position to go on from: leave input_position"),
-        ({"input": "local", "input_sharding": "dynamic"}, "input_sharding: dynamic .* set input: service"),
+        (
+            {"input": "local", "input_sharding": "dynamic", "strategy": "mirrored"},
+            "input_sharding: dynamic .* strategy mirrored has none.* set input: service",
+        ),
     ],
 )
 def test_what_the_data_service_can_not_do_is_refused(settings: dict[str, object], expected: str) -> None:
     assert re.search(expected, refused(**{"input": "service", **settings}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"input_no_files_seconds": 9}, "input_no_files_seconds is 9, and input_new_files_seconds 0"),
+        ({"input_new_files_seconds": 9}, "input_sharding is 'program', input local: set input_sharding: dynamic"),
+        (
+            {"input_new_files_seconds": 9, "input": "service", "input_sharding": "dynamic"},
+            "input_new_files_seconds is 9.* input service: set input_sharding: dynamic and input: local",
+        ),
+    ],
+)
+def test_new_files_are_for_workers_that_are_given_them(settings: dict[str, object], expected: str) -> None:
+    assert re.search(expected, refused(**settings))
 
 
 def test_an_exact_position_without_parameter_servers_is_refused() -> None:

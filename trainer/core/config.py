@@ -166,8 +166,9 @@ class Config:
     )
     input_sharding: str = setting(
         "program",
-        "Who divides the training data: `program` (`train_dataset`), or TensorFlow: `auto`, `file`, `data` or `off`, "
-        "not for `parameter_server`. With `input: service`: `dynamic` or `off`.",
+        "Who divides the training data: `program` (`train_dataset`); for `parameter_server` `dynamic`, which gives "
+        "[files one by one](input.md#files-for-the-worker-that-is-free-input_sharding-dynamic); for other strategies "
+        "TensorFlow: `auto`, `file`, `data` or `off`. With `input: service`: `dynamic` or `off`.",
         choices=SHARDINGS,
     )
     input_position: str = setting(
@@ -175,6 +176,18 @@ class Config:
         "Where a worker reads on after a fault or a stop: from the `beginning`, in another order, or `exact`, where "
         "it was (`parameter_server` alone). [What is read twice](input.md#input_position-exact).",
         choices=POSITIONS,
+    )
+    input_new_files_seconds: float = setting(
+        0.0,
+        "With `input_sharding: dynamic`: look for [new files](input.md#files-that-come-while-it-trains) every so many "
+        "seconds, and train each once; 0: pass after pass.",
+        from_zero("pass after pass over the files"),
+    )
+    input_no_files_seconds: float = setting(
+        0.0,
+        "With `input_new_files_seconds`: end the run when all files are trained, and for so long none has come; 0: "
+        "wait for ever.",
+        from_zero("wait for ever"),
     )
     checkpoint_steps: int = setting(
         0, "Save a checkpoint when so many steps have passed; 0 is not by steps.", from_zero("not by steps")

@@ -13,4 +13,6 @@ COUNTED = {
 
 def why_at_a_save(settings: Mapping[str, Any]) -> str:
     """Say why workers join only at a save with these run settings; nothing where they join those that train."""
+    if settings.get("input_sharding") == "dynamic" and settings.get("input", "local") == "local":
+        return "input_sharding: dynamic gives files to the workers with which it began"
     return next((why for name, why in COUNTED.items() if settings.get(name) == "exact"), "")

@@ -16,7 +16,8 @@ Config = Any
 
 def impossibilities(config: Config) -> Iterator[str]:
     """Say what stands against a training, each with the value, what was expected and the mend."""
-    for impossibility in (_checkpoints, _best, _run_directory, _service, _sharding, _position, _lazy, _tables):
+    of_input = (_service, _sharding, _position, _new_files)
+    for impossibility in (_checkpoints, _best, _run_directory, *of_input, _lazy, _tables):
         if problem := impossibility(config):
             yield problem
 
@@ -82,10 +83,12 @@ def _service(config: Config) -> str | None:
 def _sharding(config: Config) -> str | None:
     if config.input == "service":
         return None
+    if config.input_sharding == "dynamic" and config.traits.remote:
+        return None
     if config.input_sharding == "dynamic":
         return (
-            "input_sharding: dynamic divides the data over the hosts of the group data, and input is local: "
-            "set input: service, or leave input_sharding out"
+            f"input_sharding: dynamic gives files to the workers of parameter servers, and strategy {config.strategy} "
+            "has none: choose parameter_server, set input: service, or leave input_sharding out"
         )
     if config.traits.remote and config.input_sharding != "program":
         return (
@@ -102,6 +105,21 @@ def _position(config: Config) -> str | None:
         f"input_position: exact is for workers of parameter servers, and strategy {config.strategy} has none: "
         "leave it out, or choose parameter_server"
     )
+
+
+def _new_files(config: Config) -> str | None:
+    if config.input_no_files_seconds and not config.input_new_files_seconds:
+        return (
+            f"input_no_files_seconds is {config.input_no_files_seconds:g}, and input_new_files_seconds 0, so that no "
+            "new file is looked for: set how often to look, or leave both out"
+        )
+    if config.input_new_files_seconds and (config.input_sharding != "dynamic" or config.input != "local"):
+        return (
+            f"input_new_files_seconds is {config.input_new_files_seconds:g}, which is for files that are given to the "
+            f"workers, and input_sharding is {config.input_sharding!r}, input {config.input}: set input_sharding: "
+            "dynamic and input: local, or leave it out"
+        )
+    return None
 
 
 def _lazy(config: Config) -> str | None:

@@ -81,10 +81,9 @@ class Criteo:
 
     def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
         if self.files:
-            paths = tf.data.Dataset.list_files(self.files, shuffle=False)
-            paths = paths.shard(context.num_input_pipelines, context.input_pipeline_id)
+            paths = context.files(self.files)
             lines = paths.interleave(tf.data.TextLineDataset, num_parallel_calls=tf.data.AUTOTUNE)
-            return lines.shuffle(50_000).repeat().batch(self.batch).map(parsed).prefetch(tf.data.AUTOTUNE)
+            return lines.shuffle(50_000).batch(self.batch).map(parsed).prefetch(tf.data.AUTOTUNE)
         part = self.part(context)
         batches = tf.data.Dataset.range(2**40).map(lambda number: examples(self.batch, number, part + 1))
         return batches.prefetch(tf.data.AUTOTUNE)

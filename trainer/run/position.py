@@ -28,14 +28,18 @@ class Position:
     parts: tuple[tuple[int, int], ...]
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Whose data they are: the program, and its parameters."""
+    files: Mapping[str, Any] | None = None
+    """Of files that are given out one by one what FileList has; then there are no parts."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Position:
         """Return what `as_record` made."""
-        return cls(record["seed"], tuple((number, taken) for number, taken in record["parts"]), record.get("data", {}))
+        parts = tuple((number, taken) for number, taken in record["parts"])
+        return cls(record["seed"], parts, record.get("data", {}), record.get("files"))
 
     def as_record(self) -> dict[str, Any]:
-        return {"seed": self.seed, "parts": [list(part) for part in self.parts], "data": dict(self.data)}
+        record = {"seed": self.seed, "parts": [list(part) for part in self.parts], "data": dict(self.data)}
+        return record if self.files is None else {**record, "files": dict(self.files)}
 
     def differs(self, seed: int | None, data: Mapping[str, Any]) -> str:
         """Say what has a run with these settings read otherwise than this position counts; nothing where it reads so.
@@ -49,8 +53,8 @@ class Position:
 
     def rewound(self, seed: int | None, data: Mapping[str, Any]) -> Position:
         """Return the beginning of the earliest pass that is under way, for a run with these settings."""
-        number, _ = min(self.parts)
-        return Position(self.seed if seed is None else seed, ((number, 0),) * len(self.parts), data)
+        number, _ = min(self.parts, default=FIRST)
+        return Position(self.seed if seed is None else seed, ((number, 0),) * max(1, len(self.parts)), data)
 
     def among(self, parts: int) -> tuple[tuple[int, int], ...]:
         """Return where so many parts begin.

@@ -34,7 +34,7 @@ from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.callbacks import callbacks_of
 from trainer.training.loop.controller import Controller
 from trainer.training.loop.custom_loop import train_in_epochs, train_with_loop
-from trainer.training.loop.epochs import Epochs
+from trainer.training.loop.epochs import EndWithTheData, Epochs
 from trainer.training.loop.fit import train_with_fit
 from trainer.training.placement import report_placement
 from trainer.training.steps.local import LocalStepRunner
@@ -78,7 +78,7 @@ class Generation:
         try:
             if not self._train_with_api():
                 controller.save_the_end()
-                ended = ", where a callback ended it"
+                ended = f", where {'its data' if self.runner.is_over else 'a callback'} ended it"
         except Stopped:
             if context.progress.leads:
                 context.directory.set_state(RunState.STOPPED, controller.step)
@@ -189,6 +189,8 @@ def build_generation(
     progress.tally.step_examples = runner.step_examples
     with strategy.scope():
         callbacks = callbacks_of(config, program, runner.model, leads=progress.leads)
+    if config.input_new_files_seconds:
+        callbacks.append(EndWithTheData(runner))
     if config.export and progress.leads:
         try_export(program, context.directory, runner.element_spec)
     evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)

@@ -13,19 +13,21 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.config import Config
-from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy, Structure, Tensor
+from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy
 from trainer.core.failures import UserError, explain
 from trainer.core.program import program_file
 from trainer.run.position import Beginning
 from trainer.training.data_service import DataService
+from trainer.training.given_files import GivenFile, GivenFiles
 from trainer.training.large_arrays import refuse_large_arrays
-from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker, noting_endless
+from trainer.training.places import file_after_file, pass_after_pass
+from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker
 from trainer.training.worker_files import (
     THIS,
     WorkerFiles,
@@ -66,10 +68,9 @@ RESOURCE_FROM_OUTSIDE = (
     "uses a lookup table, a variable or a random generator that lives in the coordinator: workers would ask there for "
     "every element, or find nothing. Make it in build_model, which is called in the strategy's scope"
 )
-ENDLESS = (
-    "train_dataset gives data without end. With input_position: exact it returns one pass over its part, whose end the "
-    "trainer must see: leave repeat() out, the trainer repeats, and take() a pass of Dataset.random or counter. What "
-    "is zipped with data that end takes a number: repeat(1_000_000)"
+NO_FILES = (
+    "asks for no files, and input_sharding: dynamic gives them out one by one: begin with context.files(PATTERN), "
+    "which gives the name of the file to be read; or leave input_sharding out"
 )
 SYMBOLIC = (
     "a worker's number is a tensor, because one trace of train_dataset serves all workers: use it in tf.data, as in "
@@ -78,13 +79,28 @@ SYMBOLIC = (
 
 
 class InputContext(tf.distribute.InputContext):
-    """TensorFlow's context, with a seed for what a program draws by itself (docs/input.md)."""
+    """TensorFlow's context, with a seed for what a program draws by itself, and its files (docs/input.md)."""
 
-    def __init__(self, pipelines: int = 1, number: Any = 0, replicas: int = 1, seed: Any = 0) -> None:
+    def __init__(
+        self, pipelines: int = 1, number: Any = 0, replicas: int = 1, seed: Any = 0, given: GivenFile | None = None
+    ) -> None:
+        """With a `given` file that is all there is to read."""
         super().__init__(pipelines, number, replicas)
         self._seed = seed
+        self._given = given
         self.gave_seed = False
         """Whether the program has asked for the seed."""
+
+    def files(self, pattern: str | Sequence[str]) -> tf.data.Dataset:
+        """Return the names of this part's files, of those that match a pattern, or one of several, as "/data/train-*".
+
+        With `input_sharding: dynamic` that is one file, and this is asked for each. Else the names are shuffled.
+        """
+        if self._given is not None:
+            return self._given.dataset(pattern)
+        names = tf.data.Dataset.list_files(pattern, shuffle=False)
+        names = names.shard(self.num_input_pipelines, tf.cast(self.input_pipeline_id, tf.int64))
+        return names.shuffle(tf.maximum(names.cardinality(), 1))
 
     @property
     def seed(self) -> Any:
@@ -112,6 +128,7 @@ class Reading:
     number: Any
     seeded: bool = True
     goes_on: bool = False
+    given: GivenFile | None = None
 
     def ask(self, program: Program, call: Callable[[InputContext], tf.data.Dataset]) -> tf.data.Dataset:
         """Return what the program's `train_dataset`, which `call` calls, gives of it."""
@@ -119,7 +136,7 @@ class Reading:
         number = tf.cast(self.number, tf.int64)
         folded = tf.random.experimental.stateless_fold_in(both, number)
         drawn = tf.random.stateless_uniform([], folded, maxval=2**31 - 1, dtype=tf.int64)
-        context = InputContext(self.pipelines, self.part, self.replicas, drawn)
+        context = InputContext(self.pipelines, self.part, self.replicas, drawn, self.given)
         with drawing_from(drawn if self.seeded else None, number) as draws:
             dataset = call(context)
         if not (draws or context.gave_seed or self.goes_on):
@@ -149,6 +166,7 @@ def train_dataset_fn(
     exact: bool = False,
     batches: Callable[[int | None], object] = lambda size: None,
     files: WorkerFiles | None = None,
+    given: GivenFiles | None = None,
 ) -> Callable[[], Dataset]:
     """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data.
 
@@ -156,12 +174,15 @@ def train_dataset_fn(
     With `exact`, which needs it, the iterator gives pairs: how far it is (the pass, and the examples taken of it),
     and the batch. Where a worker has several GPUs, its iterator gives
     `strategy.run` a batch for each of them. With a `service` that one reads, for all workers. `batches` is told the
-    size of the program's batches, as far as it is known. `files` are those that the workers write.
+    size of the program's batches, as far as it is known. `files` are those that the workers write. Where files are
+    `given` out one by one, the iterator gives pairs as with `exact`: the ticket, and the examples taken of its file.
     """
 
     def part(_: object = None) -> tf.data.Dataset:
         if service is not None:
             dataset = service_train_dataset(program, strategy, begins, service, seeded=seeded)
+        elif given is not None:
+            dataset = files_train_dataset(program, strategy, given)
         else:
             dataset = worker_train_dataset(program, workers, strategy, begins, seeded=seeded, exact=exact, files=files)
         batches(batch_size(tf.compat.v1.get_default_graph()))
@@ -225,43 +246,20 @@ def worker_train_dataset(
     return check_pipeline(program, "train_dataset", dataset)
 
 
-def pass_after_pass(
-    read: Callable[[tf.Tensor], tf.data.Dataset], first: tf.Tensor, taken: tf.Tensor
-) -> tf.data.Dataset:
-    """Return what is read in the pass `first` after so many examples, and in all passes after it.
+def files_train_dataset(program: Program, strategy: Strategy, given: GivenFiles) -> tf.data.Dataset:
+    """Return what one worker reads of the files that it is given, without end; call it while tracing."""
 
-    An element is a pair: the pass and the examples taken of it, those of this batch included; and the batch. A batch
-    is left out when all its examples were taken, so that it may have another size than before. It ends at a pass
-    without any.
-    """
-    # What `map` draws begins again with each pass: a seed would have it draw the same.
-    tf.compat.v1.get_default_graph().seed = None
+    def read(file: GivenFile) -> tf.data.Dataset:
+        whole = Reading(1, 0, strategy.num_replicas_in_sync, 0, file.order, goes_on=True, given=file)
+        dataset = whole.ask(program, functools.partial(call_program, program, "train_dataset"))
+        if not file.pattern:
+            raise UserError(f"{type(program).__name__}.train_dataset {NO_FILES}")
+        given.named(file.pattern)
+        return dataset
 
-    def one_pass(number: tf.Tensor) -> tf.data.Dataset:
-        with noting_endless() as endless:
-            dataset = read(number)
-        left_out = tf.where(number == first, taken, 0)
-
-        def placed(before: tf.Tensor, batch: Structure) -> Structure:
-            until = before + examples_in(batch)
-            return until, (tf.stack([number, until]), tf.experimental.Optional.from_value(batch))
-
-        # A worker counts them: in what is traced nobody knows.
-        size = dataset.cardinality()
-        uncounted = tf.logical_and(size == tf.data.UNKNOWN_CARDINALITY, bool(endless))
-        is_endless = tf.logical_or(size == tf.data.INFINITE_CARDINALITY, uncounted)
-        with tf.control_dependencies([tf.debugging.Assert(tf.logical_not(is_endless), [ENDLESS])]):
-            begin = tf.zeros([], tf.int64)
-        there = dataset.scan(begin, placed).filter(lambda place, element: place[1] > left_out)
-        end = tf.experimental.Optional.empty(dataset.element_spec)
-        return there.concatenate(tf.data.Dataset.from_tensors((tf.stack([number, left_out]), end))).enumerate()
-
-    passes = tf.data.Dataset.counter(first).flat_map(one_pass)
-    passes = passes.take_while(
-        lambda turn, placed: tf.logical_or(placed[1].has_value(), tf.logical_or(turn > 0, placed[0][1] > 0))
-    )
-    passes = passes.filter(lambda turn, placed: placed[1].has_value())
-    return passes.map(lambda turn, placed: (placed[0], placed[1].get_value()))
+    with left_out(f"{type(program).__name__}.train_dataset", "each file is read once a pass, by any worker"):
+        dataset = file_after_file(read, given.tickets(), waits=given.waits)
+        return check_pipeline(program, "train_dataset", dataset)
 
 
 def batch_size(graph: Any) -> int | None:
@@ -276,17 +274,6 @@ def batch_size(graph: Any) -> int | None:
     ]
     sizes = {None if size is None else int(size) for size in found}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def examples_in(batch: Structure) -> tf.Tensor:
-    """Return how many examples a batch has: the greatest first dimension of its tensors, at least 1."""
-
-    def length(tensor: Tensor) -> tf.Tensor:
-        if isinstance(tensor, tf.RaggedTensor):
-            return tensor.nrows(tf.int64)
-        return tf.reduce_prod(tf.shape(tensor, tf.int64)[:1])  # 1 of a scalar
-
-    return tf.maximum(tf.reduce_max([length(tensor) for tensor in tf.nest.flatten(batch)]), 1)
 
 
 def trace_eval_dataset(program: Program, context: tf.distribute.InputContext) -> tf.data.Dataset:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.core.states import RunState
 from trainer.telemetry.progress import Progress
 from trainer.training.loop.progress_meter import ProgressMeter
 from trainer.training.loop.scheduler import Schedule
 from trainer.training.steps.outputs import fetch_numbers
 from trainer.training.steps.runner import Call, StepRunner
+
+log = logging.getLogger(__name__)
 
 
 class Calls:
@@ -38,6 +42,7 @@ class Calls:
         """The workers that have ended a call."""
         self.counted = 0
         """The highest step that a call has counted."""
+        self._news = ""
         self.outputs: Any = None
         """What train_step returned in the call that ended last."""
 
@@ -69,13 +74,24 @@ class Calls:
         """Count calls that have ended."""
         for call in ended:
             self.workers.add(call.worker)
+            done = call.steps if call.done is None else call.done
             if task := self._tasks.get(call.worker):
-                self._meter.add_steps(task, call.steps)
-                self._progress.history.add_steps(task, call.steps)
+                self._meter.add_steps(task, done)
+                self._progress.history.add_steps(task, done)
             self.counted = max(self.counted, call.counted)
-            seconds = self.schedule.returned(call.steps, call.began, call.worker, now)
-            self._progress.tally.returned(call.worker, call.steps, seconds, call.stale)
-            self.outputs = call.outputs
+            # One that waited for data says nothing of how long a step takes.
+            is_whole = done == call.steps
+            seconds = self.schedule.returned(done if is_whole else 0, call.began, call.worker, now)
+            if not is_whole:
+                self.schedule.undone(call.steps - done)
+            self._progress.tally.returned(call.worker, done, seconds, call.stale)
+            if done:
+                self.outputs = call.outputs
+        if (news := self._runner.news) != self._news:
+            self._news = news
+            if news:
+                log.info("%s", news)
+            self._progress.enter(RunState.TRAINING, news)
         self._progress.tally.update_wait_seconds = self._runner.seconds_waited
         if self._runner.tables is not None:
             self._progress.tally.tables = dict(self._runner.tables.counts)

@@ -138,6 +138,19 @@ class FollowController(tf.keras.callbacks.Callback):
         self.on_steps(self.steps or self._controller.epoch_steps)
 
 
+class EndWithTheData(tf.keras.callbacks.Callback):
+    """Ends the training where its data have come to their end, before other callbacks are asked whether they do."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        super().__init__()
+        self._supports_tf_logs = True
+        self._runner = runner
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        if self._runner.is_over:
+            self.model.stop_training = True
+
+
 class CallbackStates:
     """What callbacks remember: the attributes that are not as they were when the training began."""
 

@@ -88,7 +88,7 @@ class Resumption:
     def _read_on(self, attached: bool, taken: int) -> None:
         """Read the data on from where they were read, as far as that is known."""
         position = self.handover.position if self.handover is not None and attached else None
-        if position is None and taken >= 0 and self.config.input_position == "exact":
+        if position is None and taken >= 0 and self.runner.position is not None:
             position = self.checkpoints.position(taken)
         if position is not None and (why := self.runner.go_on_from(position)):
             log.warning("the pass over the data begins again: %s", why)

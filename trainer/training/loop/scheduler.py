@@ -49,6 +49,9 @@ class Schedule(Protocol):
     def returned(self, steps: int, began: float, worker: int, now: float) -> float:
         """A call returned that was given at the time `began` and run by this worker; returns how long that took it."""
 
+    def undone(self, steps: int) -> None:
+        """So many steps of a call that has returned were not done: there were no data."""
+
     def is_look_due(self, now: float) -> bool:
         """Return whether it is time to look at what is due beside the calls."""
 
@@ -179,6 +182,9 @@ class Scheduler:
         self._workers += 1
         self._speeds.workers = self._workers
 
+    def undone(self, steps: int) -> None:
+        self._given -= steps
+
     def paused(self, until: float) -> None:
         self._speeds.paused(until)
 
@@ -265,6 +271,9 @@ class Blocks:
 
     def join(self) -> None:
         """Nobody joins replicas in step."""
+
+    def undone(self, steps: int) -> None:
+        """Replicas in step do whole calls."""
 
     def paused(self, until: float) -> None:
         """Replicas in step train with this process or not at all."""

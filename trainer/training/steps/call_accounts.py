@@ -51,6 +51,8 @@ class CallAccounts:
         """Add what a call's report tells, also to the call."""
         (call.outputs, states, waited, numbers), call.worker = report.result, report.worker
         call.counted = report.step
+        if report.done is not None:
+            call.done = report.done
         if self.tables is not None:
             self.tables.update_counts(numbers)
         self.metrics.add(states)

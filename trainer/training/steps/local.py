@@ -27,7 +27,8 @@ from trainer.training.worker_files import refuse_unwritable
 class LocalStepRunner(OfTrained):
     """This process's devices, alone or in step with those of the other members (multi_worker_mirrored)."""
 
-    is_recovering = is_failing = takes_in = False
+    is_recovering = is_failing = is_over = takes_in = False
+    news = ""
     position = None
     seconds_waited = 0.0
 

@@ -62,7 +62,10 @@ class ReadOrder:
         """Begin there; returns what differs where the position counts other data, whose pass begins again."""
         if not self.exact:
             return ""
-        if why := position.differs(self._own_seed, self._data):
+        why = position.differs(self._own_seed, self._data)
+        if position.files is not None:
+            why = "input_sharding was dynamic"
+        if why:
             position = position.rewound(self._own_seed, self._data)
         self._seed, self._places = position.seed, list(position.among(self.workers))
         return why

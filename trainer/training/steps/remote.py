@@ -17,6 +17,7 @@ from trainer.training.data_service import DataService
 from trainer.training.dynamic.table import giving_rows
 from trainer.training.dynamic.tables import DynamicTables, TablesLeft
 from trainer.training.forgotten import all_of, warn_of_forgotten
+from trainer.training.given_files import Mailbox
 from trainer.training.keras.adapters import keras_of
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.lookups import asking_once
@@ -26,6 +27,7 @@ from trainer.training.row_updates import may_ask_once
 from trainer.training.steps.call_accounts import CallAccounts
 from trainer.training.steps.calls_in_flight import CallsInFlight
 from trainer.training.steps.draws import draw_seed
+from trainer.training.steps.file_order import FileOrder
 from trainer.training.steps.model import make_model
 from trainer.training.steps.outputs import output_names, outputs_of
 from trainer.training.steps.read_order import ReadOrder
@@ -43,6 +45,7 @@ from trainer.training.tf_internals.workers import (
     make_coordinator,
     stop_cluster,
     worker_threads,
+    workers_out,
 )
 from trainer.training.worker_files import WorkerFiles, processes_of, tag_of
 
@@ -67,7 +70,7 @@ class RemoteStepRunner(OfTrained):
         handover: TablesLeft | None = None,
     ) -> None:
         """`handover` knows of dynamic tables that an earlier coordinator has left on the ps."""
-        order = ReadOrder(config, workers, draw_seed(config), of_all=service is not None)
+        order = order_of(config, workers, service)
         self._members = members
         self.takes_in = takes_in(config, strategy, members)
 
@@ -90,7 +93,7 @@ class RemoteStepRunner(OfTrained):
             model,
             keras.trained(),
             step,
-            output_names(outputs_of(train_step, placed=order.exact)),
+            output_names(outputs_of(train_step, placed=order.exact and not self._data.waits)),
             self._accounts.updates.copy,
             tables,
         )
@@ -114,6 +117,14 @@ class RemoteStepRunner(OfTrained):
         if self._data.order.exact:
             self._take_reports()
         return self._data.order.position
+
+    @property
+    def is_over(self) -> bool:
+        return isinstance(self._data.order, FileOrder) and self._data.order.is_over
+
+    @property
+    def news(self) -> str:
+        return self._data.order.news if isinstance(self._data.order, FileOrder) else ""
 
     def go_on_from(self, position: Position) -> str:
         return self._data.order.go_on_from(position)
@@ -174,6 +185,8 @@ class RemoteStepRunner(OfTrained):
 
     def _take_reports(self) -> None:
         order = self._data.order
+        if isinstance(order, FileOrder):  # before the reports: what a lost worker has told counts
+            lost = workers_out(self._coordinator)
         while report := self._accounts.reports.take():
             order.count(report.step)
             if order.exact:
@@ -181,6 +194,9 @@ class RemoteStepRunner(OfTrained):
                 order.take(report.worker, (int(place[0]), int(place[1])))
                 report = dataclasses.replace(report, result=(outputs, *rest))
             self._in_flight.report(report)
+        if isinstance(order, FileOrder):
+            order.lose(lost)
+            order.fill()
 
     def over_all_calls(self, outputs: Structure) -> Structure:
         return self._accounts.metrics.over_all_calls(outputs)
@@ -208,12 +224,21 @@ class RemoteStepRunner(OfTrained):
         return numbers
 
 
+def order_of(config: Config, workers: int, service: DataService | None) -> ReadOrder | FileOrder[Mailbox]:
+    """Return who says what each worker reads: it gives out files, or knows where each part's reading begins."""
+    seed = draw_seed(config)
+    if config.input_sharding == "dynamic" and service is None:
+        return FileOrder(config, workers, seed, Mailbox)
+    return ReadOrder(config, workers, seed, of_all=service is not None)
+
+
 def takes_in(config: Config, strategy: Strategy, members: Members | None) -> bool:
     """Return whether workers can join those that train; else the cluster is formed again with them, after a save.
 
     With several GPUs a worker has an iterator for each.
     """
-    settings = {"input_position": config.input_position, "evaluation": config.evaluation}
+    names = ("input", "input_position", "input_sharding", "evaluation")
+    settings = {name: getattr(config, name) for name in names}
     return members is not None and not why_at_a_save(settings) and strategy.num_replicas_in_sync == 1
 
 
@@ -234,11 +259,12 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
             trace_step,
             strategy,
             model,
-            data.iterator_spec,
+            data.element_spec if data.waits else data.iterator_spec,
             accounts.rate,
             accounts.updates,
             accounts.stale,
-            placed=data.order.exact,
+            placed=data.order.exact and not data.waits,
+            given=data.waits,
             seeded=False,
         )
         train_step = trace()
@@ -270,4 +296,5 @@ def pack(strategy: Strategy, train_step: Traced, step: Variable, accounts: CallA
         accounts.updates,
         accounts.tables,
         unrolled=UNROLLED_STEPS if small else 1,
+        waits=data.waits,
     )

@@ -20,6 +20,8 @@ class Report:
     worker: int
     step: int
     result: Any
+    done: int | None = None
+    """The steps that the call has done, where that is known."""
 
 
 class Reports:
@@ -34,7 +36,7 @@ class Reports:
         self._structure: Any = None
 
     @tf.autograph.experimental.do_not_convert
-    def put(self, number: tf.Tensor, step: tf.Tensor, result: Any) -> None:
+    def put(self, number: tf.Tensor, step: tf.Tensor, done: tf.Tensor, result: Any) -> None:
         """Tell of a call, in what is traced."""
         flat = tf.nest.flatten(result, expand_composites=True)
         self._structure = result
@@ -42,7 +44,7 @@ class Reports:
             self._queue = tf.queue.FIFOQueue(MOST_REPORTS, [tf.int64, *(value.dtype for value in flat)])
         with tf.device(COORDINATOR):
             worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
-            self._queue.enqueue([tf.stack([number, worker, step]), *flat])
+            self._queue.enqueue([tf.stack([number, worker, step, tf.cast(done, tf.int64)]), *flat])
 
     def take(self) -> Report | None:
         """Return the oldest report, or None when there is none."""
@@ -51,5 +53,6 @@ class Reports:
                 return None
             taken = self._queue.dequeue()
         about, *flat = taken if isinstance(taken, list) else [taken]
-        number, worker, step = (int(value) for value in about.numpy())
-        return Report(number, worker, step, tf.nest.pack_sequence_as(self._structure, flat, expand_composites=True))
+        number, worker, step, done = (int(value) for value in about.numpy())
+        result = tf.nest.pack_sequence_as(self._structure, flat, expand_composites=True)
+        return Report(number, worker, step, result, done)

@@ -33,6 +33,8 @@ class Call:
     """The step as it was then; 0 where this process ran it."""
     stale: tuple[int, int] | None = None
     """Updates of others between a step's read of the weights and its update: the sum over its steps, and the most."""
+    done: int | None = None
+    """The steps that it has done, where these may be fewer; None for all."""
 
 
 class StepRunner(Protocol):
@@ -65,6 +67,14 @@ class StepRunner(Protocol):
     @property
     def seconds_waited(self) -> float:
         """How long updates have waited for others' updates of the same variable, on all ps together."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the data have come to their end, which ends the training."""
+
+    @property
+    def news(self) -> str:
+        """What there is to say of the data; empty for nothing."""
 
     @property
     def element_spec(self) -> ElementSpec:

@@ -17,6 +17,7 @@ from trainer.training.metrics import MetricStates
 from trainer.training.staleness import SCOPE
 from trainer.training.steps.reports import Reports
 from trainer.training.steps.traced_step import quiet_tracing
+from trainer.training.tf_internals.datasets import type_in
 
 COPIED_BYTES = 1 << 24
 
@@ -33,6 +34,7 @@ def trace_call(
     tables: DynamicTables | None = None,
     *,
     unrolled: int = 1,
+    waits: bool = False,
 ) -> Traced:
     """Trace the packed call, which does a traced step as often as it is told to and counts that.
 
@@ -42,9 +44,11 @@ def trace_call(
     `states` itself. `unrolled` is the number of steps in a round of the call's loop; what that leaves over is done
     first, in rounds of one step. The first step of a round counts how stale its update is, which costs a tiny step a
     fifth of its speed. A step that would draw the same random numbers several times in a round has rounds of one.
+    With `waits` the iterator gives places and batches as Optional, the step takes a batch, and the call ends where
+    there is none.
     """
 
-    copy, unrolled = copy_for(train_step, unrolled)
+    copy, unrolled = copy_for(train_step, 1 if waits else unrolled)
 
     def take_step(*arguments: object, counts: bool) -> list[tf.Tensor]:
         if copy:
@@ -63,8 +67,16 @@ def trace_call(
             states.exchange(train_step, kept)
         with strategy.scope():
             specs = tf.nest.flatten(train_step.structured_outputs, expand_composites=True)
-            done, flat = repeat_all(take, specs, steps, unrolled)
+            if waits:
+                done, flat, place = repeat_while_given(
+                    lambda batch: take_step(batch, *value, counts=True), iterator, specs, steps
+                )
+                steps = done
+            else:
+                done, flat = repeat_all(take, specs, steps, unrolled)
             outputs = tf.nest.pack_sequence_as(train_step.structured_outputs, flat, expand_composites=True)
+            if waits:
+                outputs = (outputs, place)
             # Once a call and at its end, so that a call that is run again on another worker counts once.
             with tf.control_dependencies([done, *flat]):  # a step may return nothing
                 counter.assign_add(steps)
@@ -75,7 +87,7 @@ def trace_call(
             waited = updates.waited() if updates else []
             numbers = tables.numbers() if tables else []
             kept_states = [state.read_value() for state in kept]
-            reports.put(order[1], counter.read_value(), (outputs, kept_states, waited, numbers))
+            reports.put(order[1], counter.read_value(), steps, (outputs, kept_states, waited, numbers))
             return None
 
     takes = (iterator, tf.TensorSpec([None], tf.int64), *((rate.spec,) if rate else ()))
@@ -95,13 +107,42 @@ def repeat_all(
     take_step: Callable[[bool], list[tf.Tensor]], specs: Sequence[ElementSpec], steps: tf.Tensor, unrolled: int
 ) -> tuple[tf.Tensor, list[Tensor]]:
     """Do so many steps, in what is traced: first in rounds of one, then of `unrolled`; returns what `repeat` does."""
-    # Each loop needs outputs to begin with; at least one step is done, so that these are never returned.
-    lengths = [spec.shape.as_list() if spec.shape.rank else [] for spec in specs]
-    flat = [tf.zeros([one or 0 for one in each], spec.dtype) for each, spec in zip(lengths, specs, strict=True)]
+    flat = no_outputs(specs)
     if unrolled == 1:
         return repeat(take_step, specs, steps, 1, flat)
     _, flat = repeat(take_step, specs, (steps - 1) % unrolled + 1, 1, flat)
     return repeat(take_step, specs, (steps - 1) // unrolled, unrolled, flat)
+
+
+def no_outputs(specs: Sequence[ElementSpec]) -> list[Tensor]:
+    """Return outputs for a loop to begin with, which returns them only where it does no step."""
+    lengths = [spec.shape.as_list() if spec.shape.rank else [] for spec in specs]
+    return [tf.zeros([one or 0 for one in each], spec.dtype) for each, spec in zip(lengths, specs, strict=True)]
+
+
+def repeat_while_given(
+    take_step: Callable[[Any], list[tf.Tensor]], iterator: DataIterator, specs: Sequence[ElementSpec], steps: tf.Tensor
+) -> tuple[tf.Tensor, list[Tensor], tf.Tensor]:
+    """Do so many steps, as long as there are batches; returns how many, the last one's outputs, and the last place."""
+
+    place, batch = next(iterator)
+    what = type_in(tf.type_spec_from_value(batch))
+
+    def goes_on(done: tf.Tensor, _: tf.Tensor, batch: Any, *__: Tensor) -> tf.Tensor:
+        return (done < steps) & batch.has_value()
+
+    # The step is in no condition: of what is asked for each worker, as its tables, TensorFlow gives nothing to those.
+    def take(done: tf.Tensor, place: tf.Tensor, batch: Any, *_: Tensor) -> tuple[Any, ...]:
+        told = take_step(batch.get_value())
+        with tf.control_dependencies(told):
+            done += 1
+        nothing = (place, tf.experimental.Optional.empty(what))
+        return done, *tf.cond(done < steps, lambda: next(iterator), lambda: nothing), *told
+
+    begin = (tf.zeros([], tf.int64), place, batch, *no_outputs(specs))
+    shapes = (tf.TensorShape([]), tf.TensorShape([2]), tf.type_spec_from_value(batch), *(spec.shape for spec in specs))
+    done, place, _, *told = tf.while_loop(goes_on, take, begin, shapes)
+    return done, told, place
 
 
 def repeat(

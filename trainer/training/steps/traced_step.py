@@ -23,15 +23,24 @@ from trainer.training.transfers import sending_together
 
 
 def one_step(
-    strategy: Strategy, own_step: Callable[[Any], Any], stale: Staleness | None = None, *, placed: bool = False
+    strategy: Strategy,
+    own_step: Callable[[Any], Any],
+    stale: Staleness | None = None,
+    *,
+    placed: bool = False,
+    given: bool = False,
 ) -> Callable[[DataIterator], Structure]:
     """Return what does a model's train_step with an iterator's next batches, one for each replica of this process.
 
     With `placed` the iterator tells how far it is, beside each batch, and so does the step beside its outputs.
+    With `given` it is the batch itself.
     """
 
     def train_step(iterator: DataIterator) -> Structure:
-        place, batch = next(iterator) if placed else (None, next(iterator))
+        if given:
+            place, batch = None, iterator
+        else:
+            place, batch = next(iterator) if placed else (None, next(iterator))
         with stale.measured(batch) if stale else contextlib.nullcontext():
             outputs = reduce_replicas(strategy, strategy.run(own_step, args=(batch,)))
         return (outputs, strategy.experimental_local_results(place)[-1]) if placed else outputs
@@ -48,14 +57,16 @@ def trace_step(
     stale: Staleness | None = None,
     *,
     placed: bool = False,
+    given: bool = False,
     seeded: bool = True,
 ) -> Traced:
     """Trace one step, which takes an iterator and, for other processes, the learning rate.
 
     With `updates` each update that it makes is one act: other processes make some at the same time.
 
-    This makes what a lazily built model and its optimizer still lack. `placed` is as for `one_step`. Where it is not
-    `seeded`, what it draws has no seed of TensorFlow's: each process that runs it draws other numbers, each time.
+    This makes what a lazily built model and its optimizer still lack. `placed` and `given` are as for `one_step`. Where
+    it is not `seeded`, what it draws has no seed of TensorFlow's: each process that runs it draws other numbers, each
+    time.
     """
 
     keras = keras_of(model)
@@ -79,7 +90,7 @@ def trace_step(
                     stack.enter_context(first.watched())
                     stack.enter_context(sending_together(of_metrics))
                     stack.enter_context(updates.active(states))
-                return one_step(strategy, own_step, stale, placed=placed)(iterator)
+                return one_step(strategy, own_step, stale, placed=placed, given=given)(iterator)
 
         return rate.trace(train_step, iterator) if rate else train_step.get_concrete_function(iterator)
 

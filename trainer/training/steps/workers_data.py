@@ -12,11 +12,15 @@ import tensorflow as tf
 from trainer.core.config import Config
 from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy
 from trainer.core.failures import EmptyPart, UserError, explain
+from trainer.training.arrivals import Arrivals
 from trainer.training.data_service import DataService
-from trainer.training.input import ENDLESS, replica_element_spec, train_dataset_fn
+from trainer.training.given_files import GivenFiles, Mailbox, matching
+from trainer.training.input import replica_element_spec, train_dataset_fn
+from trainer.training.places import ENDLESS
 from trainer.training.steps.draws import draw_anew
+from trainer.training.steps.file_order import FileOrder
 from trainer.training.steps.read_order import ReadOrder
-from trainer.training.tf_internals.datasets import elements_of, iterator_handles, iterator_type_spec
+from trainer.training.tf_internals.datasets import elements_of, iterator_handles, iterator_type_spec, type_in
 from trainer.training.tf_internals.joining import Newcomer, divide_again
 from trainer.training.tf_internals.per_worker import extend
 from trainer.training.worker_files import WorkerFiles, refuse_unwritable
@@ -33,7 +37,7 @@ class WorkersData:
         program: Program,
         strategy: Strategy,
         coordinator: Any,
-        order: ReadOrder,
+        order: ReadOrder | FileOrder[Mailbox],
         service: DataService | None,
         files: Callable[[int], WorkerFiles],
     ) -> None:
@@ -43,6 +47,13 @@ class WorkersData:
         """
         self._config, self._program, self._strategy, self._service = config, program, strategy, service
         self.order = order
+        given = given_by(order) if isinstance(order, FileOrder) else None
+        if self.waits and strategy.num_replicas_in_sync > 1:
+            raise UserError(
+                f"input_new_files_seconds: a worker has {strategy.num_replicas_in_sync} GPUs, and files that come "
+                "while a run trains are for one: give each worker one GPU (worker_tasks), or leave it out"
+            )
+        self._arrivals: Arrivals | None = None
         self.step_examples: int | None = None
         """How many examples a step has, where that is known."""
 
@@ -54,12 +65,12 @@ class WorkersData:
                 program,
                 workers,
                 strategy,
-                order.beginning,
-                service,
+                *((order.beginning, service) if isinstance(order, ReadOrder) else ()),
                 seeded=order.seeded,
                 exact=order.exact,
                 batches=count,
                 files=files(workers),
+                given=given,
             )
             return coordinator.create_per_worker_dataset(make)
 
@@ -74,7 +85,14 @@ class WorkersData:
     def element_spec(self) -> ElementSpec:
         """What one replica gets of the program's data."""
         spec = replica_element_spec(self._dataset)
-        return spec[1] if self.order.exact else spec
+        if not self.order.exact:
+            return spec
+        return type_in(spec[1]) if self.waits else spec[1]
+
+    @property
+    def waits(self) -> bool:
+        """Whether an iterator may have no batch for a while: then it gives each as an Optional."""
+        return isinstance(self.order, FileOrder) and self.order.waits
 
     @property
     def iterator(self) -> Any:
@@ -86,6 +104,10 @@ class WorkersData:
         self.order.begin(step)
         if draw_anew(self._config, step) and not self.order.exact:
             self._dataset = self._trace(self.order.workers)  # an operation that draws within `map` gets its seed there
+        if isinstance(self.order, FileOrder) and self.waits and self._arrivals is None:
+            self._arrivals = Arrivals(self.order.patterns, self._config.input_new_files_seconds)
+            self.order.come(*self._arrivals.look(self.order.known()))
+            self._arrivals.follow(self.order.known, self.order.come)
         self._iterator = iter(self._dataset)
 
     def begin_again(self) -> None:
@@ -122,6 +144,8 @@ class WorkersData:
 
     def close(self) -> tuple[list[Any], list[tf.DType], list[tf.TensorShape]]:
         """Let go of the iterators; returns their handles, and types and shapes of what they give."""
+        if self._arrivals is not None:
+            self._arrivals.close()
         handles = [] if self._iterator is None else iterator_handles(self._iterator)
         del self._iterator, self._dataset, self._coming, self._trace
         return handles, *self._elements
@@ -142,3 +166,13 @@ class WorkersData:
         except (tf.errors.AlreadyExistsError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
             refuse_unwritable(self._program, error)
             raise
+
+
+def given_by(order: FileOrder[Mailbox]) -> GivenFiles:
+    """Return how workers get their files, as this order gives them out."""
+
+    def named(patterns: tuple[str, ...]) -> None:
+        order.patterns, order.pattern = patterns, ", ".join(patterns)
+        order.look = lambda: matching(patterns)
+
+    return GivenFiles(order.mailbox, named, order.waits)

@@ -37,6 +37,24 @@ def for_each_worker(numbers: Callable[[int], Sequence[int]], size: int) -> tf.Te
     return graph.capture_call_time_value(of_this_worker, tf.TensorSpec([size], tf.int64))
 
 
+def type_in(optional: ElementSpec) -> ElementSpec:
+    """Return the type of what is in an Optional of this type."""
+    return optional._element_spec
+
+
+def handle_for_each_worker(handle: Callable[[int], Tensor]) -> tf.Tensor:
+    """Return, in what is traced, a resource for the worker that runs it: asked of this process each time that it runs.
+
+    The resource may be in this process; operations on it run where it is.
+    """
+
+    def of_this_worker() -> Tensor:
+        return handle(int(coordinator_context.get_current_dispatch_context().worker_index))
+
+    graph = tf.compat.v1.get_default_graph()
+    return graph.capture_call_time_value(of_this_worker, tf.TensorSpec([], tf.resource))
+
+
 @contextlib.contextmanager
 def drawing_from(seed: tf.Tensor | None, reading: tf.Tensor) -> Iterator[list[Any]]:
     """Have the pipelines that are made meanwhile draw from `seed`, each of their operations numbers of its own.

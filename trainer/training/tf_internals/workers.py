@@ -355,6 +355,14 @@ def all_failed_alike(coordinator: Coordinator, error: Exception) -> bool:
     return alike is not None and alike.have_all_failed(getattr(error, "original_exception", None) or error)
 
 
+def workers_out(coordinator: Coordinator) -> dict[int, float]:
+    """Return the workers that TensorFlow has lost, by their numbers, and since when (of time.monotonic)."""
+    handler = coordinator._cluster.failure_handler
+    if not isinstance(handler, PartialHandler):
+        return {}
+    return {handler.tasks.index(task): since for task, since in dict(handler.out).items()}
+
+
 def is_recovering(coordinator: Coordinator) -> bool:
     """Return whether a ClusterCoordinator takes in a worker: another strategy made meanwhile would hang or crash."""
     handler = coordinator._cluster.failure_handler
