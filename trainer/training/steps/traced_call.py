@@ -20,6 +20,8 @@ from trainer.training.steps.traced_step import quiet_tracing
 from trainer.training.tf_internals.datasets import type_in
 
 COPIED_BYTES = 1 << 24
+Take = Callable[..., list[tf.Tensor]]  # does a step with these arguments
+Done = tuple[tf.Tensor, list[Tensor], Any]  # how many steps, what ends with them, and the last one's outputs
 
 
 def trace_call(
@@ -58,27 +60,16 @@ def trace_call(
     # AutoGraph would translate the loops' source, which takes longer than all the rest.
     @tf.function(autograph=False)
     def train_call(iterator: DataIterator, order: tf.Tensor, *value: tf.Tensor) -> Any:
-        def take(counts: bool) -> list[tf.Tensor]:
-            return take_step(iterator, *value, counts=counts)
-
-        steps = order[0]
         kept = states.in_call() if states else []
         if states:
             states.exchange(train_step, kept)
         with strategy.scope():
-            specs = tf.nest.flatten(train_step.structured_outputs, expand_composites=True)
             if waits:
-                done, flat, place = repeat_while_given(
-                    lambda batch: take_step(batch, *value, counts=True), iterator, specs, steps
-                )
-                steps = done
+                steps, ended, outputs = steps_while_given(train_step, take_step, (iterator, *value), order[0])
             else:
-                done, flat = repeat_all(take, specs, steps, unrolled)
-            outputs = tf.nest.pack_sequence_as(train_step.structured_outputs, flat, expand_composites=True)
-            if waits:
-                outputs = (outputs, place)
+                steps, ended, outputs = all_steps(train_step, take_step, (iterator, *value), order[0], unrolled)
             # Once a call and at its end, so that a call that is run again on another worker counts once.
-            with tf.control_dependencies([done, *flat]):  # a step may return nothing
+            with tf.control_dependencies(ended):
                 counter.assign_add(steps)
             if rate:
                 rate.show()
@@ -101,6 +92,23 @@ def copy_for(train_step: Traced, unrolled: int) -> tuple[StepCopy | None, int]:
     if copy and not copy.is_possible:
         return None, 1 if copy.has_seeds else unrolled
     return copy, unrolled
+
+
+def all_steps(step: Traced, take: Take, arguments: Sequence[Any], steps: tf.Tensor, unrolled: int) -> Done:
+    """Do so many steps, in what is traced, in rounds of `unrolled`."""
+    specs = tf.nest.flatten(step.structured_outputs, expand_composites=True)
+    done, flat = repeat_all(lambda counts: take(*arguments, counts=counts), specs, steps, unrolled)
+    outputs = tf.nest.pack_sequence_as(step.structured_outputs, flat, expand_composites=True)
+    return steps, [done, *flat], outputs  # a step may return nothing
+
+
+def steps_while_given(step: Traced, take: Take, arguments: Sequence[Any], steps: tf.Tensor) -> Done:
+    """Do so many steps, as long as there are batches; the last place is beside the outputs."""
+    iterator, *others = arguments
+    specs = tf.nest.flatten(step.structured_outputs, expand_composites=True)
+    done, flat, place = repeat_while_given(lambda batch: take(batch, *others, counts=True), iterator, specs, steps)
+    outputs = tf.nest.pack_sequence_as(step.structured_outputs, flat, expand_composites=True)
+    return done, [done, *flat], (outputs, place)
 
 
 def repeat_all(
@@ -133,16 +141,16 @@ def repeat_while_given(
 
     # The step is in no condition: of what is asked for each worker, as its tables, TensorFlow gives nothing to those.
     def take(done: tf.Tensor, place: tf.Tensor, batch: Any, *_: Tensor) -> tuple[Any, ...]:
-        told = take_step(batch.get_value())
-        with tf.control_dependencies(told):
+        outputs = take_step(batch.get_value())
+        with tf.control_dependencies(outputs):
             done += 1
         nothing = (place, tf.experimental.Optional.empty(what))
-        return done, *tf.cond(done < steps, lambda: next(iterator), lambda: nothing), *told
+        return done, *tf.cond(done < steps, lambda: next(iterator), lambda: nothing), *outputs
 
     begin = (tf.zeros([], tf.int64), place, batch, *no_outputs(specs))
     shapes = (tf.TensorShape([]), tf.TensorShape([2]), tf.type_spec_from_value(batch), *(spec.shape for spec in specs))
-    done, place, _, *told = tf.while_loop(goes_on, take, begin, shapes)
-    return done, told, place
+    done, place, _, *outputs = tf.while_loop(goes_on, take, begin, shapes)
+    return done, outputs, place
 
 
 def repeat(
