@@ -166,9 +166,9 @@ class Config:
     )
     input_sharding: str = setting(
         "program",
-        "Who divides the training data: `program` (`train_dataset`); for `parameter_server` `dynamic`, which gives "
-        "[files one by one](input.md#files-for-the-worker-that-is-free-input_sharding-dynamic); for other strategies "
-        "TensorFlow: `auto`, `file`, `data` or `off`. With `input: service`: `dynamic` or `off`.",
+        "Who divides the training data: `program`; for `parameter_server` `dynamic`, "
+        "[file by file](input.md#files-for-the-worker-that-is-free-input_sharding-dynamic); for other strategies "
+        "`auto`, `file`, `data` or `off` (TensorFlow's). With `input: service`: `dynamic` or `off`.",
         choices=SHARDINGS,
     )
     input_position: str = setting(
