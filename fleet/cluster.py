@@ -33,6 +33,7 @@ from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
 from fleet.units import Health
+from trainer.run.replaced import REPLACED
 
 # The coordinator saves a checkpoint before it ends; its unit's TimeoutStopSec bounds that, not this.
 STOP_SECONDS = 900
@@ -207,6 +208,17 @@ class Cluster:
         """Have every task know which release the cluster runs; a host that has another one doesn't join."""
         if self.inventory.is_shared:
             self._write_shared("release.json", {"release": release})
+
+    def replace_tasks(self, moved: Mapping[str, tuple[str, str]]) -> None:
+        """Have tasks not join at their old address any more; `moved` has old and new address by name (`host:port`)."""
+        if not (self.inventory.is_shared and moved):
+            return
+        path = f"{self.inventory.shared_dir}/{REPLACED}"
+        known = self.on_shared(f"[ ! -e {shlex.quote(path)} ] || cat {shlex.quote(path)}", f"{path} can't be read")
+        record = load_json(known.stdout) or {}
+        for name, (old, new) in moved.items():
+            record[name] = sorted({*record.get(name, []), old} - {new})
+        self._write_shared(REPLACED, record)
 
     def select(self, selection: Mapping[str, Any]) -> None:
         """Write what the operator chose, which every task lays over run.json; nothing removes the file."""

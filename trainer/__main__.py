@@ -34,7 +34,8 @@ from trainer.report.summary import read_story
 from trainer.run.branch import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
-from trainer.run.release import MissedRelease, own_release, refuse_missed_release
+from trainer.run.release import StaysOut, own_release, refuse_missed_release
+from trainer.run.replaced import refuse_replaced
 from trainer.run.selection import apply_selection, read_selection
 from trainer.tasks.flags import read_cluster, refuse_task_flags
 from trainer.telemetry.checkpoints import describe_checkpoints, read_checkpoints
@@ -170,13 +171,18 @@ def prepare_process(environment: Mapping[str, str], cluster: Cluster) -> bool:
 
 
 def read_present_config(
-    options: argparse.Namespace, environment: Mapping[str, str], evaluates: bool, own: Path
+    options: argparse.Namespace, environment: Mapping[str, str], cluster: Cluster, own: Path
 ) -> Config:
-    """Read the settings as `read_config` does; raises MissedRelease where `own` is no longer the hosts' release."""
-    config = read_config(options, environment, evaluates)
+    """Read the settings as `read_config` does; raises StaysOut where this task must not join.
+
+    That is where `own` is no longer the hosts' release, or another machine has its place.
+    """
+    config = read_config(options, environment, cluster.job == "evaluator")
     about(run=config.run)  # a server asks again and again, and serves one run after the other
     link = environment.get("TRAINER_RELEASE")
     refuse_missed_release(config, Path(link) if link else None, own)
+    if link and cluster.job != "evaluator":  # which has no address
+        refuse_replaced(config, cluster.task, cluster.address)
     return config
 
 
@@ -227,20 +233,18 @@ def become_task(
         serve(listener, collector)
     if not prepare_process(environment, cluster):
         return TRY_AGAIN
-    evaluates = cluster.job == "evaluator"
-    selected = partial(read_present_config, options, environment, evaluates, Path.cwd())
-    missed = find_missed_release(selected)
-    if missed:
-        log.error("%s", missed)
-        notifier.status(missed)
+    selected = partial(read_present_config, options, environment, cluster, Path.cwd())
+    if why := why_out(selected):
+        log.error("%s", why)
+        notifier.status(why)
         return TRY_AGAIN
     if is_server(cluster):
         return serve_members(cluster, notifier, selected)
     return train_or_evaluate(options, environment, cluster, notifier, collector, only_wait=only_wait)
 
 
-def find_missed_release(selected: Callable[[], Config]) -> str | None:
-    """Return why this host's release must not take part, or None.
+def why_out(selected: Callable[[], Config]) -> str | None:
+    """Return why this host's tasks must not take part, or None.
 
     It looks for a while: a network file system may show the release before once more.
     """
@@ -248,7 +252,7 @@ def find_missed_release(selected: Callable[[], Config]) -> str | None:
     while True:
         try:
             selected()
-        except MissedRelease as error:
+        except StaysOut as error:
             if time.monotonic() > end:
                 return str(error)
         except (ConfigError, OSError):

@@ -69,6 +69,11 @@ class Task:
         return f"{self.job}-{self.index}"
 
     @property
+    def endpoint(self) -> str:
+        """Return where other members find it, as TF_CONFIG says it."""
+        return f"{bracketed(self.address)}:{self.port}"
+
+    @property
     def unit(self) -> str:
         return f"trainer@{self.name}.service"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 
@@ -112,6 +113,8 @@ def replace_host(
     with Trail(cluster, desk, "replace-host", reason) as trail:
         trail.begin(hosts=[old, new], tasks=[task.name for task in inventory.tasks_on(old)], new=where)
         _clean(cluster, desk, seen, old)
+        tasks = [task for task in inventory.tasks_on(old) if task.port is not None]
+        cluster.replace_tasks({task.name: (task.endpoint, replace(task, address=where).endpoint) for task in tasks})
         edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
         _change(inventory, desk, edit, expected, [f"write {new} instead of {old}", f"ansible_host: {where}"])
     desk.say(

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import trainer.__main__
-from trainer.__main__ import find_missed_release
+from trainer.__main__ import why_out
 from trainer.core.config import Config
 from trainer.run.release import MissedRelease, own_release, refuse_missed_release
+from trainer.run.replaced import Replaced, refuse_replaced
 
 
 @pytest.fixture
@@ -60,6 +61,19 @@ def test_without_a_deployment_and_without_a_shared_path_nothing_is_compared(conf
     refuse_missed_release(config.replace(local_run_dir=True), link, link.resolve())
 
 
+def test_a_machine_whose_place_another_has_stays_out_at_its_old_address(config: Config) -> None:
+    path = Path(config.shared_dir) / "replaced.json"
+    refuse_replaced(config, "worker-0", "192.0.2.30:2400")
+    path.write_text('{"worker-0": ["192.0.2.30:2400"]}')
+    with pytest.raises(Replaced, match=f"worker-0 was replaced at 192.0.2.30:2400 .* remove {path}"):
+        refuse_replaced(config, "worker-0", "192.0.2.30:2400")
+    refuse_replaced(config, "worker-0", "192.0.2.99:2400")  # the new one
+    refuse_replaced(config, "worker-5", "192.0.2.30:2400")  # the old one in another place
+    refuse_replaced(config.replace(local_run_dir=True), "worker-0", "192.0.2.30:2400")
+    path.write_text("{")
+    refuse_replaced(config, "worker-0", "192.0.2.30:2400")
+
+
 @pytest.mark.parametrize(("looks", "missed"), [(2, None), (99, "not this one")])
 def test_a_record_that_is_late_is_waited_for(
     looks: int, missed: str | None, monkeypatch: pytest.MonkeyPatch, config: Config
@@ -74,7 +88,7 @@ def test_a_record_that_is_late_is_waited_for(
             raise MissedRelease("not this one")
         return config
 
-    assert find_missed_release(selected) == missed
+    assert why_out(selected) == missed
 
 
 @pytest.mark.parametrize(("text", "release"), [(None, None), ("{", None), ("{}", None), ('{"id": "abc"}', "abc")])

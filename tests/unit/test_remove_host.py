@@ -134,12 +134,17 @@ def test_a_plan_changes_nothing(place: Path, hosts: Hosts, desk: verbs.Desk) -> 
     assert "refused worker-0 on w-a runs: fab drain w-a first" in fleet.printed(desk)
 
 
-def test_a_new_host_takes_the_place_and_the_number(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_new_host_takes_the_place_and_the_number(
+    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = {}
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     before = tasks(place)
     drain(cluster(hosts), desk, "w-a")
     replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
     assert tasks(place) == {**before, "worker-0": ("w-x", "192.0.2.99")}
     assert (place / "hosts.yml").read_text() == HOSTS.replace("w-a", "w-x").replace("192.0.2.30", "192.0.2.99")
+    assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}  # the old one's tasks stay out
     with pytest.raises(OperatorMistake, match="has a host 'w-b' already"):
         replace_host(Cluster(load_inventory(str(place)), hosts), desk, "w-x", "w-b")
 

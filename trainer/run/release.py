@@ -19,7 +19,11 @@ RECORD = "release.json"  # on the shared path, and in the directory of each rele
 MEND = "`ansible-playbook site.yml --limit HOST` brings one host to the checkout's release, `fab start-cluster` all"
 
 
-class MissedRelease(Infrastructure):
+class StaysOut(Infrastructure):
+    """A task that must not join as its host is."""
+
+
+class MissedRelease(StaysOut):
     """This host has another release than the cluster runs; the message says which, and what mends it."""
 
 

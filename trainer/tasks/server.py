@@ -25,7 +25,7 @@ from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, TRY_AGAIN, is_stale
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.run.release import MissedRelease
+from trainer.run.release import StaysOut
 from trainer.run.selection import selected_sweep
 from trainer.telemetry.logs import load_tensorflow
 from trainer.telemetry.outlets.systemd import Notifier
@@ -179,7 +179,7 @@ def ending(
         exporting = finished is not None and config.export and directory.is_export_left()
         sweep = selected_sweep(config)
         over = f"{sweep.title} is over" if sweep is not None and sweep.present() is None else ""
-    except MissedRelease as error:
+    except StaysOut as error:
         return TRY_AGAIN, str(error)
     except OSError as error:
         return (TRY_AGAIN, STALE) if is_stale(error) else (None, "")

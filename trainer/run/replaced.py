@@ -1,0 +1,34 @@
+"""A machine whose place another one has (`fab replace-host`): should it come back, its tasks must not join.
+
+On a shared path <shared>/replaced.json has the addresses that tasks had before. Where none is shared nobody knows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.core.config import Config
+from trainer.run.records import read_record
+from trainer.run.release import StaysOut
+
+REPLACED = "replaced.json"
+
+
+class Replaced(StaysOut):
+    """This machine's place is another one's now; the message says whose, and what mends it."""
+
+
+def refuse_replaced(config: Config, task: str, address: str) -> None:
+    """Raise Replaced when another machine has become this task (`worker-0`), which was at this address before."""
+    if config.local_run_dir:
+        return
+    path = Path(config.shared_dir) / REPLACED
+    try:
+        addresses = (read_record(path) or {}).get(task, [])
+    except (OSError, ValueError):
+        return
+    if address in addresses:
+        raise Replaced(
+            f"another machine has the place of this one: {task} was replaced at {address} (fab replace-host). If it is "
+            f"to have its place again, remove {path}"
+        )
