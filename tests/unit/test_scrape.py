@@ -65,6 +65,7 @@ def full(progress: Progress) -> MetricsCollector:
     tally.returned(1, 20, 0.9, (40, 5))
     tally.update_wait_seconds = 0.25
     tally.tables = {"items": {"rows": 90, "new": 100, "evicted": 10, "refused": 3, "bytes": 9000}}
+    tally.files = {"pass": 2, "done": 17, "under_way": 3, "found": 40}
     tally.save_seconds.add(0.7)
     tally.restore_seconds = 1.5
     tally.checkpoint = Saved(100, 1_700_000_000.0, 4096)

@@ -95,8 +95,9 @@ class FileList:
         self._back.append(dataclasses.replace(file, taken=taken))
 
     def counts(self) -> dict[str, int]:
-        """Return the number of the pass, and how many of its files are done, and are under way of all passes."""
-        return {"pass": self.turn, "done": len(self._done), "open": len(self._open), "files": len(self._names)}
+        """Return the number of the pass, how many files it has and of these are done, and how many are under way."""
+        counts = {"done": len(self._done), "under_way": len(self._open), "found": len(self._names)}
+        return counts if self._arriving else {"pass": self.turn, **counts}
 
     def as_record(self) -> dict[str, Any]:
         """Return what `restore` takes."""

@@ -61,6 +61,9 @@ METRICS = {
         Metric("psfleet_table_evicted_rows_total", "counter", "Rows that were taken away", ("table",)),
         Metric("psfleet_table_refused_keys_total", "counter", "Keys of batches that found no room for a row",
                ("table",)),
+        Metric("psfleet_input_files", "gauge", "With input_sharding: dynamic, files that are done, under_way and found",
+               ("state",)),
+        Metric("psfleet_input_passes", "gauge", "Passes over them that are over"),
         Metric("psfleet_step_seconds", "histogram", "Time of a step on its worker: a call's time divided by its steps, "
                "without its time in the queue"),
         Metric("psfleet_time_seconds_total", "counter", "Time of the run by what became of it, over all processes",
@@ -158,6 +161,10 @@ def of_progress(progress: Progress) -> Iterator[Sample]:
         yield "psfleet_table_new_rows_total", (name,), table["new"]
         yield "psfleet_table_evicted_rows_total", (name,), table["evicted"]
         yield "psfleet_table_refused_keys_total", (name,), table["refused"]
+    for state in ("done", "under_way", "found") if tally.files else ():
+        yield "psfleet_input_files", (state,), tally.files[state]
+    if "pass" in tally.files:
+        yield "psfleet_input_passes", (), tally.files["pass"]
     yield "psfleet_step_seconds", (), tally.step_seconds
     yield "psfleet_checkpoint_save_seconds", (), tally.save_seconds
     if progress.events.counts is not None:

@@ -51,6 +51,9 @@ class Status:
     tables: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Of each dynamic table its `rows`, how many were given and taken away of late (`new_per_minute`,
     `evicted_per_minute`), how many keys found no room (`refused`), and what its rows take (`bytes`)."""
+    files: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Of files that are given out one by one how many are `done`, `under_way` and `found`, and the number of the `pass`
+    where each pass has all."""
     faults: int = 0
     """How many were told, over all of the run's processes."""
     ledger: dict[str, Any] | None = None
@@ -144,6 +147,8 @@ def describe(status: Status) -> str:
     if status.evaluation and status.evaluation["metrics"]:
         rows.append(("evaluation", f"{numbers(status.evaluation['metrics'])} (step {status.evaluation['step']})"))
     rows += [("table", f"{name}: {describe_table(table)}") for name, table in sorted(status.tables.items())]
+    if status.files:
+        rows.append(("files", describe_files(status.files)))
     if status.ledger:
         rows.append(("time", describe_ledger(status.ledger)))
     rows += [("checkpoint", status.checkpoint), ("export", status.export), ("directory", status.run_dir)]
@@ -177,6 +182,12 @@ def describe_table(table: Mapping[str, Any]) -> str:
         f"{table['rows']:,} rows, {table['bytes'] / 2**20:,.4g} MiB, {table['new_per_minute']:,.4g} new and "
         f"{table['evicted_per_minute']:,.4g} evicted a minute{refused}"
     )
+
+
+def describe_files(files: Mapping[str, int]) -> str:
+    """Say how far the files are read that are given out one by one."""
+    which = f"pass {files['pass'] + 1}: " if "pass" in files else ""
+    return f"{which}{files['done']:,} of {files['found']:,} files are trained, {files['under_way']:,} under way"
 
 
 def describe_absent(without: Mapping[str, str]) -> str:

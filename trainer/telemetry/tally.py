@@ -70,6 +70,8 @@ class Tally:
     tables: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     """Of each dynamic table its rows, how many were given (`new`) and taken away (`evicted`), how many keys found no
     room (`refused`), and its bytes."""
+    files: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """With `input_sharding: dynamic` how many files are `done`, `under_way` and `found`, and the number of the pass."""
     step_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(STEP_BOUNDS))
     save_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(SAVE_BOUNDS))
     restore_seconds: float | None = None

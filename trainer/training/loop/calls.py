@@ -95,3 +95,4 @@ class Calls:
         self._progress.tally.update_wait_seconds = self._runner.seconds_waited
         if self._runner.tables is not None:
             self._progress.tally.tables = dict(self._runner.tables.counts)
+        self._progress.tally.files = self._runner.files

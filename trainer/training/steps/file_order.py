@@ -120,6 +120,11 @@ class FileOrder(Generic[Box]):
                 return ""
             return f"waiting for new files of {self.pattern}: {self.files.counts()['done']:,} are trained"
 
+    def counts(self) -> dict[str, int]:
+        """Return what FileList.counts does."""
+        with self._lock:
+            return self.files.counts()
+
     def count(self, step: int) -> None:
         """A call has told this step, of which no file depends."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import tensorflow as tf
 
@@ -29,6 +31,7 @@ class LocalStepRunner(OfTrained):
 
     is_recovering = is_failing = is_over = takes_in = False
     news = ""
+    files: Mapping[str, int] = MappingProxyType({})
     position = None
     seconds_waited = 0.0
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import time
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -125,6 +126,10 @@ class RemoteStepRunner(OfTrained):
     @property
     def news(self) -> str:
         return self._data.order.news if isinstance(self._data.order, FileOrder) else ""
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        return self._data.order.counts() if isinstance(self._data.order, FileOrder) else {}
 
     def go_on_from(self, position: Position) -> str:
         return self._data.order.go_on_from(position)

@@ -7,7 +7,7 @@ controller drives either in the same way.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from trainer.core.contracts import ElementSpec, Model, Structure, Trackable, Variable
@@ -71,6 +71,10 @@ class StepRunner(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether the data have come to their end, which ends the training."""
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """How many files are done, under way and found, where they are given out one by one; else nothing."""
 
     @property
     def news(self) -> str:
