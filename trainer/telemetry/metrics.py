@@ -161,10 +161,8 @@ def of_progress(progress: Progress) -> Iterator[Sample]:
         yield "psfleet_table_new_rows_total", (name,), table["new"]
         yield "psfleet_table_evicted_rows_total", (name,), table["evicted"]
         yield "psfleet_table_refused_keys_total", (name,), table["refused"]
-    for state in ("done", "under_way", "found") if tally.files else ():
-        yield "psfleet_input_files", (state,), tally.files[state]
-    if "pass" in tally.files:
-        yield "psfleet_input_passes", (), tally.files["pass"]
+    for kind, number in tally.files.items():
+        yield ("psfleet_input_passes", (), number) if kind == "pass" else ("psfleet_input_files", (kind,), number)
     yield "psfleet_step_seconds", (), tally.step_seconds
     yield "psfleet_checkpoint_save_seconds", (), tally.save_seconds
     if progress.events.counts is not None:
