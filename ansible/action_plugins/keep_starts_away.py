@@ -30,8 +30,8 @@ def host_of(name: str, variables: Mapping[str, Any]) -> Host:
         "ansible_private_key_file": "private_key_file",
         "ansible_ssh_common_args": "ssh_common_args",
     }
-    said = {variable: value for variable, word in words.items() if (value := CLIARGS.get(word))}
-    return ssh_host(name, ChainMap(cast(dict[str, Any], variables), said))
+    options = {variable: value for variable, word in words.items() if (value := CLIARGS.get(word))}
+    return ssh_host(name, ChainMap(cast(dict[str, Any], variables), options))
 
 
 class ActionModule(ActionBase):
@@ -66,11 +66,13 @@ class ActionModule(ActionBase):
                 stdin.close()
                 line = stdout.readline()
             errors.seek(0)
-            said = json.loads(line) if line else {"warning": (errors.read().splitlines() or ["its process ended"])[-1]}
-        if "refused" in said:
-            return {"failed": True, "msg": said["refused"]}
+            answer = (
+                json.loads(line) if line else {"warning": (errors.read().splitlines() or ["its process ended"])[-1]}
+            )
+        if "refused" in answer:
+            return {"failed": True, "msg": answer["refused"]}
         warning = (
-            f"nobody is kept from a start beside this run, since {name} can't be asked: {said.get('warning')}. "
+            f"nobody is kept from a start beside this run, since {name} can't be asked: {answer.get('warning')}. "
             "Begin none until it is over"
         )
-        return {"changed": False, "warnings": [warning] if said else []}
+        return {"changed": False, "warnings": [warning] if answer else []}

@@ -25,15 +25,15 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         groups, hostvars = variables["groups"], variables["hostvars"]
         hosts = wireguard.wireguard_hosts(groups)
-        said = {}
+        answered = {}
         for host in hosts:
             key = (hostvars[host].get(SAID) or {}).get("stdout", "")
             if wireguard.is_key(key.strip()):
-                said[host] = key.strip()
+                answered[host] = key.strip()
         try:
             path = wireguard.keys_file(map(str, variables.get("ansible_inventory_sources") or ()))
             before = path.read_text(encoding="utf-8") if path.exists() else ""
-            keys = wireguard.merge_keys(wireguard.read_keys(before), said, hosts)
+            keys = wireguard.merge_keys(wireguard.read_keys(before), answered, hosts)
             after = wireguard.keys_text(keys)
             kept = after == before or bool(self._task.args.get("next"))
             if not kept and not self._task.check_mode:

@@ -87,13 +87,15 @@ class ActionModule(ActionBase):
         if python.startswith("auto"):
             python = str(facts.get("discovered_interpreter_python", "/usr/bin/python3"))
         command = f"{shlex.quote(python)} -c {shlex.quote(RECEIVE)}"
-        said = self._low_level_execute_command(command, in_data=feed(question))
-        if said["rc"]:
-            return str(said["stderr"] or said["stdout"]).strip()[-MOST_TEXT:] or f"{python} ended with {said['rc']}"
+        answer = self._low_level_execute_command(command, in_data=feed(question))
+        if answer["rc"]:
+            return (
+                str(answer["stderr"] or answer["stdout"]).strip()[-MOST_TEXT:] or f"{python} ended with {answer['rc']}"
+            )
         try:
-            found: dict[str, Any] = json.loads(said["stdout"].splitlines()[-1])
+            found: dict[str, Any] = json.loads(answer["stdout"].splitlines()[-1])
         except (IndexError, ValueError):
-            return f"the look at the host says no JSON: {said['stdout'][-MOST_TEXT:]!r}"
+            return f"the look at the host says no JSON: {answer['stdout'][-MOST_TEXT:]!r}"
         return found
 
 

@@ -124,8 +124,8 @@ def reason_of(result: Any) -> str:
     """Say in one line what a module said, of a loop the first item that went wrong."""
     items = [each for each in result.get("results") or () if each.get("failed") or each.get("unreachable")]
     source = items[0] if items else result
-    said = source.get("msg")
-    if said in (None, "", "non-zero return code"):
-        said = source.get("stderr") or said or "it gave no message"
-    text = " ".join(str(said).removeprefix("Task failed: ").split())
+    message = source.get("msg")
+    if message in (None, "", "non-zero return code"):
+        message = source.get("stderr") or message or "it gave no message"
+    text = " ".join(str(message).removeprefix("Task failed: ").split())
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"

@@ -58,8 +58,8 @@ class ActionModule(ActionBase):
 
     def _connection_seen(self) -> str:
         """Return the client and its port, as the login's shell knows them; sudo would take them away."""
-        said = self._low_level_execute_command('echo "$SSH_CONNECTION"', sudoable=False)
-        return str(said.get("stdout", "")).strip()
+        answer = self._low_level_execute_command('echo "$SSH_CONNECTION"', sudoable=False)
+        return str(answer.get("stdout", "")).strip()
 
     def _ask(self, state: str, variables: dict[str, Any]) -> dict[str, Any]:
         arguments = {**self._task.args, "state": state}

@@ -196,12 +196,12 @@ class Reset:
         named = [name for name in self._module.params["packages"] if name in self._new_packages()]
         self._purge(named)
         # What these had brought along, and nothing else needs.
-        _, said = self._call("apt-get", "--simulate", "autoremove")
-        self._purge(sorted(set(re.findall(r"^Remv (\S+)", said, re.MULTILINE)) & self._new_packages()))
+        _, output = self._call("apt-get", "--simulate", "autoremove")
+        self._purge(sorted(set(re.findall(r"^Remv (\S+)", output, re.MULTILINE)) & self._new_packages()))
 
     def _new_packages(self) -> set[str]:
-        _, said = self._call("dpkg-query", "--show", "--showformat", r"${db:Status-Status} ${Package}\n")
-        there = {line.split()[1] for line in said.splitlines() if line.startswith("installed ")}
+        _, output = self._call("dpkg-query", "--show", "--showformat", r"${db:Status-Status} ${Package}\n")
+        there = {line.split()[1] for line in output.splitlines() if line.startswith("installed ")}
         return there - set(self._before["packages"])
 
     def _purge(self, names: list[str]) -> None:
@@ -217,8 +217,8 @@ class Reset:
 
     def _others(self, names: list[str], ours: list[str]) -> list[str]:
         """Return what apt would remove with packages, but for `ours`; a question that fails is another."""
-        code, said = self._call("apt-get", "--simulate", "purge", *names)
-        going = set(re.findall(r"^(?:Remv|Purg) (\S+)", said, re.MULTILINE))
+        code, output = self._call("apt-get", "--simulate", "purge", *names)
+        going = set(re.findall(r"^(?:Remv|Purg) (\S+)", output, re.MULTILINE))
         return sorted(going - set(ours)) or (["what apt-get refuses to say"] if code else [])
 
     def _purge_all(self, names: list[str]) -> None:

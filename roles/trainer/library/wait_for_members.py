@@ -113,8 +113,8 @@ def main() -> None:
                     f"journal says why: journalctl --unit {unit}"
                 )
             module.exit_json(changed=False, run={})
-        code, said, error = module.run_command([*AS_TRAINER, *STATUS], cwd="/opt/trainer/current")
-        run = json.loads(said) if code == 0 else {}
+        code, output, error = module.run_command([*AS_TRAINER, *STATUS], cwd="/opt/trainer/current")
+        run = json.loads(output) if code == 0 else {}
         if run and has_happened(run, tasks, state, unit):
             module.exit_json(changed=False, run=run)
         if time.monotonic() - begun > timeout:
