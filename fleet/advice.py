@@ -138,9 +138,9 @@ def processors(rates: Rates) -> Iterator[Finding]:
         here = {task: use for task, use in rates.use.items() if rates.last.places.get(task, "") == host}
         others = busy * cores - sum(here.values())
         most = max(here, key=here.__getitem__, default="")
-        said = f"the processors of {host} are busy for {busy:.0%}"
+        text = f"the processors of {host} are busy for {busy:.0%}"
         if not here or others > here[most]:
-            yield Finding("other", f"{said}, most of it by other work: {others:.2f} of {cores:.0f}", [host])
+            yield Finding("other", f"{text}, most of it by other work: {others:.2f} of {cores:.0f}", [host])
         else:
             job = most.rpartition("-")[0]
             mend = {
@@ -148,7 +148,7 @@ def processors(rates: Rates) -> Iterator[Finding]:
                 "worker": "its program computes: another worker takes a part of the steps, or a GPU",
             }.get(job, "give it a host of its own")
             part = {"ps": "ps", "worker": "worker", "chief": "coordinator"}.get(job, "other")
-            yield Finding(part, f"{said}, most of it by {most}: {here[most]:.2f} of {cores:.0f}. {mend}", [most])
+            yield Finding(part, f"{text}, most of it by {most}: {here[most]:.2f} of {cores:.0f}. {mend}", [most])
     yield from hot_ps(rates)
 
 
@@ -196,25 +196,25 @@ def waits(rates: Rates) -> Iterator[Finding]:
         for task, use in used.items()
         if _known(rates, rates.last.places.get(task, ""))
     )
-    said = f"nothing is busy: workers use {share:.0%} of their processors, and a step takes {1000 * step:.3g} ms"
+    text = f"nothing is busy: workers use {share:.0%} of their processors, and a step takes {1000 * step:.3g} ms"
     stored = {host: rates.share(host, "storage") for host in {rates.last.places.get(task, "") for task in used}
               if _known(rates, host)}  # fmt: skip
     if stored and max(stored.values()) >= STORAGE:
         host = max(stored, key=stored.__getitem__)
         yield Finding(
-            "input", f"{said}. {host} waits for storage for {stored[host]:.0%} of the time: its input", [host]
+            "input", f"{text}. {host} waits for storage for {stored[host]:.0%} of the time: its input", [host]
         )
     elif step >= LONG_SECONDS:
         yield Finding(
             "input",
-            f"{said}. That is no time of messages: the program waits, most likely for its input. Read and prepare more "
+            f"{text}. That is no time of messages: the program waits, most likely for its input. Read and prepare more "
             "at once (`num_parallel_calls`, `prefetch`), or on other hosts (`input: service`). The wait itself is not "
             "measured",
         )
     elif step <= SHORT_SECONDS:
-        yield Finding("batch", f"{said}: mostly messages. Larger batches have fewer of them")
+        yield Finding("batch", f"{text}: mostly messages. Larger batches have fewer of them")
     else:
-        yield Finding("nothing", f"{said}. Whether it waits for input or for messages is not measured")
+        yield Finding("nothing", f"{text}. Whether it waits for input or for messages is not measured")
 
 
 def _known(rates: Rates, host: str) -> bool:

@@ -107,11 +107,11 @@ class Cluster:
         """Ask the trainer of the run, where its files don't say all of it."""
         chief = self.inventory.chief.host
         if observation.releases.get(chief) and observation.run is None and observation.run_error is None:
-            said = self.hosts.run({chief: STATUS})[chief]
-            if said.unreachable:
-                observation.unreachable[chief] = said.unreachable
+            answer = self.hosts.run({chief: STATUS})[chief]
+            if answer.unreachable:
+                observation.unreachable[chief] = answer.unreachable
             else:
-                read_status(chief, said, observation)
+                read_status(chief, answer, observation)
 
     def act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
         """Have fleet/agent.py do something on hosts, all at once; returns what it says of each.
@@ -299,25 +299,25 @@ class Cluster:
         others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
         away: dict[str, str] = {}
         for host in (chief, *others):
-            said: list[dict[str, Any]] = []
+            records: list[dict[str, Any]] = []
             other: list[str] = []
 
-            def read(_: str, line: str, said: list[dict[str, Any]] = said, other: list[str] = other) -> None:
+            def read(_: str, line: str, records: list[dict[str, Any]] = records, other: list[str] = other) -> None:
                 record = load_json(line)
                 if not isinstance(record, dict):
                     other.append(line)
                 elif record.keys() == {"done"}:
                     hear(record)
                 else:
-                    said.append(record)
+                    records.append(record)
 
             script = f"{REMOUNT}; {TRAINER.format(verb=verb)} {shlex.join(words)}"
             answer = self.hosts.follow({host: script}, read)[host]
             if answer.unreachable:
                 away[host] = answer.unreachable
                 continue
-            if answer.code == 0 and said:
-                return {**said[-1], "host": host}
+            if answer.code == 0 and records:
+                return {**records[-1], "host": host}
             last = next((line.strip() for line in reversed(other) if line.strip()), f"exit code {answer.code}")
             if last.startswith("error: "):
                 raise OperatorMistake(last.removeprefix("error: "))
@@ -331,9 +331,9 @@ class Cluster:
         """Run one of the trainer's commands on the chief's host; what it calls an error is the operator's."""
         host = self.inventory.chief.host
         answer = self._ask(host, f"{first}{TRAINER.format(verb=verb)} {shlex.join(words)}", seconds)
-        said = load_json(answer.stdout)
-        if answer.code == 0 and isinstance(said, kind):
-            return said
+        parsed = load_json(answer.stdout)
+        if answer.code == 0 and isinstance(parsed, kind):
+            return parsed
         last = last_line(answer)
         if last.startswith("error: "):
             raise OperatorMistake(last.removeprefix("error: "))

@@ -153,8 +153,8 @@ def leaving(message: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as left:
-        said = str(left) or message
-        raise Exit(f"\n{said}" if said else None, 130) from None
+        text = str(left) or message
+        raise Exit(f"\n{text}" if text else None, 130) from None
     finally:
         for each in heeded:
             signal.signal(each, signal.SIG_DFL)

@@ -76,9 +76,9 @@ def _seconds_of(text: str, now: float) -> float | None:
     if found := _AGO.fullmatch(text.strip().lower()):
         return now - int(found[1]) * _SECONDS[found[2][0]]
     today = datetime.fromtimestamp(now).strftime("%Y-%m-%d")
-    for form, said in (("%Y-%m-%d %H:%M", f"{today} {text}"), ("%Y-%m-%d %H:%M:%S", f"{today} {text}")):
+    for form, moment in (("%Y-%m-%d %H:%M", f"{today} {text}"), ("%Y-%m-%d %H:%M:%S", f"{today} {text}")):
         try:
-            return datetime.strptime(said.strip(), form).timestamp()
+            return datetime.strptime(moment.strip(), form).timestamp()
         except (ValueError, OverflowError):
             pass
     try:

@@ -67,11 +67,11 @@ def hold_for(process: int, chief: Host, what: str) -> None:
     hosts = SshHosts({chief.name: chief})
     try:
         why = take_lock(hosts, chief.name, what)
-        said = {"warning": why} if why else {}
+        answer = {"warning": why} if why else {}
     except OperatorMistake as mistake:
-        said = {"refused": str(mistake)}
-    print(json.dumps(said), flush=True)
-    while not said and _is_there(process):
+        answer = {"refused": str(mistake)}
+    print(json.dumps(answer), flush=True)
+    while not answer and _is_there(process):
         if not hosts.is_holding():
             hosts.let_go()
             with contextlib.suppress(OperatorMistake):

@@ -45,11 +45,11 @@ class Observation:
     def take(self, other: Observation) -> None:
         """Take what another look has said; what it doesn't speak of stays."""
         for each in fields(self):
-            known, said = getattr(self, each.name), getattr(other, each.name)
+            known, new = getattr(self, each.name), getattr(other, each.name)
             if isinstance(known, (dict, set)):
-                known |= said
-            elif said is not None:
-                setattr(self, each.name, said)
+                known |= new
+            elif new is not None:
+                setattr(self, each.name, new)
 
     @property
     def release(self) -> str | None:

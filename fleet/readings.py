@@ -32,9 +32,9 @@ def parse(text: str) -> dict[str, dict[str, Any]]:
 
 def describe(record: Mapping[str, Any]) -> str:
     """Say since when a host is drained, by whom and why."""
-    said = "drained"
+    text = "drained"
     if isinstance(since := record.get("since"), (int, float)):
-        said += time.strftime(" since %Y-%m-%d %H:%M", time.localtime(since))
+        text += time.strftime(" since %Y-%m-%d %H:%M", time.localtime(since))
     if record.get("who"):
-        said += f" by {record['who']}"
-    return f"{said}: {record['reason']}" if record.get("reason") else said
+        text += f" by {record['who']}"
+    return f"{text}: {record['reason']}" if record.get("reason") else text

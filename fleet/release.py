@@ -200,7 +200,7 @@ def check_deeply(
     recaps = parse_recap(output)
     unreachable = {host: "Ansible could not reach it" for host, recap in recaps.items() if recap.unreachable}
     if unreachable:
-        raise HostsUnreachable(unreachable, "\n".join(f"{host}: {said}" for host, said in found.items()))
+        raise HostsUnreachable(unreachable, "\n".join(f"{host}: {problem}" for host, problem in found.items()))
     if code and not found:
         raise ClusterTrouble(f"{output.rstrip()}\n\nnothing was compared: ansible-playbook ended with code {code}")
     return found

@@ -57,8 +57,8 @@ def render_waiting(inventory: Inventory, observation: Observation) -> str:
         text += f" ({', '.join(late[:4])}{', ...' if len(late) > 4 else ''})"
     run = observation.run
     chief = observation.units.get(inventory.chief.name)
-    said = (run.message if run and run.state == "waiting" else "") or (chief.status_text if chief else "")
-    return f"{text}; coordinator: {said}" if said else text
+    message = (run.message if run and run.state == "waiting" else "") or (chief.status_text if chief else "")
+    return f"{text}; coordinator: {message}" if message else text
 
 
 def task_rows(
@@ -101,13 +101,13 @@ def _note(task: Task, observation: Observation) -> str:
     """Say what the task tells systemd, and first, where its process runs other code than its host has, which."""
     running = observation.running.get(task.name)
     current = observation.releases[task.host]
-    said = observation.units[task.name].status_text
+    text = observation.units[task.name].status_text
     if drain := observation.drains.get(task.host):
-        said = describe(drain) if observation.units[task.name].health is Health.STOPPED else f"draining; {said}"
+        text = describe(drain) if observation.units[task.name].health is Health.STOPPED else f"draining; {text}"
     if running is None or running == current:
-        return said
+        return text
     old = f"runs release {running}, current is {current}"
-    return f"{old}; {said}" if said else old
+    return f"{old}; {text}" if text else old
 
 
 def render_tasks(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -136,6 +136,6 @@ def _read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
         for each in (*RECORDS, EVENTS):  # by their names alone: what a file holds may look like the head of another
             if each in files:
                 (directory.path / each).write_text(files[each], encoding="utf-8", errors="replace")
-        said = to_json(asdict(read_status(directory)))
-    said = said.replace(json.dumps(str(directory.path)), json.dumps(f"{shared_dir}/runs/{name}"))
-    return None if place in said else parse_run(json.loads(said))  # it names a file that is damaged
+        text = to_json(asdict(read_status(directory)))
+    text = text.replace(json.dumps(str(directory.path)), json.dumps(f"{shared_dir}/runs/{name}"))
+    return None if place in text else parse_run(json.loads(text))  # it names a file that is damaged

@@ -48,12 +48,12 @@ def have_copied(
 
     The answer is printed where `--json` asked for it.
     """
-    said = have_done(cluster, desk, verb, words, plan=True)
-    if not plan and said["outcome"] != "there already":
-        said = have_done(cluster, desk, verb, words, plan=False, expected=said["bytes"])
+    answer = have_done(cluster, desk, verb, words, plan=True)
+    if not plan and answer["outcome"] != "there already":
+        answer = have_done(cluster, desk, verb, words, plan=False, expected=answer["bytes"])
     if desk.answers is not None:
-        desk.answer(verb, said)
-    return said, f"step {said['step']}, {said['files']} files, {render_bytes(said['bytes'])}"
+        desk.answer(verb, answer)
+    return answer, f"step {answer['step']}, {answer['files']} files, {render_bytes(answer['bytes'])}"
 
 
 def refuse_name(run: str) -> None:

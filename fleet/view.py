@@ -72,8 +72,8 @@ def _run_parts(observation: Observation) -> list[RenderableType]:
     """Say what is trained, and how far and how well."""
     run = observation.run
     if run is None:
-        said = str(observation.run_error) if observation.run_error else "unknown"
-        return [_plain(f"run: {said}", "red" if observation.run_error else "")]
+        reason = str(observation.run_error) if observation.run_error else "unknown"
+        return [_plain(f"run: {reason}", "red" if observation.run_error else "")]
     title = Text(no_wrap=True, overflow="ellipsis")
     title.append(one_line(f"run {run.run} "), "bold")
     title.append(one_line(run.state), COLOURS.get(run.state, ""))
@@ -168,13 +168,13 @@ def _state(row: Mapping[str, Any]) -> Text:
 
 def _note(row: Mapping[str, Any]) -> str:
     """Return what is worth a word, and last what the task tells systemd."""
-    said = [row.get("note") or ""]
+    notes = [row.get("note") or ""]
     if row["state"].startswith("active"):
         if row.get("enabled") is False:
-            said.insert(0, "not enabled")
+            notes.insert(0, "not enabled")
         if row.get("listens") is False and row["trouble"]:
-            said.insert(0, f"port {row['port']} closed")
-    return "; ".join(filter(None, said))
+            notes.insert(0, f"port {row['port']} closed")
+    return "; ".join(filter(None, notes))
 
 
 def _event(event: Mapping[str, Any]) -> Text:

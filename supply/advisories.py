@@ -91,12 +91,12 @@ class Advisories:
             def do_POST(self) -> None:
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 found = advisories.query(asked["package"]["name"], asked["version"])
-                said = json.dumps({"vulns": found} if found else {}).encode()
+                body = json.dumps({"vulns": found} if found else {}).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(said)))
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(said)
+                self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
                 pass

@@ -82,10 +82,10 @@ def own_pace(directory: str, mebibytes: int) -> float | None:
 def shared_pace(path: str, mebibytes: int) -> dict[str, Any]:
     """Return the MiB/s of the tasks' user on the shared path, or why it can't write there."""
     words = (*AS_TRAINER, "/usr/bin/python3", "-c", PACE, path, str(mebibytes))
-    code, printed, said = run(*words, seconds=WRITE_SECONDS)
+    code, printed, errors = run(*words, seconds=WRITE_SECONDS)
     with contextlib.suppress(ValueError):
         return {"pace": float(printed), "why": ""}
-    lines = said.strip().splitlines()
+    lines = errors.strip().splitlines()
     return {"pace": None, "why": lines[-1] if lines else f"exit code {code}"}
 
 
@@ -179,10 +179,10 @@ def check_path(script: str) -> dict[str, Any]:
     """Return what the installed check of the shared path says (roles/storage)."""
     if not Path(script).exists():
         return {"rc": None, "why": ""}
-    code, _, said = run(script, "--write", seconds=60)
+    code, _, errors = run(script, "--write", seconds=60)
     if code == 0:
-        code, _, said = run(script, seconds=60)
-    return {"rc": code, "why": said.strip()}
+        code, _, errors = run(script, seconds=60)
+    return {"rc": code, "why": errors.strip()}
 
 
 def probe(asked: dict[str, Any]) -> dict[str, Any]:

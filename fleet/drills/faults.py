@@ -109,11 +109,11 @@ def pids(process: Process, part: Part) -> list[int]:
 
 def describe(victims: Victims, part: Part, become: str) -> str:
     """Say what has become of each process."""
-    said = []
+    parts = []
     for task, process in (one for mine in victims.values() for one in mine):
         numbers = " and ".join(map(str, pids(process, part)))
-        said.append(f"{task.name}'s {'processes' if ' ' in numbers else 'process'} {numbers} {become}")
-    return ", ".join(said)
+        parts.append(f"{task.name}'s {'processes' if ' ' in numbers else 'process'} {numbers} {become}")
+    return ", ".join(parts)
 
 
 def run_everywhere(stage: Stage, scripts: Mapping[str, str], timeout: float = 60.0) -> dict[str, str]:

@@ -242,7 +242,7 @@ def describe(found: Findings, each: Drill) -> list[str]:
     if found.lost is not None:
         parts.append(f"{found.lost} steps lost;")
     parts.append(f"restarted {', '.join(found.restarted) or 'nothing'}")
-    parts += [f"[{said}]" for said in (found.proof, *found.notes) if said]
+    parts += [f"[{text}]" for text in (found.proof, *found.notes) if text]
     return [" ".join(parts), *(f"      {problem}" for problem in found.problems)]
 
 

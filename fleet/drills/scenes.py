@@ -87,10 +87,10 @@ def _ends_with_an_error(stage: Stage, begun: float, message: str, drill: Drill) 
     last = stage.look()
     found.expect(first.exit_status == 78, f"it exited with {first.exit_status}, not with 78")
     found.expect(first.start == last.coordinator.start, "it was started again")
-    said = str(last.status.get("message", ""))
+    text = str(last.status.get("message", ""))
     found.expect(last.status.get("state") == "failed", f"the run's state is {last.status.get('state')}, not failed")
-    found.expect(message in said, f"its message doesn't say {message!r}: {said!r}")
-    found.notes.append(said[:100])
+    found.expect(message in text, f"its message doesn't say {message!r}: {text!r}")
+    found.notes.append(text[:100])
     stage.forget_run()
     return found
 
@@ -195,12 +195,12 @@ def second_coordinator(stage: Stage, drill: Drill) -> Findings:
         watch.away = [other]
         watch.until(asked.done, 120.0)
         watch.away = []
-        said = asked.result()[other].strip().splitlines()
+        lines = asked.result()[other].strip().splitlines()
     refused_at = stage.desk.clock()
-    found.proof = f"a second coordinator ran on {other}: {said[-1]}"
-    refused = [line for line in said if chief.host in line or "holds" in line or "lease" in line]
-    found.expect(said[-1] == "exit code 75", f"it was not refused with 75: {said[-3:]}")
-    found.expect(refused, f"nothing says who holds the run: {said[-3:]}")
+    found.proof = f"a second coordinator ran on {other}: {lines[-1]}"
+    refused = [line for line in lines if chief.host in line or "holds" in line or "lease" in line]
+    found.expect(lines[-1] == "exit code 75", f"it was not refused with 75: {lines[-3:]}")
+    found.expect(refused, f"nothing says who holds the run: {lines[-3:]}")
     found.notes += [refused[-1][-100:]] if refused else []
     watch.until(lambda: watch.has_trained_since(refused_at), 30.0)
     describe_recovery(found, watch, stage, drill, [], None)

@@ -80,8 +80,8 @@ class Round:
 
     def __str__(self) -> str:
         first, *others = self.blows
-        said = f"{self.moment.value}, after {first.after:g} s: {first}"
-        return said + "".join(f", {blow.after - first.after:g} s later {blow}" for blow in others)
+        text = f"{self.moment.value}, after {first.after:g} s: {first}"
+        return text + "".join(f", {blow.after - first.after:g} s later {blow}" for blow in others)
 
 
 def rounds(seed: int, stage: Stage, drills: Sequence[Drill]) -> Iterator[Round]:
@@ -207,7 +207,9 @@ class Soak:
             if outcome.over:
                 stage.forget_run(keep=True)
                 return [f"round {each.number}: {outcome.problems[-1]}"]
-        problems = [f"round {each.number}: {said}" for each, outcome in self.outcomes for said in outcome.problems]
+        problems = [
+            f"round {each.number}: {problem}" for each, outcome in self.outcomes for problem in outcome.problems
+        ]
         problems += self._end()
         stage.forget_run(keep=bool(problems))
         return problems
@@ -264,9 +266,9 @@ class Soak:
                 bound + PATIENCE,
             )
         if not recovered:
-            said = watch.last.status.get("message") or watch.last.status_text
+            message = watch.last.status.get("message") or watch.last.status_text
             down = [f"{name} is {describe_process(each)}" for name, each in watch.processes.items() if not each.runs]
-            outcome.problems.append(f"it doesn't train as a whole again: {'; '.join([*down, said])}")
+            outcome.problems.append(f"it doesn't train as a whole again: {'; '.join([*down, message])}")
             outcome.over = True
         elif not who_failed(watch.samples, watch.processes):
             hit = {task.name: task for blow in each.blows for task in blow.fault.hits(stage)}
@@ -324,7 +326,7 @@ class Soak:
     def summary(self, seconds: float) -> str:
         struck = [blow for each, _ in self.outcomes for blow in each.blows]
         worst = max(self.outcomes, key=lambda one: one[1].paused, default=None)
-        said = f"{len(self.outcomes)} rounds, {len(struck)} faults in {seconds / 60:.1f} minutes"
+        text = f"{len(self.outcomes)} rounds, {len(struck)} faults in {seconds / 60:.1f} minutes"
         if worst:
-            said += f"; the longest pause {worst[1].paused:.0f} s (round {worst[0].number})"
-        return f"{said}; {sum(outcome.lost for _, outcome in self.outcomes)} steps trained again"
+            text += f"; the longest pause {worst[1].paused:.0f} s (round {worst[0].number})"
+        return f"{text}; {sum(outcome.lost for _, outcome in self.outcomes)} steps trained again"

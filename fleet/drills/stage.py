@@ -380,8 +380,8 @@ class Stage:
             raise HostsUnreachable(silent)
         for host, answer in answers.items():
             if answer.code:
-                said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
-                raise ClusterTrouble(f"{host}: {said[-1] if said else f'exit code {answer.code}'}")
+                lines = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
+                raise ClusterTrouble(f"{host}: {lines[-1] if lines else f'exit code {answer.code}'}")
         return {host: answer.stdout for host, answer in answers.items()}
 
 

@@ -187,8 +187,8 @@ def _read_hosts(
             for host in manager.hosts.values()  # get_hosts() takes a host that is called all for the pattern
         }
     except AnsibleError as error:
-        said = str(error) if not reasons else f"{first_line(error)}: {_reason(source, reasons, error)}"
-        raise OperatorMistake(f"{source} can't be read: {said}") from error
+        reason = str(error) if not reasons else f"{first_line(error)}: {_reason(source, reasons, error)}"
+        raise OperatorMistake(f"{source} can't be read: {reason}") from error
     finally:
         del display.error_as_warning
     return {group: [str(host) for host in hosts] for group, hosts in manager.get_groups_dict().items()}, found
@@ -234,16 +234,16 @@ def _unreadable(file: str, error: Exception) -> Problem:
     line = place.line + 1 if place is not None else None
     if line is None and (found := re.search(r":(\d+):\d+\b", str(error))):
         line = int(found[1])
-    said = first_line(error).rstrip(".")
-    if "surrogates not allowed" in said:  # what Ansible makes of bytes that are no UTF-8
-        said, mend = "it is not UTF-8", "Save it as UTF-8, as with: iconv -f latin1 -t utf8"
-    elif "tag requires" in said:
+    reason = first_line(error).rstrip(".")
+    if "surrogates not allowed" in reason:  # what Ansible makes of bytes that are no UTF-8
+        reason, mend = "it is not UTF-8", "Save it as UTF-8, as with: iconv -f latin1 -t utf8"
+    elif "tag requires" in reason:
         mend = "Write !vault | and below it what ansible-vault encrypt_string printed"
-    elif "vault" in str(error).lower() or "decrypt" in said.lower():
+    elif "vault" in str(error).lower() or "decrypt" in reason.lower():
         mend = VAULT_MEND
     else:
         mend = "Mend it: the rest is looked at without what stands there"
-    return Problem(f"can't be read: {said}. {mend}", file=file, line=line)
+    return Problem(f"can't be read: {reason}. {mend}", file=file, line=line)
 
 
 def _variables_of_files(source: str, loader: Any) -> dict[str, HostVariables]:

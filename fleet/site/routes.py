@@ -91,15 +91,15 @@ def _ssh_options(host: str, variables: Mapping[str, Any]) -> dict[str, str]:
     for key in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
         given = variables.get(key) or ""
         try:
-            said = ssh_options(given)
+            chosen = ssh_options(given)
         except (AttributeError, ValueError) as error:
             raise OperatorMistake(
                 f"host '{host}' has {key}: {show(given)}; expected options of ssh in one text ({error})"
             ) from error
-        for name in said:
+        for name in chosen:
             if name in ROUTE_OPTIONS:
-                _refuse_route(host, key, f"{name} {said[name]}".strip())
-        options = said | options
+                _refuse_route(host, key, f"{name} {chosen[name]}".strip())
+        options = chosen | options
     return options
 
 

@@ -154,7 +154,7 @@ def deaf_hosts(
     """Say of which hosts nobody knows that they will switch keys, and why."""
     deaf = []
     for host in wireguard_hosts(groups):
-        said = hostvars[host].get("__wireguard_armed") or {}
-        if host in asked and said.get("rc") != 0:
-            deaf.append(f"{host}: {said.get('stderr') or said.get('msg') or 'it did not answer'}")
+        answer = hostvars[host].get("__wireguard_armed") or {}
+        if host in asked and answer.get("rc") != 0:
+            deaf.append(f"{host}: {answer.get('stderr') or answer.get('msg') or 'it did not answer'}")
     return deaf

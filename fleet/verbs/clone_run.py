@@ -11,9 +11,9 @@ def clone_run(cluster: Cluster, desk: Desk, run: str, new: str, plan: bool = Fal
     """Make a run with the checkpoints, logs and parameters of another, which goes on undisturbed."""
     refuse_name(run)
     refuse_name(new)
-    said, size = have_copied(cluster, desk, "clone-run", [run, new], plan)
-    if said["outcome"] == "planned":
+    answer, size = have_copied(cluster, desk, "clone-run", [run, new], plan)
+    if answer["outcome"] == "planned":
         desk.say(f"would make run {new} of run {run}: {size}\ndo it: fab clone-run {run} {new}")
         return
-    there = "is there already" if said["outcome"] == "there already" else f"is a clone of {run}"
+    there = "is there already" if answer["outcome"] == "there already" else f"is a clone of {run}"
     desk.say(f"run {new} {there}: {size}\ngo on with it: fab start-cluster --run {new}")

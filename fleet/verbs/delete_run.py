@@ -21,8 +21,8 @@ def delete_run(cluster: Cluster, desk: Desk, run: str, yes: bool = False, plan: 
         desk.say(f"would remove run {run}: {size}\ndo it: fab delete-run {run}")
     else:
         refuse_unless_agreed(desk, yes, f"Remove run {run} for ever ({size})?")
-    said = planned if plan else have_done(cluster, desk, "delete-run", [run], plan=False)
+    answer = planned if plan else have_done(cluster, desk, "delete-run", [run], plan=False)
     if desk.answers is not None:
-        desk.answer("delete-run", said)
-    if said["outcome"] == "done":
+        desk.answer("delete-run", answer)
+    if answer["outcome"] == "done":
         desk.say(f"run {run} is removed: {size}\nthe others: fab runs")

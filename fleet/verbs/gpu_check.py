@@ -59,8 +59,8 @@ def read_report(answer: Answer) -> dict[str, Any]:
     try:
         report = json.loads(answer.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        said = [line for line in answer.stderr.splitlines() if line.strip()] or [f"exit code {answer.code}"]
-        problem = f"the check gave no report: {said[-1]}"
+        errors = [line for line in answer.stderr.splitlines() if line.strip()] or [f"exit code {answer.code}"]
+        problem = f"the check gave no report: {errors[-1]}"
         return {"expected": {}, "module": None, "smi": None, "gpus": [], "devices": [], "problems": [problem]}
     return dict(report)
 

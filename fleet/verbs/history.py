@@ -73,10 +73,10 @@ def render(acts: Sequence[Mapping[str, Any]]) -> str:
 
 def describe(act: Mapping[str, Any]) -> str:
     """Say what an act was about: run, release, hosts, and whatever else its line names."""
-    said = []
+    parts = []
     for key, value in act.items():
         if key in APART or value in (None, "", []):
             continue
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        said.append(f"{key.replace('_', ' ')} {text}")
-    return ", ".join(said)
+        parts.append(f"{key.replace('_', ' ')} {text}")
+    return ", ".join(parts)

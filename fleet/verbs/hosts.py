@@ -139,5 +139,5 @@ def render(rows: Sequence[Mapping[str, Any]]) -> str:
 def _gib(free: float | None, total: float | None = None) -> str | None:
     if free is None:
         return None
-    said = f"{free / GIB:.1f}"
-    return f"{said} of {total / GIB:.1f} GiB" if total else f"{said} GiB"
+    amount = f"{free / GIB:.1f}"
+    return f"{amount} of {total / GIB:.1f} GiB" if total else f"{amount} GiB"

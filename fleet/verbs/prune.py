@@ -43,13 +43,13 @@ def prune(
     total = sum(found["bytes"] for found in planned.values())
     if plan or not any(found["removed"] for found in planned.values()):
         desk.say(f"would free {render_bytes(total)}\ndo it: fab prune --keep {keep}" if plan else "nothing to remove")
-        said, outcome = planned, "planned" if plan else "done"
+        looks, outcome = planned, "planned" if plan else "done"
     else:
         refuse_unless_agreed(desk, yes, f"Remove all that for ever ({render_bytes(total)})?")
-        said, outcome = {kind: _LOOKS[kind](cluster, desk, keep, planned[kind]["removed"]) for kind in kinds}, "done"
-        desk.say(f"freed {render_bytes(sum(found['bytes'] for found in said.values()))}\nwhat is left: fab runs")
+        looks, outcome = {kind: _LOOKS[kind](cluster, desk, keep, planned[kind]["removed"]) for kind in kinds}, "done"
+        desk.say(f"freed {render_bytes(sum(found['bytes'] for found in looks.values()))}\nwhat is left: fab runs")
     if desk.answers is not None:
-        desk.answer("prune", {"outcome": outcome, "bytes": total, **dict.fromkeys(KINDS), **said})
+        desk.answer("prune", {"outcome": outcome, "bytes": total, **dict.fromkeys(KINDS), **looks})
 
 
 def _describe(found: Mapping[str, Any]) -> str:

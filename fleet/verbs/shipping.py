@@ -115,6 +115,6 @@ def compare(cluster: Cluster, desk: Desk, before: Observation, after: Observatio
     if not after.release:
         raise ClusterTrouble(f"after shipping, the hosts' code differs: {report.render_release(after)}")
     what = " and ".join(name for name, hosts in (("code", moved), ("settings", configured)) if hosts)
-    said = f"shipped to {len(touched)} of {len(after.releases)} hosts" + (f" ({what})" if what else "")
-    desk.say(f"release {after.release}: {said if touched else 'unchanged'}")
+    text = f"shipped to {len(touched)} of {len(after.releases)} hosts" + (f" ({what})" if what else "")
+    desk.say(f"release {after.release}: {text if touched else 'unchanged'}")
     return bool(moved or configured)

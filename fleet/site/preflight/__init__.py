@@ -146,8 +146,8 @@ def _topology_problems(reading: Reading, hostvars: HostVars) -> Iterator[Problem
     yield from port_problems(topology, reading)
     yield from opened_problems(topology, reading)
     yield from size_problems(topology)
-    for said in gpu_problems(groups, hostvars, topology.tasks, strategy_of(groups, hostvars)):
-        yield Problem(said)
+    for text in gpu_problems(groups, hostvars, topology.tasks, strategy_of(groups, hostvars)):
+        yield Problem(text)
 
 
 def _complete(reading: Reading) -> dict[str, dict[str, Any]]:

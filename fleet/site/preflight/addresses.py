@@ -43,14 +43,14 @@ def address_problems(reading: Reading) -> Iterator[Problem]:
             continue
         address = formats.address(address)
         if formats.is_loopback(address) and len(hosts) > 1:
-            said = (
+            text = (
                 f"host {host!r} has {name}: {address}, which means each host itself; expected an address that every "
                 "other host can reach, such as 10.0.0.10"
             )
-            yield Problem(said, (host,), name, address, *reading.place(host, name))
+            yield Problem(text, (host,), name, address, *reading.place(host, name))
         elif address in taken:
-            said = f"the hosts {taken[address]}, {host} have the same address {address}; expected one each"
-            yield Problem(said, (taken[address], host), name, address, *reading.place(host, name))
+            text = f"the hosts {taken[address]}, {host} have the same address {address}; expected one each"
+            yield Problem(text, (taken[address], host), name, address, *reading.place(host, name))
         taken.setdefault(address, host)
         yield from _same_door(reading, host, name, address, doors, taken)
 
@@ -99,18 +99,18 @@ def tunnel_problems(reading: Reading) -> Iterator[Problem]:
         network = tunnel_network(values)
         outside = endpoint(values)
         if outside and _is_in(outside, network):
-            said = (
+            text = (
                 f"host {host!r} is reached at {outside}, which is in wireguard_network ({network}); expected an "
                 "address outside of it: encrypted packets go there. Take another wireguard_network"
             )
             place = reading.place(host, "wireguard_network")
-            yield Problem(said, (host,), "wireguard_network", str(network), *place)
+            yield Problem(text, (host,), "wireguard_network", str(network), *place)
         if values.get("firewall_closes") == "none":
-            said = (
+            text = (
                 f"host {host!r} has firewall_closes: none, and cluster_encryption is true; expected all or ports. "
                 "Without the table the tasks listen to plain packets, too"
             )
-            yield Problem(said, (host,), "firewall_closes", "none", *reading.place(host, "firewall_closes"))
+            yield Problem(text, (host,), "firewall_closes", "none", *reading.place(host, "firewall_closes"))
         with contextlib.suppress(WireguardError):  # the topology says it
             yield from _tunnel_address_problems(reading, host, tunnel_address(host, values), network, taken)
 
@@ -119,19 +119,19 @@ def _tunnel_address_problems(
     reading: Reading, host: str, address: str, network: IPv4Network | IPv6Network, taken: dict[str, str]
 ) -> Iterator[Problem]:
     hosts: tuple[str, ...] = (host,)
-    said = f"host {host!r} has wireguard_address: {address}; expected "
+    text = f"host {host!r} has wireguard_address: {address}; expected "
     if not _is_in(address, network):
-        said += f"an address in wireguard_network, {network}"
+        text += f"an address in wireguard_network, {network}"
     elif address in (str(network[0]), str(network[-1])):
-        said += f"neither the first nor the last of {network}"
+        text += f"neither the first nor the last of {network}"
     elif address in taken:
-        said = f"the hosts {taken[address]}, {host} have the same wireguard_address {address}; expected one each"
+        text = f"the hosts {taken[address]}, {host} have the same wireguard_address {address}; expected one each"
         hosts = (taken[address], host)
     else:
         taken[address] = host
         return
     taken.setdefault(address, host)
-    yield Problem(said, hosts, "wireguard_address", address, *reading.place(host, "wireguard_address"))
+    yield Problem(text, hosts, "wireguard_address", address, *reading.place(host, "wireguard_address"))
 
 
 def _is_in(address: str, network: IPv4Network | IPv6Network) -> bool:

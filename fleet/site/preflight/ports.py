@@ -68,9 +68,9 @@ def opened_problems(topology: Topology, reading: Reading) -> Iterator[Problem]:
             hit = next((port for port in names if int(first) <= port <= int(last or first)), None)
             if hit is not None and anyone and entry.get("protocol", "tcp") == "tcp":
                 opened.setdefault(f"port {entry['port']} to everybody, and {hit} is {names[hit]}'s", []).append(host)
-    for said, hosts in opened.items():
+    for rule, hosts in opened.items():
         yield Problem(
-            f"{name_hosts(hosts)}: firewall_open opens {said}, whose server runs what it is sent; expected a port of "
+            f"{name_hosts(hosts)}: firewall_open opens {rule}, whose server runs what it is sent; expected a port of "
             "another program, or `from` with the networks that may reach it. Members reach it in any case",
             tuple(hosts),
             "firewall_open",

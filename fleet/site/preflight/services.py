@@ -89,19 +89,19 @@ def notify_problems(reading: Reading) -> Iterator[Problem]:
 
 def alert_problems(reading: Reading) -> Iterator[Problem]:
     """Refuse what Alertmanager would not take: its own message is not shown, since a receiver has its password."""
-    said: dict[str, list[str]] = {}
+    hosts_by_text: dict[str, list[str]] = {}
     for host in reading.groups.get("alertmanager", ()):
         values = reading.values[host]
         names = [each["name"] for each in values.get("alertmanager_receivers", ())]
         if twice := next((name for name in names if names.count(name) > 1), None):
             text = f"alertmanager_receivers has {show(twice)} twice; expected one receiver of each name"
-            said.setdefault(text, []).append(host)
+            hosts_by_text.setdefault(text, []).append(host)
         for name in _receivers_of(values.get("alertmanager_routes", ())):
             if name not in names:
                 known = f"the receivers are {name_some(names)}" if names else "alertmanager_receivers is empty"
                 text = f"alertmanager_routes names the receiver {show(name)}, and {known}; expected one of them"
-                said.setdefault(text, []).append(host)
-    for text, hosts in said.items():
+                hosts_by_text.setdefault(text, []).append(host)
+    for text, hosts in hosts_by_text.items():
         place = reading.place(hosts[0], text.partition(" ")[0])
         yield Problem(f"{name_hosts(hosts)}: {text}", tuple(hosts), text.partition(" ")[0], None, *place)
 

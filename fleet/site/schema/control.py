@@ -53,8 +53,8 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
         names = [str(each) for each in given] if isinstance(given, Mapping) else []
         for variable, text in _program_problems(name, names, str(site.get("release_program", "")), root, locks):
             place = reading.place(chief, variable) if variable == "release_program" else reading.parts.get("program")
-            said = f"trainer_run: {text}" if variable == "trainer_run" else text
-            yield Problem(said, (chief,), variable, show(name), *(place or (None, None)))
+            message = f"trainer_run: {text}" if variable == "trainer_run" else text
+            yield Problem(message, (chief,), variable, show(name), *(place or (None, None)))
     yield from _ssh_problems(reading)
     keys: dict[str, list[str]] = {}
     for host in our_hosts(reading.groups):
@@ -64,8 +64,8 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
     for key, hosts in keys.items():
         if (problem := key_problem(formats.control_file(root, key))) is not None:
             variable = "ansible_ssh_private_key_file"
-            said = f"{name_hosts(hosts)}: {variable} is {show(key)}, and {problem}"
-            yield Problem(said, tuple(hosts), variable, show(key), *reading.place(hosts[0], variable))
+            message = f"{name_hosts(hosts)}: {variable} is {show(key)}, and {problem}"
+            yield Problem(message, tuple(hosts), variable, show(key), *reading.place(hosts[0], variable))
 
 
 def _ssh_problems(reading: Reading) -> Iterator[Problem]:
@@ -76,9 +76,9 @@ def _ssh_problems(reading: Reading) -> Iterator[Problem]:
             if text := reading.values[host].get(name):
                 given.setdefault((name, text), []).append(host)
     for (name, text), hosts in given.items():
-        said = _run(["ssh", "-F", "none", "-G", *shlex.split(text), "192.0.2.1"])
-        if said is not None and said.returncode:
-            reason = (said.stderr.strip().splitlines() or ["it gives no reason"])[0][:200]
+        ended = _run(["ssh", "-F", "none", "-G", *shlex.split(text), "192.0.2.1"])
+        if ended is not None and ended.returncode:
+            reason = (ended.stderr.strip().splitlines() or ["it gives no reason"])[0][:200]
             yield Problem(
                 f"{name_hosts(hosts)}: {name} is {show(text)}, and ssh refuses it: {reason}; expected options of "
                 "ssh_config(5), such as -o StrictHostKeyChecking=accept-new",
@@ -236,13 +236,13 @@ def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: 
         if named or key.exists():
             release_signature.pick_signers(key, release_signature.read_public(key), signers)
             return
-        said = (
+        message = (
             f"{variable} names others' keys, and this machine's own, {key}, is not made yet; expected a key of this "
             "machine among them. Name yours in release_key, or leave release_signers out"
         )
     except (release_signature.SigningError, OSError) as error:
-        said = str(error)
-    yield Problem(said, (chief,), variable, None, *reading.place(chief, variable))
+        message = str(error)
+    yield Problem(message, (chief,), variable, None, *reading.place(chief, variable))
 
 
 def _cache_of(site: Mapping[str, Any], root: Path) -> Path:
@@ -255,9 +255,9 @@ def _cache_problems(site: Mapping[str, Any], root: Path, chief: str, reading: Re
     there = next(each for each in (cache, *cache.parents) if each.exists())
     what = "is no directory" if not there.is_dir() else "" if os.access(there, os.W_OK | os.X_OK) else "is not yours"
     if what:
-        said = f"release_cache is {show(str(site.get('release_cache', '.cache')))}, and {there} {what}"
+        message = f"release_cache is {show(str(site.get('release_cache', '.cache')))}, and {there} {what}"
         yield Problem(
-            f"{said}; expected a directory of this machine that you may write to",
+            f"{message}; expected a directory of this machine that you may write to",
             (chief,),
             "release_cache",
             show(str(cache)),

@@ -125,8 +125,8 @@ def meant_variable(name: str) -> str | None:
 def meant_group(name: str) -> str | None:
     """Which group was probably meant by an unknown name."""
     known = definition().groups
-    for group, said in known.items():
-        if name.lower() in said.get("misspelt", ()):
+    for group, description in known.items():
+        if name.lower() in description.get("misspelt", ()):
             return group
     return _closest(name, known, _CLOSE)
 

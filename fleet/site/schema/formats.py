@@ -329,8 +329,8 @@ def ssh_options(text: str) -> dict[str, str]:
         if flag in (*ROUTE_OPTIONS, *OTHER_OPTIONS):
             options[flag] = value
         if flag == "-o":
-            name, *said = re.split(r"\s*=\s*|\s+", value.strip(), maxsplit=1)
-            options.setdefault(name.strip('"').lower(), "".join(said))
+            name, *words = re.split(r"\s*=\s*|\s+", value.strip(), maxsplit=1)
+            options.setdefault(name.strip('"').lower(), "".join(words))
     return options
 
 

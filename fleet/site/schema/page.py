@@ -33,7 +33,7 @@ def page() -> str:
     """Write docs/inventory.md."""
     known = definition()
     lines = [HEAD.read_text(encoding="utf-8")]
-    lines += [f"| `{group}` | {said['description']} |\n" for group, said in known.groups.items()]
+    lines += [f"| `{group}` | {entry['description']} |\n" for group, entry in known.groups.items()]
     lines.append("\n## Variables\n| Variable | Type | Default | Meaning |\n|---|---|---|---|\n")
     for variable in known.variables.values():
         if variable.scope != "derived":

@@ -64,13 +64,13 @@ def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str
                         reading.parts.setdefault(str(part), place_of(part))
             except Exception as error:  # whatever Ansible raises for a template or a vault is the operator's to mend
                 unread.setdefault((name, _say(error)), []).append(host)
-    for (name, said), hosts in unread.items():
+    for (name, reason), hosts in unread.items():
         file, line = reading.place(hosts[0], name)
-        shut = "vault" in said.lower() or "decrypt" in said.lower()
+        shut = "vault" in reason.lower() or "decrypt" in reason.lower()
         mend = VAULT_MEND if shut else "Give it a value that needs nothing of the host"
-        if said.startswith(TOO_LARGE):
+        if reason.startswith(TOO_LARGE):
             mend = "Look for anchors (&, *) that multiply it"
-        text = f"{name_hosts(hosts)}: {name} can't be read: {said}. {mend}"
+        text = f"{name_hosts(hosts)}: {name} can't be read: {reason}. {mend}"
         reading.problems.append(Problem(text, tuple(hosts), name, None, file, line))
     return reading
 

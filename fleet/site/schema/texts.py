@@ -56,8 +56,8 @@ def unread_problems(sources: Sequence[str]) -> Iterator[Problem]:
                 yaml.compose(file.read_bytes(), Loader=_LOADER)
             except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
                 place = getattr(error, "problem_mark", None)
-                said = getattr(error, "problem", None) or str(error).partition("\n")[0]
-                text = f"can't be read, so that its hosts would be missing: {said}. Mend it, or take the file away"
+                reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
+                text = f"can't be read, so that its hosts would be missing: {reason}. Mend it, or take the file away"
                 yield Problem(text, file=str(file), line=place.line + 1 if place else None)
 
 
@@ -150,9 +150,9 @@ def _contradictions(
     values: Iterable[Value], file: Path, first: dict[tuple[str, str], tuple[Path, int, list[str]]]
 ) -> Iterator[Problem]:
     """Refuse two values of one host's variable: the host has one, whatever group or file it stands in."""
-    for host, name, line, said in values:
-        place, before, other = first.setdefault((host, name), (file, line, said))
-        if other != said and _is_ours(name):
+    for host, name, line, value in values:
+        place, before, other = first.setdefault((host, name), (file, line, value))
+        if other != value and _is_ours(name):
             where = f"in line {before}" if place == file else f"in {place}:{before}"
             text = f"host {show(host)} has {name} here and with another value {where}, and one of them is lost"
             text = f"{text}; expected one value for one host. Take one of the two away"
