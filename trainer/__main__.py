@@ -312,8 +312,8 @@ def begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     place = Path(absolute_path(shared_dir))
     there = RunDirectory(place, options.run).path.exists()
     begun = begin_from(place, options.run, options.source, program, given)
-    said = {"run": options.run, "from": options.source, "begun": begun, "made": not there}
-    print(to_json(said) if options.json else f"run {options.run} begins from {options.source}")
+    answer = {"run": options.run, "from": options.source, "begun": begun, "made": not there}
+    print(to_json(answer) if options.json else f"run {options.run} begins from {options.source}")
     return 0
 
 

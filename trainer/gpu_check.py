@@ -71,8 +71,8 @@ def check(expected: Mapping[str, Any], root: Path, run: Run) -> dict[str, Any]:
         )
     asked = run(["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"])
     if asked.returncode:
-        said = (asked.stdout + asked.stderr).strip().splitlines() or ["nothing"]
-        problems.append(f"nvidia-smi ends with {asked.returncode}: {' '.join(said)}")
+        lines = (asked.stdout + asked.stderr).strip().splitlines() or ["nothing"]
+        problems.append(f"nvidia-smi ends with {asked.returncode}: {' '.join(lines)}")
         return report
     report["gpus"] = parse_gpus(asked.stdout)
     versions = sorted({gpu["driver_version"] for gpu in report["gpus"]})
@@ -148,9 +148,9 @@ def try_devices(devices: Sequence[str], run: Run) -> tuple[list[dict[str, Any]],
         environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": names}
         answer = run([sys.executable, "-m", "trainer.gpu_check", "--compute"], env=environment, timeout=COMPUTE_SECONDS)
         if answer.returncode:
-            said = [line for line in answer.stderr.splitlines() if line.strip()]
+            lines = [line for line in answer.stderr.splitlines() if line.strip()]
             problems.append(
-                f"TensorFlow ended with {answer.returncode} on {names}: {' | '.join(said[-3:]) or 'no word'}"
+                f"TensorFlow ended with {answer.returncode} on {names}: {' | '.join(lines[-3:]) or 'no word'}"
             )
             continue
         found = json.loads(answer.stdout.splitlines()[-1])

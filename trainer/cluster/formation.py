@@ -107,11 +107,11 @@ def describe_missing(missing: Mapping[str, Member]) -> str:
     others = {t: member for t, member in missing.items() if member.state is State.OTHER_RELEASE and t not in left}
     half = {t: member for t, member in missing.items() if member.state is State.HALF and t not in left}
     quiet = {t: member.address for t, member in missing.items() if t not in {*others, *left, *half}}
-    said = [f"no answer from {names(quiet)}"] if quiet else []
-    said += [f"waiting until {names(left)} is back: its host was taken out in order"] if left else []
-    said += [f"{task} ({member.address}) lacks a way: {member.why}" for task, member in half.items()]
-    said += [f"{task} ({member.address}) {member.why}" for task, member in others.items()]
-    return "; ".join(said) + (f": {MEND}" if others else "")
+    parts = [f"no answer from {names(quiet)}"] if quiet else []
+    parts += [f"waiting until {names(left)} is back: its host was taken out in order"] if left else []
+    parts += [f"{task} ({member.address}) lacks a way: {member.why}" for task, member in half.items()]
+    parts += [f"{task} ({member.address}) {member.why}" for task, member in others.items()]
+    return "; ".join(parts) + (f": {MEND}" if others else "")
 
 
 def names(members: Mapping[str, str]) -> str:

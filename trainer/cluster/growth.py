@@ -55,10 +55,10 @@ def present(cluster: Cluster) -> Cluster:
 def read_cluster(path: Path) -> Cluster:
     """Read the TF_CONFIG of an environment file of systemd's; raises ConfigError, OSError and ValueError."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    said = next((line for line in lines if line.startswith(NAME)), None)
-    if said is None:
+    found = next((line for line in lines if line.startswith(NAME)), None)
+    if found is None:
         raise ConfigError(f"{path} has no TF_CONFIG")
-    return Cluster.from_tf_config(shlex.split(said.removeprefix(NAME))[0])
+    return Cluster.from_tf_config(shlex.split(found.removeprefix(NAME))[0])
 
 
 def grown(cluster: Cluster, other: Cluster) -> Cluster:

@@ -159,9 +159,11 @@ def is_device(error: BaseException) -> bool:
 def explain(error: BaseException, program_file: Path | None = None) -> str:
     """Describe an error in one line, with the last line of the user's own code that took part in it."""
     error = getattr(error, "original_exception", None) or error
-    said = first_line(error)
-    mends = [mend for words, mend in MENDS.items() if words in said]
-    summary = ": ".join([type(error).__name__, said.rstrip("."), *mends] if mends else [type(error).__name__, said])
+    message = first_line(error)
+    mends = [mend for words, mend in MENDS.items() if words in message]
+    summary = ": ".join(
+        [type(error).__name__, message.rstrip("."), *mends] if mends else [type(error).__name__, message]
+    )
     where = user_line(error, program_file)
     if where:
         return f"{where}: {summary}"
@@ -199,10 +201,10 @@ def line_of_layer(text: str) -> str:
     if not found:
         return ""
     number, called = found[-1]
-    said = list(itertools.takewhile(lambda line: "rguments received by" not in line, lines[number + 1 :]))
-    if not said:
+    reasons = list(itertools.takewhile(lambda line: "rguments received by" not in line, lines[number + 1 :]))
+    if not reasons:
         return ""
-    what = first_line(Exception("\n".join(said))) if said[0].startswith("in user code:") else said[0]
+    what = first_line(Exception("\n".join(reasons))) if reasons[0].startswith("in user code:") else reasons[0]
     return f"{what} (in the call of {called})"
 
 

@@ -51,8 +51,8 @@ def _values_problem(values: Mapping[Any, Any]) -> str | None:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             return f"{name!r} can't name a parameter of a constructor: use letters, digits and underscore"
         if (date := find_date(value)) is not None:
-            said = date.isoformat()
-            return f'{name} has the date {said}; expected what JSON can say: write it in quotes, "{said}"'
+            written = date.isoformat()
+            return f'{name} has the date {written}; expected what JSON can say: write it in quotes, "{written}"'
         if not is_json(value):
             return (
                 f"{name} is {value!r}: expected what JSON can say, which is a text, a finite number, true, false, "

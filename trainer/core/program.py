@@ -49,8 +49,8 @@ def load_program(name: str, arguments: Mapping[str, Any]) -> Program:
     except (Exception, SystemExit) as error:
         if isinstance(error, UserError) or not is_the_programs(error):
             raise
-        said = describe_values(arguments) or "no arguments"
-        raise UserError(f"program {name}: building it with {said} failed: {explain(error)}") from error
+        described = describe_values(arguments) or "no arguments"
+        raise UserError(f"program {name}: building it with {described} failed: {explain(error)}") from error
     refuse_modes(f"program {name}")
     return check_program(program, name)
 

@@ -98,7 +98,7 @@ def one_of(choices: Collection[str], more: str = "") -> Check:
 
 def found(problem: Callable[[Any], str | None]) -> Check:
     """Return the check that a function finds no problem."""
-    return lambda key, value: f"{key}: {said}" if (said := problem(value)) else None
+    return lambda key, value: f"{key}: {message}" if (message := problem(value)) else None
 
 
 def value_problem(key: str, value: Any, kinds: tuple[type, ...], declared: Setting) -> str | None:
@@ -131,8 +131,8 @@ def type_problem(key: str, value: object, kinds: tuple[type, ...]) -> str | None
     wanted = " or ".join(TYPE_NAMES[kind] for kind in kinds)
     mend = f"; {number_mend(value, kinds)}" if isinstance(value, str) and is_number(value) else ""
     if isinstance(value, datetime.date):
-        said = value.isoformat()
-        return f'{key}: expected {wanted}, not the date {said}; YAML reads it so: write it in quotes, "{said}"'
+        written = value.isoformat()
+        return f'{key}: expected {wanted}, not the date {written}; YAML reads it so: write it in quotes, "{written}"'
     if isinstance(value, bool) and str in kinds:
         mend = '; YAML reads off, no, on and yes as that: write them in quotes, as "off"'
     return f"{key}: expected {wanted}, not {value!r}{mend}"

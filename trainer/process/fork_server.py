@@ -141,13 +141,13 @@ class Forked:
         """Return the exit code, or the negative number of the signal, once it has ended."""
         if self.returncode is None:
             try:
-                said = self._connection.recv(LONGEST_MESSAGE)
+                message = self._connection.recv(LONGEST_MESSAGE)
             except BlockingIOError:
                 return None
             except OSError:
-                said = b""
+                message = b""
             # A server that is gone has taken its processes with it.
-            self.returncode = int(json.loads(said)["code"]) if said else -signal.SIGKILL
+            self.returncode = int(json.loads(message)["code"]) if message else -signal.SIGKILL
             self._connection.close()
         return self.returncode
 
@@ -245,8 +245,8 @@ class Server:
     def _answer(self, client: socket.socket) -> None:
         """Fork what a client asks for."""
         try:
-            said, descriptors, _, _ = socket.recv_fds(client, LONGEST_MESSAGE, 3)
-            request = json.loads(said or b"null")
+            message, descriptors, _, _ = socket.recv_fds(client, LONGEST_MESSAGE, 3)
+            request = json.loads(message or b"null")
         except (OSError, ValueError):
             request, descriptors = None, []
         if request is None:

@@ -284,20 +284,20 @@ class Supervisor:
         """Read what the child said, and pass it on to systemd."""
         while True:
             try:
-                said = child.channel.recv(65536).decode(errors="replace")
+                message = child.channel.recv(65536).decode(errors="replace")
             except OSError:
                 return
-            if not said:  # it has closed its end: this one would be readable for ever
+            if not message:  # it has closed its end: this one would be readable for ever
                 self._ignore(child)
                 return
             child.sign = time.monotonic()
-            if said == ALIVE:
+            if message == ALIVE:
                 self._ping()
-            elif said == RESTART_UNIT:
+            elif message == RESTART_UNIT:
                 child.restart_unit = True
             else:
-                child.ready |= said.startswith(READY)
-                _, _, status = said.partition("STATUS=")
+                child.ready |= message.startswith(READY)
+                _, _, status = message.partition("STATUS=")
                 if self._restarts:
                     status += f" (restart {self._restarts})"
                 if child.ready and not self._was_ready:

@@ -210,9 +210,9 @@ def ways_section(story: Mapping[str, Any]) -> str:
     others = sorted({other for row in ways.values() for other in row}, key=order_of)
     cells = [[task, *(ways[task].get(other, "-") for other in others)] for task in sorted(ways, key=order_of)]
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
-    said = f'<p class="message">{escape(describe_ways(ways))}.</p>'
+    text = f'<p class="message">{escape(describe_ways(ways))}.</p>'
     opened = has_broken(ways)
-    return section("Ways", said + details("From each member to each other", ("from", *others), rows, opened), "ways")
+    return section("Ways", text + details("From each member to each other", ("from", *others), rows, opened), "ways")
 
 
 def placement_section(story: Mapping[str, Any]) -> str:

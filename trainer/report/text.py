@@ -82,7 +82,7 @@ def state_in_words(story: Mapping[str, Any]) -> str:
 
 def describe_curve(name: str, stories: Sequence[Mapping[str, Any]]) -> str:
     """Say how a curve begins and ends, and its best or usual value."""
-    said = []
+    parts = []
     for story in stories:
         whose = f"{story['run']}, " if len(stories) > 1 else ""
         for part, which in (("series", "training"), ("evaluations", "evaluation")):
@@ -94,17 +94,17 @@ def describe_curve(name: str, stories: Sequence[Mapping[str, Any]]) -> str:
             lowest, highest = min(points), max(points)
             if name in (SPEED, EXAMPLES):
                 median = statistics.median(value for value, _ in points)
-                said.append(f"{whose}median {number(median)}, from {number(lowest[0])} to {number(highest[0])}.")
+                parts.append(f"{whose}median {number(median)}, from {number(lowest[0])} to {number(highest[0])}.")
             elif len(points) == 1:
-                said.append(f"{whose}{which}: {number(points[0][0])} at step {points[0][1]:,}.")
+                parts.append(f"{whose}{which}: {number(points[0][0])} at step {points[0][1]:,}.")
             else:
                 peak = lowest if name.endswith("loss") else highest
                 word = "lowest" if name.endswith("loss") else "highest"
-                said.append(
+                parts.append(
                     f"{whose}{which}: from {number(points[0][0])} to {number(points[-1][0])}, "
                     f"{word} {number(peak[0])} at step {peak[1]:,}."
                 )
-    return " ".join(said if len(stories) > 1 else map(sentence, said)) or "No number yet."
+    return " ".join(parts if len(stories) > 1 else map(sentence, parts)) or "No number yet."
 
 
 def sentence(text: str) -> str:

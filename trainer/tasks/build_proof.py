@@ -185,8 +185,8 @@ def say_failure(config: Config, program: Program, of: str, method: str, error: B
         return USER_ERROR
     mine = is_the_programs(error)
     file = program_file(program)
-    said = f"program {config.program}{of}: {method} failed: {explain(error, file)}"
-    say_error(said, *own_lines(error, file))
+    message = f"program {config.program}{of}: {method} failed: {explain(error, file)}"
+    say_error(message, *own_lines(error, file))
     if mine:
         say_error(SWITCH)
     return USER_ERROR if mine else TRY_AGAIN

@@ -158,6 +158,6 @@ def middle(gaps: Iterable[float]) -> float:
 def describe_ledger(record: Mapping[str, Any]) -> str:
     """Say a ledger in one line: goodput, and the seconds of each kind that there are, most first."""
     spent = sorted(((float(record.get(kind, 0.0)), kind) for kind in KINDS), reverse=True)
-    said = f"goodput {100 * float(record['goodput']):.1f} % of {float(record['elapsed']):.1f} s"
+    text = f"goodput {100 * float(record['goodput']):.1f} % of {float(record['elapsed']):.1f} s"
     kinds = ", ".join(f"{kind} {seconds:.1f} s" for seconds, kind in spent if seconds)
-    return f"{said}: {kinds}" if kinds else said
+    return f"{text}: {kinds}" if kinds else text

@@ -81,8 +81,8 @@ def describe_sweep(summary: Mapping[str, Any]) -> str:
         rows.append((parameters, point["state"], evaluation, steps, goodput, point["run"]))
     ended = [point for point in summary["points"] if point["state"] in (RunState.FINISHED, RunState.FAILED)]
     failed = [point for point in summary["points"] if point["state"] == RunState.FAILED]
-    said = "over" if summary["over"] else f"{len(ended)} of {len(summary['points'])} points have ended"
-    lines = [f"sweep {summary['name']}: {said}" + (f", {len(failed)} failed" if failed else ""), lay_out(rows)]
+    state = "over" if summary["over"] else f"{len(ended)} of {len(summary['points'])} points have ended"
+    lines = [f"sweep {summary['name']}: {state}" + (f", {len(failed)} failed" if failed else ""), lay_out(rows)]
     for point in ended:
         if point["message"]:
             message = point["message"].replace("\n", "\n  ")

@@ -228,8 +228,8 @@ class Webhook:
             raise Undelivered(f"it answered {code}", again=code in OFTEN_BUSY or code >= 500) from None
         except urllib.error.URLError as error:
             reason = error.reason
-            said = reason.strerror or str(reason) if isinstance(reason, OSError) else type(error).__name__
-            raise Undelivered(str(said), again=not isinstance(reason, ssl.SSLCertVerificationError)) from None
+            message = reason.strerror or str(reason) if isinstance(reason, OSError) else type(error).__name__
+            raise Undelivered(str(message), again=not isinstance(reason, ssl.SSLCertVerificationError)) from None
         except TimeoutError:
             raise Undelivered(f"no answer in {self._seconds:g} s") from None
         except (OSError, http.client.HTTPException) as error:
