@@ -80,8 +80,8 @@ class Training:
             if newest and (not self.saves or newest != self.saves[-1].step):
                 self.saves.append(Point(time.time(), newest))
         else:
-            said = self.cluster.tasks["chief-0"].output().splitlines()
-            self.saves = [point for line in said if (point := read_point(line))]
+            lines = self.cluster.tasks["chief-0"].output().splitlines()
+            self.saves = [point for line in lines if (point := read_point(line))]
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + START_SECONDS

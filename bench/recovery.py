@@ -220,8 +220,8 @@ def floor(directory: Path, rounds: int) -> list[list[float]]:
             chief.start()
             chief.processes[-1].until(lambda: any(steps.iterdir()), "its first step")
             first = min(path.stat().st_mtime for path in steps.iterdir())
-            said = [point.time for line in chief.processes[-1].output().splitlines() if (point := read_point(line))]
-            python, tensorflow = said[:2]
+            times = [point.time for line in chief.processes[-1].output().splitlines() if (point := read_point(line))]
+            python, tensorflow = times[:2]
             found.append([python - chief.starts[-1], tensorflow - python, first - tensorflow])
     return found
 
