@@ -28,26 +28,26 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
+def recorder() -> Told:
     return Told()
 
 
 @pytest.fixture
-def account(told: Told, tmp_path: Path) -> Account:
-    heard: Any = told
+def account(recorder: Told, tmp_path: Path) -> Account:
+    heard: Any = recorder
     return Account(heard, heard, RunDirectory(tmp_path, "mine"), ProgressMeter(10.0, ["worker-0"]), 0.0)
 
 
-def test_the_first_step_is_told_once(account: Account, told: Told) -> None:
+def test_the_first_step_is_told_once(account: Account, recorder: Told) -> None:
     assert account.reach(0) == 0
-    assert "advanced" not in told.names()
+    assert "advanced" not in recorder.names()
     assert account.reach(8) == 0
     assert account.reach(16) == 8
-    assert told.names().count("advanced") == 1
-    assert ("advanced", 8) in told.calls
+    assert recorder.names().count("advanced") == 1
+    assert ("advanced", 8) in recorder.calls
 
 
-def test_numbers_are_shown_where_a_step_has_ended_since_and_read_then_alone(account: Account, told: Told) -> None:
+def test_numbers_are_shown_where_a_step_has_ended_since_and_read_then_alone(account: Account, recorder: Told) -> None:
     reads: list[int] = []
 
     def read() -> dict[str, float]:
@@ -61,11 +61,11 @@ def test_numbers_are_shown_where_a_step_has_ended_since_and_read_then_alone(acco
     assert not account.show(read)
     assert reads == [8]
     assert account.values == {"loss": 0.5}
-    assert told.names().count("trained") == 2  # the ledger's, of each step, is one of them
+    assert recorder.names().count("trained") == 2  # the ledger's, of each step, is one of them
 
 
-def test_a_checkpoint_behind_the_training_does_not_take_the_step_back(account: Account, told: Told) -> None:
+def test_a_checkpoint_behind_the_training_does_not_take_the_step_back(account: Account, recorder: Told) -> None:
     account.reach(20)
     account.checkpointed(16)
     account.checkpointed(24)
-    assert [call[-1] for call in told.calls if call[0] == "checkpointed"] == [20, 24]
+    assert [call[-1] for call in recorder.calls if call[0] == "checkpointed"] == [20, 24]

@@ -46,7 +46,7 @@ def busy(task: str, cores: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("last", "part", "said"),
+    ("last", "part", "expected"),
     [
         (later(workers={"worker-1": 300}), "worker", "worker-1 is slow: 3 steps/s, where the median"),
         (later(**busy("chief-0", 0.95)), "coordinator", "chief-0 uses 0.95 processors"),
@@ -62,10 +62,10 @@ def busy(task: str, cores: float) -> dict[str, Any]:
         (later(0), "nothing", "no step was trained in 100 s. See why: fab status"),
     ],
 )  # fmt: skip
-def test_each_cause_is_named_with_its_figures(last: Look, part: str, said: str) -> None:
+def test_each_cause_is_named_with_its_figures(last: Look, part: str, expected: str) -> None:
     found = advise(FIRST, last)
     assert found[0].part == part
-    assert said in found[0].text
+    assert expected in found[0].text
 
 
 def test_what_is_not_known_is_said() -> None:

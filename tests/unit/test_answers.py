@@ -291,10 +291,10 @@ def test_an_inventory_that_is_wrong(desk: verbs.Desk, monkeypatch: pytest.Monkey
 
 
 def test_gpus(desk: verbs.Desk) -> None:
-    said = Answer(json.dumps(RIGHT))
+    report = Answer(json.dumps(RIGHT))
     tasks = [Task("chief", 0, "a", "192.0.2.1", 2222, server=False)]
     inventory = Inventory("x", {"gpu": ["a"]}, {"a": Host("a", "192.0.2.1")}, tasks, {})
-    check_gpus(Cluster(inventory, GpuHosts(a=said)), desk, True)
+    check_gpus(Cluster(inventory, GpuHosts(a=report)), desk, True)
     assert answer_of(desk)["hosts"] == {"a": RIGHT}
 
 
@@ -343,21 +343,21 @@ def test_who_takes_part() -> None:
     hosts = day.make_hosts()
     cluster = cluster_of(hosts)
 
-    def said(verb: Callable[..., None], *words: Any, **more: Any) -> dict[str, Any]:
+    def answer_to(verb: Callable[..., None], *words: Any, **more: Any) -> dict[str, Any]:
         clock = fleet.Clock(hosts=hosts)
         desk = verbs.Desk(io.StringIO(), clock, clock.sleep, answers=io.StringIO())
         verb(cluster, desk, *words, **more)
         return answer_of(desk)
 
-    assert said(ok_to_stop, ["w-b"])["ok"] is True
-    assert said(drain, "w-b", plan_only=True)["outcome"] == "planned"
-    assert said(drain, "head", plan_only=True)["outcome"] == "refused"
-    assert said(drain, "w-b", "a new disk")["outcome"] == "done"
-    assert [row["state"] for row in said(show_hosts)["hosts"]] == ["ready"] * 4 + ["drained"]
-    assert said(remove_host, "w-b", plan_only=True)["outcome"] == "planned"
-    assert said(replace_host, "w-b", "w-c", plan_only=True)["hosts"] == ["w-b", "w-c"]
-    assert said(undrain, "w-b")["next"] == "fab hosts"
-    assert [act["verb"] for act in said(show_history)["history"]] == ["drain", "undrain"]
+    assert answer_to(ok_to_stop, ["w-b"])["ok"] is True
+    assert answer_to(drain, "w-b", plan_only=True)["outcome"] == "planned"
+    assert answer_to(drain, "head", plan_only=True)["outcome"] == "refused"
+    assert answer_to(drain, "w-b", "a new disk")["outcome"] == "done"
+    assert [row["state"] for row in answer_to(show_hosts)["hosts"]] == ["ready"] * 4 + ["drained"]
+    assert answer_to(remove_host, "w-b", plan_only=True)["outcome"] == "planned"
+    assert answer_to(replace_host, "w-b", "w-c", plan_only=True)["hosts"] == ["w-b", "w-c"]
+    assert answer_to(undrain, "w-b")["next"] == "fab hosts"
+    assert [act["verb"] for act in answer_to(show_history)["history"]] == ["drain", "undrain"]
 
 
 def test_a_rollback_that_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "free", "code", "said"),
+    ("program", "free", "code", "message"),
     [
         ("print('its model is built')", 0.5, FINISHED, "its model is built\n"),
         ("sys.exit(78)", 0.5, USER_ERROR, ""),
@@ -46,12 +46,12 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_an_error_of_the_programs_refuses_it(
-    program: str, free: float, code: int, said: str, capfd: pytest.CaptureFixture[str]
+    program: str, free: float, code: int, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert watch_build([sys.executable, "-c", SAYS + program], 1.0, lambda: free) == code
     out = capfd.readouterr().out
     assert "proven: release a\n" in out
-    assert out.endswith(said)
+    assert out.endswith(message)
 
 
 def test_a_crash_is_the_programs_where_all_else_is_proven(capfd: pytest.CaptureFixture[str]) -> None:

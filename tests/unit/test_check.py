@@ -50,7 +50,7 @@ def test_what_is_right_is_proven_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("selection", "settings", "said"),
+    ("selection", "settings", "message"),
     [
         ({"program": "checked_program:Goood"}, {}, "has no 'Goood': did you mean 'Good'?"),
         ({"program": "checked_program:NoEval"}, {}, "has no method eval_dataset"),
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_the_users_error(
     capsys: pytest.CaptureFixture[str],
     selection: dict[str, str],
     settings: dict[str, object],
-    said: str,
+    message: str,
 ) -> None:
     old = Config(program="other:One", run="old", shared_dir=str(shared))
     RunDirectory(shared, "old").claim(old)
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_the_users_error(
     code = check(shared, monkeypatch, "run", "--selection", json.dumps(selection), **settings)
     # A run that is named without a program is proven with the program that it remembers, which is not here.
     assert code == USER_ERROR
-    assert (said or "there is no module 'other'") in capsys.readouterr().err
+    assert (message or "there is no module 'other'") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

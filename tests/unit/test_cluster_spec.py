@@ -146,7 +146,7 @@ def test_the_index_is_that_of_a_hosts_first_task():
 
 
 @pytest.mark.parametrize(
-    ("indices", "said"),
+    ("indices", "message"),
     [
         ({"a": 0, "b": None, "c": 2}, "worker_index is missing on b, and other hosts .*1 is free"),
         ({"a": 0, "b": ""}, "worker_index is missing on b"),
@@ -158,8 +158,8 @@ def test_the_index_is_that_of_a_hosts_first_task():
         ({"a": "20261121"}, "worker_index: '20261121'; expected .* a number from 0 to 9999"),
     ],
 )
-def test_a_wrong_index_is_refused_by_value(indices, said):
-    with pytest.raises(ClusterSpecError, match=said):
+def test_a_wrong_index_is_refused_by_value(indices, message):
+    with pytest.raises(ClusterSpecError, match=message):
         cluster_spec(*numbered(**indices))
 
 
@@ -209,13 +209,13 @@ def test_tasks_are_scraped_where_somebody_scrapes_in_the_order_of_the_spec():
     assert spec["prometheus"] == {"watch": {"address": hosts["watch"]["ansible_host"], "port": 9090}}
     assert spec["alertmanager"]["watch"]["port"] == 9093
     assert [task["metrics"] for task in host_tasks(spec, "head")] == ["10.0.3.10:2700", "10.0.3.10:2701"]
-    told = {task["name"]: task["metrics_of_workers"] for host in hosts for task in host_tasks(spec, host)}
-    assert json.loads(told.pop("chief-0")) == {
+    targets = {task["name"]: task["metrics_of_workers"] for host in hosts for task in host_tasks(spec, host)}
+    assert json.loads(targets.pop("chief-0")) == {
         target["task"]: f"{target['address']}:{target['port']}"
         for target in metrics_targets(spec)
         if target["job"] == "worker"
     }
-    assert set(told.values()) == {""}
+    assert set(targets.values()) == {""}
 
 
 def test_no_task_listens_for_nobody():
@@ -305,7 +305,7 @@ def test_an_unknown_strategy_is_refused(strategy):
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({}, "host 'worker-0' has no address"),
         ({"ansible_host": "{{ ansible_default_ipv4.address }}"}, "expected a literal such as 192.0.2.10"),
@@ -314,8 +314,8 @@ def test_an_unknown_strategy_is_refused(strategy):
         ({"ansible_host": "10.0.3.30", "worker_port": 70000}, "worker_port: 70000; expected a number from 1 to 65535"),
     ],
 )
-def test_bad_values_are_named(variables, said):
-    with pytest.raises(ClusterSpecError, match=said.replace("(", r"\(")):
+def test_bad_values_are_named(variables, message):
+    with pytest.raises(ClusterSpecError, match=message.replace("(", r"\(")):
         cluster_spec(LAB, addresses(LAB) | {"worker-0": variables})
 
 

@@ -102,7 +102,7 @@ def test_a_program_is_found_in_a_wheel_and_in_a_lock(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"trainer.py": ""}, "brings 'trainer.py', a name that psfleet uses itself"),
         ({"locks/x.txt": "", "a.py": ""}, "brings 'locks', a name that"),
@@ -122,12 +122,12 @@ def test_a_program_is_found_in_a_wheel_and_in_a_lock(project: Path) -> None:
 )
 @pytest.mark.parametrize("wheel", [False, True])
 def test_a_program_that_no_release_may_have_is_refused_before_any_host(
-    project: Path, files: dict[str, str], said: str, wheel: bool, monkeypatch: pytest.MonkeyPatch
+    project: Path, files: dict[str, str], message: str, wheel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("release_archive.MAX_PROGRAM_BYTES", 2000)
     (problem,) = problems(project, release_program=_program(project, files, wheel))
     assert "release_program: " in problem
-    assert said in problem
+    assert message in problem
 
 
 def test_a_wheel_with_compiled_code_is_refused_before_any_host(project: Path) -> None:
@@ -155,7 +155,7 @@ def _program(project: Path, files: dict[str, str], wheel: bool) -> str:
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "message"),
     [
         ("nets.resnt:Net", "release_program (mine) has no module nets.resnt. Did you mean nets.resnet?"),
         ("nets.resnet:Nett", "nets/resnet.py has no Nett. Did you mean Net?"),
@@ -171,13 +171,13 @@ def _program(project: Path, files: dict[str, str], wheel: bool) -> str:
         ("os.path:join", "has no module os.path"),
     ],
 )  # fmt: skip
-def test_a_misspelt_program_is_refused(project: Path, program: str, said: str) -> None:
+def test_a_misspelt_program_is_refused(project: Path, program: str, message: str) -> None:
     (problem,) = problems(project, program, release_program="mine")
-    assert said in problem
+    assert message in problem
 
 
 @pytest.mark.parametrize(
-    ("program", "argument", "said"),
+    ("program", "argument", "message"),
     [
         ("Net", "rate", "program_args has 'rate', and the constructor of nets.resnet:Net takes none"),
         ("Taking", "rates", "program_args has 'rates', and the constructor of nets.resnet:Taking takes rate, layers"),
@@ -190,15 +190,15 @@ def test_a_misspelt_program_is_refused(project: Path, program: str, said: str) -
     ],
 )
 def test_an_argument_that_the_constructor_does_not_take_is_refused(
-    project: Path, program: str, argument: str, said: str
+    project: Path, program: str, argument: str, message: str
 ) -> None:
     found = problems(project, f"nets.resnet:{program}", {argument: 1}, release_program="mine")
-    assert bool(found) == bool(said)
-    assert said in "".join(found)
+    assert bool(found) == bool(message)
+    assert message in "".join(found)
 
 
 @pytest.mark.parametrize(
-    ("site", "said"),
+    ("site", "message"),
     [
         ({"release_program": "nowhere"}, "nowhere' is neither a directory nor a wheel"),
         ({"release_lock": "locks/nope"}, "`psfleet lock locks/nope` writes them"),
@@ -209,13 +209,13 @@ def test_an_argument_that_the_constructor_does_not_take_is_refused(
         ({"ansible_ssh_private_key_file": "~nobody-here/key"}, "~nobody-here/key. Name the key that opens the host"),
     ],
 )
-def test_a_missing_file_is_refused(project: Path, site: dict[str, Any], said: str) -> None:
+def test_a_missing_file_is_refused(project: Path, site: dict[str, Any], message: str) -> None:
     (problem,) = problems(project, **site)
-    assert said in problem
+    assert message in problem
 
 
 @pytest.mark.parametrize(
-    ("lock", "said"),
+    ("lock", "message"),
     [
         (LOCK + "loose==1.0\n", "cpu-3.11.txt:6: 'loose==1.0' has no hash"),
         (LOCK + f"loose>=1.0 {HASH}\n", "has no version"),
@@ -229,10 +229,10 @@ def test_a_missing_file_is_refused(project: Path, site: dict[str, Any], said: st
         ("\udcff", "can't be read"),
     ],
 )
-def test_a_lock_without_hashes_is_refused(project: Path, lock: str, said: str) -> None:
+def test_a_lock_without_hashes_is_refused(project: Path, lock: str, message: str) -> None:
     (project / "locks" / "cpu-3.11.txt").write_bytes(lock.encode(errors="surrogateescape"))
     (problem,) = problems(project)
-    assert said in problem
+    assert message in problem
 
 
 def test_hosts_with_gpus_need_their_lock(project: Path) -> None:
@@ -275,13 +275,13 @@ def test_the_key_that_signs_is_looked_at_before_any_host(key: Path, project: Pat
         ({"release_key": str(key), "release_signers": [OTHERS]}, "release_signers in the inventory has not"),
         ({"release_signers": [OTHERS]}, "names others' keys, and this machine's own"),
     ]
-    for site, said in wrong:
+    for site, message in wrong:
         (problem,) = problems(project, **site)
-        assert said in problem
+        assert message in problem
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("-o NoSuchOption=1", "Bad configuration option: nosuchoption"),
         ("-o ConnectTimeout=soon", "invalid time value"),
@@ -289,10 +289,10 @@ def test_the_key_that_signs_is_looked_at_before_any_host(key: Path, project: Pat
         ("-c nothing", "Unknown cipher type"),
     ],
 )
-def test_what_ssh_would_refuse_is_refused(project: Path, options: str, said: str) -> None:
+def test_what_ssh_would_refuse_is_refused(project: Path, options: str, message: str) -> None:
     (problem,) = problems(project, ansible_ssh_common_args=options)
     assert f"ansible_ssh_common_args is '{options}', and ssh refuses it" in problem
-    assert said in problem
+    assert message in problem
     assert problems(project, ansible_ssh_extra_args="-4 -o StrictHostKeyChecking=no -o LogLevel=ERROR") == []
 
 

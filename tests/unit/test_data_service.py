@@ -155,7 +155,7 @@ def test_a_coordinator_waits_for_the_dispatcher_and_one_data_worker(
     config: Config, monkeypatch: pytest.MonkeyPatch, coming: list[str], missing: str
 ) -> None:
     there: set[str] = set()
-    said = Told()
+    log = Told()
 
     def answers(address: str, *, method: str) -> bool:
         assert method == SERVICE_METHODS["dispatcher" if address == "h:2" else "data"]
@@ -163,8 +163,8 @@ def test_a_coordinator_waits_for_the_dispatcher_and_one_data_worker(
 
     monkeypatch.setattr(probe, "answers", answers)
     monkeypatch.setattr(waits.time, "sleep", lambda _: there.add(coming.pop(0)))
-    waits.wait_for_data_service(config, SERVED, StopRequest(), said)  # type: ignore[arg-type]
-    assert said.messages == [
+    waits.wait_for_data_service(config, SERVED, StopRequest(), log)  # type: ignore[arg-type]
+    assert log.messages == [
         "no answer from dispatcher-0 (h:2), data-0 (a:3), data-1 (b:3)",
         f"no answer from {missing}",
     ]
@@ -172,7 +172,7 @@ def test_a_coordinator_waits_for_the_dispatcher_and_one_data_worker(
     stopped = StopRequest()
     stopped.received = True
     with pytest.raises(Stopped):
-        waits.wait_for_data_service(config, SERVED, stopped, said)  # type: ignore[arg-type]
+        waits.wait_for_data_service(config, SERVED, stopped, log)  # type: ignore[arg-type]
 
 
 def test_a_user_may_limit_the_wait_for_the_data_service(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,13 +30,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Watched(Phases):
     """Is looked at after each change of anything that it consists of."""
 
-    said: tuple[str, ...] = ()
+    overdue_texts: tuple[str, ...] = ()
     looked_at = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if self.looked_at and name != "said":
-            self.said += (self.overdue(),)
+        if self.looked_at and name != "overdue_texts":
+            self.overdue_texts += (self.overdue(),)
 
 
 def test_a_phase_after_a_long_one_is_not_overdue_at_any_moment(clock: Clock) -> None:
@@ -44,7 +44,7 @@ def test_a_phase_after_a_long_one_is_not_overdue_at_any_moment(clock: Clock) -> 
     phases.looked_at = True
     clock.now += 7200
     phases.enter(Phase.COMPILING)
-    assert set(phases.said) == {""}
+    assert set(phases.overdue_texts) == {""}
     clock.now += 1801
     assert phases.overdue().startswith("compiling has lasted 1801 s")
     phases.progressed()

@@ -303,8 +303,8 @@ def test_the_probe_says_what_the_check_of_the_path_says(probe: Any, tmp_path: Pa
 
 def test_a_container_has_its_machines_clock(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for code, kept in ((0, ["the container's machine"]), (1, ["chrony.service"])):
-        said = {"systemd-detect-virt": (code, "", ""), "systemctl": (0, "chrony.service loaded active\n", "")}
-        monkeypatch.setattr(probe, "run", lambda *words, said=said, **_: said[words[0]])
+        results = {"systemd-detect-virt": (code, "", ""), "systemctl": (0, "chrony.service loaded active\n", "")}
+        monkeypatch.setattr(probe, "run", lambda *words, results=results, **_: results[words[0]])
         assert probe.units()["clock"] == kept
 
 
@@ -400,9 +400,9 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(monkeypatch: py
             assert all("doctor" in each["sources"] and "host_look" in each["sources"] for each in given.values())
             steps = {"doctor": {**FACTS}, "ways": {"problems": [], "notes": []}}
             broken = {"doctor": {"failed": True, "msg": "no memory"}, "ways": {"failed": True}}
-            said = {host: json.dumps({"steps": broken if host == "head" else steps}) for host in scripts}
+            looks = {host: json.dumps({"steps": broken if host == "head" else steps}) for host in scripts}
             found = super().run(scripts, timeout)
-            return {host: replace(each, stdout=f"@look\n{said[host]}\n{each.stdout}") for host, each in found.items()}
+            return {host: replace(each, stdout=f"@look\n{looks[host]}\n{each.stdout}") for host, each in found.items()}
 
     monkeypatch.setattr(looking, "ShortWay", Short)
     seen = looking.look_at(Cluster(INVENTORY, Hosts(INVENTORY, run_status=fleet.status("new", None))))

@@ -334,7 +334,7 @@ def test_hosts_that_are_asked_for_must_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "site", "said"),
+    ("name", "site", "message"),
     [
         ("worker-cut", {}, "drills_destructive: true"),
         ("worker-off", {"drills_destructive": True}, "drill_power_off and drill_power_on is missing"),
@@ -342,10 +342,10 @@ def test_hosts_that_are_asked_for_must_answer() -> None:
         ("worker", {"cluster_shared_dir": ""}, "the hosts share none"),
     ],
 )
-def test_what_the_inventory_does_not_permit_is_refused_with_the_mend(name: str, site: Any, said: str) -> None:
-    assert said in (rehearsal.refuse(named(name), inventory(**site)) or "")
+def test_what_the_inventory_does_not_permit_is_refused_with_the_mend(name: str, site: Any, message: str) -> None:
+    assert message in (rehearsal.refuse(named(name), inventory(**site)) or "")
     hosts = Pretence()
-    with pytest.raises(OperatorMistake, match=re.escape(said)):
+    with pytest.raises(OperatorMistake, match=re.escape(message)):
         rehearsal.drill(Cluster(inventory(**site), hosts), Desk(out=io.StringIO()), [name])
     assert hosts.scripts == []
 
@@ -379,8 +379,8 @@ def test_a_data_workers_host_loses_no_power_with_a_ps_on_it(host: str, address: 
         Task("data", 1, host, address, 2600, server=True),
     ]
     made = replace(inventory(**site), tasks=[*TASKS, *data])
-    said = "the host of data-1, store, has a ps too, so that this would be the drill ps-off"
-    assert rehearsal.refuse(named("data-off"), made) == (said if beside_a_ps else None)
+    message = "the host of data-1, store, has a ps too, so that this would be the drill ps-off"
+    assert rehearsal.refuse(named("data-off"), made) == (message if beside_a_ps else None)
     assert rehearsal.refuse(named("data"), made) is None
 
 
@@ -602,11 +602,11 @@ class TakesIn(Simulated):
 class SaysSomethingAndGoes(Simulated):
     """What was under way comes once more."""
 
-    said = 0
+    looks = 0
 
     def takes_part(self) -> bool:
-        self.said += 1
-        return self.said < 3
+        self.looks += 1
+        return self.looks < 3
 
 
 class RestartsAtTheReturn(TakesIn):
@@ -642,7 +642,7 @@ def test_who_comes_back_may_disturb_nobody(cluster: type[Simulated], problems: l
     ],
 )
 def test_what_goes_wrong_is_said(seen: dict[str, Any], problem: str) -> None:
-    assert any(problem in said for said in rehearsed(**seen).problems), rehearsed(**seen).problems
+    assert any(problem in text for text in rehearsed(**seen).problems), rehearsed(**seen).problems
 
 
 SITE = {"drills_destructive": True, "drill_power_off": "off {host}", "drill_power_on": "on {host}"}
@@ -655,9 +655,9 @@ def by_chance(seed: int, number: int = MANY) -> list[Round]:
 
 
 def test_a_seed_decides_on_every_fault() -> None:
-    said = [str(each) for each in by_chance(7)]
-    assert said == [str(each) for each in by_chance(7)]
-    assert said[:20] != [str(each) for each in by_chance(8, 20)]
+    texts = [str(each) for each in by_chance(7)]
+    assert texts == [str(each) for each in by_chance(7)]
+    assert texts[:20] != [str(each) for each in by_chance(8, 20)]
 
 
 def test_every_fault_comes_at_every_task_that_it_may_hit_and_at_every_moment() -> None:
@@ -753,15 +753,15 @@ def test_a_round_is_held_against_what_is_promised(
 
 
 @pytest.mark.parametrize(
-    ("site", "words", "said"),
+    ("site", "words", "message"),
     [
         ({}, {"minutes": 0}, "--minutes 0 is no length of time"),
         ({"cluster_shared_dir": ""}, {}, "worker: .*the hosts share none"),
     ],
 )
-def test_chance_without_a_fault_or_a_time_is_refused(site: Any, words: Any, said: str) -> None:
+def test_chance_without_a_fault_or_a_time_is_refused(site: Any, words: Any, message: str) -> None:
     hosts = Pretence()
-    with pytest.raises(OperatorMistake, match=said):
+    with pytest.raises(OperatorMistake, match=message):
         rehearsal.soak(Cluster(inventory(**site), hosts), Desk(out=io.StringIO()), **words)
     assert hosts.scripts == []
 
@@ -817,10 +817,10 @@ def test_a_soak_whose_promises_are_kept_ends_well() -> None:
 )
 def test_a_soak_says_which_promise_was_not_kept_in_which_round(made: Ends, problem: str) -> None:
     found = soaked(made, count=2)
-    assert any(said.startswith(problem) for said in found), found
-    said = made.desk.out.getvalue()  # type: ignore[attr-defined]
-    assert "FAIL    1  while it trains, after 1 s: ps" in said
-    assert ("  2  while it trains" in said) == (made.after < 1e6)  # a run that doesn't train can't be asked any more
+    assert any(text.startswith(problem) for text in found), found
+    output = made.desk.out.getvalue()  # type: ignore[attr-defined]
+    assert "FAIL    1  while it trains, after 1 s: ps" in output
+    assert ("  2  while it trains" in output) == (made.after < 1e6)  # a run that doesn't train can't be asked any more
 
 
 @pytest.mark.usefixtures("_all_used")
@@ -839,8 +839,8 @@ def test_a_soak_ends_with_tables_that_equal_its_last_checkpoint(
     made = Ends(8.0, 1000, ("ps-1",))
     look = made.look
     monkeypatch.setattr(made, "look", lambda: replace(look(), status=status) if made.stopped else look())
-    (said,) = soaked(made)
-    assert said.startswith(problem)
+    (text,) = soaked(made)
+    assert text.startswith(problem)
 
 
 @pytest.mark.usefixtures("_all_used")

@@ -214,20 +214,20 @@ def test_an_evaluation_that_hangs_is_left_to_the_watchdog(
     config: Config, tmp_path: Path, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(RunDirectory(tmp_path, "a"), 5)
-    heard, said = Heard(), []
-    monkeypatch.setattr(heard, "watch", lambda alive: said.append(alive))
+    heard, signs = Heard(), []
+    monkeypatch.setattr(heard, "watch", lambda alive: signs.append(alive))
 
     def evaluate(self: Fake, step: int, saved: int | None = None) -> bool:
-        said.append(said[0]())
+        signs.append(signs[0]())
         time.sleep(0.3)
-        said.append(said[0]())
+        signs.append(signs[0]())
         return True
 
     monkeypatch.setattr(fake, "evaluate", evaluate)
     config = config.replace(evaluating_timeout_seconds=0.2)
     assert run_evaluator(config, heard, lambda: config.replace(run="b")) == 75
-    assert said[1:] == [True, False]
-    assert said[0]()
+    assert signs[1:] == [True, False]
+    assert signs[0]()
 
 
 def test_a_program_that_says_exit_is_the_users_error(

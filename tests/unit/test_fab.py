@@ -102,7 +102,7 @@ def test_parameter_without_a_value_exits_2_before_a_host_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("start-cluster --program trainer.examples.digits:Digts", "digits.py has no Digts. Did you mean Digits?"),
         ("start-cluster --program trainer.examples.digit:Digits --plan", "Did you mean trainer.examples.digits?"),
@@ -124,14 +124,14 @@ def test_parameter_without_a_value_exits_2_before_a_host_is_asked(
 )
 def test_what_a_verb_can_not_do_exits_2_before_a_host_is_asked(
     words: str,
-    said: str,
+    message: str,
     silent_inventory: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("sys.argv", ["fab", *words.split()])
     assert fab(*words.split(), "--inventory", str(silent_inventory)) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_a_flag_that_is_no_number_exits_2_and_says_what_was_expected(
     flag, value = words.split()[-2:]
     monkeypatch.setattr("sys.argv", ["fab", *words.split()])  # where the fabfile looks for --random
     assert fab(*words.split(), "--inventory", str(silent_inventory)) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"{flag} is {value!r}: expected a ")
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"{flag} is {value!r}: expected a ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])

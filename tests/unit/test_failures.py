@@ -80,9 +80,9 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
     ],
 )
 def test_what_a_library_refuses_without_a_mend_gets_one(text: str, mend: str) -> None:
-    told = explain(RuntimeError(text))
-    assert told.startswith(f"RuntimeError: {text}: ")
-    assert mend in told
+    message = explain(RuntimeError(text))
+    assert message.startswith(f"RuntimeError: {text}: ")
+    assert mend in message
 
 
 def test_operation_is_named_where_there_is_no_line() -> None:
@@ -155,7 +155,7 @@ def test_an_unknown_device_of_the_program_is_no_trouble_of_a_server(
 
 
 @pytest.mark.parametrize(
-    ("said", "helps"),
+    ("message", "helps"),
     [
         ("failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.3.21:2300: Connection refused", True),
         ("Socket closed", True),
@@ -163,7 +163,7 @@ def test_an_unknown_device_of_the_program_is_no_trouble_of_a_server(
     ],
 )
 def test_a_value_that_a_server_can_not_convert_is_the_networks_error_where_the_network_says_so(
-    said: str, helps: bool
+    message: str, helps: bool
 ) -> None:
-    assert is_infrastructure(TypeError(f"Error while casting from dtype int64 to uint8. {said}")) is helps
-    assert not is_infrastructure(TypeError(said))
+    assert is_infrastructure(TypeError(f"Error while casting from dtype int64 to uint8. {message}")) is helps
+    assert not is_infrastructure(TypeError(message))

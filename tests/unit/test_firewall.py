@@ -76,9 +76,9 @@ def test_each_jobs_members_are_a_set_of_both_families() -> None:
 def test_ports_are_those_of_tf_config() -> None:
     spec = cluster_spec(GROUPS, HOSTS)
     for host in ("alpha", "beta", "gamma"):
-        told = {task["port"] for task in spec["tasks"] if task["host"] == host}
+        expected = {task["port"] for task in spec["tasks"] if task["host"] == host}
         found = {port for rule in rules_of(host).values() for port in rule["ports"]} - {6006}
-        assert found == told
+        assert found == expected
     assert rules_of("gamma")["worker"]["ports"] == [2400, 2401]
 
 
@@ -164,8 +164,8 @@ def test_hosts_without_a_task_are_members_still() -> None:
 
 def test_who_asks_for_the_time_may() -> None:
     hostvars = HOSTS | {"alpha": HOSTS["alpha"] | {"common_time_clients": ["192.0.2.0/24"]}}
-    said = lines(table(GROUPS, hostvars, "alpha"))
-    assert "udp dport { 123 } ip saddr { 192.0.2.0/24 } accept" in said
+    rules = lines(table(GROUPS, hostvars, "alpha"))
+    assert "udp dport { 123 } ip saddr { 192.0.2.0/24 } accept" in rules
 
 
 def test_a_name_stands_for_what_the_host_resolves_it_to() -> None:
@@ -187,8 +187,8 @@ def test_an_unknown_name_leaves_the_others_in() -> None:
 
 
 def test_members_come_before_established() -> None:
-    said = lines(table(GROUPS, HOSTS, "beta"))
-    assert said.index("tcp dport @guarded goto guard") < said.index("ct state established,related accept")
+    rules = lines(table(GROUPS, HOSTS, "beta"))
+    assert rules.index("tcp dport @guarded goto guard") < rules.index("ct state established,related accept")
 
 
 def test_what_else_listens_is_named_when_it_is_closed() -> None:
@@ -289,8 +289,8 @@ def test_nft_takes_each_hosts_table(host: str, closes: str) -> None:
         {"port": 6006, "from": ["203.0.113.7/32"]},
     ]
     hostvars = HOSTS | {"alpha": HOSTS["alpha"] | {"common_time_clients": ["192.0.2.0/24"]}}
-    said = nft(table(GROUPS, hostvars, host, closes, opened))
-    assert said.returncode == 0, said.stderr
+    done = nft(table(GROUPS, hostvars, host, closes, opened))
+    assert done.returncode == 0, done.stderr
 
 
 @needs_nft
@@ -305,8 +305,8 @@ def test_nft_takes_300_members() -> None:
     hostvars = {
         name: {"ansible_host": f"10.7.{n // 250}.{n % 250 + 1}", "trainer_run": RUN} for n, name in enumerate(names)
     }
-    said = nft(table(groups, hostvars, names[7]))
-    assert said.returncode == 0, said.stderr
+    done = nft(table(groups, hostvars, names[7]))
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_users_have_sshd_listen_on_is_no_port_of_ssh() -> None:
@@ -320,7 +320,7 @@ def test_what_users_have_sshd_listen_on_is_no_port_of_ssh() -> None:
 
 
 def test_peers_of_guarded_ports_are_read() -> None:
-    said = (
+    output = (
         "0 0 192.0.2.14:2049 192.0.2.13:801\n"
         "0 0 [::ffff:192.0.2.14]:2049 [::ffff:203.0.113.9]:802\n"
         "0 0 [fe80::1%eth0]:2049 [fe80::2%eth0]:803\n"
@@ -328,7 +328,7 @@ def test_peers_of_guarded_ports_are_read() -> None:
         "0 0 127.0.0.1:2049 127.0.0.1:804\n"
         "0 0 192.0.2.14:2049 192.0.2.14:805\n"
     )
-    assert [(each["port"], each["address"]) for each in firewall_facts.peers(said, [2049])] == [
+    assert [(each["port"], each["address"]) for each in firewall_facts.peers(output, [2049])] == [
         (2049, "192.0.2.13"),
         (2049, "203.0.113.9"),
         (2049, "fe80::2"),
@@ -339,12 +339,12 @@ class Ended(Exception):
     """What Ansible's module does where it fails."""
 
 
-def module(said: dict[str, str], lacks: tuple[str, ...] = ()) -> Any:
+def module(answers: dict[str, str], lacks: tuple[str, ...] = ()) -> Any:
     """A module whose commands say what a test has for the name and the words after it."""
 
     def run_command(command: list[str], **_: object) -> tuple[int, str, str]:
         line = " ".join([Path(command[0]).name, *command[1:]])
-        return next(((0, text, "") for words, text in said.items() if line.startswith(words)), (1, "", "no"))
+        return next(((0, text, "") for words, text in answers.items() if line.startswith(words)), (1, "", "no"))
 
     def fail_json(msg: str) -> None:
         raise Ended(msg)

@@ -24,8 +24,8 @@ def tf_config(job: str, index: int, jobs: dict[str, list[str]] = JOBS) -> str:
     return json.dumps({"cluster": jobs, "task": {"type": job, "index": index}})
 
 
-def read(*arguments: str, said: str | None = None) -> Cluster:
-    return read_cluster(parse(list(arguments)), {} if said is None else {"TF_CONFIG": said})
+def read(*arguments: str, tf_config_text: str | None = None) -> Cluster:
+    return read_cluster(parse(list(arguments)), {} if tf_config_text is None else {"TF_CONFIG": tf_config_text})
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_wrong_cluster_file_is_refused_by_name(tmp_path: Path, content: str | No
 
 
 def test_tf_config_and_flags_may_agree() -> None:
-    said = tf_config("worker", 1, {**JOBS, "evaluator": ["e:1"]})
-    assert read(*HOSTS, "--job_name=worker", "--task_index=1", said=said).task == "worker-1"
+    given = tf_config("worker", 1, {**JOBS, "evaluator": ["e:1"]})
+    assert read(*HOSTS, "--job_name=worker", "--task_index=1", tf_config_text=given).task == "worker-1"
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("given", "expected"),
     [
         (tf_config("worker", 0), "^TF_CONFIG says task worker 0, the flags say worker 1: unset TF_CONFIG, or"),
         (
@@ -128,9 +128,9 @@ def test_tf_config_and_flags_may_agree() -> None:
         ),
     ],
 )
-def test_tf_config_and_flags_may_not_differ(said: str, expected: str) -> None:
+def test_tf_config_and_flags_may_not_differ(given: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        read(*HOSTS, "--job_name=worker", "--task_index=1", said=said)
+        read(*HOSTS, "--job_name=worker", "--task_index=1", tf_config_text=given)
 
 
 @pytest.mark.parametrize("arguments", [[], ["local", "--program", "a:b"]])

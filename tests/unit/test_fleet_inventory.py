@@ -71,7 +71,7 @@ def test_host_without_a_task_is_not_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (SMALL.replace("chief:\n", "chiefs:\n"), "group 'chief' has no task"),
         (SMALL.replace("{ansible_host: 192.0.2.30}", "{}"), "host 'alpha' has no address"),
@@ -79,8 +79,8 @@ def test_host_without_a_task_is_not_asked(tmp_path: Path) -> None:
         ("chief: [", "can't be read"),
     ],
 )
-def test_wrong_inventory_is_the_operators_mistake(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(OperatorMistake, match=said) as caught:
+def test_wrong_inventory_is_the_operators_mistake(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(OperatorMistake, match=message) as caught:
         load(tmp_path, text)
     assert caught.value.code == 2
 

@@ -75,7 +75,7 @@ def test_users_error_is_trouble_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "status", "said"),
+    ("result", "status", "message"),
     [
         ("exit-code", 1, "exited with code 1"),
         ("exit-code", 0, "a step before its start"),
@@ -86,8 +86,8 @@ def test_users_error_is_trouble_at_once() -> None:
         ("resources", 0, "failed (resources)"),
     ],
 )
-def test_failure_is_told_in_words(result: str, status: int, said: str) -> None:
-    assert said in Unit("u", active="failed", result=result, exit_status=status).describe_failure()
+def test_failure_is_told_in_words(result: str, status: int, message: str) -> None:
+    assert message in Unit("u", active="failed", result=result, exit_status=status).describe_failure()
 
 
 def test_restarts_are_trouble_only_when_they_go_on() -> None:

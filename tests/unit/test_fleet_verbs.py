@@ -488,7 +488,7 @@ def test_a_checkpoint_that_is_not_there_puts_back_what_was(hosts: Pretence, desk
 
 
 @pytest.mark.parametrize(
-    ("said", "removed"),
+    ("answer", "removed"),
     [
         ({"begun": True, "made": True}, ["remove /srv/trainer/runs/new"]),
         ({"begun": False, "made": False}, []),  # by an earlier start, which may have trained it
@@ -496,10 +496,10 @@ def test_a_checkpoint_that_is_not_there_puts_back_what_was(hosts: Pretence, desk
     ],
 )
 def test_a_run_that_began_and_was_not_started_leaves_its_name_free(
-    hosts: Pretence, desk: verbs.Desk, said: dict[str, bool], removed: list[str]
+    hosts: Pretence, desk: verbs.Desk, answer: dict[str, bool], removed: list[str]
 ) -> None:
     hosts.runs = json.dumps([status("finished", 30)])
-    hosts.begun = Answer(json.dumps(said))
+    hosts.begun = Answer(json.dumps(answer))
     hosts.environments = False
     with pytest.raises(OperatorMistake, match="isn't set up for"):
         start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="new", source="digits@30"))
@@ -766,8 +766,8 @@ def test_a_cluster_starts_without_a_host_that_is_away(hosts: Pretence, desk: ver
     assert hosts.done == [f"start {name}" for name in ("chief-0", "evaluator-0", "ps-0", "worker-0")]
     assert shipped == [["far"], ["far"]]
     assert "  without worker-1 on far: no answer\n" in printed(desk)
-    said = ["far can't be reached. Start without worker-1? [y/N] "]
-    assert asked == (said if how == "answer" else [])
+    questions = ["far can't be reached. Start without worker-1? [y/N] "]
+    assert asked == (questions if how == "answer" else [])
 
 
 @pytest.mark.parametrize("dies_in", ["release.yml", "training.yml"])
@@ -890,7 +890,7 @@ def test_start_cluster_says_how_many_hosts_got_new_code(hosts: Pretence, desk: v
 
 
 @pytest.mark.parametrize(
-    ("release", "settings", "said"),
+    ("release", "settings", "shipped"),
     [
         ("abc123", "6a88 -", "shipped to 3 of 3 hosts (settings)"),
         ("def456", "6a88 -", "shipped to 3 of 3 hosts (code and settings)"),
@@ -898,7 +898,7 @@ def test_start_cluster_says_how_many_hosts_got_new_code(hosts: Pretence, desk: v
     ],
 )
 def test_start_cluster_says_what_was_shipped(
-    hosts: Pretence, desk: verbs.Desk, release: str, settings: str, said: str
+    hosts: Pretence, desk: verbs.Desk, release: str, settings: str, shipped: str
 ) -> None:
     hosts.tick = train()
 
@@ -908,7 +908,7 @@ def test_start_cluster_says_what_was_shipped(
 
     desk.ship = shipping(ship)
     start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(detach=True))
-    assert f"release {release}: {said}\n" in printed(desk)
+    assert f"release {release}: {shipped}\n" in printed(desk)
 
 
 def test_restart_cluster_stops_everything_but_keeps_it_enabled(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -941,10 +941,10 @@ def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
     run = hosts.run
 
     def fail(scripts: Mapping[str, str], *more: Any) -> dict[str, Answer]:
-        said = "@first\nFailed to stop trainer@ps-0.service: Access denied\n\n@first-code\n1\n"
+        output = "@first\nFailed to stop trainer@ps-0.service: Access denied\n\n@first-code\n1\n"
         bad = {host for host, script in scripts.items() if host == "store" and "@first" in script}
         return {
-            host: replace(answer, stdout=said + answer.stdout) if host in bad else answer
+            host: replace(answer, stdout=output + answer.stdout) if host in bad else answer
             for host, answer in run(scripts, *more).items()
         }
 
@@ -1068,8 +1068,8 @@ def test_status_tells_the_users_error_with_its_line(hosts: Pretence, desk: verbs
     hosts.run_status = status("failed", 12, message="/srv/program/mine.py:12: ValueError: no such column")
     with pytest.raises(ClusterTrouble, match="chief-0 on head"):
         show_status(Cluster(hosts.inventory, hosts), desk)
-    said = "run digits: failed, step 12/30\n  /srv/program/mine.py:12: ValueError: no such column\n"
-    assert said in printed(desk)
+    message = "run digits: failed, step 12/30\n  /srv/program/mine.py:12: ValueError: no such column\n"
+    assert message in printed(desk)
 
 
 def test_status_tells_where_the_time_went_and_what_happened_last(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -1077,11 +1077,11 @@ def test_status_tells_where_the_time_went_and_what_happened_last(hosts: Pretence
     events = [{"time": 0, "event": "ps-lost", "task": "ps-0", "host": "store"}, {"time": 3, "event": "recovered"}]
     hosts.run_status = status("stopped", 12, ledger=ledger, events=events)
     show_status(Cluster(hosts.inventory, hosts), desk)
-    told = printed(desk).splitlines()
-    at = told.index("goodput 90.0 % of 100.0 s: productive 90.0 s, down 10.0 s")
-    assert told[at + 1] == "last events"
-    assert told[at + 2].endswith("ps-lost  ps-0 on store")
-    assert told[at + 3].endswith("recovered")
+    lines = printed(desk).splitlines()
+    at = lines.index("goodput 90.0 % of 100.0 s: productive 90.0 s, down 10.0 s")
+    assert lines[at + 1] == "last events"
+    assert lines[at + 2].endswith("ps-lost  ps-0 on store")
+    assert lines[at + 3].endswith("recovered")
     hosts.run_status = status("new", None)
     show_status(Cluster(hosts.inventory, hosts), desk)
     assert printed(desk).splitlines()[-1] == "run digits: new"
@@ -1100,13 +1100,13 @@ def test_status_of_a_worker_that_failed_in_a_finished_run_is_trouble(hosts: Pret
 def test_status_names_the_server_that_has_no_port_and_no_member_that_trains(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.listens = False
     hosts.run_status = status("waiting", None)
-    for tasks, said in ((TASKS, "ps-0 on store, worker-0 on store, worker-1 on far"), (IN_STEP, None)):
+    for tasks, message in ((TASKS, "ps-0 on store, worker-0 on store, worker-1 on far"), (IN_STEP, None)):
         hosts.inventory = make_inventory(tasks)
         for task in tasks:
             hosts.set(task.name, file_state="enabled", since=hosts.now - 60, **UP)
         cluster = Cluster(hosts.inventory, hosts)
-        if said:
-            with pytest.raises(ClusterTrouble, match=said):
+        if message:
+            with pytest.raises(ClusterTrouble, match=message):
                 show_status(cluster, desk)
         else:
             show_status(cluster, desk)
@@ -1386,8 +1386,8 @@ def test_who_only_looks_on_keeps_no_other_start_away(hosts: Pretence, desk: verb
     assert seen == ["held", "let go"]
 
 
-@pytest.mark.parametrize(("started", "said"), [(False, ""), (True, LEFT)])
-def test_who_leaves_is_told_what_goes_on(hosts: Pretence, desk: verbs.Desk, started: bool, said: str) -> None:
+@pytest.mark.parametrize(("started", "message"), [(False, ""), (True, LEFT)])
+def test_who_leaves_is_told_what_goes_on(hosts: Pretence, desk: verbs.Desk, started: bool, message: str) -> None:
     def leave(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -1397,7 +1397,7 @@ def test_who_leaves_is_told_what_goes_on(hosts: Pretence, desk: verbs.Desk, star
         desk.ship = shipping(lambda: leave(None))
     with pytest.raises(KeyboardInterrupt) as left:
         start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2"))
-    assert str(left.value) == said
+    assert str(left.value) == message
 
 
 @pytest.fixture
@@ -1479,10 +1479,10 @@ def test_where_the_chiefs_host_dies_in_the_switch_the_others_are_put_back(hosts:
     after = hosts.done[hosts.done.index("put back") :]
     assert after[:3] == ["put back", "select", "tell abc123"]
     assert json.loads(hosts.selection) == {"run": "digits", "program": "p:P"}
-    said = printed(desk)
-    assert "not everything was put back" in said
-    assert "head may have the new release, settings and units. When it is back, run `fab start-cluster` again" in said
-    assert "from the checkout of release abc123, to have what was there before" in said
+    output = printed(desk)
+    assert "not everything was put back" in output
+    assert "head may have the new release, settings and units. When it is back, run `fab start-cluster` again" in output
+    assert "from the checkout of release abc123, to have what was there before" in output
 
 
 def test_a_first_run_that_fails_leaves_the_cluster_as_it_was(hosts: Pretence, desk: verbs.Desk) -> None:
@@ -1761,9 +1761,9 @@ def swept(*states: str, over: bool = False, evaluated: bool = False, present: st
     return {"name": "s", "attempt": 1, "over": over, "evaluated": evaluated, "present": present, "points": points}
 
 
-def follow(*told: dict[str, Any], then: Callable[[Pretence], None] = lambda _: None) -> Callable[[Pretence], None]:
+def follow(*records: dict[str, Any], then: Callable[[Pretence], None] = lambda _: None) -> Callable[[Pretence], None]:
     """Have the sweep say one thing after the other, once it is started."""
-    left = list(told)
+    left = list(records)
 
     def tick(hosts: Pretence) -> None:
         if "start chief-0" in hosts.done:
@@ -1784,11 +1784,11 @@ def test_sweep_is_selected_and_followed_past_a_failed_point_to_its_table(hosts: 
     )
     start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(sweep=SWEEP))
     assert json.loads(hosts.selection) == {"sweep": {**SWEEP["sweep"], "attempt": 1, "settings": {"program_args": {}}}}
-    said = printed(desk)
-    assert "  select  sweep s of 2 points\n" in said
-    assert re.search(r"s-1: finished\n(.*\n)*s-2: failed\n(.*\n)*sweep s: over, 1 failed\nPARAMETERS", said)
-    assert "put back" not in said
-    assert said.endswith("s-2 failed: why\n")
+    output = printed(desk)
+    assert "  select  sweep s of 2 points\n" in output
+    assert re.search(r"s-1: finished\n(.*\n)*s-2: failed\n(.*\n)*sweep s: over, 1 failed\nPARAMETERS", output)
+    assert "put back" not in output
+    assert output.endswith("s-2 failed: why\n")
 
 
 def test_sweep_whose_coordinator_is_down_before_its_end_is_trouble(hosts: Pretence, desk: verbs.Desk) -> None:

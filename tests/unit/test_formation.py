@@ -143,15 +143,15 @@ def test_a_process_that_shall_start_anew_is_waited_for() -> None:
     hears = Hears(worker_0="w0", ps_0="p0", ps_1="p1")
     hears.records["ps-1"] = Member("ps-1", "e:1", must_restart="p1")
     hears.hears(ps_1="p1")
-    told: list[list[str]] = []
+    calls: list[list[str]] = []
 
     def tell(missing: dict[str, Member]) -> None:
-        told.append(sorted(missing))
-        if len(told) == 3:
+        calls.append(sorted(missing))
+        if len(calls) == 3:
             hears.hears(ps_1="new")
 
     assert take(hears, tell)["ps-1"] == "new"
-    assert told[0] == ["ps-1", "worker-1", "worker-2"]
+    assert calls[0] == ["ps-1", "worker-1", "worker-2"]
 
 
 def test_one_that_does_not_heed_that_is_used_as_it_is() -> None:

@@ -78,15 +78,15 @@ def test_an_instance_that_is_gone_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("expected", "said"),
+    ("expected", "message"),
     [
         ({"driver": "580.173.02"}, "the loaded module is 580.95.05; site.yml pinned 580.173.02"),
         ({"gpus": 8}, "nvidia-smi shows 2 GPUs and the inventory says gpu_count: 8"),
     ],
 )
-def test_what_differs_from_the_inventory_is_named_and_nothing_computed(tmp_path, expected, said):
+def test_what_differs_from_the_inventory_is_named_and_nothing_computed(tmp_path, expected, message):
     machine = Machine(tmp_path)
-    assert said in only(machine.check(TWO | expected))
+    assert message in only(machine.check(TWO | expected))
     assert machine.shown == []
 
 

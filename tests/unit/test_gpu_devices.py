@@ -70,7 +70,7 @@ def test_a_host_outside_the_group_gets_no_word_about_gpus():
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({}, "host 'box' is in the group gpu and has gpu_count: None; expected how many"),
         ({"gpu_count": 0}, "gpu_count: 0"),
@@ -89,14 +89,14 @@ def test_a_host_outside_the_group_gets_no_word_about_gpus():
         ({"gpu_devices": MIG[:1], "gpu_count": "1"}, "gpu_count: '1'"),
     ],
 )
-def test_gpus_that_cannot_be_shared_out_are_refused_by_value(variables, said):
-    with pytest.raises(ClusterSpecError, match=re.escape(said)):
+def test_gpus_that_cannot_be_shared_out_are_refused_by_value(variables, message):
+    with pytest.raises(ClusterSpecError, match=re.escape(message)):
         cluster_spec(*cluster(box=variables))
-    assert any(said in problem for problem in problems(box=variables))
+    assert any(message in problem for problem in problems(box=variables))
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"nvidia_driver_source": "debian"}, "nvidia_driver_source: 'debian'; expected one of distribution, nvidia"),
         ({"nvidia_driver_flavour": "closed"}, "nvidia_driver_flavour: 'closed'; expected one of auto, open"),
@@ -106,9 +106,9 @@ def test_gpus_that_cannot_be_shared_out_are_refused_by_value(variables, said):
         ({"nvidia_driver_capability": "8"}, 'such as "8.6"'),
     ],
 )
-def test_wrong_driver_settings_are_refused_before_a_host_is_touched(variables, said):
+def test_wrong_driver_settings_are_refused_before_a_host_is_touched(variables, message):
     (problem,) = problems(box={"gpu_count": 1} | variables)
-    assert said in problem
+    assert message in problem
 
 
 def test_all_workers_must_have_as_many_gpus():

@@ -40,7 +40,7 @@ class Pretence:
         return {host: self.answers[host] for host in scripts}
 
 
-def said(report):
+def answer_with(report):
     return Answer(stdout=json.dumps(report) + "\n", code=1 if report["problems"] else 0)
 
 
@@ -57,7 +57,7 @@ def show(as_json=False, gpu=("a", "b"), **answers):
 
 
 def test_a_row_for_each_host_with_gpus():
-    pretence = show(a=said(RIGHT), b=said(RIGHT))
+    pretence = show(a=answer_with(RIGHT), b=answer_with(RIGHT))
     assert list(pretence.asked) == ["a", "b"]
     assert pretence.asked["a"] == "root /usr/local/sbin/psfleet-gpu-check --json"
     assert show.text.splitlines() == [
@@ -69,7 +69,7 @@ def test_a_row_for_each_host_with_gpus():
 
 def test_trouble_is_shown_in_the_table_and_told_with_its_host():
     with pytest.raises(ClusterTrouble, match=r"^b: nvidia-smi says driver 580.173.02 and the loaded module"):
-        show(a=said(RIGHT), b=said(WRONG))
+        show(a=answer_with(RIGHT), b=answer_with(WRONG))
     assert "b     2/2   Tesla T4  580.95.05 != 580.173.02  0/2       trouble" in show.text
 
 
@@ -82,13 +82,13 @@ def test_a_host_that_gives_no_report_is_trouble():
 
 def test_an_unreachable_host_costs_the_others_nothing():
     with pytest.raises(HostsUnreachable, match="b is unreachable: no answer"):
-        show(a=said(RIGHT), b=Answer(unreachable="no answer"))
+        show(a=answer_with(RIGHT), b=Answer(unreachable="no answer"))
     assert "a     2/2   Tesla T4  580.95.05  2/2       ok" in show.text
     assert show.text.splitlines()[-1].endswith("unreachable")
 
 
 def test_json_is_what_the_hosts_said():
-    show(as_json=True, gpu=["a"], a=said(RIGHT))
+    show(as_json=True, gpu=["a"], a=answer_with(RIGHT))
     assert json.loads(show.text)["hosts"] == {"a": RIGHT}
 
 

@@ -57,8 +57,8 @@ def test_what_a_gpu_does_not_tell_is_left_out(written) -> None:
 
 def test_a_gpu_that_protects_itself_says_why(written) -> None:
     found = written(says(TWO))
-    told = {key[1:] for key, value in found.items() if key[0] == "psfleet_gpu_throttled" and value}
-    assert told == {("1", "hw_slowdown"), ("1", "hw_thermal")}
+    reasons = {key[1:] for key, value in found.items() if key[0] == "psfleet_gpu_throttled" and value}
+    assert reasons == {("1", "hw_slowdown"), ("1", "hw_thermal")}
     assert ("psfleet_gpus_expected",) not in found
 
 

@@ -50,5 +50,5 @@ def test_a_program_of_that_name_is_asked(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_page_says_who_keeps_gpus_busy() -> None:
     tasks = {"worker-0": {"gpu": [0.5, 0.9]}, "worker-1": {"gpu": [0.2, None]}, "ps-0": {}}
-    said = describe_tasks(tasks, "gpu")
-    assert said == "worker-0 kept its GPUs busiest, 90% at most; worker-1 least, 20%."
+    text = describe_tasks(tasks, "gpu")
+    assert text == "worker-0 kept its GPUs busiest, 90% at most; worker-1 least, 20%."

@@ -37,18 +37,18 @@ def test_numbers_are_written_with_where_the_time_went(path: Path) -> None:
 
 
 def test_short_phases_are_not_all_written(path: Path) -> None:
-    told = History(path)
+    writer = History(path)
     for _ in range(100):
-        told.ledger({"productive": 1.0})
-    told.ledger({"productive": 2.0}, at_once=True)
+        writer.ledger({"productive": 1.0})
+    writer.ledger({"productive": 2.0}, at_once=True)
     assert [line["ledger"] for line in written(path)] == [{"productive": 1.0}, {"productive": 2.0}]
 
 
 def test_only_members_whose_state_changed_are_written(path: Path) -> None:
-    told = History(path)
+    writer = History(path)
     for states in ({"ps-0": "serving", "worker-0": "serving"}, {"ps-0": "serving", "worker-0": "silent"}) * 2:
-        told.members(states)
-    told.members({"worker-0": "silent"})
+        writer.members(states)
+    writer.members({"worker-0": "silent"})
     assert [line["members"] for line in written(path)] == [
         {"ps-0": "serving", "worker-0": "serving"},
         {"worker-0": "silent"},
@@ -58,14 +58,14 @@ def test_only_members_whose_state_changed_are_written(path: Path) -> None:
 
 
 def test_steps_of_workers_are_added_up_until_they_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = History(path)
-    told.add_steps("worker-0", 20)
-    told.add_steps("worker-1", 20)
-    told.add_steps("worker-0", 20)
-    told.numbers(60, 1.0, {}, None)  # too soon
+    writer = History(path)
+    writer.add_steps("worker-0", 20)
+    writer.add_steps("worker-1", 20)
+    writer.add_steps("worker-0", 20)
+    writer.numbers(60, 1.0, {}, None)  # too soon
     monkeypatch.setattr(history, "WORKER_STEPS_SECONDS", 0.0)
-    told.numbers(61, 1.0, {}, None)
-    told.write_worker_steps()  # nothing since
+    writer.numbers(61, 1.0, {}, None)
+    writer.write_worker_steps()  # nothing since
     assert [line["gave"] for line in written(path) if "gave" in line] == [{"worker-0": 40, "worker-1": 20}]
 
 
@@ -76,10 +76,10 @@ def test_half_of_the_lines_are_kept_and_sums_stay() -> None:
     lines += [{"t": 300, "members": {"ps-0": "away"}}]
     kept = thin(lines)
     assert sum("step" in line for line in kept) == 50
-    gave = [line["gave"] for line in kept if "gave" in line]
-    assert len(gave) == 4
-    assert sum(part.get("worker-0", 0) for part in gave) == 7
-    assert sum(sum(part.values()) for part in gave) == 7 + 14
+    parts = [line["gave"] for line in kept if "gave" in line]
+    assert len(parts) == 4
+    assert sum(part.get("worker-0", 0) for part in parts) == 7
+    assert sum(sum(part.values()) for part in parts) == 7 + 14
     assert sum("ledger" in line and "step" not in line for line in kept) == 5
     assert kept[-1] == {"t": 300, "members": {"ps-0": "away"}}
     assert [line["t"] for line in kept] == sorted(line["t"] for line in kept)
@@ -105,9 +105,9 @@ def test_a_file_is_thinned_when_it_is_too_large_and_only_then(path: Path) -> Non
 
 def test_a_file_that_grows_for_ever_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MOST_BYTES", 20_000)
-    told = History(path)
+    writer = History(path)
     for step in range(2000):
-        told.numbers(step, 1.0, {"loss": 1 / (step + 1)}, None)
+        writer.numbers(step, 1.0, {"loss": 1 / (step + 1)}, None)
     assert path.stat().st_size <= 20_200
     steps = [line["step"] for line in written(path)]
     assert steps[0] < 100

@@ -36,16 +36,16 @@ def test_names_of_cases_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"worker_tasks": 20_000_000}, "expected a number of tasks from 0 to 256"),
         ({"trainer_run": [[]] * 50_000}, "20000 values"),
     ],
 )
-def test_an_absurd_number_is_refused_in_constant_memory(variables: dict[str, Any], said: str) -> None:
+def test_an_absurd_number_is_refused_in_constant_memory(variables: dict[str, Any], message: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     problems = inventory_problems(*inventory({}, {"worker-1": variables}))
-    assert said in describe_problems(problems)
+    assert message in describe_problems(problems)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
@@ -72,9 +72,9 @@ def test_anchors_that_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_ten_problems_are_told_and_the_rest_counted() -> None:
     hosts = {f"w{i}": {"worker_tasks": -i - 1} for i in range(25)}
-    said = describe_problems(inventory_problems(*inventory({"worker": list(hosts)}, hosts)))
-    assert len(said.splitlines()) == 11
-    assert said.endswith("and 15 more; `fab validate --json` lists them all")
+    text = describe_problems(inventory_problems(*inventory({"worker": list(hosts)}, hosts)))
+    assert len(text.splitlines()) == 11
+    assert text.endswith("and 15 more; `fab validate --json` lists them all")
 
 
 def test_one_mistake_of_many_hosts_is_one_problem() -> None:

@@ -61,43 +61,43 @@ class Pretence:
         self.takes_in, self.divides = takes_in, divides
         self.new: dict[str, str] = {}
         self.ready: list[str] = []
-        self.said: list[tuple[str, ...]] = []
+        self.calls: list[tuple[str, ...]] = []
 
     def newcomers(self) -> dict[str, str]:
         return self.new
 
     def take_in(self, task: str, address: str) -> bool:
-        self.said.append(("take in", task, address))
+        self.calls.append(("take in", task, address))
         self.takes_in = self.divides
         return self.takes_in
 
     def joined(self, *task: str) -> Any:
         """As both ask for it: of the members, and of the runner."""
-        self.said += [("joined", *task)] if task else []
+        self.calls += [("joined", *task)] if task else []
         return [] if task else self.ready
 
     def join(self, task: str) -> None:
-        self.said.append(("count", task))
+        self.calls.append(("count", task))
 
 
 def test_a_worker_is_counted_before_it_is_taken_in_and_told_when_it_has_joined() -> None:
     all_of_them = Pretence()
     joining = Joining(all_of_them, all_of_them, all_of_them)
     joining.look()
-    assert all_of_them.said == []
+    assert all_of_them.calls == []
     all_of_them.new = {"worker-2": "e:1"}
     joining.look()
-    assert all_of_them.said == [("take in", "worker-2", "e:1"), ("count", "worker-2")]
+    assert all_of_them.calls == [("take in", "worker-2", "e:1"), ("count", "worker-2")]
     all_of_them.new, all_of_them.ready = {}, ["worker-2"]
     joining.look()
-    assert all_of_them.said[2:] == [("count", "worker-2"), ("joined", "worker-2")]
+    assert all_of_them.calls[2:] == [("count", "worker-2"), ("joined", "worker-2")]
 
 
 def test_where_workers_join_at_a_save_nobody_is_asked() -> None:
     pretence = Pretence(takes_in=False)
     pretence.new = {"worker-2": "e:1"}
     Joining(pretence, pretence, pretence).look()
-    assert pretence.said == []
+    assert pretence.calls == []
 
 
 def test_where_the_data_can_t_be_divided_meanwhile_nobody_joins() -> None:
@@ -106,4 +106,4 @@ def test_where_the_data_can_t_be_divided_meanwhile_nobody_joins() -> None:
     joining = Joining(pretence, pretence, pretence)
     joining.look()
     joining.look()
-    assert pretence.said == [("take in", "worker-2", "e:1")]
+    assert pretence.calls == [("take in", "worker-2", "e:1")]

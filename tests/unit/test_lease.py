@@ -29,8 +29,8 @@ def directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path, "mine")
 
 
-def take(directory: RunDirectory, told: list[str] | None = None) -> Lease:
-    return Lease.acquire(directory, SECONDS, (told if told is not None else []).append)
+def take(directory: RunDirectory, messages: list[str] | None = None) -> Lease:
+    return Lease.acquire(directory, SECONDS, (messages if messages is not None else []).append)
 
 
 def hold(directory: RunDirectory, epoch: int = 1, **changes: object) -> None:
@@ -42,12 +42,12 @@ def hold(directory: RunDirectory, epoch: int = 1, **changes: object) -> None:
 def test_a_released_lease_is_free_at_once_and_its_epoch_is_gone(directory: RunDirectory) -> None:
     epochs = []
     for _ in range(3):
-        told: list[str] = []
-        lease = take(directory, told)
+        messages: list[str] = []
+        lease = take(directory, messages)
         assert lease.held()
         lease.release()
         epochs.append(lease.epoch)
-        assert (told, lease.taken_from, lease.held()) == ([], "", False)
+        assert (messages, lease.taken_from, lease.held()) == ([], "", False)
     assert epochs == [1, 2, 3]
 
 
@@ -61,11 +61,11 @@ def test_a_second_one_is_refused_as_soon_as_the_first_renews(directory: RunDirec
 
 def test_a_silent_holder_is_followed_after_its_time(directory: RunDirectory) -> None:
     hold(directory, epoch=7, host="elsewhere", pid=4711)
-    told: list[str] = []
+    messages: list[str] = []
     began = time.monotonic()
-    lease = take(directory, told)
+    lease = take(directory, messages)
     assert SECONDS < time.monotonic() - began < 10 * SECONDS
-    assert told[0].startswith("process 4711 on elsewhere may still be the coordinator of run mine")
+    assert messages[0].startswith("process 4711 on elsewhere may still be the coordinator of run mine")
     assert (lease.epoch, lease.taken_from) == (8, "process 4711 on elsewhere")
     lease.release()
 
@@ -74,9 +74,9 @@ def test_a_holder_of_this_host_that_is_gone_is_followed_at_once(directory: RunDi
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     hold(directory, pid=gone.pid)
-    told: list[str] = []
-    take(directory, told).release()
-    assert told == []
+    messages: list[str] = []
+    take(directory, messages).release()
+    assert messages == []
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_of_many_that_want_it_one_gets_it(directory: RunDirectory) -> None:
 def test_a_thawed_holder_finds_out_and_changes_nothing(directory: RunDirectory) -> None:
     old = take(directory)
     lost = threading.Event()
-    said: list[str] = []
-    old.on_lost = lambda message: (said.append(message), lost.set())  # type: ignore[func-returns-value]
+    messages: list[str] = []
+    old.on_lost = lambda message: (messages.append(message), lost.set())  # type: ignore[func-returns-value]
     with old._writing:  # frozen
         new = take(directory)
     assert lost.wait(5 * SECONDS)
-    assert said[0].startswith("lost the lease of run mine: process")
+    assert messages[0].startswith("lost the lease of run mine: process")
     assert not old.held()
     assert new.held()
     assert read_lease(directory, directory.lease_epoch())["holder"] == new._record["holder"]

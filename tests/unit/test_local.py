@@ -275,7 +275,7 @@ def test_member_that_waits_for_a_stopped_coordinator_is_ended(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "given", "sizes", "said"),
+    ("strategy", "given", "sizes", "message"),
     [
         ("parameter_server", (None, None), (2, 1), ""),
         ("parameter_server", (3, 2), (3, 2), ""),
@@ -290,12 +290,12 @@ def test_strategy_decides_the_jobs(
     strategy: str,
     given: tuple[int | None, int | None],
     sizes: tuple[int, int],
-    said: str,
+    message: str,
 ) -> None:
     assert cluster_size(strategy, *given) == sizes
     out = capsys.readouterr().out
-    assert said in out
-    assert bool(out) == bool(said)
+    assert message in out
+    assert bool(out) == bool(message)
     assert sorted(local_cluster(*sizes)) == sorted(STRATEGIES[strategy].jobs)
 
 

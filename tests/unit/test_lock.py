@@ -79,8 +79,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_one_is_told_who_is_at_work(tmp_path: Path) -> None:
     first, second = Here(tmp_path), Here(tmp_path)
     assert take_lock(first, "head", "drill") is None
-    said = r"this cluster is taken by a drill of ann o'neill@\S+ since \d\d:\d\d:\d\d UTC\. Begin when"
-    with pytest.raises(OperatorMistake, match=said):
+    message = r"this cluster is taken by a drill of ann o'neill@\S+ since \d\d:\d\d:\d\d UTC\. Begin when"
+    with pytest.raises(OperatorMistake, match=message):
         take_lock(second, "head", "start")
     first.let_go()
     assert take_lock(second, "head", "start") is None
@@ -195,8 +195,8 @@ def test_the_command_line_of_ansible_leads_to_the_chief_s_host(
     plugin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (key := tmp_path / "key").touch()
-    said = {"remote_user": "ann", "private_key_file": str(key), "ssh_common_args": "-o StrictHostKeyChecking=no"}
-    monkeypatch.setattr(plugin, "CLIARGS", said)
+    options = {"remote_user": "ann", "private_key_file": str(key), "ssh_common_args": "-o StrictHostKeyChecking=no"}
+    monkeypatch.setattr(plugin, "CLIARGS", options)
     host = plugin.host_of("head", {"ansible_host": "192.0.2.10"})
     assert (host.address, host.user, host.key_file) == ("192.0.2.10", "ann", key)
     assert host.ssh_options == {"stricthostkeychecking": "no"}
@@ -220,5 +220,5 @@ def test_site_yml_goes_on_where_the_chief_s_host_can_t_be_asked(tmp_path: Path, 
     command = ["ansible-playbook", "--inventory", tmp_path / "hosts.yml", KIT / "ansible/lock.yml", *arguments]
     done = subprocess.run(command, cwd=KIT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    said = re.search(r"nobody is kept from a start beside this run, since head can't be\s+asked", done.stderr)
-    assert bool(said) is ("--check" not in arguments), done.stderr
+    warning = re.search(r"nobody is kept from a start beside this run, since head can't be\s+asked", done.stderr)
+    assert bool(warning) is ("--check" not in arguments), done.stderr

@@ -223,19 +223,19 @@ SPOILED: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "said"), SPOILED, ids=[said for _, said in SPOILED])
-def test_what_was_changed_by_hand_is_found(host: Path, spoil: Callable[[Path], object], said: str) -> None:
+@pytest.mark.parametrize(("spoil", "reason"), SPOILED, ids=[reason for _, reason in SPOILED])
+def test_what_was_changed_by_hand_is_found(host: Path, spoil: Callable[[Path], object], reason: str) -> None:
     spoil(host)
     try:
         found = look(host)
     except UnknownTask as unknown:
         found = str(unknown)
     assert found is not None
-    assert said in found
+    assert reason in found
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "reason"),
     [
         ({"number": 8}, "number is 8; expected 7"),
         ({"uid": 4711}, f"the user {ME.pw_name} differs"),
@@ -245,8 +245,8 @@ def test_what_was_changed_by_hand_is_found(host: Path, spoil: Callable[[Path], o
         ({"retries": "99"}, "net.ipv4.tcp_retries2 differs"),
     ],
 )
-def test_what_the_inventory_changed_is_found(host: Path, more: dict[str, Any], said: str) -> None:
-    assert said in str(look(host, **more))
+def test_what_the_inventory_changed_is_found(host: Path, more: dict[str, Any], reason: str) -> None:
+    assert reason in str(look(host, **more))
 
 
 def test_an_owner_counts_where_a_task_names_one(tmp_path: Path) -> None:
@@ -294,10 +294,10 @@ def run(host: Path, *arguments: str) -> tuple[list[str], list[str]]:
     command = ["ansible-playbook", "--inventory", host / "hosts.yml", host / "play.yml", *arguments]
     done = subprocess.run(command, cwd=host, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = re.findall(r"^TASK \[every : (.*)\] \**\n((?:\w+: \[here\].*\n)+)", done.stdout, re.MULTILINE)
+    results = re.findall(r"^TASK \[every : (.*)\] \**\n((?:\w+: \[here\].*\n)+)", done.stdout, re.MULTILINE)
     return (
-        [task for task, lines in said if "ok: " in lines or "changed: " in lines],
-        [task for task, lines in said if "changed: " in lines],
+        [task for task, lines in results if "ok: " in lines or "changed: " in lines],
+        [task for task, lines in results if "changed: " in lines],
     )
 
 

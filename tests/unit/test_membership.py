@@ -41,7 +41,7 @@ class Watched:
         monkeypatch.setattr(WayReader, "start", lambda self: None)
         self.directory = RunDirectory(path, "mine")
         self.config = Config(program="p:P", run="mine", shared_dir=str(path))
-        self.said: list[tuple[Any, ...]] = []
+        self.reports: list[tuple[Any, ...]] = []
         self.shut: list[str] = []
         self._monkeypatch = monkeypatch
         self._phases = phases
@@ -53,10 +53,10 @@ class Watched:
         self.progress = Progress(self.config, self.directory, Notifier())
         self.membership = Membership(self.config, CLUSTER, self.directory, self.progress, self._phases)
         self._monkeypatch.setattr(
-            self.membership, "_give_up", lambda event, message, tasks: self.said.append(("end", event, *tasks))
+            self.membership, "_give_up", lambda event, message, tasks: self.reports.append(("end", event, *tasks))
         )
         self._monkeypatch.setattr(
-            self.membership._news, "_report", lambda event, task, message: self.said.append((event, task))
+            self.membership._news, "_report", lambda event, task, message: self.reports.append((event, task))
         )
 
     def hear(self, change: Callable[[Member], Member], *tasks: str) -> None:
@@ -81,9 +81,9 @@ class Watched:
         signal.signal(signal.SIGTERM, handler)
 
     def looks(self) -> list[tuple[Any, ...]]:
-        self.said.clear()
+        self.reports.clear()
         self.membership.look()
-        return list(self.said)
+        return list(self.reports)
 
     @property
     def asked(self) -> dict[str, str]:
@@ -134,9 +134,9 @@ def test_a_worker_that_was_replaced_twice_is_not_told_again_when_the_cluster_is_
         watched.answers(worker_1=process)
         watched.looks()
         watched.membership.workers_taken_in({"worker-1"})
-    watched.said.clear()
+    watched.reports.clear()
     watched.forms(worker_1="third")
-    assert watched.said == []
+    assert watched.reports == []
 
 
 @pytest.fixture
@@ -340,9 +340,9 @@ def state(watched: Watched, task: str) -> State:
 
 def test_a_failed_call_is_put_down_to_the_way_when_the_ps_lives(watched: Watched) -> None:
     handled(watched)
-    watched.said.clear()
+    watched.reports.clear()
     assert watched.membership.way_lost("worker-1", FAILED) == "worker-1 can't reach ps-0 at c:1 (its call failed)"
-    assert watched.said == [("member-half-connected", "worker-1")]
+    assert watched.reports == [("member-half-connected", "worker-1")]
     assert (state(watched, "worker-1"), state(watched, "worker-0")) == (State.HALF, State.TRAINING)
     assert watched.membership.lost_ps() == []
     assert watched.membership.heartbeat.members()["worker-1"].must_restart == "w1"

@@ -22,11 +22,11 @@ def gpu_metrics() -> dict[str, set[str]]:
     """Return what the script tells of a host with a GPU."""
     answer = "0, GPU-1, NVIDIA H100, 99, 1000, 81559, 40, 300.5, 0x0000000000000040\n"
     text = runpy.run_path(str(GPU_SCRIPT))["metrics"](answer, 1)
-    told: dict[str, set[str]] = {}
+    labels: dict[str, set[str]] = {}
     for line in text.splitlines():
         if not line.startswith("#"):
-            told[re.match(r"\w+", line)[0]] = set(re.findall(r'(\w+)="', line))
-    return told
+            labels[re.match(r"\w+", line)[0]] = set(re.findall(r'(\w+)="', line))
+    return labels
 
 
 def known() -> dict[str, set[str]]:
@@ -85,8 +85,8 @@ def test_what_nobody_tells_is_found(expression: str, complaint: list[str]) -> No
 
 def test_each_metric_of_a_run_is_on_the_dashboard() -> None:
     asked = {name for panel in panels() for target in panel["targets"] for name, _ in selectors(target["expr"])}
-    told = {re.sub("_(bucket|sum|count)$", "", name) for name in trainer_metrics()}
-    assert told - {re.sub("_(bucket|sum|count)$", "", name) for name in asked} == set()
+    exported = {re.sub("_(bucket|sum|count)$", "", name) for name in trainer_metrics()}
+    assert exported - {re.sub("_(bucket|sum|count)$", "", name) for name in asked} == set()
 
 
 # What Grafana needs of a dashboard that is imported. It was compared once with Grafana's own models of its schema

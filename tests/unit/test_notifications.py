@@ -77,7 +77,7 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture(autouse=True)
-def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO)
     return caplog
 
@@ -91,12 +91,12 @@ def notifications_of(pause: float = 0.01, **settings: Any) -> Notifications:
 
 
 def test_a_server_that_fails_twice_is_told_in_the_end(
-    serve: Callable[..., Server], said: pytest.LogCaptureFixture
+    serve: Callable[..., Server], log: pytest.LogCaptureFixture
 ) -> None:
     server = serve(503, 500, 204)
-    told = notifications_of(notify_webhook=server.url)
-    told.state(status(RunState.FINISHED, loss=0.07, metrics={"accuracy": 0.98}))
-    told.close(10)
+    notifier = notifications_of(notify_webhook=server.url)
+    notifier.state(status(RunState.FINISHED, loss=0.07, metrics={"accuracy": 0.98}))
+    notifier.close(10)
     assert len(server.got) == 3
     assert server.got[0] == server.got[2]
     assert server.got[0] | {"id": "", "time": 0, "host": ""} == {
@@ -116,71 +116,71 @@ def test_a_server_that_fails_twice_is_told_in_the_end(
         "host": "",
         "time": 0,
     }
-    assert [line.split(":")[-1].strip() for line in said.messages[:2]] == ["it answered 503", "it answered 500"]
-    assert said.messages[-1] == "the webhook at 127.0.0.1 is told of finished"
+    assert [line.split(":")[-1].strip() for line in log.messages[:2]] == ["it answered 503", "it answered 500"]
+    assert log.messages[-1] == "the webhook at 127.0.0.1 is told of finished"
 
 
 def test_a_server_that_hangs_holds_nobody_up(
-    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Webhook.__init__, "__defaults__", (0.2,))
     server = serve(200)
     server.hangs = True
-    told = notifications_of(notify_webhook=server.url)
+    notifier = notifications_of(notify_webhook=server.url)
     began = time.monotonic()
-    told.state(status(RunState.FAILED, message="no data"))
+    notifier.state(status(RunState.FAILED, message="no data"))
     assert time.monotonic() - began < 0.1
-    told.close(0.5)
+    notifier.close(0.5)
     assert time.monotonic() - began < 2
-    assert "1 notifications were not delivered in time" in said.text
-    assert "no answer in 0.2 s" in said.text or "timed out" in said.text
+    assert "1 notifications were not delivered in time" in log.text
+    assert "no answer in 0.2 s" in log.text or "timed out" in log.text
     assert server.got[0]["text"] == "psfleet: run digits: failed at step 30 of 30: no data"
 
 
 @pytest.mark.parametrize("code", [301, 401, 404])
 def test_what_another_try_would_not_mend_is_given_up(
-    code: int, serve: Callable[..., Server], said: pytest.LogCaptureFixture
+    code: int, serve: Callable[..., Server], log: pytest.LogCaptureFixture
 ) -> None:
     server = serve(code)
-    told = notifications_of(notify_webhook=server.url)
-    told.state(status(RunState.FINISHED))
-    told.close(10)
+    notifier = notifications_of(notify_webhook=server.url)
+    notifier.state(status(RunState.FINISHED))
+    notifier.close(10)
     assert len(server.got) == 1
-    assert said.messages[-1] == f"the webhook at 127.0.0.1 is not told of finished: it answered {code}"
+    assert log.messages[-1] == f"the webhook at 127.0.0.1 is not told of finished: it answered {code}"
 
 
 def test_it_ends_some_time(
-    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(notifications, "PATIENCE_SECONDS", 0.1)
     server = serve(500)
-    told = notifications_of(notify_webhook=server.url)
-    told.state(status(RunState.FINISHED))
-    told.close(10)
+    notifier = notifications_of(notify_webhook=server.url)
+    notifier.state(status(RunState.FINISHED))
+    notifier.close(10)
     assert 2 <= len(server.got) < 20
-    assert "is not told of finished" in said.messages[-1]
+    assert "is not told of finished" in log.messages[-1]
 
 
 def test_a_secret_address_is_in_no_line_of_the_log(
-    serve: Callable[..., Server], tmp_path: Path, said: pytest.LogCaptureFixture
+    serve: Callable[..., Server], tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     server = serve(500, 404)
     (tmp_path / "hook").write_text(f"{server.url}\n")
     (tmp_path / "odd").write_text(f"http://127.0.0.1:{server.server_port}/{SECRET} x\ny")
     for name in ("hook", "odd", "absent"):
         config = Config(program="mine:One", notify_webhook_secret=name)
-        told = Notifications(config, str(tmp_path), pause=0.01)
-        told.state(status(RunState.FINISHED))
-        told.close(10)
+        notifier = Notifications(config, str(tmp_path), pause=0.01)
+        notifier.state(status(RunState.FINISHED))
+        notifier.close(10)
     assert server.paths == [f"/hooks/{SECRET}"] * 2
-    assert SECRET not in said.text
-    assert "127.0.0.1" not in said.text
-    assert "the webhook of the secret hook is not told of finished: it answered 404" in said.text
-    assert "the webhook of the secret odd is not told of finished" in said.text
-    assert "nobody is notified: the secret absent is not there" in said.text
+    assert SECRET not in log.text
+    assert "127.0.0.1" not in log.text
+    assert "the webhook of the secret hook is not told of finished: it answered 404" in log.text
+    assert "the webhook of the secret odd is not told of finished" in log.text
+    assert "nobody is notified: the secret absent is not there" in log.text
 
 
-def test_a_closed_port_is_said_in_words(said: pytest.LogCaptureFixture) -> None:
+def test_a_closed_port_is_said_in_words(log: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Undelivered, match="Connection refused"):
         Webhook("http://127.0.0.1:9/x")({"id": "1"})
 
@@ -188,7 +188,7 @@ def test_a_closed_port_is_said_in_words(said: pytest.LogCaptureFixture) -> None:
 def test_a_member_that_is_away_for_long_is_told_once_and_so_is_its_return(serve: Callable[..., Server]) -> None:
     server, times = serve(200), [0.0]
     config = Config(program="mine:One", notify_webhook=server.url, notify_absent_seconds=60)
-    told = Notifications(config, clock=lambda: times[-1])
+    notifier = Notifications(config, clock=lambda: times[-1])
     for at, without in (
         (0, {"worker-1": "silent", "worker-2": "closed"}),
         (30, {"worker-1": "away"}),
@@ -199,8 +199,8 @@ def test_a_member_that_is_away_for_long_is_told_once_and_so_is_its_return(serve:
         (95, {}),
     ):
         times.append(at)
-        told.without(status(without=without))
-    told.close(10)
+        notifier.without(status(without=without))
+    notifier.close(10)
     assert [(each["event"], each["task"], each["message"]) for each in server.got] == [
         ("member-away", "worker-1", "worker-1 takes no part for 61 s: away"),
         ("member-back", "worker-1", "worker-1 takes part again"),
@@ -219,36 +219,36 @@ def test_absences_are_told_once_when_they_are_long_and_returns_of_those_alone() 
 
 def test_only_what_ends_a_run_for_good_is_told(serve: Callable[..., Server]) -> None:
     server = serve(200)
-    told = notifications_of(notify_webhook=server.url)
+    notifier = notifications_of(notify_webhook=server.url)
     for state in (RunState.WAITING, RunState.TRAINING, RunState.STOPPED):
-        told.state(status(state))
-    told.close(10)
+        notifier.state(status(state))
+    notifier.close(10)
     assert server.got == []
 
 
-def test_a_command_gets_it_on_standard_input(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+def test_a_command_gets_it_on_standard_input(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     script, out = tmp_path / "page", tmp_path / "got"
     script.write_text(f"#!/bin/sh\n[ -e {tmp_path}/second ] || {{ touch {tmp_path}/second; exit 7; }}\ncat >{out}.$1\n")
     script.chmod(0o755)
-    told = notifications_of(notify_command=f"{script} 'team a'")
-    told.state(status(RunState.FINISHED))
-    told.close(10)
+    notifier = notifications_of(notify_command=f"{script} 'team a'")
+    notifier.state(status(RunState.FINISHED))
+    notifier.close(10)
     assert json.loads((tmp_path / "got.team a").read_text())["event"] == "finished"
-    assert "it ended with 7" in said.text
+    assert "it ended with 7" in log.text
 
 
 def test_a_command_that_hangs_is_ended_with_what_it_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(notifications.Command.__init__, "__defaults__", (0.5,))
     monkeypatch.setattr(notifications, "PATIENCE_SECONDS", 0.0)
     script, pid = tmp_path / "page", tmp_path / "pid"
     script.write_text(f"#!/bin/sh\nsleep 100 &\necho $! >{pid}\nwait\n")
     script.chmod(0o755)
-    told = notifications_of(notify_command=str(script))
-    told.state(status(RunState.FINISHED))
-    told.close(10)
-    assert said.messages[-1] == f"{script} is not told of finished: it did not end in 0.5 s"
+    notifier = notifications_of(notify_command=str(script))
+    notifier.state(status(RunState.FINISHED))
+    notifier.close(10)
+    assert log.messages[-1] == f"{script} is not told of finished: it did not end in 0.5 s"
     state, deadline = Path(f"/proc/{pid.read_text().strip()}/stat"), time.monotonic() + 5
     while state.exists() and ") Z " not in state.read_text():
         assert time.monotonic() < deadline

@@ -81,7 +81,7 @@ def test_hopper_needs_a_driver_that_translates_the_wheels_ptx():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "said"),
+    ("kwargs", "message"),
     [
         ({"branch": "470"}, "driver 470 is too old: TensorFlow 2.21 is built for CUDA 12.5, which needs 525"),
         ({"machine": {"python": "3.9.2"}}, "host 'box' has Python 3.9.2; TensorFlow 2.21 has wheels for 3.10 to 3.13"),
@@ -95,8 +95,8 @@ def test_hopper_needs_a_driver_that_translates_the_wheels_ptx():
         ({"source": "none", "branch": "535", "loaded": "580.1"}, "came with driver 580.1, and nvidia_driver_branch is"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_value(kwargs, said):
-    assert said in only("1eb8", **kwargs)
+def test_what_does_not_fit_is_refused_with_its_value(kwargs, message):
+    assert message in only("1eb8", **kwargs)
 
 
 def test_secure_boot_is_no_obstacle_to_signed_modules():

@@ -86,11 +86,11 @@ def test_secure_boot_is_read_from_the_firmwares_variable(tmp_path, content, on):
 
 
 # mokutil's own words (its source, mokutil.c): "%s is already enrolled", "%s is not enrolled".
-@pytest.mark.parametrize(("said", "enrolled"), [("is already enrolled", True), ("is not enrolled", False)])
-def test_a_key_that_the_firmware_trusts_is_found(tmp_path, said, enrolled):
+@pytest.mark.parametrize(("output", "enrolled"), [("is already enrolled", True), ("is not enrolled", False)])
+def test_a_key_that_the_firmware_trusts_is_found(tmp_path, output, enrolled):
     for system, key in (("debian", nvidia_facts.DKMS_KEY), ("ubuntu", nvidia_facts.UBUNTUS_DKMS_KEY)):
         machines.write(tmp_path / "etc/os-release", f"ID_LIKE=debian\nID={system}\n")
-        answers = {f"mokutil --test-key {key}": (0, f"{key} {said}\n")}
+        answers = {f"mokutil --test-key {key}": (0, f"{key} {output}\n")}
         assert look(tmp_path, answers)["key_enrolled"] is enrolled
 
 

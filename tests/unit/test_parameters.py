@@ -40,13 +40,13 @@ def test_text_is_read_as_json_and_else_as_text() -> None:
 
 def test_what_is_told_can_be_typed_again() -> None:
     given = {"rate": 0.001, "layers": [64, "a"], "name": "adam", "number": "5", "none": None, "flag": True}
-    told = describe_values(given)
-    assert told == 'rate=0.001, layers=[64, "a"], name=adam, number="5", none=null, flag=true'
-    assert parse_assignments([f"{each}" for each in told.replace('[64, "a"]', '[64,"a"]').split(", ")]) == given
+    text = describe_values(given)
+    assert text == 'rate=0.001, layers=[64, "a"], name=adam, number="5", none=null, flag=true'
+    assert parse_assignments([f"{each}" for each in text.replace('[64, "a"]', '[64,"a"]').split(", ")]) == given
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("rate", "--set rate: expected NAME=VALUE"),
         ("=1", "'' can't name a parameter"),
@@ -57,10 +57,10 @@ def test_what_is_told_can_be_typed_again() -> None:
         (f"name={'x' * 10_000}", "they are 10,012 characters long, and 10,000 is the most"),
     ],
 )
-def test_what_can_be_no_parameter_is_refused(text: str, said: str) -> None:
+def test_what_can_be_no_parameter_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=r"^--set") as caught:
         parse_assignments([text])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ class Data:
 
 
 @pytest.mark.parametrize(
-    ("found", "given", "said"),
+    ("found", "given", "message"),
     [
         (Needing, {"rat": 1}, "has no parameter rat (did you mean rate?); it takes rate, layers"),
         (Needing, {"layers": []}, "needs rate: give it with --set rate=VALUE"),
@@ -147,10 +147,10 @@ class Data:
         (Data, {"rate": "a"}, "its constructor says rate: float"),
     ],
 )
-def test_what_a_constructor_does_not_take_is_refused_with_what_it_takes(found: Any, given: Any, said: str) -> None:
+def test_what_a_constructor_does_not_take_is_refused_with_what_it_takes(found: Any, given: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
         construct(found, "p:P", given)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_constructors_of_every_kind_are_called() -> None:

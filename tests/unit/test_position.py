@@ -29,7 +29,7 @@ def test_other_parts_begin_at_the_share_of_the_one_that_is_the_least_far(parts: 
 
 
 @pytest.mark.parametrize(
-    ("seed", "data", "told"),
+    ("seed", "data", "why"),
     [
         (None, DATA, ""),
         (7, DATA, ""),
@@ -38,8 +38,8 @@ def test_other_parts_begin_at_the_share_of_the_one_that_is_the_least_far(parts: 
         (None, {**DATA, "program": "a:C"}, "program is 'a:C' and was 'a:B'"),
     ],
 )
-def test_a_position_says_whether_it_counts_what_a_run_reads(seed: int | None, data: dict[str, Any], told: str) -> None:
-    assert READ.differs(seed, data) == told
+def test_a_position_says_whether_it_counts_what_a_run_reads(seed: int | None, data: dict[str, Any], why: str) -> None:
+    assert READ.differs(seed, data) == why
 
 
 def test_a_position_of_other_data_begins_the_earliest_pass_anew() -> None:

@@ -50,7 +50,7 @@ def test_an_empty_inventory_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("groups", "hosts", "said"),
+    ("groups", "hosts", "message"),
     [
         ({"chief": []}, {}, "group chief is empty; expected exactly one host"),
         ({"chief": ["head", "spare"]}, {}, "group chief has 2 (head, spare)"),
@@ -181,9 +181,9 @@ def test_an_empty_inventory_is_refused():
         ),
     ],
 )
-def test_a_wrong_inventory_is_refused_by_value(groups, hosts, said):
+def test_a_wrong_inventory_is_refused_by_value(groups, hosts, message):
     found = problems(groups, **hosts)
-    assert any(said.lower() in problem.lower() for problem in found), found
+    assert any(message.lower() in problem.lower() for problem in found), found
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_an_index_far_beyond_the_others_is_refused_by_its_host(index, refused):
     settings = everywhere(trainer_run=RUN)
     hosts = settings | {"worker_0": settings["worker_0"] | {"worker_index": 0}}
     hosts |= {"worker_1": settings["worker_1"] | {"worker_index": index}}
-    said = f"worker-{index} on 'worker-1' has the highest worker_index, and of the places below {index - 1} are vacant"
-    assert any(said in problem for problem in problems(**hosts)) is refused
+    text = f"worker-{index} on 'worker-1' has the highest worker_index, and of the places below {index - 1} are vacant"
+    assert any(text in problem for problem in problems(**hosts)) is refused
 
 
 def test_an_evaluator_that_evaluates_nothing_is_noted():
@@ -370,7 +370,7 @@ def problems_of(path):
 
 
 @pytest.mark.parametrize(
-    ("run", "site", "said"),
+    ("run", "site", "message"),
     [
         ({"notify_webhook": "http://198.51.100.7:9/x"}, {}, "as in firewall_egress: [198.51.100.7/32]"),
         ({"notify_webhook": "http://198.51.100.7/x"}, {"firewall_egress": ["192.0.2.0/24"]}, "does not reach"),
@@ -386,9 +386,9 @@ def problems_of(path):
     ],
 )
 def test_a_webhook_that_the_list_of_addresses_shuts_off_is_noted(
-    run: dict[str, str], site: dict[str, object], said: str | None
+    run: dict[str, str], site: dict[str, object], message: str | None
 ) -> None:
     run = {"evaluation": "none"} | run
     found = preflight_notes(*inventory(**everywhere(trainer_run=RUN | run, **site)))
-    assert len(found) == (said is not None)
-    assert said is None or said in found[0]
+    assert len(found) == (message is not None)
+    assert message is None or message in found[0]

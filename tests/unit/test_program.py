@@ -45,13 +45,13 @@ def test_a_module_that_never_ends_its_import_is_named_with_its_line(
     monkeypatch.setattr(slow_code.naming_slow_code.__wrapped__, "__defaults__", (None, 0.1))
     name = write(programs, "sleeping_program", f"{GOOD}import time\n\n\ntime.sleep(0.5)\n")
     load_program(f"{name}:Good", {})
-    said = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     line = len((programs / f"{name}.py").read_text().splitlines())
-    assert said[0] == (
+    assert messages[0] == (
         f"importing the program's module {name} has not ended after 0 s: it is at {programs / name}.py:{line}"
     )
-    assert len(said) == 3  # after 0.1, 0.2 and 0.4 s
-    assert "build" not in "".join(said)
+    assert len(messages) == 3  # after 0.1, 0.2 and 0.4 s
+    assert "build" not in "".join(messages)
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,9 @@ def test_numbers_that_become_nan_are_said_once(
     for step, loss in enumerate(numbers, start=1):
         progress.trained(step, 10.0, {"loss": loss, "accuracy": 0.5})
     progress.close(10)
-    told = [event["message"] for event in read_status(directory).events if event["event"] == "not-finite"]
-    assert [message.split(".")[0] for message in told] == ["at step 2: loss nan", "at step 5: loss inf"]
-    assert "--from RUN@STEP" in told[0]
+    messages = [event["message"] for event in read_status(directory).events if event["event"] == "not-finite"]
+    assert [message.split(".")[0] for message in messages] == ["at step 2: loss nan", "at step 5: loss inf"]
+    assert "--from RUN@STEP" in messages[0]
     assert caplog.text.count("not finite") == 2
 
 

@@ -165,9 +165,9 @@ def test_no_value_breaks_a_check(name: str, value: Any) -> None:
 @given(st.sampled_from(sorted(definition().variables)), VALUE, NAME)
 def test_no_inventory_breaks_preflight(name: str, value: Any, host: str) -> None:
     groups, hostvars = inventory({"worker": ["worker-0", host]}, {"all": {name: value}})
-    said = describe_problems(inventory_problems(groups, hostvars))
-    assert len(said.splitlines()) <= 11
-    assert all(line.isprintable() for line in said.splitlines())
+    text = describe_problems(inventory_problems(groups, hostvars))
+    assert len(text.splitlines()) <= 11
+    assert all(line.isprintable() for line in text.splitlines())
 
 
 def environment() -> jinja2.Environment:
@@ -256,10 +256,10 @@ def test_a_script_of_the_shared_path_runs_nothing_of_a_name(path: str, witness: 
         storage_free_mib=1,
     )
     head = script.partition("refuse() {")[0]
-    said = subprocess.run(
+    output = subprocess.run(
         ["/bin/sh", "-c", head + 'printf \'%s\\0\' "$path" "$witness" "$host"'], stdout=subprocess.PIPE, check=True
     ).stdout
-    assert said.decode().split("\0")[:3] == [path, witness, host]
+    assert output.decode().split("\0")[:3] == [path, witness, host]
     assert host not in script.partition("refuse() {")[2] or len(host) < 3 or shlex.quote(host) == host
 
 

@@ -226,15 +226,15 @@ def test_who_starts_or_stops_by_hand_forgets_what_a_reboot_has_stopped(tmp_path:
             for script in scripts.values():
                 script = script.replace("/opt", f"{tmp_path}/opt").replace("/run/", f"{tmp_path}/run/")
                 command = ["sh", "-c", f'root() {{ "$@"; }}; {script}']
-                said = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
-                done.extend(said.splitlines())
+                output = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+                done.extend(output.splitlines())
             return dict.fromkeys(scripts, Answer())
 
     cluster = Cluster(None, Here())  # type: ignore[arg-type]
-    for act, said in ((cluster.start, "systemctl enable"), (cluster.disable, "systemctl disable")):
+    for act, call in ((cluster.start, "systemctl enable"), (cluster.disable, "systemctl disable")):
         for name in ("opt/trainer/drained", "run/psfleet-leaving/ps-0"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text("trainer@ps-0.service enabled\n")
         act([Task("ps", 0, "store", "192.0.2.20", 2300, server=True)])
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["systemctl"]
-        assert any(line.startswith(said) for line in done), done
+        assert any(line.startswith(call) for line in done), done

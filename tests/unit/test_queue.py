@@ -133,7 +133,7 @@ def test_typed_twice_it_is_there_once_and_another_of_that_name_is_refused(config
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "error"),
     [
         ({"settings": {"strategy": "mirrored"}}, "strategy is no setting that a run in the queue can have of its own"),
         ({"settings": {"steps": 0}}, "steps: must be at least 1, not 0"),
@@ -142,8 +142,8 @@ def test_typed_twice_it_is_there_once_and_another_of_that_name_is_refused(config
         ({"seconds": -1}, "a limit is wrong"),
     ],
 )
-def test_what_can_not_be_trained_is_refused_when_it_is_added(config: Config, more: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_can_not_be_trained_is_refused_when_it_is_added(config: Config, more: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
         ask(config, **{"name": "a", **more})
     assert not (Path(config.shared_dir) / "queue.json").exists()
 

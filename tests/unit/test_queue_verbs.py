@@ -167,9 +167,9 @@ def test_an_idle_cluster_is_started_for_what_is_added(hosts: Hosts, desk: verbs.
     queue_add(cluster(hosts), desk, Asked("next", reason="as agreed"))
     assert proven == []  # the start proves it
     assert "start chief-0" in hosts.done
-    said = fleet.printed(desk)
-    assert "next is added as the next\nthe cluster has nothing else to train: it is started\n" in said
-    assert "the queue is worked off without this machine. Look: fab queue." in said
+    output = fleet.printed(desk)
+    assert "next is added as the next\nthe cluster has nothing else to train: it is started\n" in output
+    assert "the queue is worked off without this machine. Look: fab queue." in output
     assert json.loads(hosts.lines[-1])["reason"] == "as agreed"
 
 
@@ -219,9 +219,9 @@ def test_a_start_leaves_a_queue_that_is_over_idle_and_says_so(hosts: Hosts, desk
     idle(hosts)
     start_cluster(cluster(hosts), desk, StartRequest())
     assert hosts.done == []
-    said = fleet.printed(desk)
-    assert "queue: over, 1 failed; nothing is left to train\n" in said
-    assert said.endswith("nothing is left to train, and the cluster stays idle. Add a run: fab queue-add RUN\n")
+    output = fleet.printed(desk)
+    assert "queue: over, 1 failed; nothing is left to train\n" in output
+    assert output.endswith("nothing is left to train, and the cluster stays idle. Add a run: fab queue-add RUN\n")
 
 
 def test_a_run_of_ones_own_goes_first_and_the_queue_goes_on_when_asked(hosts: Hosts, desk: verbs.Desk) -> None:
@@ -274,9 +274,9 @@ def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts
         queue_add(cluster(hosts), desk, Asked(name))
     queue_move(cluster(hosts), desk, "b", "first", plan_only=True)
     queue_move(cluster(hosts), desk, "b", "first", "it is urgent")
-    said = fleet.printed(desk)
-    assert "the order would be digits, b, a\nnothing was done\n" in said
-    assert "the order is digits, b, a\nlook: fab queue\n" in said
+    output = fleet.printed(desk)
+    assert "the order would be digits, b, a\nnothing was done\n" in output
+    assert "the order is digits, b, a\nlook: fab queue\n" in output
     queue_remove(cluster(hosts), desk, "a", plan_only=True)
     assert "a" in [point.run for point in hosts.queue.to_prove()]
     queue_remove(cluster(hosts), desk, "a", reason="no need")

@@ -44,7 +44,7 @@ def make_inventory(workers: int = 5, ps: int = 2, minimum: Any = None, **run: An
 def test_each_job_has_its_minimum(away: list[str], given: Any, run: dict[str, Any], short: list[str]) -> None:
     found = find_shortages(make_inventory(minimum=given, **run), away)
     assert len(found) == len(short)
-    assert all(said.startswith(expected) for said, expected in zip(found, short, strict=True))
+    assert all(text.startswith(expected) for text, expected in zip(found, short, strict=True))
 
 
 @pytest.mark.parametrize(

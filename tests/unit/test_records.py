@@ -23,10 +23,10 @@ def test_round_trip_makes_the_directory(tmp_path: Path) -> None:
 
 
 def test_a_number_that_json_has_no_word_for_is_a_text(tmp_path: Path) -> None:
-    told = {"loss": math.nan, "metrics": {"best": [math.inf, (-math.inf, 1.5)]}, "name": "NaN", "step": 1}
-    said = {"loss": "NaN", "metrics": {"best": ["Infinity", ["-Infinity", 1.5]]}, "name": "NaN", "step": 1}
-    write_record(tmp_path / "a.json", told)
-    assert strict(to_json(told)) == strict((tmp_path / "a.json").read_text()) == said
+    record = {"loss": math.nan, "metrics": {"best": [math.inf, (-math.inf, 1.5)]}, "name": "NaN", "step": 1}
+    expected = {"loss": "NaN", "metrics": {"best": ["Infinity", ["-Infinity", 1.5]]}, "name": "NaN", "step": 1}
+    write_record(tmp_path / "a.json", record)
+    assert strict(to_json(record)) == strict((tmp_path / "a.json").read_text()) == expected
 
 
 def strict(text: str) -> object:

@@ -34,8 +34,8 @@ def tell(config: Config, text: str) -> None:
 
 def test_a_host_that_missed_a_release_is_refused_with_the_mend(config: Config, link: Path) -> None:
     tell(config, '{"release": "new"}')
-    said = "has release old, and the cluster runs new: `ansible-playbook site.yml --limit HOST` brings"
-    with pytest.raises(MissedRelease, match=said):
+    message = "has release old, and the cluster runs new: `ansible-playbook site.yml --limit HOST` brings"
+    with pytest.raises(MissedRelease, match=message):
         refuse_missed_release(config, link, link.resolve())
 
 

@@ -120,7 +120,7 @@ def test_a_wheel_is_unpacked(kit, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"trainer/__init__.py": ""}, "brings 'trainer'"),
         ({"trainer.py": ""}, "brings 'trainer.py'"),
@@ -128,12 +128,12 @@ def test_a_wheel_is_unpacked(kit, tmp_path):
         ({"a.py": "", "data.bin": "0" * (65 * 2**20)}, "larger than 64 MiB"),
     ],
 )
-def test_a_program_that_cannot_be_shipped_is_refused(kit, tmp_path, files, said):
+def test_a_program_that_cannot_be_shipped_is_refused(kit, tmp_path, files, message):
     program = tmp_path / "program"
     for name, text in files.items():
         (program / name).parent.mkdir(parents=True, exist_ok=True)
         (program / name).write_text(text)
-    with pytest.raises(release_archive.ReleaseError, match=said):
+    with pytest.raises(release_archive.ReleaseError, match=message):
         release_archive.build(program=str(program), **kit)
 
 

@@ -118,16 +118,16 @@ DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGE)
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
 @pytest.mark.parametrize("with_signature", [False, True])
 def test_a_release_that_was_changed_is_refused_with_what_and_the_mend(
-    damage: Callable[[Installed], None], said: str, with_signature: bool, installed: Installed, key: Path
+    damage: Callable[[Installed], None], message: str, with_signature: bool, installed: Installed, key: Path
 ) -> None:
     installed.sign(key)
     damage(installed)
     done = installed.check(*(["--signers", installed.signers] if with_signature else []))
     assert done.returncode == 1
-    assert re.match(f"release {installed.directory.name}: {said}", done.stderr), done.stderr
+    assert re.match(f"release {installed.directory.name}: {message}", done.stderr), done.stderr
     assert done.stderr.endswith("`ansible-playbook site.yml` mends it\n")
 
 

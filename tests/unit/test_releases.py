@@ -49,6 +49,6 @@ def test_one_that_does_not_say_holds_up_nobody_and_is_asked_again(monkeypatch: p
     releases = Releases("new", read)
     assert releases.other("worker-1", "b:1", "w1") is None
     until(lambda: "w1" in releases._found)
-    said = "does not say which release it runs, and the coordinator runs new"
-    assert releases.other("worker-1", "b:1", "w1") == said
+    reason = "does not say which release it runs, and the coordinator runs new"
+    assert releases.other("worker-1", "b:1", "w1") == reason
     until(lambda: releases.other("worker-1", "b:1", "w1") == "")

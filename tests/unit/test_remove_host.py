@@ -105,16 +105,16 @@ def test_the_last_of_a_group_leaves_the_others_as_they_are(place: Path, hosts: H
 
 
 @pytest.mark.parametrize(
-    ("host", "said"),
+    ("host", "message"),
     [
         ("w-a", "worker-0 on w-a runs: fab drain w-a first"),
         ("head", "head has the coordinator, and the training stands still without it"),
     ],
 )
 def test_a_host_that_takes_part_is_not_removed(
-    place: Path, hosts: Hosts, desk: verbs.Desk, host: str, said: str
+    place: Path, hosts: Hosts, desk: verbs.Desk, host: str, message: str
 ) -> None:
-    with pytest.raises(OperatorMistake, match=said):
+    with pytest.raises(OperatorMistake, match=message):
         remove_host(cluster(hosts), desk, host)
     assert (place / "hosts.yml").read_text() == HOSTS
     assert hosts.lines == []

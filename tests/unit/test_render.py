@@ -55,8 +55,8 @@ def test_each_pod_is_a_task_of_the_same_cluster() -> None:
     for job, count in (("ps", 2), ("worker", 3), ("evaluator", 1)):
         servers = objects["StatefulSet", f"mine-{job}"]["spec"]
         assert (servers["replicas"], servers["serviceName"]) == (count, f"mine-{job}")
-        told = environment(servers["template"], count - 1)
-        cluster = Cluster.from_tf_config(told["TF_CONFIG"])
+        variables = environment(servers["template"], count - 1)
+        cluster = Cluster.from_tf_config(variables["TF_CONFIG"])
         assert (cluster.job, cluster.index, cluster.jobs) == (job, count - 1, members)
         assert ("Service", f"mine-{job}") in objects
     chief = objects["Job", "mine-chief"]["spec"]

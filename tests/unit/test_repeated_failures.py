@@ -37,11 +37,11 @@ def test_two_failures_are_not_enough() -> None:
 
 
 def test_several_root_errors_are_compared_by_the_first() -> None:
-    failures, said = RepeatedFailures(), "INVALID_ARGUMENT: no such thing"
+    failures, text = RepeatedFailures(), "INVALID_ARGUMENT: no such thing"
     for process, roots in (("a", 1), ("b", 2), ("a", 3)):
-        lines = [f"{roots} root error(s) found.", *(f"  ({number}) {said}" for number in range(roots)), f"{roots} more"]
+        lines = [f"{roots} root error(s) found.", *(f"  ({number}) {text}" for number in range(roots)), f"{roots} more"]
         failures.add(f"worker-{process}", process, CLASSES, "\n".join(lines))
-    found = "9 root error(s) found.\n  (0) " + said
+    found = "9 root error(s) found.\n  (0) " + text
     assert failures.are_the_programs(found, [("worker-a", "a"), ("worker-b", "b")])
 
 

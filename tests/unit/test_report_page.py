@@ -166,7 +166,7 @@ def test_a_coordinator_that_died_is_away_and_one_that_was_stopped_is_not(directo
 def test_the_page_says_what_it_shows(directory: RunDirectory) -> None:
     page = render([read_story(directory)])
     text = html.unescape(re.sub(r"<[^>]+>", " ", page.split("<main>")[1].split("</main>")[0]))
-    for said in (
+    for sentence in (
         "It finished at step 500, 100 s after it began.",
         "The last evaluation, of step 500, says loss 0.5, accuracy 0.8.",
         "Training: from 2 to 0.1818, lowest 0.1818 at step 500.",
@@ -180,11 +180,11 @@ def test_the_page_says_what_it_shows(directory: RunDirectory) -> None:
         "1 MiB",
         "net:Net",
     ):
-        assert said in text, said
+        assert sentence in text, sentence
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "advice"),
     [
         ({"state": "failed", "message": "UserError: no data"}, "UserError: no data"),
         ({"state": "waiting", "message": "no answer from ps-1"}, "no answer from ps-1"),
@@ -192,9 +192,9 @@ def test_the_page_says_what_it_shows(directory: RunDirectory) -> None:
         ({"state": "stopped", "step": 7}, "`fab start-cluster --run night` goes on at step 7"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_do(directory: RunDirectory, status: dict[str, Any], said: str) -> None:
+def test_what_is_wrong_is_said_with_what_to_do(directory: RunDirectory, status: dict[str, Any], advice: str) -> None:
     record(directory.status, **status)
-    assert any(said in text for text in read_story(directory)["advice"])
+    assert any(advice in text for text in read_story(directory)["advice"])
 
 
 def test_numbers_that_are_none_are_said(directory: RunDirectory) -> None:
@@ -356,8 +356,8 @@ def test_more_points_than_a_page_holds_keep_their_peaks() -> None:
     assert 777 in [row["step"] for row in kept]
     assert kept[-1]["step"] == 4999
     assert [row["step"] for row in kept] == sorted(row["step"] for row in kept)
-    told = summarize(Records("night", history=[{**row, "t": row["t"] + 1.0} for row in rows]), most_points=1000)
-    assert sum(map(len, told["series"]["values"].values())) <= 1000
+    summary = summarize(Records("night", history=[{**row, "t": row["t"] + 1.0} for row in rows]), most_points=1000)
+    assert sum(map(len, summary["series"]["values"].values())) <= 1000
 
 
 def test_several_runs_are_compared_by_what_differs(directory: RunDirectory, tmp_path: Path) -> None:
@@ -464,11 +464,11 @@ def test_curves_and_amounts_are_said_as_a_person_says_them() -> None:
 
 
 def test_a_page_shows_dynamic_tables(directory: RunDirectory) -> None:
-    told = {"rows": 12_345, "new_per_minute": 60.0, "evicted_per_minute": 5.5, "refused": 7, "bytes": 2**21}
+    table = {"rows": 12_345, "new_per_minute": 60.0, "evicted_per_minute": 5.5, "refused": 7, "bytes": 2**21}
     status = json.loads(directory.status.read_text(encoding="utf-8"))
     assert "Dynamic tables" not in render([read_story(directory)])
-    record(directory.status, **status, tables={HOSTILE: told, "odd": {"rows": "x"}, "none": 5})
+    record(directory.status, **status, tables={HOSTILE: table, "odd": {"rows": "x"}, "none": 5})
     page = render([read_story(directory)])
-    for said in ("Dynamic tables", "12,345", "2 MiB, 60 new and 5.5 evicted a minute, 7 keys without room"):
-        assert said in page
+    for part in ("Dynamic tables", "12,345", "2 MiB, 60 new and 5.5 evicted a minute, 7 keys without room"):
+        assert part in page
     assert HOSTILE not in page

@@ -190,11 +190,11 @@ def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(
     noted = first_state.state_of(["b", "a"])
     assert (noted["packages"], "root" in noted["users"]) == (["a", "b"], True)
     assert noted["sysctls"]["net.ipv4.tcp_retries2"].isdecimal()
-    said: list[bool] = []
+    changes: list[bool] = []
 
     class Done(Module):
         def exit_json(self, changed: bool) -> None:
-            said.append(changed)
+            changes.append(changed)
 
     file = tmp_path / "x/before.json"
     made = Done(tmp_path, file=str(file))
@@ -203,11 +203,11 @@ def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(
     monkeypatch.setattr(first_state, "SIGNS", (str(tmp_path / "opt"),))
     first_state.main()
     first_state.main()
-    assert said == [True, False]
+    assert changes == [True, False]
     file.unlink()
     (tmp_path / "opt").mkdir()
     first_state.main()
-    assert (said, file.exists()) == ([True, False, False], False)
+    assert (changes, file.exists()) == ([True, False, False], False)
 
 
 def written() -> set[str]:

@@ -60,7 +60,7 @@ def test_a_run_whose_loss_became_nan_keeps_two_from_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "sound"),
+    ("numbers", "sound"),
     [
         ({"loss": 0.1, "share": math.nan}, True),
         ({"loss": math.nan, "share": 0.1}, False),
@@ -70,9 +70,9 @@ def test_a_run_whose_loss_became_nan_keeps_two_from_before() -> None:
     ],
 )
 def test_a_step_is_sound_by_its_loss_or_where_it_tells_none_by_all_that_it_tells(
-    told: dict[str, float], sound: bool | None
+    numbers: dict[str, float], sound: bool | None
 ) -> None:
-    assert is_sound(told) is sound
+    assert is_sound(numbers) is sound
 
 
 def test_rules_are_the_settings() -> None:

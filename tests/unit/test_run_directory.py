@@ -49,8 +49,8 @@ def test_a_state_that_is_damaged_meanwhile_is_written_anew(directory: RunDirecto
     directory.set_members(without=["worker-1"])
     record = read_record(directory.state)
     assert record is not None
-    told = record["state"], record["step"], record["members"], record["without"], record["restart"]
-    assert told == ("training", 7, {}, ["worker-1"], {"ps-0": "a"})
+    found = record["state"], record["step"], record["members"], record["without"], record["restart"]
+    assert found == ("training", 7, {}, ["worker-1"], {"ps-0": "a"})
 
 
 def test_what_two_threads_say_of_the_state_is_kept(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +89,10 @@ def test_a_run_keeps_its_parameters(tmp_path: Path) -> None:
     RunDirectory(tmp_path, "r").claim(config)
     RunDirectory(tmp_path, "r").claim(config.replace(steps=5))
     began = "run r began with rate=0.1, units=8 and keeps that; it can't go on with "
-    for other, said in ({"rate": 0.2}, "rate=0.2"), ({"rate": 0.1, "more": None}, "more=null"):
+    for other, difference in ({"rate": 0.2}, "rate=0.2"), ({"rate": 0.1, "more": None}, "more=null"):
         with pytest.raises(UserError) as caught:
             RunDirectory(tmp_path, "r").claim(config.replace(program_args=other))
-        assert f"{began}{said}: start another run with --run NAME" in str(caught.value)
+        assert f"{began}{difference}: start another run with --run NAME" in str(caught.value)
 
 
 def test_a_run_of_an_earlier_version_began_without_parameters(tmp_path: Path) -> None:

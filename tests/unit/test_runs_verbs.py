@@ -106,7 +106,7 @@ def desk() -> Desk:
     return Desk(io.StringIO(), answers=io.StringIO(), ask=lambda _: False)
 
 
-def said(desk: Desk) -> str:
+def output(desk: Desk) -> str:
     assert isinstance(desk.out, io.StringIO)
     return desk.out.getvalue()
 
@@ -127,14 +127,14 @@ def test_a_run_is_copied_taken_back_and_cloned_and_each_verb_says_the_next(
             verb(cluster, desk, *arguments, plan)  # type: ignore[operator]
             found = answers.answer_of(desk)
             assert found["host"] == "head"
-        assert line in said(desk)
+        assert line in output(desk)
     assert [each.run for each in run_directories(Path(config.shared_dir))] == ["digits", "digits-2", "digits-3"]
 
 
 def test_a_plan_says_how_to_do_it_and_does_nothing(config: Config, hosts: Hosts, desk: Desk, tmp_path: Path) -> None:
     make(config, "digits")
     back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"), plan=True)
-    assert f"do it: fab backup digits --to {tmp_path}/backups" in said(desk)
+    assert f"do it: fab backup digits --to {tmp_path}/backups" in output(desk)
     assert os.listdir(tmp_path / "backups") == []  # noqa: PTH208
 
 
@@ -173,7 +173,7 @@ def test_a_run_is_deleted_once_the_operator_agrees(config: Config, hosts: Hosts)
         desk = Desk(io.StringIO(), answers=io.StringIO())
         delete_run(cluster, desk, "digits", yes=True)
         assert answers.answer_of(desk)["outcome"] == outcome
-    assert "there is no run digits; the runs are none" in said(desk)
+    assert "there is no run digits; the runs are none" in output(desk)
 
 
 def test_a_run_that_trains_is_not_deleted_even_with_yes(config: Config, hosts: Hosts, desk: Desk) -> None:
@@ -204,7 +204,7 @@ def test_prune_says_what_goes_of_runs_releases_and_wheels_and_how_much_that_free
     # At least the release before stays, whatever --keep says: a failed start goes back to it.
     assert hosts.done == ["head: prune, keep 2", f"head: rm -rf {wheels}"]
     assert [each.run for each in run_directories(Path(config.shared_dir))] == ["c"]
-    assert "freed 2.0 MB" in said(desk)
+    assert "freed 2.0 MB" in output(desk)
 
 
 def test_prune_asks_and_may_be_for_one_kind(config: Config, hosts: Hosts, desk: Desk) -> None:
@@ -217,7 +217,7 @@ def test_prune_asks_and_may_be_for_one_kind(config: Config, hosts: Hosts, desk: 
     assert len(run_directories(Path(config.shared_dir))) == 2
     quiet = Desk(io.StringIO())
     prune(Cluster(hosts.inventory, hosts), quiet, 2, ["runs"])
-    assert said(quiet) == "runs: nothing to remove\nnothing to remove\n"
+    assert output(quiet) == "runs: nothing to remove\nnothing to remove\n"
 
 
 def test_an_environment_names_its_set_of_wheels() -> None:

@@ -74,10 +74,10 @@ def full(progress: Progress) -> MetricsCollector:
     tally.members = lambda: {"worker-0": Seen("training", 0.3), "ps-0": Seen("given up", 40.0)}
     progress.events.write("member-lost", task="worker-0")
     progress.events.write("save-failed")
-    told = MetricsCollector(MEMBER_STATES, restarts=2, release="abc")
-    told.of("a", tally, progress)
+    collector = MetricsCollector(MEMBER_STATES, restarts=2, release="abc")
+    collector.of("a", tally, progress)
     until(lambda: (progress.events.counts or {}).get("save-failed") and tally.room, "the path is looked at")
-    return told
+    return collector
 
 
 def until(holds: Callable[[], Any], what: str) -> Any:
@@ -88,16 +88,16 @@ def until(holds: Callable[[], Any], what: str) -> Any:
     return found
 
 
-def families(told: MetricsCollector) -> dict[str, Any]:
+def families(collector: MetricsCollector) -> dict[str, Any]:
     registry = CollectorRegistry()
-    registry.register(told)
+    registry.register(collector)
     return {found.name: found for found in text_string_to_metric_families(generate_latest(registry).decode())}
 
 
-def samples(told: MetricsCollector) -> dict[tuple[str, ...], float]:
+def samples(collector: MetricsCollector) -> dict[tuple[str, ...], float]:
     """Return each sample by its name and the values of its labels besides the run."""
     found = {}
-    for family in families(told).values():
+    for family in families(collector).values():
         for sample in family.samples:
             labels = {key: value for key, value in sample.labels.items() if key != "run"}
             found[(sample.name, *labels.values())] = sample.value
@@ -183,9 +183,9 @@ def test_a_server_tells_only_of_itself() -> None:
 
 
 def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
-    told = MetricsCollector()
-    told.of("a", Tally())
-    assert not [name for name in families(told) if name.startswith(("psfleet_evaluation", "psfleet_checkpoint"))]
+    collector = MetricsCollector()
+    collector.of("a", Tally())
+    assert not [name for name in families(collector) if name.startswith(("psfleet_evaluation", "psfleet_checkpoint"))]
 
 
 def test_faults_of_earlier_processes_are_counted_before_any_are_told(tmp_path: Path, progress: Progress) -> None:
@@ -193,20 +193,20 @@ def test_faults_of_earlier_processes_are_counted_before_any_are_told(tmp_path: P
     progress.close()
     config = Config.from_dict({"program": "mine:One", "run": "a", "steps": 900, "shared_dir": str(tmp_path)})
     later = Progress(config, RunDirectory(tmp_path, "a"), Notifier(), waits=True)
-    told = MetricsCollector()
-    told.of("a", later.tally, later)
-    assert "psfleet_faults" not in families(told)  # a number that begins at 0 would look like new faults
+    collector = MetricsCollector()
+    collector.of("a", later.tally, later)
+    assert "psfleet_faults" not in families(collector)  # a number that begins at 0 would look like new faults
     later.begin()
     until(lambda: later.events.counts, "the events are counted")
-    assert samples(told)["psfleet_faults_total", "save-failed"] == 1
+    assert samples(collector)["psfleet_faults_total", "save-failed"] == 1
     later.close()
 
 
 def test_a_program_with_a_thousand_metrics_has_some_of_them_told(progress: Progress) -> None:
     progress.trained(1, 1.0, {f"class_{number}": 0.5 for number in range(1000)})
-    told = MetricsCollector()
-    told.of("a", progress.tally, progress)
-    assert len([key for key in samples(told) if key[0] == "psfleet_training_metric"]) == MOST_METRICS
+    collector = MetricsCollector()
+    collector.of("a", progress.tally, progress)
+    assert len([key for key in samples(collector) if key[0] == "psfleet_training_metric"]) == MOST_METRICS
 
 
 def test_the_page_lists_what_is_told() -> None:

@@ -198,7 +198,7 @@ def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, desk: verbs.Desk, mon
 
 
 @pytest.mark.parametrize(
-    ("host", "before", "said"),
+    ("host", "before", "message"),
     [
         ("head", [], "head has the coordinator, and the training stands still without it: `fab stop-cluster` saves"),
         ("w-b", ["worker-0"], "0 of 2 worker would be left, and the training needs 1: bring another host back"),
@@ -208,12 +208,12 @@ def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, desk: verbs.Desk, mon
     ],
 )
 def test_what_the_training_needs_is_not_drained(
-    hosts: Hosts, desk: verbs.Desk, host: str, before: list[str], said: str
+    hosts: Hosts, desk: verbs.Desk, host: str, before: list[str], message: str
 ) -> None:
     for name in before:
         hosts.set(name, active="inactive", sub="dead")
     running = up(hosts)
-    with pytest.raises(OperatorMistake, match=re.escape(said)):
+    with pytest.raises(OperatorMistake, match=re.escape(message)):
         drain(cluster(hosts), desk, host)
     assert (up(hosts), hosts.marks, hosts.lines) == (running, {}, [])
 
@@ -241,7 +241,7 @@ def test_a_host_that_missed_a_release_stays_out(
         hosts,
         "_look",
         lambda host, script: replace(
-            said := look(host, script), stdout=said.stdout.replace("abc123", "old" if host == "w-b" else "abc123")
+            answer := look(host, script), stdout=answer.stdout.replace("abc123", "old" if host == "w-b" else "abc123")
         ),
     )
     with pytest.raises(OperatorMistake, match="w-b has release old, and the cluster runs abc123: `ansible-playbook"):
@@ -293,15 +293,15 @@ def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, desk: verbs.Desk) -
 
 
 @pytest.mark.parametrize(
-    ("host", "said"),
+    ("host", "message"),
     [
         ("ps-b", "5 steps: the newest checkpoint has step 15, saved 10 s ago. Nothing is lost after: fab drain ps-b"),
         ("head", "head has the coordinator"),
         ("w-a,w-b", "0 of 2 worker would be left"),
     ],
 )
-def test_hosts_that_must_not_go_now(hosts: Hosts, desk: verbs.Desk, host: str, said: str) -> None:
-    with pytest.raises(ClusterTrouble, match=said):
+def test_hosts_that_must_not_go_now(hosts: Hosts, desk: verbs.Desk, host: str, message: str) -> None:
+    with pytest.raises(ClusterTrouble, match=message):
         ok_to_stop(cluster(hosts), desk, host.split(","))
 
 
@@ -436,7 +436,7 @@ def test_a_rollback_brings_back_release_and_settings(back: Hosts, desk: verbs.De
 
 
 @pytest.mark.parametrize(
-    ("to", "lines", "said"),
+    ("to", "lines", "message"),
     [
         (None, [], "the history has nothing before the present release and settings"),
         (None, [shipped("abc123", NOW)], "the history has nothing before"),
@@ -450,10 +450,10 @@ def test_a_rollback_brings_back_release_and_settings(back: Hosts, desk: verbs.De
     ],
 )
 def test_a_rollback_to_what_is_not_there_changes_nothing(
-    back: Hosts, desk: verbs.Desk, to: str | None, lines: list[str], said: str
+    back: Hosts, desk: verbs.Desk, to: str | None, lines: list[str], message: str
 ) -> None:
     back.lines = list(lines)
-    with pytest.raises(OperatorMistake, match=re.escape(said)):
+    with pytest.raises(OperatorMistake, match=re.escape(message)):
         rollback(cluster(back), desk, to)
     assert (back.done, back.lines) == ([], lines)
 

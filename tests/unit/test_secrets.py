@@ -289,19 +289,19 @@ def place(tmp_path: Path) -> Path:
 )
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_wrong_one_is_refused_without_its_text(secrets: Any, as_json: bool, place: Path, open_vault: None) -> None:
-    said = refusal(inventory(place, secrets), as_json)
-    assert "trainer_secrets is not shown here; expected texts by name" in said
-    assert not holds(said.encode())
+    message = refusal(inventory(place, secrets), as_json)
+    assert "trainer_secrets is not shown here; expected texts by name" in message
+    assert not holds(message.encode())
 
 
 def test_two_hosts_that_differ_are_told_without_it(place: Path, open_vault: None) -> None:
     made = inventory(place, {"API_KEY": PLANTED})
     (made / "host_vars").mkdir()
     (made / "host_vars/ps.yml").write_text("trainer_secrets: {API_KEY: another}\n")
-    said = refusal(made)
-    assert "trainer_secrets differs between 'head' and 'ps'" in said
-    assert not holds(said.encode())
-    assert "another" not in said
+    message = refusal(made)
+    assert "trainer_secrets differs between 'head' and 'ps'" in message
+    assert not holds(message.encode())
+    assert "another" not in message
 
 
 def test_fab_gives_ansible_none_of_it(place: Path, open_vault: None) -> None:

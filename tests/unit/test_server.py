@@ -89,11 +89,11 @@ def test_a_stale_path_is_left_for_the_next_start_to_mount(
 def test_what_the_path_alone_says_is_seen_several_times(
     config: Config, seen: list[tuple[int | None, str]], looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[tuple[int | None, str]] = []
+    answers: list[tuple[int | None, str]] = []
 
     def look(*_: object) -> tuple[int | None, str]:
-        said.append(seen[len(said)])
-        return said[-1]
+        answers.append(seen[len(answers)])
+        return answers[-1]
 
     def leave(code: int) -> None:
         raise SystemExit(code)
@@ -105,7 +105,7 @@ def test_what_the_path_alone_says_is_seen_several_times(
     notifier = SimpleNamespace(status=lambda text: None, restart_unit=lambda: mounts.append(True))
     with pytest.raises(SystemExit) as left:
         follow(TASK, ADDRESS, notifier, lambda: config)  # type: ignore[arg-type]
-    assert (left.value.code, len(said)) == (seen[-1][0], looks)
+    assert (left.value.code, len(answers)) == (seen[-1][0], looks)
     assert mounts == ([True] if seen[-1][1] == STALE else [])
 
 

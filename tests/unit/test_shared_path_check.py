@@ -53,9 +53,9 @@ def test_any_other_host_will_do_where_none_is_named(shared: Path) -> None:
 
 def test_another_host_needs_a_machine_id_of_its_own(shared: Path) -> None:
     (shared / ".psfleet-host-clone").write_text(OWN_ID.read_text())
-    code, said = check(shared, "head", "")
+    code, message = check(shared, "head", "")
     assert code == 1
-    assert "no marker of another host with a machine-id of its own" in said
+    assert "no marker of another host with a machine-id of its own" in message
     (shared / ".psfleet-host-worker-7").write_text("0123\n")
     assert check(shared, "head", "") == (0, "")
 

@@ -88,9 +88,9 @@ class Rooted(Pretence):
             if host in self.unreachable:
                 answers[host] = Answer(unreachable=self.unreachable[host])
                 continue
-            said = self.agent(host, asked)
+            answer = self.agent(host, asked)
             known = answers.get(host, Answer())
-            answers[host] = replace(known, stdout=f"@look\n{said}\n{known.stdout}" if known.stdout else said)
+            answers[host] = replace(known, stdout=f"@look\n{answer}\n{known.stdout}" if known.stdout else answer)
         self.release = self.releases(self.inventory.chief.host)
         return {host: answers[host] for host in scripts}
 
@@ -215,8 +215,8 @@ def start(hosts: Rooted, desk: verbs.Desk, **more: Any) -> str:
 def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, desk: verbs.Desk, program: Path) -> None:
     before = hosts.releases("head")
     program.write_text("class Slow:\n    edited = True\n")
-    said = start(hosts, desk)
-    assert "way     fab by itself: all but code, settings and choice is as it should be" in said
+    output = start(hosts, desk)
+    assert "way     fab by itself: all but code, settings and choice is as it should be" in output
     now = {hosts.releases(host) for host in hosts.inventory.hosts}
     assert len(now) == 1
     assert before not in now
@@ -227,7 +227,7 @@ def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, desk: verbs
         assert "systemctl try-restart tensorboard*.service" not in hosts.calls(host)  # it runs the kit alone
     # What the kit is has been proven there, and the program is proven by the chief's host for all with its environment.
     assert hosts.proofs() == ["head"]
-    assert "shipped to 3 of 3 hosts (code)" in said
+    assert "shipped to 3 of 3 hosts (code)" in output
 
 
 def test_idle_tasks_import_while_the_program_is_proven(
@@ -283,13 +283,13 @@ def test_tasks_that_run_are_parked_and_go_on_in_the_new_release(
     for name in running:
         runs(name)
     program.write_text("class Slow:\n    edited = True\n")
-    said = start(hosts, desk)
+    output = start(hosts, desk)
     done = [line for line in hosts.done if line.split()[-1] in running and not line.startswith("tell")]
     assert done[0] == "park chief-0"  # it saves while the servers run
     # Here its child stays, and it is asked twice.
     assert set(done) == {f"{verb} {name}" for name in running for verb in ("park", "go on")}
     assert not [line for line in hosts.done if line.startswith("stop")]
-    assert "started chief-0, ps-0, " in said  # as what starts from nothing
+    assert "started chief-0, ps-0, " in output  # as what starts from nothing
 
 
 def test_what_a_start_that_died_has_parked_goes_on_with_the_next(
@@ -298,8 +298,8 @@ def test_what_a_start_that_died_has_parked_goes_on_with_the_next(
     for name in ("ps-0", "worker-0"):
         runs(name)
         hosts.set(name, status_text="parked: waits")
-    said = start(hosts, desk)
-    assert "  start   chief-0, ps-0, " in said
+    output = start(hosts, desk)
+    assert "  start   chief-0, ps-0, " in output
     assert {"go on ps-0", "go on worker-0"} <= set(hosts.done)
 
 
@@ -492,9 +492,9 @@ def test_the_plan_says_which_way_it_goes_and_what_changes(hosts: Rooted, desk: v
     program.write_text("class Slow:\n    edited = True\n")
     for each in hosts.inventory.variables.values():
         each["trainer_run"]["steps"] = 31  # type: ignore[index]
-    said = start(hosts, desk, plan_only=True)
-    assert "  change  Switch to the release: head, store, far\n" in said
-    assert "  change  Write the run settings: head, store, far\n" in said
+    output = start(hosts, desk, plan_only=True)
+    assert "  change  Switch to the release: head, store, far\n" in output
+    assert "  change  Write the run settings: head, store, far\n" in output
     assert hosts.proofs() == []
 
 

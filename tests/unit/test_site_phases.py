@@ -24,9 +24,9 @@ def test_no_play_names_a_host_that_is_in_no_group_of_ours(tmp_path: Path) -> Non
     inventory = yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text())
     inventory["bastions"] = {"hosts": {"bastion": {"ansible_host": "127.0.0.1"}}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    said = listed(tmp_path / "hosts.yml", "--list-hosts")
-    assert said.count("      worker-0\n") >= 6
-    assert "      bastion\n" not in said
+    output = listed(tmp_path / "hosts.yml", "--list-hosts")
+    assert output.count("      worker-0\n") >= 6
+    assert "      bastion\n" not in output
 
 
 def test_tags_are_the_roles_names() -> None:
@@ -50,9 +50,9 @@ def test_a_tasks_new_port_never_comes_without_its_table() -> None:
     plays = re.findall(
         r"play #\d+ \(.*?\): (.*?)\t", listed(ROOT / "inventory/lab", "--list-tags", "--tags", "trainer")
     )
-    said = listed(ROOT / "inventory/lab", "--list-tasks", "--tags", "trainer")
+    output = listed(ROOT / "inventory/lab", "--list-tasks", "--tags", "trainer")
     assert plays.index("Close the hosts to strangers") < plays.index("Configure the training tasks")
-    assert "firewall : Close the host to strangers, or open it again" in said
+    assert "firewall : Close the host to strangers, or open it again" in output
 
 
 def test_the_phase_of_few_hosts_is_the_last_and_is_one() -> None:
@@ -107,8 +107,8 @@ def test_a_run_that_begins_at_the_proof_is_refused_with_the_task_to_begin_at(tmp
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"chief": {"hosts": {"here": here}}}))
     arguments = ["--check", "--tags", "release", "--start-at-task", "Prove the release"]
     command = ["ansible-playbook", "--inventory", tmp_path / "hosts.yml", ROOT / "site.yml", *arguments]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert said.returncode == 2, said.stdout
-    assert "Begin at its task: --start-at-task 'Build the release on the control machine'" in said.stdout
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert done.returncode == 2, done.stdout
+    assert "Begin at its task: --start-at-task 'Build the release on the control machine'" in done.stdout
     tasks = yaml.safe_load((ROOT / "roles/release/tasks/main.yml").read_text())
     assert tasks[0]["name"] == "Build the release on the control machine"

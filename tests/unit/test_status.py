@@ -112,9 +112,9 @@ def test_a_run_with_nan_is_read_and_said_in_json(tmp_path: Path) -> None:
     assert "loss nan" in describe_all([status])
     path = settings(tmp_path)
     for verb in ("status", "runs"):
-        said = json.loads(trainer(verb, "--json", TRAINER_SETTINGS=path).stdout, parse_constant=pytest.fail)
-        told = said if verb == "status" else said[0]
-        assert [told["loss"], told["metrics"]["mae"], told["evaluation"]["metrics"]["loss"]] == [
+        answer = json.loads(trainer(verb, "--json", TRAINER_SETTINGS=path).stdout, parse_constant=pytest.fail)
+        record = answer if verb == "status" else answer[0]
+        assert [record["loss"], record["metrics"]["mae"], record["evaluation"]["metrics"]["loss"]] == [
             "NaN",
             "Infinity",
             "NaN",

@@ -144,7 +144,7 @@ def test_a_task_that_is_done_takes_its_supervisor_with_it(start: Start, code: in
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "reason"),
     [
         ("return 75", "75"),
         ("return 1", "1"),
@@ -155,13 +155,13 @@ def test_a_task_that_is_done_takes_its_supervisor_with_it(start: Start, code: in
         ("os.kill(os.getpid(), signal.SIGTERM)", "143 (SIGTERM)"),
     ],
 )
-def test_any_other_end_is_followed_by_the_next_process(start: Start, end: str, said: str) -> None:
+def test_any_other_end_is_followed_by_the_next_process(start: Start, end: str, reason: str) -> None:
     supervised = start(
         f"def task(notifier):\n    if count() == 2: return 0\n    notifier.ready('up')\n    time.sleep(0.05)\n    {end}"
     )
     code, logged = supervised.wait()
     assert (code, len(set(supervised.pids))) == (0, 3)
-    assert logged.count(f"worker-0 ended with {said}: starting the next\n") == 2
+    assert logged.count(f"worker-0 ended with {reason}: starting the next\n") == 2
 
 
 def test_a_process_that_was_not_ready_is_followed_after_a_pause(start: Start) -> None:
@@ -276,14 +276,14 @@ def test_systemd_hears_the_task_and_that_it_lives(start: Start) -> None:
         watchdog=0.4,
     )
     assert supervised.wait()[0] == 0
-    said = supervised.heard
-    assert [line for line in said if not line.startswith("WATCHDOG")] == [
+    messages = supervised.heard
+    assert [line for line in messages if not line.startswith("WATCHDOG")] == [
         "READY=1\nSTATUS=serves 0",
         "STATUS=works",
         "STATUS=serves 1 (restart 1)",
         "STATUS=works (restart 1)",
     ]
-    assert said.count("WATCHDOG=1") >= 3
+    assert messages.count("WATCHDOG=1") >= 3
 
 
 def test_a_task_that_is_stopped_by_a_signal_is_replaced(start: Start) -> None:
@@ -326,8 +326,8 @@ def test_a_start_that_works_is_given_time(start: Start) -> None:
     )
     assert supervised.wait()[0] == 0
     assert len(supervised.pids) == 1
-    said = supervised.heard
-    assert "EXTEND_TIMEOUT_USEC=45000000" in said[: said.index("READY=1\nSTATUS=up")]
+    messages = supervised.heard
+    assert "EXTEND_TIMEOUT_USEC=45000000" in messages[: messages.index("READY=1\nSTATUS=up")]
 
 
 @pytest.mark.parametrize(("works", "asks"), [("time.process_time() < 1.5", True), ("time.monotonic() < end", False)])
@@ -421,8 +421,8 @@ def test_a_release_of_the_same_kit_is_where_the_next_process_works(
 
 def parked(supervised: Supervised) -> bool:
     """Return whether the last line of its status says so."""
-    said = [line for line in supervised.heard if "STATUS=" in line]
-    return bool(said) and "STATUS=parked" in said[-1]
+    states = [line for line in supervised.heard if "STATUS=" in line]
+    return bool(states) and "STATUS=parked" in states[-1]
 
 
 @pytest.mark.parametrize("name", ["one", "two"])

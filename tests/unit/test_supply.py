@@ -102,9 +102,9 @@ def test_a_package_that_one_names_is_told_with_the_lock_that_has_it(
 def test_without_data_nothing_is_green(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.archive.unlink()
     assert main([str(place.lock), "--advisories", str(place.archive), "--tool", str(place.tool)]) == UNKNOWN
-    said = capsys.readouterr().err
-    assert said.startswith("nothing was compared: there is no")
-    assert "`make advisories` fetches it" in said
+    errors = capsys.readouterr().err
+    assert errors.startswith("nothing was compared: there is no")
+    assert "`make advisories` fetches it" in errors
 
 
 @pytest.mark.parametrize("of", ["the file", "the newest advisory"])

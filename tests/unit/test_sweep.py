@@ -169,9 +169,9 @@ def test_a_run_beside_the_sweep_is_not_of_it(config: Config) -> None:
     assert selected_sweep(config.replace(run="s-1")) is None
 
 
-@pytest.mark.parametrize("told", [{}, [], {"name": "s", "attempt": 1, "points": []}, {"name": "../s", "attempt": 1}])
-def test_a_selection_without_a_sweep_in_it_is_refused_with_its_file(config: Config, told: Any) -> None:
-    write_record(Path(config.shared_dir) / "selection.json", {"sweep": told})
+@pytest.mark.parametrize("text", [{}, [], {"name": "s", "attempt": 1, "points": []}, {"name": "../s", "attempt": 1}])
+def test_a_selection_without_a_sweep_in_it_is_refused_with_its_file(config: Config, text: Any) -> None:
+    write_record(Path(config.shared_dir) / "selection.json", {"sweep": text})
     with pytest.raises(ConfigError, match=r"selection.json: sweep: "):
         apply_selection(config)
 
@@ -206,9 +206,9 @@ def test_a_coordinator_writes_down_what_became_of_its_point_and_asks_for_the_nex
     chosen = apply_selection(config)
     cluster = Cluster(CHIEF.jobs, job, 0)
     assert train_point(chosen, cluster, Notifier()) == exit_code
-    told = selected_sweep(chosen)
-    assert told is not None
-    assert told.ends().get(chosen.run, {}).get("state") == state
+    selected = selected_sweep(chosen)
+    assert selected is not None
+    assert selected.ends().get(chosen.run, {}).get("state") == state
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -425,7 +425,7 @@ MULTIPLIED = "\n".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("- 1", "expected a mapping of `grid`"),
         ("name: a", "expected a mapping of `grid`"),
@@ -452,10 +452,10 @@ MULTIPLIED = "\n".join(
         (f"grid: {{a: {list(range(100))}, b: {list(range(100))}}}", "10,000 points, and 1,000 is the most"),
     ],
 )
-def test_a_wrong_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(OperatorMistake) as caught:
         sweep_file(tmp_path, text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "rates.yml" in str(caught.value)
 
 

@@ -47,14 +47,14 @@ def steering(text: str) -> list[str]:
 
 @given(st.text(st.characters(exclude_categories=()) | st.sampled_from("\x1b[]m\x07\x08\x9b0;")))
 def test_nothing_that_steers_a_terminal_is_left_of_any_text(text: str) -> None:
-    said = printable(text)
-    assert steering(said) == []
-    assert printable(said) == said
-    said.encode()
+    shown = printable(text)
+    assert steering(shown) == []
+    assert printable(shown) == shown
+    shown.encode()
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "shown"),
     [
         (EVIL, SHOWN),
         ("Größe 3 µs ✓ 東京\n\tnext", "Größe 3 µs ✓ 東京\n\tnext"),
@@ -63,8 +63,8 @@ def test_nothing_that_steers_a_terminal_is_left_of_any_text(text: str) -> None:
         ("\ud800", r"\ud800"),
     ],
 )
-def test_colours_go_and_the_rest_is_shown(text: str, said: str) -> None:
-    assert printable(text) == said
+def test_colours_go_and_the_rest_is_shown(text: str, shown: str) -> None:
+    assert printable(text) == shown
 
 
 def test_json_stays_json() -> None:
@@ -115,9 +115,11 @@ class Hostile(Pretence):
     """Hosts on which everything that can say something says what is evil."""
 
     def _observe(self, host: str, directories: bool, settings: bool) -> str:
-        said = super()._observe(host, directories, settings)
+        answer = super()._observe(host, directories, settings)
         forged = f"\x1c@run\x1c{json.dumps(status('finished', 30))}"
-        return said.replace("StatusText=", f"StatusText={EVIL}{forged}").replace("releases/abc", f"releases/{EVIL}abc")
+        return answer.replace("StatusText=", f"StatusText={EVIL}{forged}").replace(
+            "releases/abc", f"releases/{EVIL}abc"
+        )
 
     def _journal(self, task: Any) -> str:
         entry = {"__REALTIME_TIMESTAMP": "1", "_SYSTEMD_UNIT": task.unit, "MESSAGE": f"{EVIL}\u2028{task.name} says"}
@@ -184,14 +186,14 @@ def _stream(hosts: Pretence, scripts: Mapping[str, str], line: Any) -> dict[str,
 def test_messages_forge_no_line() -> None:
     run = parse_run(evil_status())
     point = {"run": "x-1", "program_args": {}, "state": "failed", "message": FORGED, "step": 1, "steps": 2}
-    told = {"name": "x", "over": True, "points": [point | {"evaluation": {}, "goodput": None}]}
+    summary = {"name": "x", "over": True, "points": [point | {"evaluation": {}, "goodput": None}]}
     for text in (
         report.render_run(run),
         report.render_run(replace(run, state="training")),
         report.render_account(run),
         render_table(["NOTE"], [[FORGED]]),
         str(ClusterTrouble("", [Trouble("chief-0", "head", FORGED)])),
-        describe_sweep(told),
+        describe_sweep(summary),
     ):
         refuse_forgeries(printable(text))
 
@@ -214,6 +216,6 @@ def test_what_ends_a_verb_shows_no_escape(
     monkeypatch.setattr("fleet.verbs.status.show_status", fail)
     monkeypatch.setattr("fleet.verbs.validate.validate", fail)
     assert fab(verb, "--inventory", "inventory/three-machines") in (1, 4)
-    said = capsys.readouterr().err
-    assert "evil" in said
-    assert steering(said) == []
+    errors = capsys.readouterr().err
+    assert "evil" in errors
+    assert steering(errors) == []

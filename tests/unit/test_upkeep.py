@@ -72,9 +72,9 @@ def train(directory: RunDirectory, renewed: float = 0.0) -> None:
 def test_a_copy_has_what_a_run_is_and_its_manifest_proves_it(config: Config, tmp_path: Path) -> None:
     directory = make(config, "digits", RunState.TRAINING)
     train(directory)
-    said = upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
-    copy = Path(said["copy"])
-    assert (copy.name, said["outcome"], said["step"]) == ("digits@20", "done", 20)
+    answer = upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
+    copy = Path(answer["copy"])
+    assert (copy.name, answer["outcome"], answer["step"]) == ("digits@20", "done", 20)
     assert sorted(path.name for path in copy.rglob("ckpt-20*")) == [
         "ckpt-20.data-00000-of-00001",
         "ckpt-20.index",
@@ -99,8 +99,8 @@ def test_a_copy_that_is_there_is_proven_and_not_made_again(config: Config, tmp_p
 
 def test_a_plan_copies_nothing(config: Config, tmp_path: Path) -> None:
     make(config, "digits")
-    said = upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=True)
-    assert (said["outcome"], said["step"], said["files"] > 5) == ("planned", 20, True)
+    answer = upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=True)
+    assert (answer["outcome"], answer["step"], answer["files"] > 5) == ("planned", 20, True)
     assert list((tmp_path / "backups").iterdir()) == []
 
 
@@ -146,9 +146,9 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_none_of_the_copy(config: Conf
             directory.catalogue.remove(20)
             save(directory, 30)
 
-    said = upkeep.back_up(config, "digits", tmp_path / "backups", prune, plan=False)
-    assert said["step"] == 30
-    copied = Path(said["copy"]) / "checkpoints"
+    answer = upkeep.back_up(config, "digits", tmp_path / "backups", prune, plan=False)
+    assert answer["step"] == 30
+    copied = Path(answer["copy"]) / "checkpoints"
     assert sorted(path.name for path in copied.glob("*.manifest.json")) == ["ckpt-30.manifest.json"]
     assert find_damage(copied.parent) == ""
 
@@ -165,8 +165,8 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_copied_whole(config: Config,
                 Path(directory.catalogue.prefix(20) + ending).write_text(f"another model {ending}")
             directory.catalogue.write_manifest(20, 4, "2.21.0", loss=1.0, sound=True)
 
-    said = upkeep.back_up(config, "digits", tmp_path / "backups", replace, plan=False)
-    copied = Path(said["copy"]) / "checkpoints"
+    answer = upkeep.back_up(config, "digits", tmp_path / "backups", replace, plan=False)
+    copied = Path(answer["copy"]) / "checkpoints"
     assert replaced
     assert (copied / "ckpt-20.index").read_text() == "another model .index"
     assert (copied / "ckpt-20.data-00000-of-00001").read_text() == "another model .data-00000-of-00001"
@@ -265,8 +265,8 @@ def test_a_run_that_trains_or_is_selected_is_not_deleted(config: Config) -> None
 
 def test_a_deleted_run_is_gone_and_its_deletion_may_be_asked_for_twice(config: Config) -> None:
     directory = make(config, "digits")
-    said = upkeep.delete_run(config, "digits", plan=False)
-    assert (said["outcome"], said["bytes"] > 0, directory.path.exists()) == ("done", True, False)
+    answer = upkeep.delete_run(config, "digits", plan=False)
+    assert (answer["outcome"], answer["bytes"] > 0, directory.path.exists()) == ("done", True, False)
     interrupted = Path(config.shared_dir) / "removing/digits-1"
     interrupted.mkdir(parents=True)
     assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "not there"

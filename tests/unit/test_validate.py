@@ -79,7 +79,7 @@ def test_json_has_all_problems_with_their_places(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "said"),
+    ("file", "text", "message"),
     [
         ("group_vars/all.yml", SITE + "cluster_foo: 1\n", "all.yml:6: unknown variable 'cluster_foo'"),
         ("group_vars/all.yml", SITE + "  step: 1\n", "all.yml:6: trainer_run: unknown key 'step'"),
@@ -147,11 +147,11 @@ def test_json_has_all_problems_with_their_places(site: Path) -> None:
         ("group_vars/worker.yml", "worker_tasks: !vault 5\n", "Write !vault | and below it what ansible-vault encrypt"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_place(site: Path, file: str, text: str, said: str) -> None:
+def test_a_mistake_is_told_with_its_place(site: Path, file: str, text: str, message: str) -> None:
     (site / file).parent.mkdir(exist_ok=True)
     (site / file).write_text(text)
     found = problems(site)
-    assert any(said in problem for problem in found), found
+    assert any(message in problem for problem in found), found
 
 
 @pytest.mark.parametrize(
@@ -324,10 +324,10 @@ def test_what_ansible_half_reads_is_one_problem_with_its_reason(
 def test_a_file_of_a_wrong_shape_does_not_hide_the_rest(site: Path) -> None:
     (site / "more.yml").write_text("worker: {hosts: [a]}\n")
     (site / "group_vars" / "all.yml").write_text(SITE.replace("6006", "'6006'") + "cluster_uid: 07\n")
-    told = "\n".join(problems(site))
-    assert "more.yml:1" in told
-    assert "cluster_uid is 7" in told
-    assert "'cluster_uid' stands twice" in told
+    text = "\n".join(problems(site))
+    assert "more.yml:1" in text
+    assert "cluster_uid is 7" in text
+    assert "'cluster_uid' stands twice" in text
 
 
 def test_aliases_that_lead_back_end(site: Path) -> None:
@@ -385,15 +385,15 @@ def test_what_is_no_file_is_refused_before_anybody_waits_for_it(site: Path, plac
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("", "--inventory is empty"),
         ("/dev/zero", "is no regular file"),
         ("~nobody-here/hosts.yml", "there is no inventory '~nobody-here/hosts.yml'"),
     ],
 )
-def test_what_can_be_no_inventory_is_refused(given: str, said: str) -> None:
-    with pytest.raises(OperatorMistake, match=said):
+def test_what_can_be_no_inventory_is_refused(given: str, message: str) -> None:
+    with pytest.raises(OperatorMistake, match=message):
         load_inventory(given)
 
 

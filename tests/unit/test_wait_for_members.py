@@ -64,7 +64,7 @@ FAILED = "ActiveState=failed\n"
 
 
 @pytest.mark.parametrize(
-    ("looks", "tasks", "state", "said"),
+    ("looks", "tasks", "state", "message"),
     [
         ([DOWN], ["worker-1"], "present", "goes on"),
         ([DOWN], ["ps-1"], "absent", "goes on"),
@@ -74,13 +74,13 @@ FAILED = "ActiveState=failed\n"
     ],
 )
 def test_a_coordinator_that_is_down_is_waited_for_only_while_it_is_to_start(
-    monkeypatch: pytest.MonkeyPatch, looks: list[str], tasks: list[str], state: str, said: str
+    monkeypatch: pytest.MonkeyPatch, looks: list[str], tasks: list[str], state: str, message: str
 ) -> None:
     host = Host(*looks)
     host.params |= {"tasks": tasks, "state": state}
     monkeypatch.setattr(module, "AnsibleModule", lambda **options: host)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         module.main()
     assert host.looks == []
 

@@ -136,7 +136,7 @@ def test_a_right_inventory_is_right_with_encryption(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "said"),
+    ("hosts", "message"),
     [
         ({"all": {"wireguard_network": "10.88.0.0/16"}}, "has no wireguard_address, and 10.88.0.0/16 has too few"),
         ({"head": {"wireguard_address": "fd00::1"}}, "has wireguard_address: fd00::1; expected an address in"),
@@ -155,10 +155,10 @@ def test_a_right_inventory_is_right_with_encryption(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_can_be_no_tunnel_is_refused_before_any_host_is_touched(
-    tmp_path: Path, hosts: dict[str, dict[str, Any]], said: str
+    tmp_path: Path, hosts: dict[str, dict[str, Any]], message: str
 ) -> None:
     found = problems(tmp_path, **hosts)
-    assert any(said in problem for problem in found), found
+    assert any(message in problem for problem in found), found
 
 
 def test_a_broken_file_of_keys_is_refused_before_any_host_is_touched(tmp_path: Path) -> None:
@@ -167,13 +167,13 @@ def test_a_broken_file_of_keys_is_refused_before_any_host_is_touched(tmp_path: P
 
 
 def test_only_who_was_asked_and_did_not_hear_is_deaf() -> None:
-    said = {
+    answers = {
         "head": {"__wireguard_armed": {"rc": 0}},
         "ps-0": {"__wireguard_armed": {"rc": 1, "stderr": "the switch is -4 seconds from now"}},
         "worker-0": {"__wireguard_armed": {"unreachable": True, "msg": "Connection timed out"}},
         "store": {},
     }
-    assert wireguard.deaf_hosts(GROUPS, said, ["head", "ps-0", "worker-0"]) == [
+    assert wireguard.deaf_hosts(GROUPS, answers, ["head", "ps-0", "worker-0"]) == [
         "ps-0: the switch is -4 seconds from now",
         "worker-0: Connection timed out",
     ]
