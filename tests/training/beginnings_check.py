@@ -58,8 +58,8 @@ def table_of(directory, step):
 
 def began_with(directory, table):
     """Say whether the first checkpoint has the table, and what the run's event told."""
-    told = [event for event in read_events(directory.event_log, 100) if event["event"] == "initial-weights"]
-    return [directory.catalogue.steps()[0], bool(np.array_equal(table_of(directory, 0), table)), told[-1]["message"]]
+    events = [event for event in read_events(directory.event_log, 100) if event["event"] == "initial-weights"]
+    return [directory.catalogue.steps()[0], bool(np.array_equal(table_of(directory, 0), table)), events[-1]["message"]]
 
 
 def weights():
@@ -74,32 +74,32 @@ def weights():
     tf.keras.models.save_model(whole, str(SHARED / "saved"), save_format="tf")
     sources = {**files, "saved_model": SHARED / "saved", "export": source.export, "run": "source@5"}
     sources["checkpoint"] = source.catalogue.prefix(5)
-    said = {
+    found = {
         kind: began_with(run(beginnings.Table, f"from-{kind}", 1, initial_weights=str(where), **SPLIT), table)
         for kind, where in sources.items()
     }
     unnamed = run(beginnings.Table(named=False), "unnamed", 1, initial_weights="source@5", **SPLIT)
-    said["unnamed"] = began_with(unnamed, table)
+    found["unnamed"] = began_with(unnamed, table)
     other = run(beginnings.Table(score=2), "other", 1, initial_weights="source@5", **SPLIT)
-    said["other_head"] = began_with(other, table)
+    found["other_head"] = began_with(other, table)
     averaged = run(beginnings.Table(ema=True), "averaged", 1, initial_weights="source@5", **SPLIT)
     reader = tf.train.load_checkpoint(averaged.catalogue.prefix(0))
     averages = [
         reader.get_tensor(key) for key, shape in reader.get_variable_to_shape_map().items() if shape == [64, 16]
     ]
-    said["averages"] = [bool(np.array_equal(each, table)) for each in averages]
+    found["averages"] = [bool(np.array_equal(each, table)) for each in averages]
     sizes = {shape: 4 * int(np.prod(shape)) for shape in ((64, 16), (16, 1), (1,))}
-    said["bytes"] = [bytes_of_checkpoint(source, 5), sum(sizes.values())]
+    found["bytes"] = [bytes_of_checkpoint(source, 5), sum(sizes.values())]
     asked = {"evaluation": "inline", "checkpoints_kept_best": 1, "checkpoints_best_metric": "accuracy"}
-    said["no_such_metric"] = refused(beginnings.Valley, "best", **asked)
-    said["nothing_fits"] = refused(beginnings.Valley, "valley", initial_weights="source@5")
-    said["no_such_step"] = refused(beginnings.Table, "none", initial_weights="source@7")
-    said["no_such_file"] = refused(beginnings.Table, "none", initial_weights="/no/such.h5")
+    found["no_such_metric"] = refused(beginnings.Valley, "best", **asked)
+    found["nothing_fits"] = refused(beginnings.Valley, "valley", initial_weights="source@5")
+    found["no_such_step"] = refused(beginnings.Table, "none", initial_weights="source@7")
+    found["no_such_file"] = refused(beginnings.Table, "none", initial_weights="/no/such.h5")
     # Nothing is read again when the run goes on: what it began with may be gone.
     shutil.rmtree(source.path)
     went_on = run(beginnings.Table, "from-run", 3, initial_weights="source@5", **SPLIT)
-    said["went_on"] = went_on.catalogue.newest()
-    return said
+    found["went_on"] = went_on.catalogue.newest()
+    return found
 
 
 def refused(program, name, **settings):

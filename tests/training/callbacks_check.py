@@ -81,7 +81,7 @@ class Script(keras.Callback):
 
     def __init__(self, api):
         super().__init__()
-        self.told = []
+        self.epochs = []
         self.api = api
         self.seen = SEEN.setdefault(api, {})
 
@@ -102,7 +102,7 @@ class Script(keras.Callback):
         if epoch:
             self.wait_for(epoch)
         logs["score"] = SCORES[epoch]
-        self.told.append(epoch)
+        self.epochs.append(epoch)
         self.seen[epoch] = self.model.layers[0].kernel.numpy().tolist()
 
 
@@ -166,7 +166,7 @@ def all_that_work(api, server):
         rows = list(csv.DictReader(file))
     return {
         "step": result.step,
-        "told": made["script"].told,
+        "told": made["script"].epochs,
         "rate": float(program.model.optimizer.learning_rate.numpy()),
         "best": SEEN[api][1],
         "exported": next(one.numpy().tolist() for one in exported.variables if one.shape == [2, 1]),

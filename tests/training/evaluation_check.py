@@ -91,25 +91,25 @@ def ways():
     for number in range(3):
         rows = [f"{row % 5} {(row + number) % uneven.LABELS}" for row in range(20)]
         (directory / f"uneven-{number}.txt").write_text("\n".join(rows) + "\n")
-    said = {"right": {}, "refused": {}}
+    found = {"right": {}, "refused": {}}
     servers = None
     for way in RIGHT:
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         if way != "mirrored":
             strategy = servers = servers or parameter_servers()
-        said["right"][way] = {name: evaluate(way, name, strategy, directory) for name in RIGHT[way]}
-        said["refused"][way] = {name: refusal(way, name, strategy, directory) for name in REFUSED[way]}
-    return said
+        found["right"][way] = {name: evaluate(way, name, strategy, directory) for name in RIGHT[way]}
+        found["refused"][way] = {name: refusal(way, name, strategy, directory) for name in REFUSED[way]}
+    return found
 
 
 def alone(shared, *pairs):
-    said = []
+    found = []
     for run, step in zip(pairs[::2], pairs[1::2], strict=True):
         program = uneven.Slow()
         model = program.build_model()
         read_model(RunDirectory(shared, run), model, int(step))
-        said.append(model.evaluate(eval_dataset(program), verbose=0, return_dict=True))
-    return said
+        found.append(model.evaluate(eval_dataset(program), verbose=0, return_dict=True))
+    return found
 
 
 print(json.dumps({"ways": ways, "alone": alone}[sys.argv[1]](*sys.argv[2:])), flush=True)

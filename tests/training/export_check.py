@@ -186,8 +186,8 @@ def scores(kind):
     """The largest difference between what the export says of colours, and the model of their rows."""
     program = kind()
     export = trained(program)
-    told = export.signatures["serving_default"](tf.constant([*COLOURS, "pink"]))["score"]
-    return float(np.abs(told - program.model(tf.constant([1, 2, 3, 4, 5, 0], tf.int64))).max())
+    served = export.signatures["serving_default"](tf.constant([*COLOURS, "pink"]))["score"]
+    return float(np.abs(served - program.model(tf.constant([1, 2, 3, 4, 5, 0], tf.int64))).max())
 
 
 def closed():

@@ -132,8 +132,8 @@ def main():
     if options.survey:
         say(survey=survey(options, cluster, servers))
         os._exit(0)
-    runner, handover, said = make(options, cluster, servers)
-    say(**said, **state(runner))
+    runner, handover, facts = make(options, cluster, servers)
+    say(**facts, **state(runner))
     if options.no_offer:
         os._exit(0)
     began = time.monotonic()
@@ -151,8 +151,8 @@ def main():
         handover.release()
         del runner, iterators
         jobs = {**cluster.jobs, "worker": cluster.jobs["worker"][:1]}
-        runner, handover, said = make(options, Cluster(jobs, "chief", 0), servers)
-        say(**said, after=state(runner))
+        runner, handover, facts = make(options, Cluster(jobs, "chief", 0), servers)
+        say(**facts, after=state(runner))
         handover.offer(runner.model, runner.step)
     try:
         while True:

@@ -274,8 +274,8 @@ def metrics(strategy: Any) -> dict[str, Any]:
             self.seen.update_state(ones)
             self.share.update_state(ones, ones)
             self.latest.update_state(ones)
-            told = {metric.name: metric.result() for metric in (self.seen, self.share, self.latest)}
-            return {**outputs, **told, "own": tf.reduce_max(numbers)}
+            values = {metric.name: metric.result() for metric in (self.seen, self.share, self.latest)}
+            return {**outputs, **values, "own": tf.reduce_max(numbers)}
 
     class Tells(Program):
         def build_model(self) -> Any:
@@ -288,15 +288,15 @@ def metrics(strategy: Any) -> dict[str, Any]:
 
     runner = RemoteStepRunner(Config(program="a:B"), Tells(), strategy, 2)
     waiting = [runner.call(10) for _ in range(60)]
-    said = []
+    readings = []
     while waiting:
         ended = runner.returned()
         waiting = [call for call in waiting if call not in ended]
         if ended:
-            said.append(fetch_numbers(runner.over_all_calls(ended[-1].outputs)))
+            readings.append(fetch_numbers(runner.over_all_calls(ended[-1].outputs)))
             runner.reset_metrics()
     state = [float(tf.reduce_sum(weight)) for weight in [*runner.model.seen.weights, *runner.model.share.weights]]
-    return {"said": said, "on_the_ps": state}
+    return {"said": readings, "on_the_ps": state}
 
 
 def two_replicas(resolver: Any) -> dict[str, Any]:

@@ -432,8 +432,8 @@ def callbacks():
     stopping = library.EarlyStopping("score", mode="min", patience=2, restore_best_weights=True)
     made, script, watch, result = call(stopping)
     best = distance(weights(made.model), watch.seen[1])
-    told = [one if isinstance(one, str) else one[0] for one in script.heard]
-    found["EarlyStopping"] = {"step": result.step, "best": best, "heard": told, "logs": script.heard[1][1]}
+    hooks = [one if isinstance(one, str) else one[0] for one in script.heard]
+    found["EarlyStopping"] = {"step": result.step, "best": best, "heard": hooks, "logs": script.heard[1][1]}
     _, _, watch, _ = call(library.ReduceLROnPlateau("score", mode="min", factor=0.5, patience=1))
     found["ReduceLROnPlateau"] = watch.rates
     _, _, watch, _ = call(library.LearningRateScheduler(lambda epoch, rate: 0.01 / (epoch + 1)), epochs=2)

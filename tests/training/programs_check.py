@@ -339,12 +339,12 @@ def overwriting():
         "RMSprop, EMA": lambda: keras.optimizers.RMSprop(0.01, use_ema=True),
         "RMSprop": lambda: keras.optimizers.RMSprop(0.01),
     }
-    said = {}
+    refusals = {}
     for name, make in makers.items():
         program = Program()
         program.optimizer = make
-        said[name] = refused(program)
-    return said
+        refusals[name] = refused(program)
+    return refusals
 
 
 class Gan(keras.Model):
@@ -573,10 +573,10 @@ def adapted():
     begun = train(Adapted(), 20, workers=2, initial_weights=str(weights_file))
     served = tf.saved_model.load(str(result.directory / "export")).signatures["serving_default"]
     rows, target = next(iter(Adapted().train_dataset(None)))
-    told = next(iter(served(**dict.fromkeys(served.structured_input_signature[1], rows)).values()))
+    answer = next(iter(served(**dict.fromkeys(served.structured_input_signature[1], rows)).values()))
     return {
         "losses": [first.evaluation["loss"], result.evaluation["loss"]],
-        "served": float(tf.reduce_mean((told - target) ** 2)),
+        "served": float(tf.reduce_mean((answer - target) ** 2)),
         "begun": begun.step,
     }
 
@@ -634,9 +634,9 @@ class OwnLoss(Adversaries):
             def train_step(self, data):
                 with tf.GradientTape() as tape:
                     each = loss(data[1], self(data[0], training=True))
-                    told = tf.reduce_mean(each)
-                self.optimizer.minimize(told, self.trainable_variables, tape=tape)
-                return {"loss": told}
+                    mean = tf.reduce_mean(each)
+                self.optimizer.minimize(mean, self.trainable_variables, tape=tape)
+                return {"loss": mean}
 
         self.model = Model([keras.layers.Dense(1, input_shape=(2,))])
         self.model.compile(keras.optimizers.SGD(0.0001))
@@ -644,13 +644,13 @@ class OwnLoss(Adversaries):
 
 
 def own_loss():
-    said = {}
+    refusals = {}
     for reduction in ("auto", "none"):
         try:
-            said[reduction] = refused(OwnLoss(reduction))
+            refusals[reduction] = refused(OwnLoss(reduction))
         except ValueError as error:
-            said[reduction] = str(error)
-    return said
+            refusals[reduction] = str(error)
+    return refusals
 
 
 def several():

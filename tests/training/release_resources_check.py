@@ -104,23 +104,23 @@ runner.join()
 on_worker = tf.function(lambda: tf.ones([3]))
 runner.model.kept = runner._coordinator.schedule(on_worker)  # as a lookup table does
 runner._coordinator.join()
-said: dict[str, Any] = {"steps": int(runner.step.numpy())}
+facts: dict[str, Any] = {"steps": int(runner.step.numpy())}
 os.close(os.open(f"{PIPES}{READ}", os.O_WRONLY))  # which waits for the thread
 time.sleep(1.0)
 if "by its handle" in sys.argv:
     runner.close().handles.clear()
-    said["freed"] = freed(1.0)
+    facts["freed"] = freed(1.0)
 else:
     del runner
-    said["freed"] = not training._let_go()
+    facts["freed"] = not training._let_go()
     cluster = Cluster({**cluster.jobs, "worker": cluster.jobs["worker"][:1]}, cluster.job, cluster.index)
     strategy = make_strategy(config, cluster)
     if not variants:
         runner = RemoteStepRunner(config, Quick(), strategy, 1)
         runner.call(2)
         runner.join()
-        said["next steps"] = int(runner.step.numpy())
-    said["still waits"] = waits()
-print(json.dumps(said))
+        facts["next steps"] = int(runner.step.numpy())
+    facts["still waits"] = waits()
+print(json.dumps(facts))
 sys.stdout.flush()
 os._exit(0)

@@ -46,11 +46,11 @@ def main(mode: str, shared: str, values_file: str) -> None:
         values[f"optimizer{number}"] = variable.numpy()
     np.savez(values_file, **values)
     slots = [variable for variable in model.optimizer.variables if variable.shape == (256, 16)]
-    said = {
+    places = {
         "table": sorted(shard.device for shard in shards),
         "slots": [sorted(shard.device for shard in shards_of(slot)) for slot in slots],
     }
-    print(json.dumps(said), flush=True)
+    print(json.dumps(places), flush=True)
     os._exit(0)
 
 

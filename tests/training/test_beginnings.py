@@ -12,8 +12,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    said: dict[str, Any] = run_check("beginnings_check.py", deadline=550)
-    return said
+    answer: dict[str, Any] = run_check("beginnings_check.py", deadline=550)
+    return answer
 
 
 def test_the_best_the_newest_and_two_from_before_the_nan_are_kept(found: dict[str, Any]) -> None:
@@ -34,24 +34,24 @@ def test_a_run_that_begins_from_a_checkpoint_goes_on_at_its_step(found: dict[str
 
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "h5", "weights_h5", "keras", "saved_model", "export"])
 def test_initial_weights_are_read_from(kind: str, found: dict[str, Any]) -> None:
-    first, is_equal, told = found["weights"][kind]
+    first, is_equal, message = found["weights"][kind]
     assert (first, is_equal) == (0, True)
-    assert told.startswith("initial weights: 3 of 3 variables read from ")
-    assert ";" not in told
+    assert message.startswith("initial weights: 3 of 3 variables read from ")
+    assert ";" not in message
 
 
 def test_layers_without_names_are_found_by_their_place(found: dict[str, Any]) -> None:
-    _, is_equal, told = found["weights"]["unnamed"]
+    _, is_equal, message = found["weights"]["unnamed"]
     assert is_equal
-    assert told.endswith("; by their place: dense/kernel from score/kernel, dense/bias from score/bias")
+    assert message.endswith("; by their place: dense/kernel from score/kernel, dense/bias from score/bias")
 
 
 def test_what_does_not_fit_is_told_and_keeps_its_own_values(found: dict[str, Any]) -> None:
-    _, is_equal, told = found["weights"]["other_head"]
+    _, is_equal, message = found["weights"]["other_head"]
     assert is_equal
-    assert "1 of 3 variables read from source@5" in told
-    assert "; not there: score/kernel (16, 2), score/bias (2,)" in told
-    assert "; not used: score/bias (1,), score/kernel (16, 1)" in told
+    assert "1 of 3 variables read from source@5" in message
+    assert "; not there: score/kernel (16, 2), score/bias (2,)" in message
+    assert "; not used: score/bias (1,), score/kernel (16, 1)" in message
 
 
 def test_averages_of_weights_begin_with_those_that_were_read(found: dict[str, Any]) -> None:

@@ -59,8 +59,8 @@ def test_the_coordinator_writes_the_page_at_the_runs_end(digits: Process, runs: 
 
 def test_tensorboard_has_the_settings_as_a_page(digits: Process, runs: Runs) -> None:
     read = EventAccumulator(str(runs.directory("digits") / "events" / "train")).Reload()
-    [told] = read.Tensors("settings/text_summary")
-    text = told.tensor_proto.string_val[0].decode()
+    [tensor] = read.Tensors("settings/text_summary")
+    text = tensor.tensor_proto.string_val[0].decode()
     assert "| `steps` | `3000` |" in text
     assert "notify_" not in text
 
@@ -70,8 +70,8 @@ def test_tensorboard_shows_a_fault_as_a_step_of_a_curve_and_in_words(tmp_path: P
     write_mark(writer, 1, {"step": 70, "time": 5.0, "event": "ps-lost", "task": "ps-0", "message": "has ended"})
     read = EventAccumulator(str(tmp_path)).Reload()
     assert [(each.step, each.value, each.wall_time) for each in read.Scalars("faults")] == [(70, 0, 5.0), (70, 1, 5.0)]
-    [told] = read.Tensors("faults/text_summary")
-    assert "ps-lost  ps-0" in told.tensor_proto.string_val[0].decode()
+    [tensor] = read.Tensors("faults/text_summary")
+    assert "ps-lost  ps-0" in tensor.tensor_proto.string_val[0].decode()
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,8 @@ def test_a_tab_beside_the_curves_has_the_runs_pages(board: str) -> None:
     assert listing["psfleet"]["enabled"]
     assert listing["psfleet"]["loading_mechanism"]["module_path"] == "/data/plugin/psfleet/index.js"
     assert "export async function render" in ask(f"{board}/data/plugin/psfleet/index.js")[1]
-    told = {each["run"]: each for each in json.loads(ask(f"{board}/data/plugin/psfleet/runs")[1])}
-    assert (told["digits"]["state"], told["digits"]["step"]) == ("finished", 3000)
+    listed = {each["run"]: each for each in json.loads(ask(f"{board}/data/plugin/psfleet/runs")[1])}
+    assert (listed["digits"]["state"], listed["digits"]["step"]) == ("finished", 3000)
     status, page, headers = ask(f"{board}/data/plugin/psfleet/page?run=digits")
     assert status == 200
     assert Data(page).runs[0]["run"] == "digits"

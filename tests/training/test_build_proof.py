@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_a_model_is_built_in_its_strategys_scope_or_refused_with_the_programs_own_lines() -> None:
     found = run_check("build_check.py", CUDA_VISIBLE_DEVICES="-1")
-    good = {name.split()[0]: said for name, said in found.items() if name.endswith("Good")}
+    good = {name.split()[0]: answer for name, answer in found.items() if name.endswith("Good")}
     assert [(code, out) for code, out, *_ in good.values()] == [(FINISHED, "its model is built\n")] * 4
     assert {name: strategy for name, (*_, strategy, _) in good.items()} == {
         "parameter_server": "ParameterServerStrategyV2",

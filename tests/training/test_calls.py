@@ -70,7 +70,7 @@ def test_a_step_may_return_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "said"),
+    ("outputs", "message"),
     [
         (None, "returned None; expected"),
         ({"loss": 1.0, "note": None}, "returned None for 'note'; "),
@@ -78,15 +78,15 @@ def test_a_step_may_return_nothing() -> None:
         ((1.0, 2.0), "returned a tuple, whose numbers have no names; "),
     ],
 )
-def test_outputs_of_nothing_are_refused_by_name(outputs: Any, said: str) -> None:
-    with pytest.raises(UserError, match=f"Model.train_step {said}"):
+def test_outputs_of_nothing_are_refused_by_name(outputs: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"Model.train_step {message}"):
         call(lambda batch: outputs, 1, unrolled=1)
 
 
 def test_what_is_no_number_is_not_logged() -> None:
     rows = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    told = {"loss": tf.constant(2.0), "each": tf.constant([1.0, 3.0]), "ok": tf.constant(True)}
-    assert fetch_numbers({**told, "text": b"warm", "words": np.array([b"a"]), "rows": rows}) == {
+    numbers = {"loss": tf.constant(2.0), "each": tf.constant([1.0, 3.0]), "ok": tf.constant(True)}
+    assert fetch_numbers({**numbers, "text": b"warm", "words": np.array([b"a"]), "rows": rows}) == {
         "loss": 2.0,
         "each": 2.0,
         "ok": 1.0,
@@ -165,9 +165,9 @@ def test_a_copy_has_the_shapes_that_python_has_told() -> None:
     table = tf.keras.layers.StringLookup(vocabulary=["a", "b"])
 
     def train_step(batch: tf.Tensor) -> Any:
-        told = tf.numpy_function(lambda one: one, [batch], tf.float32)
-        told.set_shape([])
-        return {"loss": told, "found": table(tf.constant("b"))}
+        loss = tf.numpy_function(lambda one: one, [batch], tf.float32)
+        loss.set_shape([])
+        return {"loss": loss, "found": table(tf.constant("b"))}
 
     outputs, _ = call(train_step, 9, unrolled=4)
     assert (float(outputs["loss"]), int(outputs["found"])) == (9.0, 2)

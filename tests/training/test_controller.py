@@ -351,17 +351,17 @@ class Deserted(Counting):
 
     def __init__(self, run: Run, members: Present, pass_time: Callable[[float], None], seconds: float) -> None:
         super().__init__()
-        self.told: list[tuple[str, str]] = []
+        self.states: list[tuple[str, str]] = []
         self._run, self._members, self._pass_time, self._seconds = run, members, pass_time, seconds
         self._scenes = [False, False, True] * 2
 
     def returned(self) -> list[Call]:
-        if self.step.numpy() < 50 or len(self.told) == 6:
+        if self.step.numpy() < 50 or len(self.states) == 6:
             return super().returned()
         if self._members.was_asked and len(self._scenes) < 6:  # the controller has waited since the last scene began
             assert not self._run.phases.overdue()
-            self.told.append((self._run.progress.status.state, self._run.phases.phase))
-        if len(self.told) == 6 - len(self._scenes) and self._scenes:
+            self.states.append((self._run.progress.status.state, self._run.phases.phase))
+        if len(self.states) == 6 - len(self._scenes) and self._scenes:
             alive = self._scenes.pop(0)
             if not alive and not self._members.alive:
                 self._pass_time(self._seconds / 2)
@@ -374,7 +374,7 @@ def test_time_without_a_worker_is_waiting_and_no_training(tmp_path: Path, pass_t
     runner = Deserted(run, members, pass_time, 7200)
     run.train(runner=runner, members=members, phases={"training": 1800.0})
     gone, there = ("waiting", "waiting"), ("training", "training")
-    assert runner.told == [gone, gone, there, gone, gone, there]
+    assert runner.states == [gone, gone, there, gone, gone, there]
     ledger = run.progress.ledger.as_dict()
     assert ledger["waiting"] == pytest.approx(7200, abs=60)
     assert 0 < ledger["productive"] < 60

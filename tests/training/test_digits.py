@@ -91,8 +91,8 @@ def test_tensorflow_reports_no_error_of_its_own(digits: Process) -> None:
 
     A ps may say that it let go of what a call had not fetched: not with each run.
     """
-    told = re.findall(r"^.*[|] [IWEF]\d{4} .*$", digits.output, re.MULTILINE)
-    assert [line for line in told if "Local rendezvous is aborting with status: ABORTED: Cleanup" not in line] == []
+    lines = re.findall(r"^.*[|] [IWEF]\d{4} .*$", digits.output, re.MULTILINE)
+    assert [line for line in lines if "Local rendezvous is aborting with status: ABORTED: Cleanup" not in line] == []
 
 
 def test_no_process_is_left(digits: Process) -> None:

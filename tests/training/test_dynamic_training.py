@@ -219,12 +219,12 @@ def test_workers_that_die_in_their_acts_leave_no_half_of_one_and_no_lock(runs: R
     catalogue, keys_a_step = RunDirectory(runs.shared, run).catalogue, 64 * 8
     for step in catalogue.steps():
         readers = [tf.train.load_checkpoint(path) for *_, path in pieces_of(catalogue.prefix(step), "items")]
-        keys, values, told = (
+        keys, values, usage = (
             np.concatenate([reader.get_tensor(part) for reader in readers]) for part in ("keys", "values", "told")
         )
         assert len(np.unique(keys)) == len(keys)
-        np.testing.assert_array_equal(values, np.repeat(-told[:, :1] / 64, values.shape[1], 1))
-        in_all = int(told[:, 0].sum())
+        np.testing.assert_array_equal(values, np.repeat(-usage[:, :1] / 64, values.shape[1], 1))
+        in_all = int(usage[:, 0].sum())
         assert keys_a_step * step <= in_all
     assert in_all <= keys_a_step * (step + 3 * steps_a_call * (deaths + 1))
     print(f"{deaths} deaths, {step:,} steps, {len(keys):,} keys, {in_all:,} updates of rows")

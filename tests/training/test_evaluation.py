@@ -44,11 +44,11 @@ def ways() -> dict[str, Any]:
     ],
 )
 def test_gives_what_one_process_gives_each_time(ways: dict[str, Any], way: str, program: str) -> None:
-    said = ways["right"][way][program]
-    first, second = said["found"]
-    assert first == pytest.approx(said["alone"], rel=1e-5)
-    assert second == pytest.approx(said["alone"], rel=1e-5)
-    assert said["left"] == (1 if program == "NotAdding" else 0), "the model's metrics are reset"
+    result = ways["right"][way][program]
+    first, second = result["found"]
+    assert first == pytest.approx(result["alone"], rel=1e-5)
+    assert second == pytest.approx(result["alone"], rel=1e-5)
+    assert result["left"] == (1 if program == "NotAdding" else 0), "the model's metrics are reset"
 
 
 def test_the_metric_sees_every_example(ways: dict[str, Any]) -> None:
@@ -133,8 +133,8 @@ def in_step(runs: Runs) -> Process:
 def alone(runs: Runs, killed: dict[str, Killed], in_step: Process) -> dict[tuple[str, int], dict[str, float]]:
     """Return what one process gives of the checkpoints that were evaluated."""
     wanted = [(run.run, step) for run in killed.values() for step in (20, 40)] + [("evaluated-in-step", 20)]
-    said = check("alone", str(runs.shared), *(str(item) for pair in wanted for item in pair))
-    return dict(zip(wanted, said, strict=True))
+    results = check("alone", str(runs.shared), *(str(item) for pair in wanted for item in pair))
+    return dict(zip(wanted, results, strict=True))
 
 
 # Exact evaluation divides what each worker has read.

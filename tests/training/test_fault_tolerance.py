@@ -290,9 +290,9 @@ def test_ends_with_every_step_done_at_least_once(training: Training, runs: Runs)
 @on("custom_loop", FIT_TOO)
 def test_steps_never_go_back_beyond_the_newest_checkpoint(training: Training) -> None:
     training.ends()
-    told = rf"saved \S+/ckpt-(?P<saved>\d+)|going on at step (?P<resumed>\d+)|\d step (?P<trained>\d+) of {STEPS},"
+    pattern = rf"saved \S+/ckpt-(?P<saved>\d+)|going on at step (?P<resumed>\d+)|\d step (?P<trained>\d+) of {STEPS},"
     reached = saved = 0
-    for match in re.finditer(told, training.process.output):
+    for match in re.finditer(pattern, training.process.output):
         step = int(match[match.lastgroup])
         if match.lastgroup == "saved":
             saved = max(saved, step)

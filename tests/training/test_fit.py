@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 FIT = ("--api", "fit", "--no-evaluator", "--checkpoint-seconds", "0")
 
 
-def told(path: Path) -> list[dict]:
+def records_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -31,10 +31,10 @@ def epochs(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[d
     until(lambda: runs.checkpoints("epochs")[-1:] > [650], "step 650", say=lambda: first.output)
     first.send(signal.SIGTERM)
     assert first.wait() == 143, first.output
-    before = told(path)
+    before = records_of(path)
     second = runs.local("epochs:Epochs", "epochs", 1500, *options, EPOCHS=str(path))
     assert second.wait() == 0, second.output
-    return before, told(path)[len(before) :], second
+    return before, records_of(path)[len(before) :], second
 
 
 def test_callbacks_are_told_of_each_epoch_and_its_evaluation(epochs: tuple) -> None:

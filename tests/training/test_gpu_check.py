@@ -27,12 +27,12 @@ def python(*arguments, **environment):
 
 
 @pytest.fixture(scope="module")
-def said():
+def answer():
     return run_check("gpu_compute_check.py")
 
 
-def test_a_compiled_product_and_a_convolution_are_right(said):
-    assert said["found"]["right"] == [{"name": "/device:CPU:0", "error": None}]
+def test_a_compiled_product_and_a_convolution_are_right(answer):
+    assert answer["found"]["right"] == [{"name": "/device:CPU:0", "error": None}]
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_a_compiled_product_and_a_convolution_are_right(said):
         ("without code", "a convolution: InternalError: No DNN"),
     ],
 )
-def test_what_is_wrong_or_fails_is_told(said, case, error):
-    assert said["found"][case][0]["error"].startswith(error)
+def test_what_is_wrong_or_fails_is_told(answer, case, error):
+    assert answer["found"][case][0]["error"].startswith(error)
 
 
 def test_a_task_without_its_gpus_tries_again_instead_of_taking_the_processor():
@@ -58,8 +58,8 @@ def test_a_task_without_its_gpus_tries_again_instead_of_taking_the_processor():
     assert "TensorFlow sees 0 GPUs and this task has 2 (CUDA_VISIBLE_DEVICES=0,1). `fab gpu-check`" in done.stderr
 
 
-def test_the_table_says_what_the_wheel_says(said):
-    version, build = said["build"]
+def test_the_table_says_what_the_wheel_says(answer):
+    version, build = answer["build"]
     wheel = read_table()["tensorflow"]
     assert version.startswith(f"{wheel['version']}.")
     assert build["cuda_version"].startswith(f"{wheel['cuda']}.")

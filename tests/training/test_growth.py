@@ -98,7 +98,7 @@ class Growing:
         )
 
     def given(self) -> dict[str, int]:
-        return {task: told["steps"] for task, told in (self.status.get("workers") or {}).items()}
+        return {task: record["steps"] for task, record in (self.status.get("workers") or {}).items()}
 
     def trains_on(self) -> None:
         step = self.step
@@ -193,10 +193,10 @@ def test_a_ps_joins_at_the_next_save(cluster: Growing, runs: Runs) -> None:
     cluster.chief.search("forming the cluster again in this process: ps-1 answers again")
     cluster.chief.search(r"going on at step \d+[\s\S]*step \d+ of")
     cluster.trains_on()
-    told = events(cluster, runs)
-    [at] = [number for number, event in enumerate(told) if event["event"] == "recovering"]
-    print(f"the pause: {next(event for event in told[at:] if event['event'] == 'training')}")
-    assert sum(event.get("steps_lost", 0) for event in told) == 0
+    logged = events(cluster, runs)
+    [at] = [number for number, event in enumerate(logged) if event["event"] == "recovering"]
+    print(f"the pause: {next(event for event in logged[at:] if event['event'] == 'training')}")
+    assert sum(event.get("steps_lost", 0) for event in logged) == 0
     assert all(process.code is None for process in cluster.processes.values())
 
 

@@ -71,15 +71,15 @@ class Coordinator:
     def __init__(self, process: Process) -> None:
         self.process = process
 
-    def said(self, key: str) -> list[dict[str, Any]]:
+    def answers_with(self, key: str) -> list[dict[str, Any]]:
         # TensorFlow may have written behind it on the same line.
         lines = [line for line in self.process.output.splitlines() if line.startswith("{") and "}" in line]
-        return [said for said, _ in map(json.JSONDecoder().raw_decode, lines) if key in said]
+        return [answer for answer, _ in map(json.JSONDecoder().raw_decode, lines) if key in answer]
 
     def says(self, key: str, after: int = 0) -> dict[str, Any]:
         """Wait until it has said this more than `after` times, and return what it said last."""
         return until(
-            lambda: len(said := self.said(key)) > after and said[-1],
+            lambda: len(found := self.answers_with(key)) > after and found[-1],
             key,
             2 * MINUTE,
             lambda: self.process.output,
@@ -108,7 +108,7 @@ def servers(started: Servers, request: pytest.FixtureRequest) -> Iterator[Server
 
 def trained(coordinator: Coordinator, steps: int) -> int:
     return until(
-        lambda: (said := coordinator.said("trained")) and said[-1]["trained"] >= steps and said[-1]["trained"],
+        lambda: (rows := coordinator.answers_with("trained")) and rows[-1]["trained"] >= steps and rows[-1]["trained"],
         f"step {steps}",
         2 * MINUTE,
         lambda: coordinator.process.output,
@@ -118,9 +118,9 @@ def trained(coordinator: Coordinator, steps: int) -> int:
 def paused(servers: Servers, coordinator: Coordinator) -> dict[str, Any]:
     """Let the coordinator make no more calls, and return the state that it is in."""
     # It may have said so before, when the file was still there from the coordinator before.
-    told = len(coordinator.said("paused"))
+    count = len(coordinator.answers_with("paused"))
     servers.pause.touch()
-    return coordinator.says("paused", after=told)["paused"]
+    return coordinator.says("paused", after=count)["paused"]
 
 
 @pytest.mark.parametrize(("optimizer", "times"), [("adam", 1), pytest.param("legacy", 2, marks=pytest.mark.matrix)])
@@ -166,18 +166,18 @@ def test_nothing_changes_when_the_coordinator_before_thaws(servers: Servers) -> 
     first = servers.coordinator(pause=servers.pause.with_name("never"))
     trained(first, 20)
     first.process.send(signal.SIGSTOP)
-    reached = first.said("trained")[-1]["trained"]
+    reached = first.answers_with("trained")[-1]["trained"]
     then = servers.coordinator()
     begun = then.says("taken")
     assert begun["taken"]
     assert begun["step"] >= reached
     trained(then, begun["step"] + 20)
     state = paused(servers, then)
-    told = len(then.said("paused"))
+    count = len(then.answers_with("paused"))
     first.process.send(signal.SIGCONT)
     assert first.says("error")["infrastructure"], first.process.output
-    until(lambda: len(then.said("paused")) > told + 3, "more looks")
-    assert then.said("paused")[-1]["paused"] == state
+    until(lambda: len(then.answers_with("paused")) > count + 3, "more looks")
+    assert then.answers_with("paused")[-1]["paused"] == state
 
 
 def test_what_does_not_match_is_not_taken(servers: Servers) -> None:

@@ -224,7 +224,7 @@ def test_every_optimizer_does_in_every_layout(case: str) -> None:
 
 
 def test_the_page_has_each_callback(callbacks: dict[str, Any]) -> None:
-    told = {row["name"]: row["outcome"] for row in CALLBACK.finditer(PAGE.read_text(encoding="utf-8"))}
+    outcome_of = {row["name"]: row["outcome"] for row in CALLBACK.finditer(PAGE.read_text(encoding="utf-8"))}
     works = {name.partition(",")[0] for name in callbacks if name != "library"} | {"Callback"}
-    assert sorted(told) == callbacks["library"]
-    assert {name for name, outcome in told.items() if outcome == "works"} == works
+    assert sorted(outcome_of) == callbacks["library"]
+    assert {name for name, outcome in outcome_of.items() if outcome == "works"} == works

@@ -63,13 +63,13 @@ class Hosts:
                 self.start(task)
 
     def until_said(self, chief: Process, text: str) -> None:
-        def said() -> bool:
+        def is_logged() -> bool:
             self.tend()
             found = re.search(text, chief.output) is not None
             assert found or chief.code is None, chief.output
             return found
 
-        until(said, text, 2 * MINUTE, lambda: chief.output)
+        until(is_logged, text, 2 * MINUTE, lambda: chief.output)
 
 
 def test_training_with_no_shared_path_survives_its_coordinator_and_ends_its_servers(runs: Runs, tmp_path: Path) -> None:
@@ -125,13 +125,13 @@ def test_a_server_of_another_release_is_left_out_until_it_runs_the_right_one(run
     chief.search("step [1-9]")
     directory = RunDirectory(hosts.disk("chief-0"), RUN)
 
-    def told() -> list[Any]:
+    def found_events() -> list[Any]:
         return [
             found for found in read_events(directory.event_log, last=99) if found["event"] == "member-other-release"
         ]
 
-    until(told, "the event", say=lambda: chief.output)
-    [event] = told()
+    until(found_events, "the event", say=lambda: chief.output)
+    [event] = found_events()
     assert (event["task"], "runs release old" in event["message"]) == ("worker-1", True)
     assert [servers[task].code for task in servers] == [None, None, None]
 

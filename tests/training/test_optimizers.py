@@ -28,7 +28,7 @@ def outcomes(page: Path) -> dict[str, str]:
     """Return what the page says becomes of each case."""
     found = {}
     for row in ROW.finditer(page.read_text(encoding="utf-8")):
-        cases = [row["name"], *(f"{row['name']}, {told}" for told in row["told"].split("; ") if told.strip("- "))]
+        cases = [row["name"], *(f"{row['name']}, {case}" for case in row["told"].split("; ") if case.strip("- "))]
         found.update(dict.fromkeys(cases, row["outcome"]))
     return found
 

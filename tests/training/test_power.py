@@ -37,7 +37,7 @@ class Trained:
 
     whole: Path
     """A copy of the file system as it was when the process had ended."""
-    told: list[list[Write]]
+    flushes: list[list[Write]]
     """What was written before each flush, since the one before; last what was never flushed."""
     made: int
     """How many flushes it took to make the file system."""
@@ -95,16 +95,16 @@ def command(*words: str) -> None:
 
 
 def read_log(log: Path) -> list[list[Write]]:
-    told: list[list[Write]] = [[]]
+    flushes: list[list[Write]] = [[]]
     with log.open("rb") as file:
         while line := file.readline():
             kind, *numbers = line.split()
             if kind == b"flush":
-                told.append([])
+                flushes.append([])
             else:
                 offset, length = map(int, numbers)
-                told[-1].append((offset, file.read(length)))
-    return told
+                flushes[-1].append((offset, file.read(length)))
+    return flushes
 
 
 def apply(image: Path, writes: list[Write]) -> None:
@@ -120,9 +120,9 @@ def after_each_failure(trained: Trained, directory: Path) -> Iterator[tuple[str,
     with image.open("wb") as file:
         file.truncate(MIB << 20)
     chance = random.Random(14)
-    for number, writes in enumerate(trained.told[:-1]):
+    for number, writes in enumerate(trained.flushes[:-1]):
         apply(image, writes)
-        later = trained.told[number + 1]
+        later = trained.flushes[number + 1]
         # A write reaches the disk by blocks: half of them, wherever they lie.
         half = [write for write in later if chance.random() < HALF]
         for name, more in (("nothing", []), ("half", half)):
@@ -133,7 +133,7 @@ def after_each_failure(trained: Trained, directory: Path) -> Iterator[tuple[str,
             command("cp", "--sparse=always", str(image), str(copy))
             apply(copy, more)
             with mounted(copy, directory / "found") as found:
-                yield f"flush {number} of {len(trained.told) - 1}, and {name} of what came later", found
+                yield f"flush {number} of {len(trained.flushes) - 1}, and {name} of what came later", found
             copy.unlink()
 
 

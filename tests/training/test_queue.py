@@ -80,9 +80,9 @@ def test_a_queue_is_worked_off_without_anybody(runs: Runs) -> None:
     for process in (*servers, evaluator):
         assert process.wait(MINUTE) == 0, process.output
 
-    told = site.ask("list")
-    assert (told["over"], told["evaluated"]) == (True, True)
-    found = {entry["name"]: entry for entry in told["entries"]}
+    answer = site.ask("list")
+    assert (answer["over"], answer["evaluated"]) == (True, True)
+    found = {entry["name"]: entry for entry in answer["entries"]}
     assert list(found) == ["first", "bad", "endless", "urgent", "unwanted", "killed"]
     states = [entry["state"] for entry in found.values()]
     assert states == ["finished", "failed", "stopped", "finished", "stopped", "finished"]

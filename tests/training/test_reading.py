@@ -108,8 +108,8 @@ def test_readings_that_begin_anew_read_all_files(visits: Any) -> None:
 
 def test_an_endless_pass_is_refused(visits: Any) -> None:
     assert len(visits["endless"]) == 5
-    for said in visits["endless"].values():
-        assert "leave repeat() out" in said
+    for message in visits["endless"].values():
+        assert "leave repeat() out" in message
 
 
 def test_a_pass_that_ends_may_have_a_part_without_end(visits: Any) -> None:

@@ -60,10 +60,10 @@ def check_replay(runs: Runs, program: str, case: str, workers: int, *more: str) 
         deaths += killed(process, f"worker-{random.randrange(workers)}")
         time.sleep(random.uniform(0.5, 1.5))
     assert process.wait(6 * MINUTE) == 0, process.output[-6000:]
-    said = json.loads(re.findall(r'\{"updates":.*\}', process.output)[-1])
-    assert said["differing"] == {}
+    answer = json.loads(re.findall(r'\{"updates":.*\}', process.output)[-1])
+    assert answer["differing"] == {}
     # A step updates the table, which may have two parts, the score's weights and its bias; tf_keras's Nadam a number
     # of its own.
     acts = (4 if more else 3) + (case == "Nadam" and program == "replayed:Replayed")
-    assert acts * STEPS <= said["updates"] <= acts * (STEPS + 5 * deaths)
+    assert acts * STEPS <= answer["updates"] <= acts * (STEPS + 5 * deaths)
     assert deaths

@@ -46,9 +46,9 @@ def values(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
     for number in (0, 2, 1, 3):
         file = directory / f"{number}.npz"
         fewer = {**cluster, "ps": cluster["ps"][: number or 2]}
-        said = coordinate("restore" if number else "train", fewer, runs, file)
+        answer = coordinate("restore" if number else "train", fewer, runs, file)
         with np.load(file) as read:
-            found[number] = dict(read), said
+            found[number] = dict(read), answer
     yield found
     for process in started:
         process.end()
@@ -58,9 +58,9 @@ def values(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
 def test_table_and_its_slots_are_sharded_over_all_ps_that_there_are(
     values: dict[int, tuple[dict, dict]], number: int
 ) -> None:
-    said = values[number][1]
-    assert said["table"] == places(number)
-    assert said["slots"] == [places(number)] * 2
+    answer = values[number][1]
+    assert answer["table"] == places(number)
+    assert answer["slots"] == [places(number)] * 2
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

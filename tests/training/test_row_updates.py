@@ -185,9 +185,9 @@ def test_an_optimizer_that_computes_on_a_whole_large_table_says_so_once(
     model = Model(make())
     update_by_rows(model)
     model.train(SOME_ROWS, 3)
-    said = [record.getMessage() for record in caplog.records if "large-tables.md" in record.getMessage()]
+    messages = [record.getMessage() for record in caplog.records if "large-tables.md" in record.getMessage()]
     expected = f"{warned} computes on all rows of table at each step, of which a shard is 2 KiB"
-    assert [expected in line for line in said] == [True] * bool(warned)
+    assert [expected in line for line in messages] == [True] * bool(warned)
 
 
 def test_every_optimizer_of_a_model_is_found() -> None:

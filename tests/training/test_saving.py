@@ -71,7 +71,7 @@ class Saves(Checkpoints):
     """Remembers what it told, and writes when the test lets it."""
 
     def __init__(self, directory: RunDirectory, trained: Trained, lease: Lease | None = None, **settings: Any) -> None:
-        self.told: list[tuple[int, str | None]] = []
+        self.results: list[tuple[int, str | None]] = []
         self.may_write = threading.Event()
         self.may_write.set()
         config = Config(program="mine:One", **settings)
@@ -86,7 +86,7 @@ class Saves(Checkpoints):
 
     def _remember(self, step: int, seconds: float, error: str | None) -> None:
         assert seconds >= 0
-        self.told.append((step, error))
+        self.results.append((step, error))
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_save_holds_the_values_of_its_moment_though_training_goes_on(
     trained.set(8)
     saves.may_write.set()
     saves.settle()
-    assert saves.told == [(7, None)]
+    assert saves.results == [(7, None)]
     assert directory.catalogue.steps() == [7]
     trained.set(9)
     assert Saves(directory, trained).restore() == 7
@@ -221,11 +221,11 @@ def test_a_step_is_saved_once_unless_its_values_have_changed(directory: RunDirec
     saves.save()
     saves.save_and_wait()
     saves.save()
-    assert saves.told == [(5, None)]
+    assert saves.results == [(5, None)]
     trained.model.table.variables[0].assign(np.full([32, 4], 6.0, np.float32))
     assert not saves.is_final(5)
     saves.save_and_wait(again=True)
-    assert saves.told == [(5, None)] * 2
+    assert saves.results == [(5, None)] * 2
     trained.set(0)
     later = Saves(directory, trained)
     assert later.restore() == 5
@@ -262,7 +262,7 @@ def test_a_save_waits_for_the_one_before(directory: RunDirectory, trained: Train
         trained.set(step)
         saves.save()
     saves.settle()
-    assert saves.told == [(1, None), (2, None), (3, None)]
+    assert saves.results == [(1, None), (2, None), (3, None)]
     assert [directory.catalogue.check(step) for step in directory.catalogue.steps()] == ["", "", ""]
 
 
@@ -286,9 +286,9 @@ def test_storage_that_hangs_holds_nothing_up_until_the_users_limit(
         train()
     assert 3.0 < time.monotonic() - began < 30
     assert "storage_timeout_seconds, 3" in str(end.value)
-    assert 3 <= len(saves.told) < 100
-    assert all("ckpt-1 is not written after" in str(error) for _, error in saves.told)
-    assert caplog.text.count("leaving out the checkpoint of step") == len(saves.told)
+    assert 3 <= len(saves.results) < 100
+    assert all("ckpt-1 is not written after" in str(error) for _, error in saves.results)
+    assert caplog.text.count("leaving out the checkpoint of step") == len(saves.results)
     saves.may_write.set()
     saves.settle()
     assert directory.catalogue.steps() == [1]
@@ -329,7 +329,7 @@ def test_storage_that_fails_is_complained_about_every_time_until_the_users_limit
         trained.set(step)
         saves.save()
         saves.settle()
-    assert [step for step, error in saves.told if error] == [1, 2]
+    assert [step for step, error in saves.results if error] == [1, 2]
     errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert [message.split(": ")[0] for message in errors] == [
         f"cannot save {directory.catalogue.prefix(1)}",

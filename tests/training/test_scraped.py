@@ -32,7 +32,7 @@ def free_ports(number: int) -> int:
     raise AssertionError("no ports are free")
 
 
-def told(port: int) -> dict[tuple[str, ...], float]:
+def metrics(port: int) -> dict[tuple[str, ...], float]:
     """Return a task's samples by name and labels besides the run; none while it does not answer."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answered:
@@ -51,16 +51,16 @@ def scraped(runs: Runs) -> Iterator[tuple[Process, int]]:
     port = free_ports(len(TASKS))
     more = ["--workers", "2", "--ps", "1", "--evaluator", "--checkpoint-seconds", "2", "--metrics-port", str(port)]
     process = runs.local(DIGITS, "scraped", 1_000_000, *more)
-    until(lambda: ("psfleet_checkpoint_step",) in told(port), "a checkpoint", 4 * MINUTE, lambda: process.output)
+    until(lambda: ("psfleet_checkpoint_step",) in metrics(port), "a checkpoint", 4 * MINUTE, lambda: process.output)
     # The first numbers of the training are logged after ten seconds.
-    until(lambda: ("psfleet_training_metric", "loss") in told(port), "a loss", say=lambda: process.output)
-    until(lambda: told(port + 4).get(("psfleet_evaluation_step",)), "an evaluation", say=lambda: process.output)
+    until(lambda: ("psfleet_training_metric", "loss") in metrics(port), "a loss", say=lambda: process.output)
+    until(lambda: metrics(port + 4).get(("psfleet_evaluation_step",)), "an evaluation", say=lambda: process.output)
     yield process, port
     process.end()
 
 
 def test_each_metric_of_the_table_is_told(scraped: tuple[Process, int]) -> None:
-    names = {name for number in range(len(TASKS)) for name, *_ in told(scraped[1] + number)}
+    names = {name for number in range(len(TASKS)) for name, *_ in metrics(scraped[1] + number)}
     names = {name for name in METRICS if names & {name, f"{name}_count"}}
     # The time of a restore is known once there was one, GPUs and dynamic tables where there are any.
     gpus = {name for name in METRICS if name.startswith(("psfleet_task_gpu_", "psfleet_table_"))}
@@ -69,14 +69,14 @@ def test_each_metric_of_the_table_is_told(scraped: tuple[Process, int]) -> None:
 
 def test_each_task_tells_of_its_process_and_its_release(scraped: tuple[Process, int]) -> None:
     for number, task in enumerate(TASKS):
-        found = told(scraped[1] + number)
+        found = metrics(scraped[1] + number)
         assert found["process_resident_memory_bytes",] > 2**20, task
         assert found["psfleet_task_restarts_total",] == 0, task
         assert any(name == "psfleet_build_info" for name, *_ in found), task
 
 
 def test_steps_are_counted_where_they_are_trained(scraped: tuple[Process, int]) -> None:
-    found = told(scraped[1])
+    found = metrics(scraped[1])
     steps = found["psfleet_steps_total",]
     assert steps > 0
     assert found["psfleet_step_seconds_count",] == steps
@@ -90,7 +90,7 @@ def test_a_worker_that_is_killed_is_seen(scraped: tuple[Process, int]) -> None:
     process, port = scraped
     pid = process.search(r"^worker-0 +\| started, pid (\d+)$")[1]
     os.kill(int(pid), signal.SIGKILL)
-    until(lambda: told(port + 2).get(("psfleet_task_restarts_total",)) == 1, "the next process tells of the first")
-    until(lambda: told(port).get(("psfleet_faults_total", "member-lost")), "the fault is counted")
+    until(lambda: metrics(port + 2).get(("psfleet_task_restarts_total",)) == 1, "the next process tells of the first")
+    until(lambda: metrics(port).get(("psfleet_faults_total", "member-lost")), "the fault is counted")
     back = ("psfleet_member_state", "worker-0", "training")
-    until(lambda: told(port).get(back) == 1, "worker-0 trains again", say=lambda: process.output)
+    until(lambda: metrics(port).get(back) == 1, "worker-0 trains again", say=lambda: process.output)

@@ -113,10 +113,10 @@ def test_a_model_that_does_not_fit_is_the_users_error(directory: RunDirectory) -
 def test_the_best_by_a_metric_that_an_evaluation_lacks_is_told(
     directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "no checkpoint is kept as one of the best: checkpoints_best_metric is 'accuracy', which the evaluation does"
+    text = "no checkpoint is kept as one of the best: checkpoints_best_metric is 'accuracy', which the evaluation does"
     Evaluator(PROGRAM, directory, "accuracy").evaluate(20)
-    assert said in caplog.text
-    assert read_status(directory).message.startswith(said)
+    assert text in caplog.text
+    assert read_status(directory).message.startswith(text)
     Evaluator(PROGRAM, directory, "loss").evaluate(20)
     assert read_status(directory).message == ""
 

@@ -87,11 +87,11 @@ def test_state_names_the_step_it_resumed_at(stopped: tuple[Process, dict], resum
 
 def test_last_line_counts_what_the_last_process_trained(resumed: tuple[Process, float, int]) -> None:
     *_, begun = re.findall(rf"going on at step (\d+) of {STEPS}", resumed[0].output)
-    said = re.search(r"trained to step (\d+); (\d+) steps in ([\d.]+) s \(([\d.]+) steps/s\)", resumed[0].output)
-    assert said is not None
-    reached, steps = int(said[1]), int(said[2])
+    line = re.search(r"trained to step (\d+); (\d+) steps in ([\d.]+) s \(([\d.]+) steps/s\)", resumed[0].output)
+    assert line is not None
+    reached, steps = int(line[1]), int(line[2])
     assert (reached, steps) == (STEPS, STEPS - int(begun))
-    assert float(said[4]) == pytest.approx(steps / float(said[3]), rel=0.05)
+    assert float(line[4]) == pytest.approx(steps / float(line[3]), rel=0.05)
 
 
 def test_killed_coordinator_goes_on_at_the_step_that_it_reached(resumed: tuple[Process, float, int]) -> None:

@@ -49,9 +49,9 @@ def test_a_server_that_is_killed_twenty_times_serves_again_each_time(runs: Runs)
     assert server.pid == supervisor
     assert "fresh process" not in server.output
     # The journal's order: each process's lines lie between the supervisor's own.
-    said = [line.split(" ", 1)[1] for line in server.output.splitlines() if "ps-0" in line]
+    messages = [line.split(" ", 1)[1] for line in server.output.splitlines() if "ps-0" in line]
     ended = "ps-0 ended with 137 (SIGKILL): starting the next"
-    assert said == [serves, *[ended, serves] * KILLS]
+    assert messages == [serves, *[ended, serves] * KILLS]
     last = server.children[0]
     server.send(signal.SIGTERM)
     assert server.wait(MINUTE) == -signal.SIGTERM
@@ -67,8 +67,8 @@ def test_systemd_hears_of_a_server_and_a_frozen_one_is_replaced(runs: Runs, tmp_
 
         def hear(wanted: str) -> None:
             end = time.monotonic() + MINUTE
-            while (said := systemd.recv(1000).decode()) != wanted:
-                assert time.monotonic() < end, said
+            while (message := systemd.recv(1000).decode()) != wanted:
+                assert time.monotonic() < end, message
 
         server = start_server(runs, cluster, NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="30000000")
         hear(f"READY=1\nSTATUS=ps-0 serves at {address}")

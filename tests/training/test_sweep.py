@@ -44,9 +44,9 @@ def test_a_sweep_trains_its_points_one_after_the_other(runs: Runs) -> None:
 
     asked = Process(["-m", "trainer", "sweep", "--json", "--settings", str(settings)])
     assert asked.wait() == 0, asked.output
-    told = last_json(asked.output)
-    assert (told["over"], told["evaluated"]) == (True, True)
-    points = told["points"]
+    answer = last_json(asked.output)
+    assert (answer["over"], answer["evaluated"]) == (True, True)
+    points = answer["points"]
     assert [(point["run"], point["state"]) for point in points] == [
         ("rates-1", "finished"),
         ("rates-2", "failed"),

@@ -62,10 +62,10 @@ class TwiceAStep(Tables):
     def model(self, inputs: Any, outputs: Any) -> Any:
         class Twice(keras.Model):
             def train_step(self, data: Any) -> Any:
-                told = super().train_step(data)
+                numbers = super().train_step(data)
                 weight = self.trainable_variables[-2]
                 self.optimizer.apply_gradients([(tf.square(weight) * 0.01, weight)])
-                return {**told, "weight": tf.reduce_sum(weight)}
+                return {**numbers, "weight": tf.reduce_sum(weight)}
 
         return Twice(inputs, outputs)
 
@@ -92,8 +92,8 @@ class Printing(Tables):
                 rows = tf.gather(self.trainable_variables[0], data[0]["id0"][:, 0])
                 tf.print("psfleet-test", tf.size(rows), output_stream="file:///dev/null")
                 drawn, *_ = tf.random.uniform_candidate_sampler(data[0]["id1"], 2, 1, True, ROWS, seed=1)
-                told = super().train_step(data)
-                return {**told, "rows": tf.reduce_sum(tf.gather(self.trainable_variables[2], drawn)) * 0.0}
+                numbers = super().train_step(data)
+                return {**numbers, "rows": tf.reduce_sum(tf.gather(self.trainable_variables[2], drawn)) * 0.0}
 
         return Prints(inputs, outputs)
 

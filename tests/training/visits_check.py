@@ -231,9 +231,9 @@ def of_another_run() -> dict[str, Any]:
     """Return what a run says of the position of another one, and where it begins then."""
     config = Config(program="a:B", input_position="exact", program_args={"batch": 4}, seed=5)
     runner = RemoteStepRunner(config, Files(), make_strategy(config, start_cluster("parameter_server", 2, 1)), 2)
-    told = runner.go_on_from(Position(3, ((2, 8), (1, 24)), {"program": "a:B", "program_args": {}}))
+    problem = runner.go_on_from(Position(3, ((2, 8), (1, 24)), {"program": "a:B", "program_args": {}}))
     assert runner.position
-    return {"told": told, "position": runner.position.as_record()}
+    return {"told": problem, "position": runner.position.as_record()}
 
 
 def refused(program: Any) -> str:
