@@ -159,10 +159,10 @@ def lose(
         for host in lab:
             damage(host)
         run = site(cut=cut, loss=loss)
-        told = environments(host for host in lab if host not in victims)
+        found = environments(host for host in lab if host not in victims)
     assert run.code == 4, run.output
     assert run.lost == sorted(victims), run.output
-    assert told == {host: right[host] for host in told}, run.output
+    assert found == {host: right[host] for host in found}, run.output
     assert f"{len(lab) - len(victims)} of {len(lab)} hosts are right" in run.output, run.output
     assert RETRY.read_text().split() == sorted(victims)
     finished = site("--limit", f"@{RETRY.name}")

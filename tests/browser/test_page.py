@@ -83,8 +83,8 @@ def test_curves_have_the_numbers_of_the_records(browser: Browser, pages: dict[st
         training, evaluation = browser.run(SERIES, "curve", name)[:2]
         drawn = [point for point in training["data"] if point[0] is not None]
         assert drawn == [[pytest.approx(row["t"] * 1000), pytest.approx(row["values"][name], 1e-4)] for row in rows]
-        told = [(line["t"], line["values"][name]) for line in records(night.evaluations)]
-        assert evaluation["data"] == [[pytest.approx(t * 1000, abs=60), pytest.approx(v, 1e-4)] for t, v in told]
+        points = [(line["t"], line["values"][name]) for line in records(night.evaluations)]
+        assert evaluation["data"] == [[pytest.approx(t * 1000, abs=60), pytest.approx(v, 1e-4)] for t, v in points]
     speeds = browser.run(SERIES, "curve", "steps per second")[0]["data"]
     assert [y for x, y in speeds if x is not None] == [pytest.approx(row["speed"], 1e-4) for row in rows]
     # The same points over steps.
@@ -153,27 +153,27 @@ def test_marks_under_the_mouse_say_what_and_where_and_for_how_long_and_what_it_c
     )
     x, y = browser.run(PLACE_OF_MARK, "loss", number, over)
     browser.hover(browser.driver.find_element(By.CSS_SELECTOR, '[data-name="loss"]'), x, y)
-    said = browser.wait(TIP)
-    assert "parameter server lost" in said
-    assert f"{event['task']} at {event['host']}" in said
-    assert re.search(r"lasted [\d.]+ (s|min)", said)
-    assert f"{cost:,} steps lost" in said
-    assert event["message"] in said
+    text = browser.wait(TIP)
+    assert "parameter server lost" in text
+    assert f"{event['task']} at {event['host']}" in text
+    assert re.search(r"lasted [\d.]+ (s|min)", text)
+    assert f"{cost:,} steps lost" in text
+    assert event["message"] in text
 
 
 def test_lanes_and_shares_are_those_of_the_records(
     browser: Browser, pages: dict[str, Path], night: RunDirectory
 ) -> None:
     browser.open(pages["night"])
-    gave: dict[str, int] = {}
+    steps_by_task: dict[str, int] = {}
     states: dict[str, set[str]] = {}
     for line in records(night.history):
         for task, steps in line.get("gave", {}).items():
-            gave[task] = gave.get(task, 0) + steps
+            steps_by_task[task] = steps_by_task.get(task, 0) + steps
         for task, state in line.get("members", {}).items():
             states.setdefault(task, set()).add(state)
     table = browser.driver.find_element(By.XPATH, "//h3[.='Steps that each worker gave']/..").text
-    for task, steps in gave.items():
+    for task, steps in steps_by_task.items():
         assert re.search(rf"{task} {steps:,}\b", table)
     lanes = {lane["task"]: {span[2] for span in lane["spans"]} for lane in browser.run("return psfleet.runs[0].lanes")}
     assert {"chief-0", *states} == set(lanes)
@@ -270,8 +270,8 @@ def test_a_phone_shows_each_fault_and_each_share_whole(browser: Browser, pages: 
     """)
     assert len(hidden) == 4  # time, steps of the workers, placement, faults
     assert max(hidden) == 0
-    said = browser.driver.find_element(By.CSS_SELECTOR, ".marks").text
-    assert re.search(r"6,168\s+parameter server lost", said)
+    text = browser.driver.find_element(By.CSS_SELECTOR, ".marks").text
+    assert re.search(r"6,168\s+parameter server lost", text)
 
 
 def test_a_sheet_cuts_off_no_figure_and_no_table(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:

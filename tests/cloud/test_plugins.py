@@ -114,14 +114,14 @@ def test_a_machine_that_says_no_job_gets_none(
         with pytest.raises(OperatorMistake, match="can't be read"):
             load()
         # Ansible puts the reason before it, as a warning.
-        said = capfd.readouterr().err
-        assert "Could not generate group for host" in said
-        assert machine in said
-        assert "psfleet_jobs" in said
+        errors = capfd.readouterr().err
+        assert "Could not generate group for host" in errors
+        assert machine in errors
+        assert "psfleet_jobs" in errors
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (None, "worker_index is missing on .*1 is free"),
         ("0", "are both worker-0.* 1 is free"),
@@ -129,8 +129,8 @@ def test_a_machine_that_says_no_job_gets_none(
     ],
 )
 def test_a_machine_without_a_right_index_is_refused(
-    cloud: Cloud, load: Callable[[], Inventory], value: str | None, said: str
+    cloud: Cloud, load: Callable[[], Inventory], value: str | None, message: str
 ) -> None:
     cloud.tag(WORKERS[cloud.name][1], "psfleet_index", value)
-    with pytest.raises(OperatorMistake, match=said):
+    with pytest.raises(OperatorMistake, match=message):
         load()

@@ -18,7 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def said(request: pytest.FixtureRequest) -> dict[str, str]:
+def verdicts(request: pytest.FixtureRequest) -> dict[str, str]:
     """What `fab drill` said about each drill: its line, and what belongs to it."""
     names = [item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")]
     # Generous: five hosts share this machine's processors. The tight figures are those of bench/recovery.

@@ -10,8 +10,8 @@ NO_NETEM = "has no netem"
 
 
 @pytest.mark.parametrize("name", DRILLS)
-def test_drill_passes(said: dict[str, str], name: str) -> None:
-    verdict = said.get(name) or said[""]
+def test_drill_passes(verdicts: dict[str, str], name: str) -> None:
+    verdict = verdicts.get(name) or verdicts[""]
     print(verdict)
     if NO_NETEM in verdict:
         pytest.skip(verdict)

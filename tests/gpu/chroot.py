@@ -25,8 +25,8 @@ SOURCES = (
 
 def run(*command: str | Path, check: bool = True, **options) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-    said = f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
-    assert (done.returncode == 0) is check, f"{command} ended with {done.returncode}: {said}"
+    output = f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+    assert (done.returncode == 0) is check, f"{command} ended with {done.returncode}: {output}"
     return done.stdout
 
 

@@ -45,12 +45,12 @@ def machine(debian):
     return debian
 
 
-def changed(said):
-    return int(re.search(r"changed=(\d+)", said)[1])
+def changed(output):
+    return int(re.search(r"changed=(\d+)", output)[1])
 
 
-def in_one_line(said):
-    return " ".join(said.split())
+def in_one_line(output):
+    return " ".join(output.split())
 
 
 def test_a_module_is_loaded_where_none_is_and_a_second_run_changes_nothing(machine):
@@ -69,9 +69,11 @@ def assert_device_files_at_boot(machine):
 
 def test_a_module_that_cannot_be_loaded_is_told_with_why(machine):
     machine.script("/usr/local/sbin/modprobe", "echo 'could not insert nvidia: No such device' >&2; exit 1")
-    said = in_one_line(machine.play("tests/gpu/load.yml", check=False))
-    assert f"host 'machine' can't load the NVIDIA module {DISK} (proprietary): could not insert nvidia: No such" in said
-    assert "try the other nvidia_driver_flavour" in said
+    output = in_one_line(machine.play("tests/gpu/load.yml", check=False))
+    assert (
+        f"host 'machine' can't load the NVIDIA module {DISK} (proprietary): could not insert nvidia: No such" in output
+    )
+    assert "try the other nvidia_driver_flavour" in output
 
 
 # As Ubuntu's packages have it.
@@ -93,14 +95,14 @@ def test_ubuntus_persistence_daemon_is_made_to_hold_the_gpus_awake(machine):
 def test_check_mode_tells_of_a_reboot_that_is_due_and_goes_on(machine):
     machines.load(machine.root, OLD)
     machines.write(machine.root / "pretended/boot_id", "00000000-0000-4000-8000-000000000000\n")
-    said = machine.play("tests/gpu/load.yml", "--check")
-    assert re.search(r"TASK \[nvidia_driver : Reboot\] \*+\nchanged: \[machine\]", said)
+    output = machine.play("tests/gpu/load.yml", "--check")
+    assert re.search(r"TASK \[nvidia_driver : Reboot\] \*+\nchanged: \[machine\]", output)
     assert (machine.root / LOADED[1:]).read_text() == OLD + "\n"
 
 
 def test_check_mode_announces_no_reboot_where_the_module_is_only_not_loaded_yet(machine):
-    said = machine.play("tests/gpu/load.yml", "--check")
-    assert "TASK [nvidia_driver : Reboot]" not in said
+    output = machine.play("tests/gpu/load.yml", "--check")
+    assert "TASK [nvidia_driver : Reboot]" not in output
     assert not (machine.root / "modprobe.log").exists()
 
 
@@ -108,38 +110,38 @@ def test_an_open_module_in_the_kernel_asks_for_a_reboot_where_the_other_is_on_di
     machines.load(machine.root, DISK)
     module = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DISK}  Release Build\n"
     machines.write(machine.root / "pretended/driver/nvidia/version", module)
-    said = in_one_line(machine.play("tests/gpu/load.yml", check=False))
-    assert f"host 'machine' runs the NVIDIA module {DISK} (open) and has {DISK} (proprietary) on disk" in said
+    output = in_one_line(machine.play("tests/gpu/load.yml", check=False))
+    assert f"host 'machine' runs the NVIDIA module {DISK} (open) and has {DISK} (proprietary) on disk" in output
 
 
 def test_another_module_than_the_one_on_disk_asks_for_a_reboot_which_ansibles_own_machine_never_gets(machine):
     machines.load(machine.root, OLD)
-    said = in_one_line(machine.play("tests/gpu/load.yml", check=False))
-    assert f"host 'machine' runs the NVIDIA module {OLD} and has {DISK} (proprietary) on disk, so it must" in said
-    assert "It is the machine that Ansible runs on, or a container there" in said
+    output = in_one_line(machine.play("tests/gpu/load.yml", check=False))
+    assert f"host 'machine' runs the NVIDIA module {OLD} and has {DISK} (proprietary) on disk, so it must" in output
+    assert "It is the machine that Ansible runs on, or a container there" in output
     assert not (machine.root / "modprobe.log").exists()
 
 
 def test_nouveau_in_the_kernel_asks_for_a_reboot(machine):
     (machine.root / "sys/module/nouveau").mkdir(parents=True)
-    said = in_one_line(machine.play("tests/gpu/load.yml", check=False, nvidia_driver_reboot=False))
-    assert "runs the NVIDIA module nouveau instead and has" in said
-    assert "nvidia_driver_reboot is false" in said
+    output = in_one_line(machine.play("tests/gpu/load.yml", check=False, nvidia_driver_reboot=False))
+    assert "runs the NVIDIA module nouveau instead and has" in output
+    assert "nvidia_driver_reboot is false" in output
 
 
 def test_a_host_without_a_gpu_is_refused_by_name_before_anything_is_installed(machine):
     machine.do("rm", "-rf", "/sys/bus")
-    said = in_one_line(machine.play("tests/gpu/driver.yml", check=False))
-    assert "host 'machine' is in the group gpu and has no NVIDIA GPU" in said
-    assert changed(said) == 0
+    output = in_one_line(machine.play("tests/gpu/driver.yml", check=False))
+    assert "host 'machine' is in the group gpu and has no NVIDIA GPU" in output
+    assert changed(output) == 0
 
 
 def test_a_gpu_that_the_wheel_does_not_know_is_refused_before_anything_is_installed(machine):
     machine.do("rm", "-rf", "/sys/bus")
     machines.lay_out(machine.root, "two-graphics-cards")
-    said = in_one_line(machine.play("tests/gpu/driver.yml", check=False))
-    assert "10de:2b85 (Blackwell, compute capability 12.0)" in said
-    assert changed(said) == 0
+    output = in_one_line(machine.play("tests/gpu/driver.yml", check=False))
+    assert "10de:2b85 (Blackwell, compute capability 12.0)" in output
+    assert changed(output) == 0
 
 
 def test_a_driver_that_the_machine_came_with_is_only_looked_at(machine):
@@ -150,8 +152,8 @@ def test_a_driver_that_the_machine_came_with_is_only_looked_at(machine):
     assert_device_files_at_boot(machine)
     assert changed(machine.play("ansible/gpu.yml", **own)) == 0
     machines.load(machine.root, "470.82.01")
-    said = in_one_line(machine.play("ansible/gpu.yml", check=False, **own))
-    assert "driver 470 is too old: TensorFlow 2.21 is built for CUDA 12.5, which needs 525 or newer" in said
+    output = in_one_line(machine.play("ansible/gpu.yml", check=False, **own))
+    assert "driver 470 is too old: TensorFlow 2.21 is built for CUDA 12.5, which needs 525 or newer" in output
 
 
 def test_a_module_that_cannot_be_built_is_told_with_the_compilers_line(machine):
@@ -160,10 +162,10 @@ def test_a_module_that_cannot_be_built_is_told_with_the_compilers_line(machine):
     log = machine.root / "var/lib/dkms/nvidia-current-open/535.261.03/build/make.log"
     machines.write(log, f"  CC nv.o\n{error}\n")
     os.utime(log, (time.time() - 60, time.time() - 60))
-    said = in_one_line(machine.play("tests/gpu/packages.yml", check=False))
-    assert "psfleet-no-such-package" in said
-    assert "error: too few arguments" not in said  # of an old build
+    output = in_one_line(machine.play("tests/gpu/packages.yml", check=False))
+    assert "psfleet-no-such-package" in output
+    assert "error: too few arguments" not in output  # of an old build
     os.utime(log, (time.time() + 600, time.time() + 600))
-    said = in_one_line(machine.play("tests/gpu/packages.yml", check=False))
-    assert "host 'machine' can't install driver 535.261.03 (open modules) for its kernel 6.1.0-56-cloud-amd64" in said
-    assert f"{error} (this driver is older than the kernel" in said
+    output = in_one_line(machine.play("tests/gpu/packages.yml", check=False))
+    assert "host 'machine' can't install driver 535.261.03 (open modules) for its kernel 6.1.0-56-cloud-amd64" in output
+    assert f"{error} (this driver is older than the kernel" in output

@@ -41,8 +41,8 @@ def play(machine, *playbooks, module="580.95.05", error="null", check=True, **va
     machine.script("/opt/trainer/current/env/bin/python", PYTHON % error)
     python = machine.root / "opt/trainer/current/env/bin/python"
     python.write_text(python.read_text().replace("#!/bin/sh", "#!/bin/bash"))
-    said = machine.play(*(playbooks or ["tests/gpu/proof.yml"]), check=check, **variables)
-    return " ".join(said.split())
+    output = machine.play(*(playbooks or ["tests/gpu/proof.yml"]), check=check, **variables)
+    return " ".join(output.split())
 
 
 def test_gpus_as_expected_are_proven_and_a_second_run_changes_nothing(machine):
@@ -53,14 +53,14 @@ def test_gpus_as_expected_are_proven_and_a_second_run_changes_nothing(machine):
 
 
 def test_another_module_than_the_pinned_one_ends_the_play_with_the_hosts_name(machine):
-    said = play(machine, module="580.82.07", check=False)
-    assert "host 'machine':" in said
-    assert "the loaded module is 580.82.07; site.yml pinned 580.95.05" in said
+    output = play(machine, module="580.82.07", check=False)
+    assert "host 'machine':" in output
+    assert "the loaded module is 580.82.07; site.yml pinned 580.95.05" in output
 
 
 def test_a_gpu_that_computes_wrong_ends_the_play(machine):
-    said = play(machine, error='"a convolution: 3 of 25088 numbers are wrong"', check=False)
-    assert "1: a convolution: 3 of 25088 numbers are wrong" in said
+    output = play(machine, error='"a convolution: 3 of 25088 numbers are wrong"', check=False)
+    assert "1: a convolution: 3 of 25088 numbers are wrong" in output
 
 
 def test_site_s_playbooks_prove_the_driver_that_they_found_on_the_gpus_that_the_inventory_names(machine):
@@ -77,6 +77,6 @@ def test_site_s_playbooks_prove_the_driver_that_they_found_on_the_gpus_that_the_
     expected = json.loads((machine.root / "etc/trainer/gpu.json").read_text())
     assert expected == {"driver": "580.95.05", "gpus": 2, "devices": ["0", "1"]}
     assert re.search(r"changed=0 .* failed=0", play(machine, *playbooks, **variables))
-    said = play(machine, *playbooks, error='"1 of 16 numbers is wrong"', check=False, **variables)
-    assert "host 'machine':" in said
-    assert "1: 1 of 16 numbers is wrong" in said
+    output = play(machine, *playbooks, error='"1 of 16 numbers is wrong"', check=False, **variables)
+    assert "host 'machine':" in output
+    assert "1: 1 of 16 numbers is wrong" in output

@@ -138,16 +138,16 @@ def play(containers, playbook="tests/gpu/load.yml", check=True, **variables):
     inventory.write_text(json.dumps({"machine": {"hosts": hosts}}))
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     command = ["ansible-playbook", "-i", inventory, playbook, "-e", "gpu_batch=1"]
-    said = run(*command, check=check, cwd=ROOT, env=environment)
-    return {name: int(changed) for name, changed in re.findall(r"(psfleet-gpu-\S+) +: .*changed=(\d+)", said)}, said
+    output = run(*command, check=check, cwd=ROOT, env=environment)
+    return {name: int(changed) for name, changed in re.findall(r"(psfleet-gpu-\S+) +: .*changed=(\d+)", output)}, output
 
 
 def test_only_the_machine_that_runs_another_module_reboots_and_only_once(containers):
     old, right = containers
     (right.directory / "module/nvidia/version").write_text(DISK + "\n")
     before = [container.boots() for container in containers]
-    changed, said = play(containers)
-    assert [container.boots() for container in containers] == [before[0] + 1, before[1]], said
+    changed, output = play(containers)
+    assert [container.boots() for container in containers] == [before[0] + 1, before[1]], output
     assert (old.loaded(), right.loaded()) == (DISK, DISK)
     assert changed[old.name] > 0
     for container in containers:
@@ -181,9 +181,9 @@ def test_the_proof_has_the_rights_of_a_task_and_keeps_what_it_translated(contain
     python = container.root / "opt/trainer/current/env/bin/python"
     machines.write(python, f"#!/bin/sh\n{RIGHTS}echo $CUDA_CACHE_PATH\n")
     python.chmod(0o755)
-    _changed, said = play([container], "tests/gpu/proof.yml")
-    changed, said = play([container], "tests/gpu/proof.yml")
-    assert changed == {container.name: 0}, said
+    _changed, output = play([container], "tests/gpu/proof.yml")
+    changed, output = play([container], "tests/gpu/proof.yml")
+    assert changed == {container.name: 0}, output
     proof = container.attach("/usr/local/sbin/psfleet-gpu-check").splitlines()
     assert proof[:2] == ["trainer", "CapBnd:\t0000000000000000"]
     assert "NoNewPrivs:\t1" in proof
@@ -214,7 +214,7 @@ def test_a_kernel_without_the_module_is_named_after_the_reboot(containers):
     container = containers[0]
     machines.write(container.root / "lose-module", "")
     (container.directory / "module/nvidia/version").write_text(OLD + "\n")
-    _changed, said = play([container], check=False)
-    said = " ".join(said.split())
-    assert f"host '{container.name}' came up with the kernel" in said
-    assert f"for which it has no NVIDIA module; it left {os.uname().release} with {DISK}. Run site.yml again" in said
+    _changed, output = play([container], check=False)
+    output = " ".join(output.split())
+    assert f"host '{container.name}' came up with the kernel" in output
+    assert f"for which it has no NVIDIA module; it left {os.uname().release} with {DISK}. Run site.yml again" in output

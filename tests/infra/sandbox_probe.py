@@ -160,16 +160,16 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         match what:
             case "needs":
-                said = {name: attempt_apart(need) for name, need in NEEDS.items()}
+                results = {name: attempt_apart(need) for name, need in NEEDS.items()}
             case "refused":
-                said = {name: attempt_apart(refused) for name, refused in REFUSED.items()}
+                results = {name: attempt_apart(refused) for name, refused in REFUSED.items()}
             case "writes":
-                said = {place: attempt(partial(write, place)) for place in places}
+                results = {place: attempt(partial(write, place)) for place in places}
             case "opens":
-                said = {place: attempt(partial(look, place)) for place in places}
+                results = {place: attempt(partial(look, place)) for place in places}
             case _:
                 sys.exit(f"{what!r} is none of needs, refused, writes, opens")
-    print(json.dumps(said))
+    print(json.dumps(results))
 
 
 main()

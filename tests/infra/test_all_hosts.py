@@ -41,8 +41,8 @@ def test_everybody_may_read_the_release_and_its_environment(host):
 
 
 def test_journal_has_its_limit(host):
-    said = host.check_output("journalctl --quiet --output=cat --identifier=systemd-journald --grep='System Journal'")
-    assert re.search(r" max 1(\.0)?G,", said.splitlines()[-1])  # systemd 252 writes 1.0G, 257 1G
+    output = host.check_output("journalctl --quiet --output=cat --identifier=systemd-journald --grep='System Journal'")
+    assert re.search(r" max 1(\.0)?G,", output.splitlines()[-1])  # systemd 252 writes 1.0G, 257 1G
 
 
 def test_shared_path_is_mounted_and_writable_by_the_user(host):

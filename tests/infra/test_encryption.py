@@ -116,7 +116,7 @@ def test_keys_of_some_hosts_alone_are_not_changed(encrypted):
     before = keys(encrypted)
     done = play("ansible/rotate_keys.yml", "--limit", "ps-0,localhost", inventory=encrypted)
     assert done.code == 2
-    assert any("worker-1" in said and "rotate_without=" in said for _, said in done.failed)
+    assert any("worker-1" in message and "rotate_without=" in message for _, message in done.failed)
     assert keys(encrypted) == before
 
 

@@ -91,12 +91,12 @@ def test_a_second_start_is_refused_until_the_first_is_over(lab, long_run):
             wait_until(lambda: answer(lab["head"], free) != "free", 120, "a start is at work")
             other = fab("start-cluster", "--run", "infra-second", inventory=long_run)
             one.send_signal(signal.SIGINT)
-            said, _ = one.communicate(timeout=120)
+            output, _ = one.communicate(timeout=120)
         finally:
             one.kill()
     assert other.returncode == 2, other.stdout + other.stderr
     assert "this cluster is taken by a start of " in other.stderr
-    assert one.returncode == 130, said
+    assert one.returncode == 130, output
     wait_until(lambda: answer(lab["head"], free) == "free", 60, "it is over")
     wait_for_progress(lab)
 
@@ -116,17 +116,17 @@ def test_runs_lists_the_run(long_run):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["start-cluster", "--run", "../up"], "../up"),
         (["logs", "--task", "worker-9"], "worker-9"),
         (["status", "--inventory", "no/such/place"], "no/such/place"),
     ],
 )
-def test_a_mistake_ends_with_2_and_names_the_value(long_run, arguments, said):
+def test_a_mistake_ends_with_2_and_names_the_value(long_run, arguments, message):
     done = fab(*arguments)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_an_unreachable_host_ends_with_4_and_hides_no_other(long_run, tmp_path):

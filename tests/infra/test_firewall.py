@@ -85,8 +85,8 @@ def test_a_stranger_reaches_ssh_alone(address, host):
 @pytest.mark.slow
 def test_nmap_finds_ssh_alone_on_every_member(address):
     scan = ["nmap", "-n", "-Pn", "-p1-65535", "--min-rate=5000", "--max-retries=1", "--open", *map(address, MEMBERS)]
-    said = subprocess.run(scan, capture_output=True, text=True, check=True).stdout
-    assert [line.split()[0] for line in said.splitlines() if "/tcp" in line] == ["22/tcp"] * len(MEMBERS)
+    output = subprocess.run(scan, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[0] for line in output.splitlines() if "/tcp" in line] == ["22/tcp"] * len(MEMBERS)
 
 
 def test_members_reach_what_they_need_and_nothing_else(lab, address):

@@ -43,8 +43,8 @@ def webhook():
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
-            said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            heard.extend((alert["status"], alert["labels"]["alertname"]) for alert in said["alerts"])
+            message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            heard.extend((alert["status"], alert["labels"]["alertname"]) for alert in message["alerts"])
             self.send_response(200)
             self.end_headers()
 

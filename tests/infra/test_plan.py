@@ -80,9 +80,9 @@ def test_a_run_that_fails_after_the_switch_is_put_back(lab, long_run, another_re
     files, before = state(lab)
     step = status(lab)["step"]
     failed = fab("start-cluster", "--run", WRONG_RUN, inventory=another_release)
-    told = failed.stdout + failed.stderr
-    assert failed.returncode == 1, told
-    assert "no such file" in told
+    output = failed.stdout + failed.stderr
+    assert failed.returncode == 1, output
+    assert "no such file" in output
     assert f"put back: run {LONG_RUN}" in failed.stdout
     wait_for_progress(lab)
     assert state(lab)[0] == files
@@ -120,14 +120,14 @@ def test_a_start_that_is_left_in_the_switch_is_put_back(lab, long_run, another_r
     files, before = state(lab)
     now = {name: answer(host, "readlink /opt/trainer/current") for name, host in lab.items()}
     step = status(lab)["step"]
-    code, said = left(
+    code, output = left(
         ["fab", "start-cluster", "--run", WRONG_RUN],
         lambda: any(answer(lab[name], "readlink /opt/trainer/current") != link for name, link in now.items()),
         "a host switches to the release",
         another_release,
     )
-    assert code == 130, said
-    assert f"put back: run {LONG_RUN}" in said
+    assert code == 130, output
+    assert f"put back: run {LONG_RUN}" in output
     wait_for_progress(lab)
     assert state(lab)[0] == files
     assert sorted(units(lab)) == sorted(before)
@@ -140,13 +140,13 @@ def test_a_site_yml_that_is_left_in_the_middle_is_finished_by_the_next(lab, long
         lab["worker-1"].run_expect([0], "echo 'HINT=stale' >>/etc/trainer/worker-1.env")
     before = units(lab)
     free = "flock --nonblock /run/psfleet-start true && echo free"
-    code, said = left(
+    code, output = left(
         ["ansible-playbook", "site.yml"],
         lambda: "HINT" not in answer(lab["worker-1"], "cat /etc/trainer/worker-1.env || echo HINT"),
         "the environment of worker-1 is right again",
         long_run,
     )
-    assert code not in (0, 2, 4), said
+    assert code not in (0, 2, 4), output
     wait_until(lambda: answer(lab["head"], free) == "free", 60, "nobody is kept from a start any more")
     done = play("site.yml", inventory=long_run)
     assert done.code == 0, done.failed

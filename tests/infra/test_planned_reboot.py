@@ -51,7 +51,7 @@ class Run:
         lost = [event for event in self.events if event.get("steps_lost")]
         return [event for event in self.events if event["event"] in FAULTS] + lost
 
-    def told(self, task: str) -> list[str]:
+    def events_of(self, task: str) -> list[str]:
         return [event["event"] for event in self.events if event.get("task") == task]
 
     @property
@@ -128,7 +128,7 @@ def test_a_worker_leaves_and_is_back_while_the_others_train(lab, trains):
     assert run.code == 0, run.output
     assert run.rebooted == {"worker-1"}
     assert run.started_anew == {"worker-1"}
-    assert run.told("worker-1") == ["member-left", "member-back"]
+    assert run.events_of("worker-1") == ["member-left", "member-back"]
     assert {event["event"] for event in run.events} <= {"member-left", "member-back", "checkpoint-saved", "evaluated"}
     assert run.steps == sorted(run.steps)
     assert run.steps[-1] > run.steps[0]
@@ -147,7 +147,7 @@ def test_a_ps_leaves_after_a_save_and_nothing_is_trained_twice(lab, trains, trut
     assert run.rebooted == {"ps-1"}
     assert run.started_anew == {"ps-1"}
     assert run.faults == []
-    assert "member-left" in run.told("ps-1")
+    assert "member-left" in run.events_of("ps-1")
     assert [event["message"] for event in run.events if event["event"] == "formed"] == [
         f"without ps-1 ({truth['_meta']['hostvars']['ps-1']['ansible_host']}:2300)",
         "all members",
@@ -183,7 +183,7 @@ def test_a_host_whose_proof_fails_stays_out_and_no_other_follows_it(lab, trains)
     mended = reboot(lab, trains, [])
     assert (mended.code, mended.rebooted, mended.started_anew) == (0, set(), {"worker-0"}), mended.output
     assert answer(worker, "systemctl is-enabled trainer@worker-0") == "enabled"
-    assert "member-back" in mended.told("worker-0")
+    assert "member-back" in mended.events_of("worker-0")
 
 
 def test_a_host_that_missed_a_release_is_taken_back_when_it_has_it(lab, trains):
@@ -191,7 +191,7 @@ def test_a_host_that_missed_a_release_is_taken_back_when_it_has_it(lab, trains):
     # While worker-0 is away, no other host is rebooted.
     assert (run.code, run.rebooted, run.started_anew) == (4, {"worker-0"}, {"worker-0"}), run.output
     assert "worker-1' is not rebooted for a test: worker-0 did not come back" in run.output
-    assert run.told("worker-0") == ["member-left", "member-back"]
+    assert run.events_of("worker-0") == ["member-left", "member-back"]
     assert run.faults == []
 
 
@@ -211,5 +211,5 @@ def test_a_ps_stays_where_the_coordinator_can_t_save(lab, cannot_save):
     assert (run.code, run.rebooted, run.started_anew) == (4, set(), set()), run.output
     why = " ".join(run.output.partition("hosts are right")[2].split())
     assert "host 'ps-1' can't leave the training, and is not rebooted: the coordinator chief-0 was not seen" in why
-    assert run.told("ps-1") == []
+    assert run.events_of("ps-1") == []
     assert run.steps[-1] > run.steps[0]

@@ -101,16 +101,16 @@ def test_each_thing_that_a_hand_changed_is_found_and_mended_alone(lab, long_run)
         wheel = lab["head"].check_output("ls /srv/trainer/wheels/3*/six-*.whl")
         lab["head"].run_expect([0], f"rm {wheel}")
     change(lab, [one for one in CHANGED if one[2] != PROBE])
-    said = play("site.yml", "--check", inventory=long_run)
+    checked = play("site.yml", "--check", inventory=long_run)
     # Only now: check mode writes no marker, and the other hosts would refuse a path without it.
     change(lab, [one for one in CHANGED if one[2] == PROBE])
     repaired = play("site.yml", inventory=long_run)
-    assert (said.code, repaired.code) == (0, 0), said.failed + repaired.failed
+    assert (checked.code, repaired.code) == (0, 0), checked.failed + repaired.failed
     # A release that a process used until its restart is one too many then.
     beside = ("Copy the wheels", "Restart the journal", "Keep the last few releases")
     mended = {(name, task) for name, task in repaired.changed if task not in RESTARTING and not task.startswith(beside)}
     assert mended == {(name, task) for name, _, task in CHANGED}
-    assert set(said.changed) >= mended - {("head", PROBE)}  # which check mode doesn't write
+    assert set(checked.changed) >= mended - {("head", PROBE)}  # which check mode doesn't write
     assert lab["head"].file(wheel).exists
     after = units(lab)
     # Where the release's files were mended, tasks had started before.

@@ -88,8 +88,8 @@ def test_no_installed_unit_exposes_more_than_it_must(lab):
             for unit in (line.split()[0] for line in host.check_output(listed).splitlines()):
                 if not host.check_output(f"systemctl show --value --property=FragmentPath {unit}").startswith("/etc/"):
                     continue  # a timer of the moment
-                said = host.check_output(f"systemd-analyze security --no-pager {unit}").splitlines()[-1]
-                found[name, unit] = float(re.search(r"exposure level for \S+: ([0-9.]+)", said)[1])
+                summary = host.check_output(f"systemd-analyze security --no-pager {unit}").splitlines()[-1]
+                found[name, unit] = float(re.search(r"exposure level for \S+: ([0-9.]+)", summary)[1])
     print(found)
     bounds = {(name, unit): MOST[re.sub(r"@.*\.", "@.", unit)] for name, unit in found}
     assert {key: score for key, score in found.items() if score > bounds[key]} == {}
@@ -97,24 +97,24 @@ def test_no_installed_unit_exposes_more_than_it_must(lab):
 
 
 def test_what_tensorflow_needs_works_inside(lab):
-    said = inside(lab["worker-0"], "worker-0", "needs")
-    assert {name: what for name, what in said.items() if what != "ok"} == {}
+    results = inside(lab["worker-0"], "worker-0", "needs")
+    assert {name: what for name, what in results.items() if what != "ok"} == {}
 
 
 @pytest.mark.slow
 def test_the_probe_sees_a_sandbox_that_is_too_tight(lab):
     """What the unit says that it leaves out, and why."""
-    said = inside(lab["worker-0"], "worker-0", "needs", more="MemoryDenyWriteExecute=yes\n")
-    assert said["oneDNN's convolution"] != "ok"
-    said = inside(lab["worker-0"], "worker-0", "needs", more="SystemCallFilter=~@resources\n")
-    assert said["processors of threads"].startswith("PermissionError")
-    said = inside(lab["worker-0"], "worker-0", "needs", more="ProcSubset=pid\n")
-    assert said["the boot's id"].startswith("FileNotFoundError")
+    results = inside(lab["worker-0"], "worker-0", "needs", more="MemoryDenyWriteExecute=yes\n")
+    assert results["oneDNN's convolution"] != "ok"
+    results = inside(lab["worker-0"], "worker-0", "needs", more="SystemCallFilter=~@resources\n")
+    assert results["processors of threads"].startswith("PermissionError")
+    results = inside(lab["worker-0"], "worker-0", "needs", more="ProcSubset=pid\n")
+    assert results["the boot's id"].startswith("FileNotFoundError")
 
 
 def test_nothing_of_the_machine_is_within_reach(lab):
-    said = inside(lab["worker-0"], "worker-0", "refused")
-    assert {name for name, what in said.items() if what == "ok"} == set()
+    results = inside(lab["worker-0"], "worker-0", "refused")
+    assert {name for name, what in results.items() if what == "ok"} == set()
     without = outside(lab["worker-0"], "refused")
     assert {name for name, what in without.items() if what == "ok"} >= BY_THE_SANDBOX
 
@@ -125,8 +125,8 @@ def test_what_a_task_may_write_depends_on_its_job(lab, task):
     host = lab[name]
     directories = host.check_output(f"find {SHARED} -maxdepth 1 -type d ! -name lost+found").split()
     assert {f"{SHARED}/{each}" for each in ("runs", "sweeps", "wheels", "data-service")} <= set(directories)
-    said = inside(host, task, "writes", *directories, *OF_THE_HOST)
-    assert {place for place, what in said.items() if what == "ok"} == {f"{SHARED}/{each}" for each in wanted}
+    results = inside(host, task, "writes", *directories, *OF_THE_HOST)
+    assert {place for place, what in results.items() if what == "ok"} == {f"{SHARED}/{each}" for each in wanted}
     without = outside(host, "writes", *directories, *OF_THE_HOST)
     assert {place for place, what in without.items() if what == "ok"} == set(directories)
 
@@ -144,7 +144,7 @@ def device(lab):
 def test_a_gpu_hosts_drop_in_opens_the_device_files_that_it_names_and_no_others(lab, device):
     """Without a GPU: the kernel knows no class char-nvidia then, so a device of the lab stands in for it."""
     drop_in = (ROOT / "roles/gpu/templates/psfleet-gpu.conf.j2").read_text().partition("\n")[2]
-    said = {
+    results = {
         name: inside(lab["worker-0"], "worker-0", "opens", device, more=more)[device]
         for name, more in {
             "no GPUs": "",
@@ -152,9 +152,9 @@ def test_a_gpu_hosts_drop_in_opens_the_device_files_that_it_names_and_no_others(
             "GPUs with this file": drop_in.replace("char-nvidia rw", f"{device} rw"),
         }.items()
     }
-    assert said.pop("GPUs with this file") == "ok"
-    assert said["no GPUs"].startswith(("PermissionError", "FileNotFoundError"))
-    assert said["GPUs"].startswith("PermissionError: [Errno 1]")  # the group's, not the file's mode
+    assert results.pop("GPUs with this file") == "ok"
+    assert results["no GPUs"].startswith(("PermissionError", "FileNotFoundError"))
+    assert results["GPUs"].startswith("PermissionError: [Errno 1]")  # the group's, not the file's mode
 
 
 ATTACK = """
@@ -195,10 +195,10 @@ def test_a_graph_from_a_member_writes_what_the_servers_job_may(lab, truth, sourc
         try:
             job = task.partition("-")[0]
             command = f"timeout 120 {PYTHON} /run/psfleet-attack.py {job} {address}:{port} {other} {wheel}"
-            said = attacker.check_output(command)
-            assert f"read {name}" in said
-            assert (f"wrote {other}" in said) == writes, said
-            assert f"refused {wheel}" in said, said
+            output = attacker.check_output(command)
+            assert f"read {name}" in output
+            assert (f"wrote {other}" in output) == writes, output
+            assert f"refused {wheel}" in output, output
             assert attacker.file(other).exists == writes
             assert not attacker.file(wheel).exists
         finally:
@@ -312,14 +312,14 @@ def test_the_check_reads_no_file_of_roots_through_a_marker_or_a_probe(lab):
         host.run_expect([0], "install -m 600 /etc/machine-id /root/psfleet-secret; echo SECRET >>/root/psfleet-secret")
         try:
             with planted(host, f"{SHARED}/.psfleet-host-head", "/root/psfleet-secret"):
-                said = host.run(CHECK)
-                assert said.rc == 1
-                assert "no marker of head is there" in said.stderr
+                done = host.run(CHECK)
+                assert done.rc == 1
+                assert "no marker of head is there" in done.stderr
             with planted(host, f"{SHARED}/.psfleet-probe-head", "/root/psfleet-secret"):
-                said = host.run(f"{CHECK} --read 'head text'")
-                assert said.rc == 1
-                assert "what head wrote and renamed is not seen here, but ''" in said.stderr
-                assert "SECRET" not in said.stdout + said.stderr
+                done = host.run(f"{CHECK} --read 'head text'")
+                assert done.rc == 1
+                assert "what head wrote and renamed is not seen here, but ''" in done.stderr
+                assert "SECRET" not in done.stdout + done.stderr
         finally:
             host.run_expect([0], "rm /root/psfleet-secret")
         assert host.run(CHECK).rc == 0
@@ -329,9 +329,9 @@ def test_the_check_writes_no_file_of_roots_through_a_probe(lab):
     host = lab["worker-0"]
     with host.sudo():
         with planted(host, f"{SHARED}/.psfleet-probe-worker-0.new", "/etc/psfleet-planted"):
-            said = host.run(f"{CHECK} --write")
-            assert said.rc == 1
-            assert "can't write" in said.stderr
+            done = host.run(f"{CHECK} --write")
+            assert done.rc == 1
+            assert "can't write" in done.stderr
             assert not host.file("/etc/psfleet-planted").exists
         assert host.run(f"{CHECK} --write").rc == 0
 
@@ -341,9 +341,9 @@ def test_no_task_starts_where_its_directory_is_a_link(lab):
     host = lab["worker-0"]
     with host.sudo():
         with planted(host, f"{SHARED}/data-service", "/etc"):
-            said = host.run(CHECK)
-            assert said.rc == 1
-            assert "data-service is a link" in said.stderr
+            done = host.run(CHECK)
+            assert done.rc == 1
+            assert "data-service is a link" in done.stderr
         assert host.run(CHECK).rc == 0
 
 

@@ -80,8 +80,8 @@ def test_a_drained_worker_stays_out_until_it_is_undrained(training: Training, la
     begun = time.monotonic()
     done("undrain", "worker-1", inventory=long_run)
     print(f"undrain worker-1: {time.monotonic() - begun:.1f} s")
-    told = [event["event"] for event in training.check("worker-1") if event.get("task") == "worker-1"]
-    assert told == ["member-left", "member-back"]
+    names = [event["event"] for event in training.check("worker-1") if event.get("task") == "worker-1"]
+    assert names == ["member-left", "member-back"]
     assert status(lab)["without"] == {}
 
 
@@ -135,9 +135,9 @@ def test_a_rollback_brings_the_release_and_settings_of_before(training: Training
     done("start-cluster", "--detach", inventory=edited)
     assert answer(lab["head"], "readlink /opt/trainer/current; cat /etc/trainer/run.json") != before
     begun = time.monotonic()
-    said = done("rollback", "--reason", "a test", inventory=long_run)
-    print(f"rollback: {time.monotonic() - begun:.1f} s\n{said}")
-    assert "setting  log_seconds: 3 -> null" in said
+    output = done("rollback", "--reason", "a test", inventory=long_run)
+    print(f"rollback: {time.monotonic() - begun:.1f} s\n{output}")
+    assert "setting  log_seconds: 3 -> null" in output
     assert {answer(host, "readlink /opt/trainer/current; cat /etc/trainer/run.json") for host in lab.values()} == {
         before
     }
@@ -159,15 +159,15 @@ def test_members_that_are_added_join_the_training(training: Training, lab, long_
     begun = time.monotonic()
     training.check()
     assert not any(stats["changed"] for stats in play("site.yml", inventory=more).stats.values())
-    said = done("start-cluster", "--plan", inventory=more)
-    assert "join    worker-2 within seconds" in said
-    assert "join    ps-2 at the next save" in said
+    output = done("start-cluster", "--plan", inventory=more)
+    assert "join    worker-2 within seconds" in output
+    assert "join    ps-2 at the next save" in output
     print(f"looked at in {time.monotonic() - begun:.1f} s")
     begun = time.monotonic()
     done("start-cluster", "--detach", inventory=more)
     started = time.monotonic()
-    gives = "status(lab)['workers'] has worker-2"
-    wait_until(lambda: status(lab)["workers"].get("worker-2", {}).get("steps"), 60, gives)
+    waited_for = "status(lab)['workers'] has worker-2"
+    wait_until(lambda: status(lab)["workers"].get("worker-2", {}).get("steps"), 60, waited_for)
     print(f"start: {started - begun:.1f} s, worker-2's first steps told {time.monotonic() - started:.1f} s after it")
     wait_until(lambda: status(lab)["without"] == {}, 60, "all members take part")
     found = training.check("worker-2", "ps-2")

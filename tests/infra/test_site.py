@@ -93,14 +93,14 @@ def test_a_wrong_inventory_is_refused_before_any_host_is_touched(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("empty", "said"),
+    ("empty", "message"),
     [("", "the inventory has no hosts"), ("---\n{}\n", "Completely failed to parse inventory source")],
 )
-def test_an_empty_inventory_is_refused(tmp_path, empty, said):
+def test_an_empty_inventory_is_refused(tmp_path, empty, message):
     (tmp_path / "hosts.yml").write_text(empty)
     done = site(tmp_path / "hosts.yml")
     assert done.returncode != 0
-    assert said in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
 
 
 @pytest.fixture

@@ -35,9 +35,9 @@ def test_a_release_that_was_changed_starts_no_task_until_it_is_mended(damage, la
     with host.sudo():
         host.run_expect([0], f"sh -c 'cd /opt/trainer/current && {damage}'")
         host.run("systemctl restart trainer@worker-1")
-        said = "journalctl --unit trainer@worker-1 --lines 30 --output cat"
+        command = "journalctl --unit trainer@worker-1 --lines 30 --output cat"
         wait_until(
-            lambda: "`ansible-playbook site.yml` mends it" in host.check_output(said), 60, "the start is refused"
+            lambda: "`ansible-playbook site.yml` mends it" in host.check_output(command), 60, "the start is refused"
         )
         assert not host.service("trainer@worker-1").is_running
     mended = play("site.yml", "--limit", "worker-1", inventory=long_run)
@@ -51,11 +51,11 @@ def test_another_key_ships_nothing(lab, long_run, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(long_run, other)
     variables = other / "group_vars" / "all.yml"
-    told = yaml.safe_load(variables.read_text())
+    settings = yaml.safe_load(variables.read_text())
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    told["release_signers"] = [key.with_suffix(".pub").read_text().strip()]
-    variables.write_text(yaml.safe_dump(told))
+    settings["release_signers"] = [key.with_suffix(".pub").read_text().strip()]
+    variables.write_text(yaml.safe_dump(settings))
     done = fab("start-cluster", "--detach", inventory=other)
     assert done.returncode != 0
     assert "may sign no release of this cluster" in done.stdout + done.stderr

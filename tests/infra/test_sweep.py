@@ -27,12 +27,12 @@ def swept(lab, tmp_path_factory):
     inventory = copy_inventory(directory / "lab", settings, **SITE)
     file = directory / "rates.yml"
     file.write_text(yaml.safe_dump({"name": NAME, "points": POINTS}))
-    with (directory / "said").open("wb") as said:
+    with (directory / "said").open("wb") as output:
         control = subprocess.Popen(
             ["fab", "sweep", str(file)],
             cwd=ROOT,
             env=os.environ | {"PSFLEET_INVENTORY": str(inventory)},
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
         )
         try:
@@ -40,7 +40,7 @@ def swept(lab, tmp_path_factory):
         finally:
             control.kill()  # of the whole control machine nothing else is needed
             control.wait()
-    wait_until(lambda: told(inventory).get("evaluated"), 900, "the end of the sweep")
+    wait_until(lambda: sweep_status(inventory).get("evaluated"), 900, "the end of the sweep")
     yield inventory
     fab("stop-cluster", inventory=inventory)
     with lab["head"].sudo():
@@ -48,19 +48,19 @@ def swept(lab, tmp_path_factory):
         lab["head"].run_expect([0], f"rm -rf {runs} /srv/trainer/sweeps/{NAME}.json /srv/trainer/selection.json")
 
 
-def trains(lab, control, said):
-    assert control.poll() is None, said.read_text()
+def trains(lab, control, output):
+    assert control.poll() is None, output.read_text()
     now = status(lab)
     return now.get("run") == f"{NAME}-1" and now["state"] == "training" and (now["step"] or 0) > 0
 
 
-def told(inventory):
+def sweep_status(inventory):
     asked = fab("sweep", "--status", "--json", inventory=inventory)
     return json.loads(asked.stdout)["sweep"] if asked.returncode == 0 else {}
 
 
 def test_each_point_has_its_end(swept):
-    points = told(swept)["points"]
+    points = sweep_status(swept)["points"]
     assert [(point["run"], point["state"]) for point in points] == [
         (f"{NAME}-1", "finished"),
         (f"{NAME}-2", "failed"),

@@ -38,8 +38,8 @@ def tunnel(long_run):
     """TensorBoard's address on this machine, which is no member, while the operator looks at it."""
     command = ["fab", "tensorboard", "--port", str(PORT), "--inventory", str(long_run)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        said = process.stdout.readline()
-        assert said == f"TensorBoard is at http://localhost:{PORT} until Ctrl-C\n"
+        line = process.stdout.readline()
+        assert line == f"TensorBoard is at http://localhost:{PORT} until Ctrl-C\n"
         try:
             yield f"http://localhost:{PORT}"
             process.send_signal(signal.SIGINT)

@@ -22,8 +22,8 @@ def trained(lab):
 
 
 def test_the_summary_says_what_how_well_and_where(trained):
-    for said in (f"run {RUN} finished", "3000 steps", "accuracy 0.9", f"runs/{RUN}/checkpoints", ":6006", "fab logs"):
-        assert said in trained
+    for part in (f"run {RUN} finished", "3000 steps", "accuracy 0.9", f"runs/{RUN}/checkpoints", ":6006", "fab logs"):
+        assert part in trained
 
 
 def test_accuracy_and_state(lab, trained):

@@ -78,19 +78,19 @@ def environment(name: str, pod: Mapping[str, Any], ports: Mapping[str, tuple[int
     }
 
 
-def start(stack: ExitStack, pod: Mapping[str, Any], told: Mapping[str, str], path: Path) -> subprocess.Popen[bytes]:
-    name = f"mine-{'-'.join(task_of(told))}"
+def start(stack: ExitStack, pod: Mapping[str, Any], env: Mapping[str, str], path: Path) -> subprocess.Popen[bytes]:
+    name = f"mine-{'-'.join(task_of(env))}"
     command = [sys.executable, *pod["containers"][0]["command"][1:]]
     log = stack.enter_context((path / f"{name}.log").open("wb"))
-    given = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **told}
+    given = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **env}
     process = subprocess.Popen(command, env=given, cwd=path, stdout=log, stderr=subprocess.STDOUT)
     stack.callback(process.wait, 60)
     stack.callback(process.terminate)
     return process
 
 
-def task_of(told: Mapping[str, str]) -> tuple[str, str]:
-    task = yaml.safe_load(told["TF_CONFIG"])["task"]
+def task_of(variables: Mapping[str, str]) -> tuple[str, str]:
+    task = yaml.safe_load(variables["TF_CONFIG"])["task"]
     return task["type"], str(task["index"])
 
 

@@ -28,8 +28,8 @@ def submit(cluster, steps: int, *options: str) -> str:  # type: ignore[no-untype
     (cluster.directory / "shared").mkdir()
     script = cluster.directory / "batch.sh"
     script.write_text(slurm.render(Wanted("psfleet", TASKS, {}, settings), sys.executable))
-    said = cluster.call("sbatch", "--parsable", f"--export=ALL,PYTHONPATH={ROOT}", *options, str(script))
-    return str(said).strip()
+    output = cluster.call("sbatch", "--parsable", f"--export=ALL,PYTHONPATH={ROOT}", *options, str(script))
+    return str(output).strip()
 
 
 def status(cluster) -> dict[str, object]:  # type: ignore[no-untyped-def]

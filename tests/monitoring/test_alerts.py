@@ -53,9 +53,9 @@ def promtool_test(directory: Path, case: dict[str, Any]) -> str:
     (directory / "alerts.yml").write_text(yaml.safe_dump(known, width=1000))
     (directory / "case.yml").write_text(yaml.safe_dump(case, width=10000))
     done = run("promtool", "test", "rules", directory / "case.yml")
-    said = done.stdout + done.stderr
-    assert ("SUCCESS" in said) == (done.returncode == 0), said
-    return "" if done.returncode == 0 else said
+    output = done.stdout + done.stderr
+    assert ("SUCCESS" in output) == (done.returncode == 0), output
+    return "" if done.returncode == 0 else output
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -66,12 +66,12 @@ def test_an_alert_fires_and_does_not(directory: Path, path: Path) -> None:
 def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
     assert [path.stem for path in CASES] == sorted(alerts())
     for path in CASES:
-        said = [
+        fires = [
             bool(expected["exp_alerts"])
             for test in yaml.safe_load(path.read_text())["tests"]
             for expected in test["alert_rule_test"]
         ]
-        assert {True, False} == set(said), path.stem
+        assert {True, False} == set(fires), path.stem
 
 
 @pytest.mark.parametrize("name", of_the_run())

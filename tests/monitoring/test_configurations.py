@@ -38,14 +38,14 @@ def spec(address: str) -> dict[str, Any]:
 @pytest.mark.parametrize("address", ["192.0.2.", "2001:db8::"])
 def test_prometheus_takes_its_configuration(tmp_path: Path, address: str) -> None:
     cluster = spec(address)
-    told = [listen_address(each) for each in cluster["alertmanager"].values()]
+    addresses = [listen_address(each) for each in cluster["alertmanager"].values()]
     (tmp_path / "alerts.yml").write_text(rendered("prometheus", "alerts.yml.j2", {}))
     text = rendered(
         "prometheus",
         "prometheus.yml.j2",
         {
             "prometheus_targets": scrape_targets(cluster),
-            "prometheus_alertmanagers": told,
+            "prometheus_alertmanagers": addresses,
             "__prometheus_alerts": str(tmp_path / "alerts.yml"),
         },
     )
@@ -61,7 +61,7 @@ def test_prometheus_takes_its_configuration(tmp_path: Path, address: str) -> Non
     }
     assert asked == {(each["scrape"], each["target"], each["labels"]["host"]) for each in scrape_targets(cluster)}
     assert len(asked) == 3 + 3 + 2  # tasks, hosts, the two services
-    assert written["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == told
+    assert written["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == addresses
 
 
 def alertmanager(path: Path, **settings: Any) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def test_what_is_critical_goes_where_its_route_says(tmp_path: Path, labels: dict
         alertmanager_routes=[{"receiver": "pager", "matchers": ["severity = critical"]}],
     )
     arguments = [f"{name}={value}" for name, value in labels.items()]
-    said = run("amtool", "config", "routes", "test", f"--config.file={tmp_path / 'config.yml'}", *arguments)
-    assert said.stdout.strip() == receiver
+    done = run("amtool", "config", "routes", "test", f"--config.file={tmp_path / 'config.yml'}", *arguments)
+    assert done.stdout.strip() == receiver
 
 
 def test_the_node_exporter_tells_what_is_asked(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_the_node_exporter_tells_what_is_asked(tmp_path: Path) -> None:
     command += [f"--collector.textfile.directory={tmp_path}"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as exporter:
         try:
-            told = answered(f"http://127.0.0.1:{port}/metrics")
+            text = answered(f"http://127.0.0.1:{port}/metrics")
         finally:
             exporter.kill()
-    names = {line.split("{")[0].split(" ")[0] for line in told.splitlines() if not line.startswith("#")}
+    names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     assert set(NODE) - names == {"node_systemd_unit_state"}
     assert "psfleet_gpus" in names
 

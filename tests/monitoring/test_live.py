@@ -81,8 +81,8 @@ class Cluster:
 
         class Receiver(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                heard.extend((alert["status"], alert["labels"]["alertname"]) for alert in said["alerts"])
+                message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                heard.extend((alert["status"], alert["labels"]["alertname"]) for alert in message["alerts"])
                 self.send_response(200)
                 self.end_headers()
 
@@ -102,9 +102,9 @@ class Cluster:
 
     def _services(self, receiver: int) -> list[list[str]]:
         """Write what the roles write; returns the commands."""
-        told = self.directory / "told"
-        told.mkdir()
-        (told / "systemd.prom").write_text(UNIT)
+        texts = self.directory / "told"
+        texts.mkdir()
+        (texts / "systemd.prom").write_text(UNIT)
         (self.directory / "alerts.yml").write_text(rendered("prometheus", "alerts.yml.j2", THRESHOLDS))
         targets = [
             {
@@ -126,7 +126,11 @@ class Cluster:
         return [
             [
                 tool("prometheus-node-exporter"),
-                *("--collector.disable-defaults", "--collector.textfile", f"--collector.textfile.directory={told}"),
+                *(
+                    "--collector.disable-defaults",
+                    "--collector.textfile",
+                    f"--collector.textfile.directory={texts}",
+                ),
                 f"--web.listen-address=127.0.0.1:{self.exporter}",
             ],
             [

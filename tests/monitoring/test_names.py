@@ -40,14 +40,14 @@ def complaints(text: str) -> str:
     return done.stderr
 
 
-def told(metrics: Iterable[Metric]) -> str:
+def exposed(metrics: Iterable[Metric]) -> str:
     registry = CollectorRegistry()
     registry.register(Shown(metrics))
     return str(generate_latest(registry).decode())
 
 
 def test_what_tasks_tell_is_named_as_prometheus_wants_it() -> None:
-    assert complaints(told(METRICS.values())) == ""
+    assert complaints(exposed(METRICS.values())) == ""
 
 
 def test_what_a_gpus_host_tells_is_named_as_prometheus_wants_it(tmp_path: Path) -> None:
@@ -63,6 +63,6 @@ def test_what_a_gpus_host_tells_is_named_as_prometheus_wants_it(tmp_path: Path) 
 
 def test_a_name_that_is_against_the_conventions_is_found() -> None:
     wrong = [Metric("psfleet_restore_milliseconds", "gauge", "x"), Metric("psfleet_saves_total", "gauge", "x")]
-    said = complaints(told(wrong))
-    assert "psfleet_restore_milliseconds" in said
-    assert "psfleet_saves_total" in said
+    text = complaints(exposed(wrong))
+    assert "psfleet_restore_milliseconds" in text
+    assert "psfleet_saves_total" in text

@@ -150,8 +150,8 @@ class Hosts:
         """Try addresses and ports from a host, as one of its users: open, refused or silent."""
         user = [] if uid is None else ["setpriv", f"--reuid={uid}", "--regid=65534", "--clear-groups"]
         command = [*self.networks.under(source), *user, "python3", "-c", KNOCK, json.dumps(doors), str(seconds)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return dict(zip(doors, json.loads(said), strict=True))
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return dict(zip(doors, json.loads(output), strict=True))
 
     def seen(self, source: str, target: str, family: int | None = None) -> set[int]:
         """Which of a member's ports a host can open."""

@@ -57,7 +57,7 @@ class Half(Training):
     def until(self, true: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := true()):
-            assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}\n{self.said()}"
+            assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}\n{self.logs()}"
             time.sleep(0.3)
         return found
 

@@ -112,15 +112,15 @@ def test_a_check_leaves_nothing_and_a_broken_one_is_cleared_up(btrfs: Disk) -> N
 
 def test_what_has_no_snapshots_is_refused(btrfs: Disk, tmp_path: Path) -> None:
     btrfs.served.mkdir()
-    said = btrfs.run("check")
-    assert (said.returncode, "it is a directory; expected a subvolume" in said.stderr) == (1, True), said.stderr
-    said = btrfs.run("check", path=btrfs.top)
-    assert (said.returncode, "mount the disk above" in said.stderr) == (1, True), said.stderr
-    said = btrfs.run("check", path=tmp_path / "missing")
-    assert (said.returncode, "it can't be read" in said.stderr) == (1, True), said.stderr
+    done = btrfs.run("check")
+    assert (done.returncode, "it is a directory; expected a subvolume" in done.stderr) == (1, True), done.stderr
+    done = btrfs.run("check", path=btrfs.top)
+    assert (done.returncode, "mount the disk above" in done.stderr) == (1, True), done.stderr
+    done = btrfs.run("check", path=tmp_path / "missing")
+    assert (done.returncode, "it can't be read" in done.stderr) == (1, True), done.stderr
     other = Path("/dev/shm")
-    said = btrfs.run("check", path=other)
-    assert (said.returncode, "it lies on tmpfs" in said.stderr) == (1, True), said.stderr
+    done = btrfs.run("check", path=other)
+    assert (done.returncode, "it lies on tmpfs" in done.stderr) == (1, True), done.stderr
     assert not Path(f"{other}.snapshots").exists()
 
 
@@ -159,8 +159,8 @@ def test_the_role_installs_the_timer_and_takes_it_away(disk_of_machine: Disk, ma
     assert disk_of_machine.snapshots() == [], "the proof leaves nothing"
     assert play(machine, path, snapshots_kept=2, snapshots_minutes=5) == []
     units = "/etc/systemd/system/psfleet-snapshot"
-    said = machine.run("systemd-analyze", "verify", f"{units}.timer", f"{units}.service")
-    assert (said.returncode, said.stderr) == (0, "")
+    done = machine.run("systemd-analyze", "verify", f"{units}.timer", f"{units}.service")
+    assert (done.returncode, done.stderr) == (0, "")
     assert "OnUnitActiveSec=5min" in machine.run("cat", f"{units}.timer").stdout
     assert machine.run("/usr/local/sbin/psfleet-snapshot").returncode == 0
     play(machine, path, snapshots_kept=0)

@@ -107,7 +107,7 @@ class Training:
     def until_trains(self) -> None:
         deadline = time.monotonic() + 60 * MINUTES
         while "steps/s" not in self._log("chief-0").read_text():
-            assert time.monotonic() < deadline, self.said()
+            assert time.monotonic() < deadline, self.logs()
             time.sleep(0.5)
 
     def wait(self, name: str) -> int:
@@ -129,7 +129,7 @@ class Training:
                 process.wait()
         self.networks.end()
 
-    def said(self) -> str:
+    def logs(self) -> str:
         return "\n".join(f"== {name}\n{self._log(name).read_text()[-1500:]}" for name in self._processes)
 
     def calls(self) -> set[tuple[str, str]]:
@@ -147,8 +147,8 @@ class Training:
         """How many packets each host's table dropped or refused."""
         found = {}
         for host in self.hosts:
-            said = self._list(host, "table", "inet", "psfleet")
-            rules = [each["rule"]["expr"] for each in said if "rule" in each]
+            listed = self._list(host, "table", "inet", "psfleet")
+            rules = [each["rule"]["expr"] for each in listed if "rule" in each]
             counters = [part["counter"]["packets"] for rule in rules for part in rule if "counter" in part]
             found[host] = sum(counters)
         return found
@@ -162,8 +162,8 @@ class Training:
 
     def _list(self, host: str, *what: str) -> list[dict[str, Any]]:
         command = [*self.networks.under(host), "nft", "--json", "list", *what]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found: list[dict[str, Any]] = json.loads(said)["nftables"]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found: list[dict[str, Any]] = json.loads(output)["nftables"]
         return found
 
     def _log(self, name: str) -> Path:
@@ -183,7 +183,7 @@ def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Trai
 def test_a_training_needs_the_doors_that_are_open_and_no_other(setup: tuple[Training, set[tuple[str, str]]]) -> None:
     training, calls = setup
     training.start()
-    assert training.wait("chief-0") == 0, training.said()
+    assert training.wait("chief-0") == 0, training.logs()
     assert training.calls() == calls
     assert sum(training.refused().values()) == 0, training.refused()
 
@@ -195,10 +195,10 @@ def attack(training: Training, source: str, task: str, directory: Path) -> tuple
     target = f"{training.networks.address(training.tasks[task]['host'])}:{training.tasks[task]['port']}"
     command = [*training.networks.under(source), sys.executable, "-c", ATTACK, target, str(secret), str(planted)]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=ATTACK_SECONDS).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=ATTACK_SECONDS).stdout
     except subprocess.TimeoutExpired:
-        said = ""
-    return "read a secret" in said, planted.exists()
+        output = ""
+    return "read a secret" in output, planted.exists()
 
 
 def test_a_stranger_runs_no_graph_on_a_worker(tmp_path: Path) -> None:

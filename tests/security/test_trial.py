@@ -166,9 +166,9 @@ def test_other_tables_are_left_alone(kept: Hosts) -> None:
     subprocess.run([*under, "nft", "add table inet theirs"], check=True)
     kept.program(HOST, "load")
     kept.program(HOST, "remove")
-    said = subprocess.run([*under, "nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
-    assert said.split("\n")[0] == "table inet theirs"
-    assert "psfleet" not in said
+    output = subprocess.run([*under, "nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
+    assert output.split("\n")[0] == "table inet theirs"
+    assert "psfleet" not in output
     assert kept.seen("stranger", HOST) >= {SSH, UNASKED, 2300}
 
 
@@ -189,8 +189,8 @@ def run_module(hosts: Hosts, state: str, check_mode: bool = False, **given: Any)
         assert not (check_rc and done.returncode), done.stderr
         return done.returncode, done.stdout, done.stderr
 
-    def end(**said: Any) -> None:
-        result.update(said)
+    def end(**answer: Any) -> None:
+        result.update(answer)
         raise Ended
 
     params = {"program": "program", "wanted": "", "track_seconds": 0, "seconds": 30, "addresses": [], **given}
@@ -199,7 +199,7 @@ def run_module(hosts: Hosts, state: str, check_mode: bool = False, **given: Any)
         check_mode=check_mode,
         run_command=run_command,
         exit_json=end,
-        fail_json=lambda **said: end(failed=True, **said),
+        fail_json=lambda **answer: end(failed=True, **answer),
         get_bin_path=lambda name, required=False: name,
     )
     with pytest.raises(Ended):

@@ -189,13 +189,13 @@ def test_an_answer_that_comes_after_the_first_table_needs_a_watch_before(opened:
         if watched:
             opened.load("gamma", firewall_table.WATCHING)
         assert float(talk.say()) < 1
-        said: list[str] = []
-        asking = threading.Thread(target=lambda: said.append(talk.say("late")))
+        answers: list[str] = []
+        asking = threading.Thread(target=lambda: answers.append(talk.say("late")))
         asking.start()
         time.sleep(0.5)  # the question has arrived, and nothing is sent until the answer
         opened.close("gamma")
         asking.join()
     if watched:
-        assert 1 < float(said[0]) < 3
+        assert 1 < float(answers[0]) < 3
     else:
-        assert said == ["silent"]
+        assert answers == ["silent"]

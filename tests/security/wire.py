@@ -261,8 +261,8 @@ class Wire(Hosts):
                 assert answering.stdout.readline() == "listening\n"
                 assert asking.stdout.readline() == "answered\n"
                 yield gap
-                said, _ = asking.communicate("")
-                gap.seconds = float(said)
+                output, _ = asking.communicate("")
+                gap.seconds = float(output)
             finally:
                 asking.kill()
                 answering.kill()

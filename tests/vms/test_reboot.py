@@ -31,9 +31,11 @@ def test_a_stale_handle_is_mounted_anew_by_itself(training, vms, head, server, s
     swap = f"mv {served} {served}.old && mv {served}.new {served} && until rm -rf {served}.old; do sleep 0.1; done"
     assert answer(server, f"{copy}; {swap}; exportfs -f && exportfs -ra && echo moved") == "moved"
     for host, since in clients.items():
-        said = f"journalctl --no-pager --unit=psfleet-remount --since=@{since}"
+        command = f"journalctl --no-pager --unit=psfleet-remount --since=@{since}"
         wait_until(
-            lambda host=host, said=said: "mounting it again" in answer(host, said), 1200, "a stale handle is seen"
+            lambda host=host, command=command: "mounting it again" in answer(host, command),
+            1200,
+            "a stale handle is seen",
         )
         wait_until(
             lambda host=host: answer(host, f"ls -A {path}").count(".psfleet-host-") > 1, 1200, "it is mounted again"
