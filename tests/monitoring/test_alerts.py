@@ -123,20 +123,20 @@ def test_an_alert_says_what_to_do_and_where_more_stands(name: str) -> None:
 def test_the_page_has_the_alerts_with_their_thresholds() -> None:
     row = re.compile(r"^\| \[`(Psfleet\w+)`\]\(#(\w+)\) \| (.*?) \| (.*?) \| (?:`(\w+)`)? ?\| (\w+) \|$", re.MULTILINE)
     listed = {
-        name: (anchor, says, after, setting, severity)
-        for name, anchor, says, after, setting, severity in row.findall(OBSERVING.read_text())
+        name: (anchor, condition, after, setting, severity)
+        for name, anchor, condition, after, setting, severity in row.findall(OBSERVING.read_text())
     }
     texts = (ROOT / "roles" / "prometheus" / "templates" / "alerts.yml.j2").read_text().split("- alert: ")[1:]
     assert list(listed) == [text.split()[0] for text in texts]
     values = defaults("prometheus")
     for text in texts:
         name = text.split()[0]
-        anchor, says, after, setting, severity = listed[name]
+        anchor, condition, after, setting, severity = listed[name]
         assert anchor == name.lower()
         assert severity == alerts()[name]["labels"]["severity"]
         assert set(re.findall(r"<< (\w+) ", text)) == ({setting} if setting else set()), name
         if setting:
-            assert re.search(rf"\b{values[setting]} ", f"{says} {after} "), name
+            assert re.search(rf"\b{values[setting]} ", f"{condition} {after} "), name
 
 
 def test_the_time_is_told_by_the_kinds_that_there_are() -> None:

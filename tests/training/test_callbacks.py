@@ -93,8 +93,8 @@ def test_every_callback_of_keras_has_a_row_and_a_test() -> None:
     names = {name for name in dir(keras) if isinstance(getattr(keras, name), type)}
     names |= {f"experimental.{name}" for name in dir(keras.experimental) if name[0].isupper()}
     assert set(rows) == names
-    assert {name for name, says in rows.items() if says == "refused"} == {*REFUSED, "CallbackList"}
-    assert {name for name, says in rows.items() if says == "works"} == WORKING
+    assert {name for name, outcome in rows.items() if outcome == "refused"} == {*REFUSED, "CallbackList"}
+    assert {name for name, outcome in rows.items() if outcome == "works"} == WORKING
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -108,9 +108,9 @@ def test_what_can_not_be_called_is_refused_by_name(name: str) -> None:
         ask(callback)
 
 
-@pytest.mark.parametrize(("made", "says"), MISUSED, ids=[says for _, says in MISUSED])
-def test_what_would_be_never_or_wrongly_called_is_refused(made: Callable[[], Any], says: str) -> None:
-    with pytest.raises(UserError, match=re.escape(says)):
+@pytest.mark.parametrize(("made", "message"), MISUSED, ids=[message for _, message in MISUSED])
+def test_what_would_be_never_or_wrongly_called_is_refused(made: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
         ask(made())
 
 

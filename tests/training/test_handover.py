@@ -76,7 +76,7 @@ class Coordinator:
         lines = [line for line in self.process.output.splitlines() if line.startswith("{") and "}" in line]
         return [answer for answer, _ in map(json.JSONDecoder().raw_decode, lines) if key in answer]
 
-    def says(self, key: str, after: int = 0) -> dict[str, Any]:
+    def wait_for(self, key: str, after: int = 0) -> dict[str, Any]:
         """Wait until it has said this more than `after` times, and return what it said last."""
         return until(
             lambda: len(found := self.answers_with(key)) > after and found[-1],
@@ -120,21 +120,21 @@ def paused(servers: Servers, coordinator: Coordinator) -> dict[str, Any]:
     # It may have said so before, when the file was still there from the coordinator before.
     count = len(coordinator.answers_with("paused"))
     servers.pause.touch()
-    return coordinator.says("paused", after=count)["paused"]
+    return coordinator.wait_for("paused", after=count)["paused"]
 
 
 @pytest.mark.parametrize(("optimizer", "times"), [("adam", 1), pytest.param("legacy", 2, marks=pytest.mark.matrix)])
 def test_each_coordinator_goes_on_where_the_killed_one_was(servers: Servers, optimizer: str, times: int) -> None:
     first = servers.coordinator("--optimizer", optimizer, "--rate", "0.125")
-    assert first.says("taken")["taken"] is False
+    assert first.wait_for("taken")["taken"] is False
     trained(first, 20)
     left = paused(servers, first)
     first.kill()
     for _ in range(times):
         then = servers.coordinator("--optimizer", optimizer)
-        begun = then.says("taken")
+        begun = then.wait_for("taken")
         assert {**begun, "taken": True, **left} == begun
-        then.says("paused")
+        then.wait_for("paused")
         servers.pause.unlink()
         trained(then, left["step"] + 20)
         left = paused(servers, then)
@@ -144,7 +144,7 @@ def test_each_coordinator_goes_on_where_the_killed_one_was(servers: Servers, opt
     then = servers.coordinator("--optimizer", optimizer)
     reached = trained(then, left["step"] + 30)
     then.kill()
-    last = servers.coordinator("--optimizer", optimizer).says("taken")
+    last = servers.coordinator("--optimizer", optimizer).wait_for("taken")
     assert last["taken"]
     assert reached <= last["step"] <= reached + 20
     assert all(process.code is None for process in servers.processes.values())
@@ -156,7 +156,7 @@ def test_a_coordinator_that_ends_by_itself_leaves_its_variables_too(servers: Ser
     reached = trained(first, 10)
     servers.pause.touch()
     assert first.process.wait() == 75
-    then = servers.coordinator("--no-offer").says("taken")
+    then = servers.coordinator("--no-offer").wait_for("taken")
     assert then["taken"]
     assert then["step"] >= reached
 
@@ -168,14 +168,14 @@ def test_nothing_changes_when_the_coordinator_before_thaws(servers: Servers) -> 
     first.process.send(signal.SIGSTOP)
     reached = first.answers_with("trained")[-1]["trained"]
     then = servers.coordinator()
-    begun = then.says("taken")
+    begun = then.wait_for("taken")
     assert begun["taken"]
     assert begun["step"] >= reached
     trained(then, begun["step"] + 20)
     state = paused(servers, then)
     count = len(then.answers_with("paused"))
     first.process.send(signal.SIGCONT)
-    assert first.says("error")["infrastructure"], first.process.output
+    assert first.wait_for("error")["infrastructure"], first.process.output
     until(lambda: len(then.answers_with("paused")) > count + 3, "more looks")
     assert then.answers_with("paused")[-1]["paused"] == state
 
@@ -185,7 +185,7 @@ def test_what_does_not_match_is_not_taken(servers: Servers) -> None:
     trained(first, 10)
     first.kill()
     then = servers.coordinator("--survey")
-    assert then.says("survey")["survey"] == {
+    assert then.wait_for("survey")["survey"] == {
         "other shapes": False,
         "another partition": False,
         "another optimizer": False,
@@ -206,7 +206,7 @@ def test_another_program_or_fewer_ps_take_nothing(servers: Servers, what: str) -
         then = servers.coordinator("--program", "p:Q")
     else:
         then = servers.coordinator("--no-offer", ps=servers.cluster["ps"][:1])
-    assert then.says("taken")["taken"] is False
+    assert then.wait_for("taken")["taken"] is False
 
 
 def test_nothing_is_taken_when_one_ps_is_another_process(servers: Servers) -> None:
@@ -217,17 +217,17 @@ def test_nothing_is_taken_when_one_ps_is_another_process(servers: Servers) -> No
     servers.processes["ps-1"] = servers.start("ps", 1)
     until(lambda: answers(servers.cluster["ps"][1]), "an answer")
     then = servers.coordinator()
-    assert then.says("taken")["taken"] is False
+    assert then.wait_for("taken")["taken"] is False
     trained(then, 10)
 
 
 def test_the_next_strategy_of_the_same_process_takes_what_was_set_aside(servers: Servers) -> None:
     first = servers.coordinator("--set-aside")
-    before, after = first.says("before")["before"], first.says("after")
+    before, after = first.wait_for("before")["before"], first.wait_for("after")
     assert after == {**after, "taken": True, "after": before}
     reached = trained(first, before["step"] + 20)
     first.kill()
-    then = servers.coordinator().says("taken")
+    then = servers.coordinator().wait_for("taken")
     assert then["taken"]
     assert then["step"] >= reached
 
@@ -240,7 +240,7 @@ def test_dead_coordinators_leave_no_memory_on_the_ps(servers: Servers) -> None:
     for number in range(5):
         trains = number != 2
         then = servers.coordinator(*large, *([] if trains else ["--no-offer"]))
-        taken = then.says("taken")
+        taken = then.wait_for("taken")
         assert taken["taken"] is (number > 0)
         if trains:
             trained(then, taken["step"] + 20)
