@@ -1828,13 +1828,13 @@ def test_chief_that_is_away_for_a_while_does_not_end_the_looking_on(
     hosts: Pretence, desk: verbs.Desk, seconds: float
 ) -> None:
     over = swept("finished", "finished", over=True, evaluated=True, present=None)
-    says = follow(swept("new", "new"), swept("training", "new"), over)
+    next_answer = follow(swept("new", "new"), swept("training", "new"), over)
 
     def tick(hosts: Pretence) -> None:
         away = "start chief-0" in hosts.done and 1005 < hosts.now < 1005 + seconds
         hosts.unreachable = {"head": "no answer"} if away else {}
         if not away:
-            says(hosts)
+            next_answer(hosts)
 
     hosts.tick = tick
     watch = lambda: start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(sweep=SWEEP))  # noqa: E731

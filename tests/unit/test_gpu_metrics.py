@@ -37,12 +37,12 @@ def written(tmp_path: Path):
     return run
 
 
-def says(answer: str) -> str:
+def print_answer(answer: str) -> str:
     return f"cat <<'END'\n{answer}END"
 
 
 def test_each_gpu_is_told_in_prometheus_units(written) -> None:
-    found = written(says(TWO), "2")
+    found = written(print_answer(TWO), "2")
     assert (found["psfleet_gpus",], found["psfleet_gpus_expected",]) == (2, 2)
     assert found["psfleet_gpu_utilization_ratio", "0"] == 0.98
     assert found["psfleet_gpu_memory_used_bytes", "0"] == 1000 * 2**20
@@ -52,11 +52,11 @@ def test_each_gpu_is_told_in_prometheus_units(written) -> None:
 
 
 def test_what_a_gpu_does_not_tell_is_left_out(written) -> None:
-    assert ("psfleet_gpu_power_watts", "1") not in written(says(TWO), "2")
+    assert ("psfleet_gpu_power_watts", "1") not in written(print_answer(TWO), "2")
 
 
 def test_a_gpu_that_protects_itself_says_why(written) -> None:
-    found = written(says(TWO))
+    found = written(print_answer(TWO))
     reasons = {key[1:] for key, value in found.items() if key[0] == "psfleet_gpu_throttled" and value}
     assert reasons == {("1", "hw_slowdown"), ("1", "hw_thermal")}
     assert ("psfleet_gpus_expected",) not in found
@@ -64,7 +64,7 @@ def test_a_gpu_that_protects_itself_says_why(written) -> None:
 
 @pytest.mark.parametrize(
     "nvidia_smi",
-    [None, "echo 'Unable to determine the device handle' >&2; exit 15", says("")],
+    [None, "echo 'Unable to determine the device handle' >&2; exit 15", print_answer("")],
     ids=["none", "fails", "empty"],
 )
 def test_without_an_answer_there_are_no_gpus(written, nvidia_smi: str | None) -> None:

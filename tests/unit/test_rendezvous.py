@@ -93,12 +93,14 @@ def test_a_worker_with_other_settings_is_refused(jobs):
     assert chief.result == "waiting"
 
 
-@pytest.mark.parametrize("request", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"[[1], 2]\n", b'{"a": 1}\n', b"\xff\n"])
-def test_a_stranger_is_no_member(jobs, request):
+@pytest.mark.parametrize(
+    "first_bytes", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"[[1], 2]\n", b'{"a": 1}\n', b"\xff\n"]
+)
+def test_a_stranger_is_no_member(jobs, first_bytes):
     chief = Member(jobs, "chief")
     until(lambda: chief.missing)
     with socket.create_connection(("127.0.0.1", int(jobs["chief"][0].split(":")[1]))) as stranger:
-        stranger.sendall(request)
+        stranger.sendall(first_bytes)
         workers = [Member(jobs, "worker", 0), Member(jobs, "worker", 1)]
         for member in (chief, *workers):
             member.join(20)
