@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stale_tasks import names_more
 
 from fleet.site.escaping import environment_value
-from trainer.cluster.growth import LOOK_SECONDS, Growing, present
+from trainer.cluster.growth import LOOK_SECONDS, Growing, is_growth, present
 from trainer.cluster.spec import Cluster
 
 JOBS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
@@ -62,3 +63,34 @@ def test_a_file_that_is_cut_off_changes_nothing(cluster: Cluster) -> None:
     assert cluster.source is not None
     cluster.source.write_text('TF_CONFIG=\'{"cluster": {')
     assert present(cluster) is cluster
+
+
+ADDRESSES = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("task", ["worker", "chief"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"worker": ["b:1", "d:1"]},
+        {"ps": ["c:1", "e:1"]},
+        {"worker": ["b:1", "d:1"], "ps": ["c:1", "e:1", "f:1"]},
+        {"worker": ["d:1", "b:1"]},
+        {"worker": []},
+        {"ps": ["e:1"]},
+        {"chief": ["g:1"]},
+    ],
+)
+def test_what_restarts_a_task_is_what_it_does_not_follow(change: dict[str, list[str]], task: str, index: int) -> None:
+    """The role finds stale tasks by one function, and a task follows its file by another."""
+
+    def config(jobs: dict[str, list[str]], number: int) -> str:
+        return json.dumps({"cluster": jobs, "task": {"type": task, "index": number}})
+
+    before, after = config(ADDRESSES, 0), config({**ADDRESSES, **change}, index)
+    if index >= len({**ADDRESSES, **change}[task]):
+        pytest.skip("there is no such task")
+    follows = is_growth(Cluster.from_tf_config(before), Cluster.from_tf_config(after))
+    assert names_more(before, after) == follows
