@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Event, Timer
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Counting:
 
     is_recovering = is_failing = is_over = takes_in = False
     news = ""
+    files: Mapping[str, int] = MappingProxyType({})
     position = tables = None
     seconds_waited = 0.0
     copy = staticmethod(copy_each)
