@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from processes import MINUTE, Process, Runs, kill, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -78,6 +79,43 @@ def test_a_ps_that_dies_is_the_only_process_that_restarts(runs: Runs, api: str) 
     assert [event["task"] for event in events(runs, run, "ps-lost")] == ["ps-0"]
     recovered = events(runs, run, "training")[1]
     assert 0 < recovered["seconds"] < MINUTE
+
+
+@pytest.mark.parametrize(("dies", "name", "other"), [("ps-0", "right", "left"), ("ps-1", "left", "right")])
+def test_only_what_a_lost_ps_had_goes_back_where_that_is_asked_for(
+    runs: Runs, dies: str, name: str, other: str
+) -> None:
+    run = f"lost-{dies}"
+    saves = ("--checkpoint-seconds", "0", "--checkpoint-steps", "600", "--steps-per-execution", "10")
+    options = (*saves, "--log-seconds", "0.2", "--ps-recovery", "lost", "--no-evaluator")
+    process = runs.local("both:Both", run, ENDLESS, *options)
+    process.search(r"saved \S+/ckpt-\d+ in")
+    saved = runs.checkpoints(run)[-1]
+    until(lambda: step_of(runs, run) > saved + 200, "steps after the save", say=lambda: process.output)
+    kill(process.pids(dies)[0])
+    process.search(r"only what lost ps had is of the checkpoint")
+    (attached,) = until(lambda: events(runs, run, "attached"), "the event", say=lambda: process.output)
+    step, old = map(int, re.fullmatch(rf"step (\d+); {dies} of step (\d+)", attached["message"]).groups())
+    assert old == saved
+    process.search(r"only what lost ps had[\s\S]* steps/s")
+    stop(process)
+    end = runs.checkpoints(run)[-1]
+    reader = tf.train.load_checkpoint(str(runs.directory(run) / f"checkpoints/ckpt-{end}"))
+    (kept,), (back,) = ([reader.get_tensor(key) for key in keys_of(reader, each)] for each in (other, name))
+    # Calls of two workers that were in flight at the save or at the death.
+    in_flight = 2 * 2 * 10
+    again = max(0, saved + 200 - step)  # steps that the counter has lost, and the ps that lived has not
+    assert kept >= end + again - in_flight, (kept, back, step, old, end)
+    assert abs(back - (old + end - step)) <= in_flight, (kept, back, step, old, end)
+
+
+def step_of(runs: Runs, run: str) -> int:
+    path = runs.directory(run) / "status.json"
+    return (json.loads(path.read_text())["step"] or 0) if path.exists() else 0
+
+
+def keys_of(reader: Any, name: str) -> list[str]:
+    return [key for key in reader.get_variable_to_shape_map() if f"/{name}/" in key]
 
 
 # The dozen of the drills has a worker freeze on hosts.

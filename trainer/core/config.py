@@ -261,6 +261,12 @@ class Config:
         "A worker or ps that answers no question for so long is silent: cut off or frozen. At least 3.",
         at_least(3, ": a member is asked every second, and has two to answer"),
     )
+    ps_recovery: str = setting(
+        "all",
+        "What goes back to the newest checkpoint when a ps is lost: `all` variables, or those of the `lost` ps alone "
+        "([what that means](faults.md#a-pss-process-ends)). With `parameter_server` alone.",
+        choices=("all", "lost"),
+    )
     elastic: bool = setting(
         True,
         "Whether the run goes on with fewer members than the inventory lists, and takes the others in when they come "

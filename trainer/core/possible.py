@@ -17,7 +17,7 @@ Config = Any
 def impossibilities(config: Config) -> Iterator[str]:
     """Say what stands against a training, each with the value, what was expected and the mend."""
     of_input = (_service, _sharding, _position, _new_files)
-    for impossibility in (_checkpoints, _best, _run_directory, *of_input, _lazy, _tables):
+    for impossibility in (_checkpoints, _best, _run_directory, *of_input, _lazy, _tables, _ps_recovery):
         if problem := impossibility(config):
             yield problem
 
@@ -129,6 +129,19 @@ def _lazy(config: Config) -> str | None:
         f"lazy_optimizers: it is for tables on parameter servers, and strategy {config.strategy} has none: "
         "leave it out, or choose parameter_server"
     )
+
+
+def _ps_recovery(config: Config) -> str | None:
+    if config.ps_recovery == "all":
+        return None
+    if not config.traits.remote:
+        return (
+            f"ps_recovery: it is for variables on parameter servers, and strategy {config.strategy} has none: leave it "
+            "out, or choose parameter_server"
+        )
+    if config.dynamic_tables:
+        return "ps_recovery: lost keeps no rows of dynamic_tables, expected all: leave ps_recovery out"
+    return None
 
 
 def _tables(config: Config) -> str | None:

@@ -139,7 +139,8 @@ def make_handover(context: RunContext, cluster: Cluster) -> Handover | None:
         return None
     check = partial(check_lease, context.lease)
     config, addresses = context.config, list(cluster.servers.values())
-    return Handover(config.run, config.program, len(cluster.jobs["ps"]), addresses, check)
+    in_part = config.ps_recovery == "lost"
+    return Handover(config.run, config.program, len(cluster.jobs["ps"]), addresses, check, in_part=in_part)
 
 
 def make_runner(

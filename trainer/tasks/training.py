@@ -117,8 +117,8 @@ class Training:
             if membership is not None and self._runner.is_recovering:
                 raise Infrastructure(f"{message}; and TensorFlow is taking in a worker")
             if membership is not None:
-                if self._handover is not None and not membership.lost_ps():
-                    self._set_aside()
+                if self._handover is not None:
+                    self._set_aside(membership)
                 membership.generation_over(message)
             if why := self._let_go():
                 raise Infrastructure(f"{message}; and {why}")
@@ -169,12 +169,15 @@ class Training:
         # Without a runner, TensorFlow's own threads can't be asked how far they are.
         return self._runner is not None and not self._runner.is_recovering
 
-    def _set_aside(self) -> None:
+    def _set_aside(self, membership: Membership) -> None:
         """Keep the variables for the next generation, which else goes back to the newest checkpoint."""
         from tensorflow import errors
 
+        lost = membership.lost_ps()
+        if lost and self._context.config.ps_recovery == "all":
+            return
         try:
-            self._handover.set_aside(self._runner.copy)
+            self._handover.set_aside(self._runner.copy, {membership.servers.index(task) for task in lost})
         except errors.OpError as error:
             log.warning("cannot keep the variables: %s", first_line(error))
 

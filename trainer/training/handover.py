@@ -55,11 +55,14 @@ class Handover:
         servers: int,
         addresses: Collection[str],
         check: Callable[[], None] = lambda: None,
+        *,
+        in_part: bool = False,
     ) -> None:
         """Look at what is there, free what can't be used, and say that this coordinator is here.
 
         Make it after the strategy and before the model. `servers` is the number of ps, `addresses` (host:port) are
-        those of all members. `check` raises when this coordinator has lost the run to another one.
+        those of all members. `check` raises when this coordinator has lost the run to another one. `in_part` takes
+        also what is left where some ps are other processes since (`ps_recovery: lost`).
         """
         check()
         self._check = check
@@ -71,9 +74,11 @@ class Handover:
         records = self._records.read()
         self._tables: list[dict[str, Any]] = distinct(one for record in records for one in record.get("tables", []))
         self._found = [record.get("offer") or {} for record in records]
-        self.left = self._records.are_whole(records)
-        """Whether an earlier coordinator of this run has left its variables on all ps."""
-        position = self._found[0].get("input") if self._found and self.left else None
+        self.lacking = self._records.lacking(records) if in_part else set()
+        """The ps that have nothing of what an earlier coordinator has left on the others."""
+        self.left = self._records.are_whole(records) or bool(self.lacking)
+        """Whether an earlier coordinator of this run has left its variables on all ps that are not `lacking`."""
+        position = self._first.get("input") if self.left else None
         self.position = Position.of(position) if position else None
         """How far the data were read: as the earlier coordinator has told it, and later as this one is told."""
         listed = {number for record in records for number in record.get("contexts", [])}
@@ -85,6 +90,11 @@ class Handover:
         self._records.close(listed - kept)
         for server in range(servers):
             self._write(server, {*kept, self._records.context}, self._found[server])
+
+    @property
+    def _first(self) -> dict[str, Any]:
+        """What was left on the first ps that has any: it has the coordinator's own values too."""
+        return next((offer for offer in self._found if offer), {})
 
     @property
     def tables_left(self) -> Any:
@@ -111,12 +121,12 @@ class Handover:
         If not, they may have any value. Values of an earlier step than `at_least`, the newest checkpoint's, are not
         taken. Call it when the model and its optimizer have all their variables. Raises tf.errors.OpError when a ps
         is gone. `copy` copies in what is traced, between two updates: calls of the earlier coordinator may still make
-        some, with the mutexes of the same names.
+        some, with the mutexes of the same names. Variables on ps that are `lacking` stay as they are.
         """
         if not self.left:
             return False
         try:
-            if tables is not None and not tables.are_left:
+            if tables is not None and (self.lacking or not tables.are_left):
                 raise NotCarried("the dynamic tables are others")
             self._take(carry(model, step), at_least, copy)
         except NotCarried as why:
@@ -181,12 +191,11 @@ class Handover:
         KEPT.clear()
         self._carried = self._own = {}
 
-    def set_aside(self, copy: Callable[[Copies], None]) -> None:
+    def set_aside(self, copy: Callable[[Copies], None], lost: Collection[int] = ()) -> None:
         """Leave copies of the variables that outlive this process's context, for its next strategy.
 
-        `copy` copies variables between two updates, in what is traced (StepRunner.copy).
-
-        Raises tf.errors.OpError when a ps is gone.
+        `copy` copies variables between two updates, in what is traced (StepRunner.copy). Nothing is left on the ps
+        that are `lost`. Raises tf.errors.OpError when another one is gone.
         """
         if not self._carried:
             return
@@ -195,7 +204,7 @@ class Handover:
         names = {key: (OWN, f"{batch}/{number}") for number, key in enumerate(self._carried)}
         copies = []
         for key, variable in self._carried.items():
-            if (server := server_of(variable)) is not None:
+            if (server := server_of(variable)) is not None and server not in lost:
                 with tf.device(device(server)):
                     target = found(variable, names[key])
                     if key == "step":  # first, as when they are taken
@@ -203,11 +212,13 @@ class Handover:
                     else:
                         copies.append((variable, variable.handle, target))
         tf.function(lambda: copy(copies), autograph=False)()
-        self._publish(names)
+        self._publish(names, lost)
 
     def _take(self, carried: dict[str, Any], at_least: int, copy: Callable[[Copies], None]) -> None:
         sources = {}
         for server, offer in enumerate(self._found):
+            if server in self.lacking:
+                continue
             here = on(server, carried)
             compare(f"on ps-{server}", {key: look for key, (look, _) in offer["variables"].items()}, looks(here))
             with tf.device(device(server)):
@@ -217,13 +228,14 @@ class Handover:
                     raise NotCarried(f"ps-{server} has freed them")
             sources.update(handles)
         own = on(None, carried)
-        values = self._found[0]["local"]
+        values = self._first["local"]
         compare("on the coordinator", {key: look for key, (look, _) in values.items()}, looks(own))
         # The step first: a call of the earlier coordinator that ends meanwhile may then be done and not counted, as
         # after a worker's death, but never counted and not done.
         counter = carried["step"]
-        with tf.device(counter.device):
-            assign(counter.handle, sources["step"], counter.dtype)
+        if "step" in sources:
+            with tf.device(counter.device):
+                assign(counter.handle, sources["step"], counter.dtype)
         if (step := int(counter.numpy())) < at_least:
             raise NotCarried(f"they are of step {step}, and the newest checkpoint of step {at_least}")
         others = [(carried[key], sources[key], carried[key].handle) for key in sources if key != "step"]
@@ -231,21 +243,22 @@ class Handover:
         for key, variable in own.items():
             variable.assign(tf.io.parse_tensor(base64.b64decode(values[key][1]), variable.dtype))
 
-    def _publish(self, names: Mapping[str, tuple[str, str]]) -> None:
+    def _publish(self, names: Mapping[str, tuple[str, str]], lost: Collection[int] = ()) -> None:
         batch = uuid.uuid4().hex
         self._offers = []
+        servers = [server for server in range(len(self._found)) if server not in lost]
         if self._carried:
-            for server in range(len(self._found)):
+            for server in servers:
                 here = on(server, self._carried)
                 variables = {key: (look, names[key]) for key, look in looks(here).items()}
                 base = {"context": self._records.context, "batch": batch, "place": [server, len(self._found)]}
                 self._offers.append({**base, "variables": variables, "local": {}})
             record = self.position.as_record() if self.position else None
             self._offers[0].update(local=local_values(self._own), input=record)
-        for server in range(len(self._found)):
+        for number, server in enumerate(servers):
             # The earlier one's context is still named: the next coordinator closes it if this process dies first.
             contexts = {self._records.context, *(offer["context"] for offer in self._found if offer)}
-            self._write(server, contexts, self._offers[server] if self._offers else {})
+            self._write(server, contexts, self._offers[number] if self._offers else {})
 
     def _forget(self) -> None:
         """Destroy what was set aside; the rest goes with its context."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,6 +46,18 @@ class HandoverRecords:
         batches = {offer.get("batch") for offer in offers}
         same = all(record.items() >= self._run.items() for record in records)
         return same and [offer.get("place") for offer in offers] == places and len(batches) == 1
+
+    def lacking(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
+        """Return the ps that are other processes since, where all others have what one coordinator left.
+
+        Empty where none or all are, and where what the others have does not belong together.
+        """
+        offers = [record.get("offer") or {} for record in records]
+        there = [server for server, offer in enumerate(offers) if offer]
+        batches = {offers[server].get("batch") for server in there}
+        places = all(offers[server].get("place") == [server, len(records)] for server in there)
+        same = all(records[server].items() >= self._run.items() for server in there)
+        return set(range(len(records))).difference(there) if same and places and len(batches) == 1 else set()
 
     def close(self, contexts: set[int]) -> None:
         """Close contexts of earlier coordinators on all members, never this one's."""

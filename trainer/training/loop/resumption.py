@@ -33,7 +33,8 @@ class Resumption:
 
         Members in step agree: the coordinator tries checkpoints, the others read the one that it took.
         """
-        attached = self._attach()
+        lacking = self.handover.lacking if self.handover is not None else set()
+        attached = self._attach_in_part() if lacking else self._attach()
         if not attached and self.runner.tables is not None:
             self.runner.tables.begin()
         taken = self._newest() if attached else self._read_checkpoint()
@@ -45,7 +46,10 @@ class Resumption:
         step = int(self.runner.step.numpy())
         lost = self.progress.ledger.restored(step)
         event = "attached" if attached else "restored"
-        self.progress.events.write(event, steps_lost=lost, message=f"step {step}")
+        message = f"step {step}"
+        if attached and lacking:
+            message += f"; {', '.join(f'ps-{each}' for each in sorted(lacking))} of step {taken}"
+        self.progress.events.write(event, steps_lost=lost, message=message)
         if self.handover is not None:
             self.handover.offer(self.runner.trained, self.runner.step, self.runner.position, self.runner.tables)
         self.checkpoints.prepare()
@@ -75,6 +79,18 @@ class Resumption:
             return False
         log.info("attached to the variables on the ps, at step %d", int(self.runner.step.numpy()))
         self.checkpoints.skip_restore(newest)
+        return True
+
+    def _attach_in_part(self) -> bool:
+        """Take the newest checkpoint's variables for ps that are other processes since, and of the others their own."""
+        assert self.handover is not None
+        runner = self.runner
+        if runner.tables is not None or self._newest() < 0:
+            return False
+        taken = self._read_checkpoint()
+        if not self.handover.take(runner.trained, runner.step, max(taken, 0), runner.copy):
+            return False
+        log.info("only what lost ps had is of the checkpoint")
         return True
 
     def _read_checkpoint(self) -> int:
