@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from processes import MINUTE, Process, Runs, kill, until
+from processes import DIGITS, MINUTE, Process, Runs, kill, until
+
+from trainer.run.records import read_record
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 3000
@@ -107,6 +109,25 @@ def test_only_what_a_lost_ps_had_goes_back_where_that_is_asked_for(
     again = max(0, saved + 200 - step)  # steps that the counter has lost, and the ps that lived has not
     assert kept >= end + again - in_flight, (kept, back, step, old, end)
     assert abs(back - (old + end - step)) <= in_flight, (kept, back, step, old, end)
+
+
+@pytest.mark.matrix
+def test_a_model_whose_ps_are_lost_one_by_one_learns_as_well(runs: Runs, digits: Process) -> None:
+    """`digits` is the same training without a fault."""
+    run = "lost-digits"
+    settings = ["--set", "learning_rate=0.002", "--set", "dropout=0.4", "--seed", "1"]
+    options = [*settings, "--checkpoint-seconds", "2", "--log-seconds", "0.2", "--ps-recovery", "lost"]
+    process = runs.local(DIGITS, run, 6000, *options)
+    for dies, step in (("ps-1", 1500), ("ps-0", 3500)):
+        until(lambda step=step: step_of(runs, run) > step, f"step {step}", say=lambda: process.output)
+        kill(process.pids(dies)[-1])
+        process.search(rf"only what lost ps had[\s\S]*{'only what lost ps had' if dies == 'ps-0' else ''}")
+    assert process.wait(4 * MINUTE) == 0, process.output
+    assert len(events(runs, run, "attached")) == 2
+    accuracy = [
+        read_record(runs.directory(each) / "evaluation.json")["metrics"]["accuracy"] for each in (run, "digits")
+    ]
+    assert accuracy[0] > accuracy[1] - 0.03, accuracy
 
 
 def step_of(runs: Runs, run: str) -> int:

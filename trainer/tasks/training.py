@@ -173,13 +173,15 @@ class Training:
         """Keep the variables for the next generation, which else goes back to the newest checkpoint."""
         from tensorflow import errors
 
-        lost = membership.lost_ps()
-        if lost and self._context.config.ps_recovery == "all":
+        in_part = self._context.config.ps_recovery == "lost"
+        while not (lost := membership.lost_ps()) or in_part:
+            try:
+                self._handover.set_aside(self._runner.copy, {membership.servers.index(task) for task in lost})
+            except errors.OpError as error:
+                if in_part and not lost and membership.hears_of_lost_ps(HEAR_SECONDS):
+                    continue
+                log.warning("cannot keep the variables: %s", first_line(error))
             return
-        try:
-            self._handover.set_aside(self._runner.copy, {membership.servers.index(task) for task in lost})
-        except errors.OpError as error:
-            log.warning("cannot keep the variables: %s", first_line(error))
 
     def _let_go(self) -> str:
         """Free what lies on the servers, where the next generation makes it again; returns why that can't be done."""
