@@ -184,13 +184,6 @@ class Membership:
         """Return the ps of this generation whose processes have ended: it can't go on."""
         return sorted(task for task, member in self.heartbeat.members().items() if member.is_ps and member.is_lost)
 
-    def hears_of_lost_ps(self, seconds: float) -> bool:
-        """Wait so long for the news that a ps of this generation has ended; returns whether it came."""
-        end = time.monotonic() + seconds
-        while not self.lost_ps() and time.monotonic() < end:
-            time.sleep(0.1)
-        return bool(self.lost_ps())
-
     def leaving_ps(self) -> list[str]:
         """Return the ps of this generation that leave in order."""
         return sorted(task for task in leaving_ps() if task in self._members)

@@ -178,7 +178,7 @@ class Training:
             try:
                 self._handover.set_aside(self._runner.copy, {membership.servers.index(task) for task in lost})
             except errors.OpError as error:
-                if in_part and not lost and membership.hears_of_lost_ps(HEAR_SECONDS):
+                if in_part and not lost and hears_of_lost_ps(membership):
                     continue
                 log.warning("cannot keep the variables: %s", first_line(error))
             return
@@ -228,3 +228,11 @@ class Training:
         else:
             wait_for_the_end(directory, context.config, controller.step, self._context.stopping)
             progress.enter(RunState.FINISHED)
+
+
+def hears_of_lost_ps(membership: Membership) -> bool:
+    """Wait for the news that a ps of this generation has ended; returns whether it came."""
+    end = time.monotonic() + HEAR_SECONDS
+    while not membership.lost_ps() and time.monotonic() < end:
+        time.sleep(0.1)
+    return bool(membership.lost_ps())

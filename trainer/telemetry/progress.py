@@ -260,8 +260,7 @@ class Progress:
             status.workers = add_up(status.workers, given or {}, seconds)
             for task, each in status.workers.items():
                 each |= self.tally.staleness(task)
-            status.tables = self.tally.table_rates(time.monotonic())
-            status.files = dict(self.tally.files)
+            status.tables, status.files = self.tally.table_rates(time.monotonic()), dict(self.tally.files)
             status.eta_seconds = round(max(0, (status.steps or 0) - step) / steps_per_second, 1)
             status.loss = values.get("loss")
             status.metrics = {name: value for name, value in values.items() if name != "loss"}

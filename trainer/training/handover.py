@@ -68,7 +68,7 @@ class Handover:
         self._check = check
         self._records = HandoverRecords(run, program, servers, addresses)
         self._carried: dict[str, Any] = {}
-        self._own: dict[str, Any] = {}  # of these, the coordinator's
+        self._own: dict[str, Any] = {}  # the coordinator's among them
         self._refreshed_at = -math.inf
         self._offers: list[dict[str, Any]] = []
         records = self._records.read()
@@ -78,8 +78,8 @@ class Handover:
         """The ps that have nothing of what an earlier coordinator has left on the others."""
         self.left = self._records.are_whole(records) or bool(self.lacking)
         """Whether an earlier coordinator of this run has left its variables on all ps that are not `lacking`."""
-        position = self._first.get("input") if self.left else None
-        self.position = Position.of(position) if position else None
+        position = self._first.get("input")
+        self.position = Position.of(position) if self.left and position else None
         """How far the data were read: as the earlier coordinator has told it, and later as this one is told."""
         listed = {number for record in records for number in record.get("contexts", [])}
         if not self.left:

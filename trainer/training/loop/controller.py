@@ -79,8 +79,7 @@ class Controller:
         `read_initial_weights` gives a new run the weights that it begins with, and tells which. `for_callbacks` says
         that a callback hears of each epoch's end, and calls `end_epoch` then.
         """
-        tasks = members.workers if members else [f"worker-{each}" for each in range(workers)]
-        tasks = tasks if config.traits.remote else []
+        tasks = workers_of(config, members, workers)
         schedule = make_schedule(config, workers)
         meter = ProgressMeter(config.log_seconds, tasks)
         self._runner = runner
@@ -348,3 +347,10 @@ class Controller:
         """Show the numbers since the last time; none when no step has ended since."""
         if self._account.show(lambda: self._calls.last) and not self._ends.for_callbacks:  # else they are the epoch's
             self._runner.reset_metrics()
+
+
+def workers_of(config: Config, members: Membership | None, workers: int) -> list[str]:
+    """Return the names of the tasks that take calls, by their numbers in TensorFlow's cluster."""
+    if not config.traits.remote:
+        return []
+    return members.workers if members else [f"worker-{each}" for each in range(workers)]
