@@ -99,8 +99,9 @@ def restarts(workers: tuple[int, ...], in_flight: int, *, calls: int = CALLS) ->
             else:
                 generation = Generation(config, Given(), count)
             generation.train(calls, in_flight)
-            generation.checkpoints.restore()
-            seen, position = generation.runner.model.seen.numpy(), generation.runner.position
+            step = generation.checkpoints.restore()
+            # The checkpoint's: the runner's counts calls that were in flight at the save, and have ended since.
+            seen, position = generation.runner.model.seen.numpy(), generation.checkpoints.position(step)
             if not in_flight:
                 generation.end()
     assert position
