@@ -76,7 +76,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def ends_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Regenerations what sets how the loading of the program ends."""
+    """What sets how the loading of the program ends."""
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(coordinator, "Membership", Formed)
     yield lambda load: monkeypatch.setattr(coordinator, "load_program", load)
@@ -401,3 +401,19 @@ def test_a_program_that_says_exit_is_the_users_error(
     ends_with(lambda name: sys.exit(code))
     assert run_coordinator(config, CLUSTER, Notifier()) == USER_ERROR
     assert (read_record(directory.status) or {})["state"] == "failed"
+
+
+def test_a_process_that_can_not_say_how_it_ends_counts_as_a_crash(
+    config: Config, directory: RunDirectory, ends_with: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be started again for ever."""
+    ends_with(lambda name: sys.exit(1))
+
+    def silent(*_: object) -> int:
+        raise ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr(coordinator, "leave", silent)
+    for crashes in (1, 2):
+        with pytest.raises(ValueError, match="closed file"):
+            run_coordinator(config, CLUSTER, Notifier())
+        assert (read_record(directory.attempts) or {})["crashes"] == crashes

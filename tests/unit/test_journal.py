@@ -158,3 +158,16 @@ def test_under_systemd_logs_go_to_the_journal_and_what_others_print_to_standard_
     fields = fields_of(received.recv(65536))
     assert done.communicate()[1] == "from elsewhere\n"
     assert (fields["MESSAGE"], fields["PRIORITY"], fields["RUN"]) == ("warning: slow", "4", "digits")
+
+
+def test_a_program_that_closes_its_streams_silences_no_log() -> None:
+    program = (
+        "import logging, sys\n"
+        "from trainer.telemetry.logs import set_up_logging\n"
+        "set_up_logging(journal=False)\n"
+        "sys.stdout.close(), sys.stderr.close()\n"
+        "logging.getLogger('trainer').error('failed')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr.endswith("error: failed\n")
+    assert done.returncode == 0

@@ -57,6 +57,8 @@ class Held:
     """Whether an attempt has begun, whose budget counts."""
     exit: Exit | None = None
     """How the process ends, where an error ends it."""
+    is_lost_for_words: bool = False
+    """Whether it could not even say so: that counts as a crash."""
 
     def give_back_with(self, stack: contextlib.ExitStack) -> None:
         """Have the stack give back what is held by then: the last words first, the notifications last."""
@@ -71,7 +73,8 @@ class Held:
             self.membership.leave(past_using=is_broken)
         if self.has_begun:
             is_trouble = self.exit is not None and self.exit.is_trouble
-            end_attempt(self.directory, is_broken, is_trouble, self.exit.message if self.exit and is_broken else "")
+            is_crash = is_broken or self.is_lost_for_words
+            end_attempt(self.directory, is_crash, is_trouble, self.exit.message if self.exit and is_crash else "")
 
     def _close_progress(self) -> None:
         if self.progress is not None:
@@ -123,7 +126,11 @@ def run_coordinator(
             return FINISHED
         except (Exception, SystemExit, Stopped) as error:  # a program may call sys.exit
             held.exit = decide_exit(error, held.program_file, leads=cluster.job == "chief", begun=held.has_begun)
-            return leave(held, notifier, config.run, error)
+            try:
+                return leave(held, notifier, config.run, error)
+            except Exception:
+                held.is_lost_for_words = True
+                raise
 
 
 def report(

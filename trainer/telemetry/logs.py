@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from trainer.telemetry.outlets.journald import SOCKET, JournalHandler
 
@@ -29,7 +29,7 @@ def set_up_logging(journal: bool, native: str = SOCKET) -> None:
     """
     faulthandler.enable(2)
     logging.basicConfig(
-        stream=sys.stderr,
+        stream=own_stderr(),
         level=logging.INFO,
         format="%(levelshort)s%(message)s" if journal else "%(asctime)s %(levelshort)s%(message)s",
         datefmt="%H:%M:%S",
@@ -47,6 +47,16 @@ def set_up_logging(journal: bool, native: str = SOCKET) -> None:
     logging.getLogger("tensorflow").addFilter(expected_retracing)
     for noisy in ("absl", "tensorflow", "h5py"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def own_stderr() -> TextIO:
+    """Return a stream to standard error that stays open when a program closes sys.stderr.
+
+    Where something else stands for sys.stderr, as in a notebook, it is that.
+    """
+    if sys.stderr is None or sys.stderr is not sys.__stderr__:
+        return sys.stderr
+    return os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
 def shorten_level(record: logging.LogRecord) -> bool:
