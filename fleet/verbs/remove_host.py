@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from fleet import drains
 from fleet.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.history import Trail
-from fleet.site.inventory import Inventory
+from fleet.site.inventory import Inventory, load_inventory
 from fleet.site.schema.formats import control_path
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
@@ -113,10 +112,11 @@ def replace_host(
     with Trail(cluster, desk, "replace-host", reason) as trail:
         trail.begin(hosts=[old, new], tasks=[task.name for task in inventory.tasks_on(old)], new=where)
         _clean(cluster, desk, seen, old)
-        tasks = [task for task in inventory.tasks_on(old) if task.port is not None]
-        cluster.replace_tasks({task.name: (task.endpoint, replace(task, address=where).endpoint) for task in tasks})
         edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
         _change(inventory, desk, edit, expected, [f"write {new} instead of {old}", f"ansible_host: {where}"])
+        now = {task.name: task.endpoint for task in load_inventory(inventory.source).tasks}
+        had = {task.name: task.endpoint for task in inventory.tasks_on(old) if task.port is not None}
+        cluster.replace_tasks({name: (at, now[name]) for name, at in had.items() if now.get(name, at) != at})
     desk.say(
         f"{new} has the place of {old}: connect to it once with ssh and compare its host key, then "
         "`ansible-playbook site.yml` and `fab start-cluster`"

@@ -111,6 +111,16 @@ def test_only_what_a_lost_ps_had_goes_back_where_that_is_asked_for(
     assert abs(back - (old + end - step)) <= in_flight, (kept, back, step, old, end)
 
 
+def test_where_all_ps_are_lost_all_goes_back(runs: Runs) -> None:
+    options = ("--ps", "1", "--ps-recovery", "lost", "--checkpoint-seconds", "1", "--no-evaluator")
+    process = runs.local("both:Both", "lost-all", ENDLESS, *options)
+    process.search(r"saved \S+/ckpt-\d+ in")
+    kill(process.pids("ps-0")[0])
+    process.search(r"forming the cluster again[\s\S]*going on at step [\s\S]*saved \S+/ckpt-\d+ in")
+    assert [event["event"] for event in events(runs, "lost-all") if event["event"] in ("attached", "failed")] == []
+    stop(process)
+
+
 @pytest.mark.matrix
 def test_a_model_whose_ps_are_lost_one_by_one_learns_as_well(runs: Runs, digits: Process) -> None:
     """`digits` is the same training without a fault."""

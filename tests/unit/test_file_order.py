@@ -234,5 +234,6 @@ def test_trained_files_that_are_found_again_by_a_later_coordinator_are_left_out(
     assert not later.go_on_from(Position.of(files.position.as_record()))
     assert later.known() == {"/data/a", "/data/b"}
     later.come(["/data/a", "/data/c"], is_end=False)
+    assert later.counts() == {"done": 1, "under_way": 1, "found": 3}
     box = later.mailbox(1)
     assert sorted(read(later, 1, box)[::-1] for _ in range(2)) == [("/data/b", 8), ("/data/c", 0)]

@@ -358,3 +358,16 @@ def test_tasks_get_what_hosts_get_and_none_of_our_watchdog(monkeypatch: pytest.M
     assert environment["TRAINER_SETTINGS"] == "/tmp/run.json"
     assert environment["DATA_DIR"] == "/srv/trainer/data"
     assert "NOTIFY_SOCKET" not in environment
+
+
+def test_a_coordinator_that_the_program_ends_with_0_is_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = tmp_path / "done"
+    script = (
+        f"import pathlib; done = pathlib.Path({str(done)!r}); done.with_suffix('.once').exists() and done.touch(); "
+    )
+    script += "done.with_suffix('.once').touch()"
+    assert Supervisor([task("chief-0", script)], is_done=done.exists).run() == 0
+    assert done.exists()
+    assert capsys.readouterr().out.count("ended with 0 before the run was finished: does the program call") == 1

@@ -65,7 +65,7 @@ def test_a_machine_whose_place_another_has_stays_out_at_its_old_address(config: 
     path = Path(config.shared_dir) / "replaced.json"
     refuse_replaced(config, "worker-0", "192.0.2.30:2400")
     path.write_text('{"worker-0": ["192.0.2.30:2400"]}')
-    with pytest.raises(Replaced, match=f"worker-0 was replaced at 192.0.2.30:2400 .* remove {path}"):
+    with pytest.raises(Replaced, match=f"worker-0 was replaced at 192.0.2.30:2400\\. .* remove worker-0 from {path}"):
         refuse_replaced(config, "worker-0", "192.0.2.30:2400")
     refuse_replaced(config, "worker-0", "192.0.2.99:2400")  # the new one
     refuse_replaced(config, "worker-5", "192.0.2.30:2400")  # the old one in another place

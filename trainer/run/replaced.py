@@ -15,7 +15,7 @@ REPLACED = "replaced.json"
 
 
 class Replaced(StaysOut):
-    """This machine's place is another one's now; the message says whose, and what mends it."""
+    """This machine's place is another one's now; the message says what mends it."""
 
 
 def refuse_replaced(config: Config, task: str, address: str) -> None:
@@ -24,11 +24,11 @@ def refuse_replaced(config: Config, task: str, address: str) -> None:
         return
     path = Path(config.shared_dir) / REPLACED
     try:
-        addresses = (read_record(path) or {}).get(task, [])
-    except (OSError, ValueError):
+        is_replaced = address in (read_record(path) or {}).get(task, [])
+    except (OSError, ValueError, TypeError):
         return
-    if address in addresses:
+    if is_replaced:
         raise Replaced(
-            f"another machine has the place of this one: {task} was replaced at {address} (fab replace-host). If it is "
-            f"to have its place again, remove {path}"
+            f"another machine has the place of this one: {task} was replaced at {address}. If it is to have its place "
+            f"again, replace the new one by it (fab replace-host), or remove {task} from {path}"
         )

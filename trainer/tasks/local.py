@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trainer.core.runtime import PS_ENVIRONMENT
 from trainer.core.strategies import STRATEGIES
 from trainer.process.fork_server import PARENT, ForkServer
 from trainer.run.directory import RunDirectory
-from trainer.run.selection import apply_selection
+from trainer.run.selection import apply_selection, sweep_or_none
 from trainer.tasks.local_supervisor import Supervisor, Task, say
 from trainer.telemetry.outlets.prometheus import ADDRESS
 from trainer.telemetry.status import describe, read_status
@@ -133,9 +134,16 @@ def run_supervised(
         started = environment.get(FORK_SERVER)
         forks = ForkServer(started) if started else ForkServer(Path(directory) / "forks", environment)
         try:
-            return Supervisor(make_tasks(config, path, jobs, evaluator, forks, metrics_port), forks).run()
+            tasks = make_tasks(config, path, jobs, evaluator, forks, metrics_port)
+            return Supervisor(tasks, forks, partial(is_done, config)).run()
         finally:
             forks.end()
+
+
+def is_done(config: Config) -> bool:
+    """Return whether the run is finished; of a sweep the coordinator alone knows."""
+    finished = RunDirectory(config.shared_dir, config.run).finished(config.steps)
+    return finished is not None or sweep_or_none(config) is not None
 
 
 def cluster_size(strategy: str, workers: int | None, servers: int | None) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
@@ -20,6 +20,7 @@ STOP_SECONDS = 60.0  # the coordinator's time to save
 LEAVE_SECONDS = 5.0  # the other members' time to end, once the coordinator has stopped
 END_SECONDS = 30.0  # the other members' time to end, once the coordinator has finished
 EVALUATE_SECONDS = 120.0  # the evaluator's time for the last checkpoint
+CRASHED = 1  # what Python ends with after an error that nobody caught
 SAYING = threading.Lock()
 
 
@@ -101,11 +102,14 @@ class Task:
 class Supervisor:
     """Keeps tasks alive until the training is done or someone asks to stop."""
 
-    def __init__(self, tasks: list[Task], forks: ForkServer | None = None) -> None:
+    def __init__(
+        self, tasks: list[Task], forks: ForkServer | None = None, is_done: Callable[[], bool] = lambda: True
+    ) -> None:
         """Take the tasks, the coordinator as the last; other tasks that train end with it, in their own time.
 
-        What forks them is waited for.
+        What forks them is waited for. `is_done` says whether the run is finished: a program can end its process as if.
         """
+        self._is_done = is_done
         self._tasks = tasks
         self._forks = forks
         self._chief = tasks[-1]
@@ -145,7 +149,7 @@ class Supervisor:
             for task in self._tasks:
                 if task.restarts.is_due(now) and stop_by is None:
                     task.start()
-                elif task.alive and (code := task.poll()) is not None:
+                elif task.alive and (code := self._end_of(task)) is not None:
                     if stop_by is None and self._ends_all(task, code):
                         return code
                     say(task.name, f"ended with {code}" + ("" if final(code) or stop_by else "; starting it again"))
@@ -158,6 +162,14 @@ class Supervisor:
             if stop_by is not None and (stopped or now > stop_by or self._stops > 1):
                 return STOPPED if self._chief.code is None else self._chief.code
             time.sleep(POLL_SECONDS)
+
+    def _end_of(self, task: Task) -> int | None:
+        """Return a task's exit code once it has ended: CRASHED for a coordinator that left with 0, unfinished."""
+        code = task.poll()
+        if task is self._chief and code == FINISHED and not self._is_done():
+            say(task.name, "ended with 0 before the run was finished: does the program call os._exit?")
+            task.code = code = CRASHED
+        return code
 
     def _ends_all(self, task: Task, code: int) -> bool:
         """Return whether the others have nothing left to do: for a member that trains they would wait for ever."""

@@ -173,12 +173,12 @@ class Training:
         """Keep the variables for the next generation, which else goes back to the newest checkpoint."""
         from tensorflow import errors
 
-        in_part = self._context.config.ps_recovery == "lost"
-        while not (lost := membership.lost_ps()) or in_part:
+        servers, in_part = membership.servers, self._context.config.ps_recovery == "lost"
+        while not (lost := membership.lost_ps()) or (in_part and len(lost) < len(servers)):
             try:
-                self._handover.set_aside(self._runner.copy, {membership.servers.index(task) for task in lost})
+                self._handover.set_aside(self._runner.copy, {servers.index(task) for task in lost})
             except errors.OpError as error:
-                if in_part and not lost and hears_of_lost_ps(membership):
+                if in_part and hears_of_lost_ps(membership, len(lost)):
                     continue
                 log.warning("cannot keep the variables: %s", first_line(error))
             return
@@ -230,9 +230,9 @@ class Training:
             progress.enter(RunState.FINISHED)
 
 
-def hears_of_lost_ps(membership: Membership) -> bool:
-    """Wait for the news that a ps of this generation has ended; returns whether it came."""
+def hears_of_lost_ps(membership: Membership, known: int) -> bool:
+    """Wait for the news that more ps than the known ones have ended; returns whether it came."""
     end = time.monotonic() + HEAR_SECONDS
-    while not membership.lost_ps() and time.monotonic() < end:
+    while len(membership.lost_ps()) <= known and time.monotonic() < end:
         time.sleep(0.1)
-    return bool(membership.lost_ps())
+    return len(membership.lost_ps()) > known

@@ -63,7 +63,7 @@ METRICS = {
                ("table",)),
         Metric("psfleet_input_files", "gauge", "With input_sharding: dynamic, files that are done, under_way and found",
                ("state",)),
-        Metric("psfleet_input_passes", "gauge", "Passes over them that are over"),
+        Metric("psfleet_input_passes", "gauge", "Passes whose files have all been given out"),
         Metric("psfleet_step_seconds", "histogram", "Time of a step on its worker: a call's time divided by its steps, "
                "without its time in the queue"),
         Metric("psfleet_time_seconds_total", "counter", "Time of the run by what became of it, over all processes",

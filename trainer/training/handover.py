@@ -9,6 +9,7 @@ still does can only fail (docs/decisions/0085).
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 import math
 import time
@@ -184,7 +185,7 @@ class Handover:
         if values != offer["local"] or has_moved:
             self._refreshed_at = now
             offer.update(local=values, input=place)
-            self._write(0, {self._records.context}, offer)
+            self._write(offer["place"][0], {self._records.context}, offer)
 
     def release(self) -> None:
         """Let go of the variables, so that the servers can free them."""
@@ -202,6 +203,18 @@ class Handover:
         self._check()
         batch = uuid.uuid4().hex
         names = {key: (OWN, f"{batch}/{number}") for number, key in enumerate(self._carried)}
+        try:
+            self._copy_aside(copy, names, lost)
+            self._publish(names, lost)
+        except tf.errors.OpError:
+            for server in set(range(len(self._found))).difference(lost):
+                with contextlib.suppress(tf.errors.OpError):
+                    destroy_variables(server, [names[key] for key in on(server, self._carried)])
+            raise
+
+    def _copy_aside(
+        self, copy: Callable[[Copies], None], names: Mapping[str, tuple[str, str]], lost: Collection[int]
+    ) -> None:
         copies = []
         for key, variable in self._carried.items():
             if (server := server_of(variable)) is not None and server not in lost:
@@ -212,7 +225,6 @@ class Handover:
                     else:
                         copies.append((variable, variable.handle, target))
         tf.function(lambda: copy(copies), autograph=False)()
-        self._publish(names, lost)
 
     def _take(self, carried: dict[str, Any], at_least: int, copy: Callable[[Copies], None]) -> None:
         sources = {}
@@ -263,11 +275,7 @@ class Handover:
     def _forget(self) -> None:
         """Destroy what was set aside; the rest goes with its context."""
         for server, offer in enumerate(self._found):
-            with tf.device(device(server)):
-                for _, (container, name) in offer.get("variables", {}).values():
-                    if container == OWN:
-                        handle = tf.raw_ops.VarHandleOp(dtype=tf.int8, shape=[], container=container, shared_name=name)
-                        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+            destroy_variables(server, [found for _, found in offer.get("variables", {}).values() if found[0] == OWN])
         self._found = [{} for _ in self._found]
         self.left = False
 
@@ -277,6 +285,14 @@ class Handover:
 
     def _write(self, server: int, contexts: Iterable[int], offer: Mapping[str, Any]) -> None:
         self._records.write(server, contexts, offer, self._tables)
+
+
+def destroy_variables(server: int, names: Iterable[tuple[str, str]]) -> None:
+    """Free variables of a ps, by container and name; those that are not there are passed over."""
+    with tf.device(device(server)):
+        for container, name in names:
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.int8, shape=[], container=container, shared_name=name)
+            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
 def distinct(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -50,14 +50,16 @@ class HandoverRecords:
     def lacking(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
         """Return the ps that are other processes since, where all others have what one coordinator left.
 
-        Empty where none or all are, and where what the others have does not belong together.
+        Empty where none or all are, and where what the others have does not belong together, or lacks what the first
+        offer alone has: the coordinator's own values, and how far the data are read.
         """
         offers = [record.get("offer") or {} for record in records]
         there = [server for server, offer in enumerate(offers) if offer]
         batches = {offers[server].get("batch") for server in there}
         places = all(offers[server].get("place") == [server, len(records)] for server in there)
         same = all(records[server].items() >= self._run.items() for server in there)
-        return set(range(len(records))).difference(there) if same and places and len(batches) == 1 else set()
+        whole = same and places and len(batches) == 1 and "input" in offers[there[0]]
+        return set(range(len(records))).difference(there) if whole else set()
 
     def close(self, contexts: set[int]) -> None:
         """Close contexts of earlier coordinators on all members, never this one's."""

@@ -85,7 +85,8 @@ class Resumption:
         """Take the newest checkpoint's variables for ps that are other processes since, and of the others their own."""
         assert self.handover is not None
         runner = self.runner
-        if runner.tables is not None or self._newest() < 0:
+        # Without a checkpoint, or at the run's end, all go back.
+        if runner.tables is not None or not 0 <= self._newest() < self.config.steps:
             return False
         taken = self._read_checkpoint()
         if not self.handover.take(runner.trained, runner.step, max(taken, 0), runner.copy):
