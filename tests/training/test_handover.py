@@ -257,7 +257,10 @@ def test_a_position_in_the_data_is_written_once_a_second(monkeypatch: pytest.Mon
     clock = iter((10.0, 10.2, 10.9, 11.1, 13.0, 13.5))
     left = object.__new__(handover.Handover)
     vars(left).update(
-        _records=SimpleNamespace(context=1), _own={}, _offers=[{"local": {}, "input": None}], _refreshed_at=0.0
+        _records=SimpleNamespace(context=1),
+        _own={},
+        _offers=[{"local": {}, "input": None, "place": [0, 1]}],
+        _refreshed_at=0.0,
     )
     left._write = lambda server, contexts, offer: written.append(offer["input"])  # type: ignore[method-assign]
     monkeypatch.setattr(handover, "time", SimpleNamespace(monotonic=lambda: next(clock)))
