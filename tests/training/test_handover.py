@@ -268,3 +268,32 @@ def test_a_position_in_the_data_is_written_once_a_second(monkeypatch: pytest.Mon
         left.refresh(Position(1, ((0, taken),)))
         assert left.position == Position(1, ((0, taken),))
     assert [record["parts"] for record in written] == [[[0, 1]], [[0, 4]], [[0, 5]]]
+
+
+RUN = {"format": 1, "run": "r", "program": "a:B"}
+
+
+def offered(server: int, batch: str = "x", ps: int = 3, **more: Any) -> dict[str, Any]:
+    first = {} if server else {"local": {}, "input": None}
+    return {**RUN, "offer": {"batch": batch, "place": [server, ps], **first}, **more}
+
+
+@pytest.mark.parametrize(
+    ("records", "lacking"),
+    [
+        ([offered(0), {}, offered(2)], {1}),
+        ([offered(0), {**RUN, "offer": {}}, {}], {1, 2}),
+        ([offered(0), offered(1), offered(2)], set()),
+        ([{}, {}, {}], set()),
+        ([{}, offered(1), offered(2)], set()),  # what the first alone has is gone
+        ([offered(0), {}, offered(2, "y")], set()),
+        ([offered(0), {}, offered(2, program="a:C")], set()),
+        ([offered(0, ps=2), {}, offered(2, ps=2)], set()),
+    ],
+)
+def test_ps_that_are_other_processes_are_told_from_another_runs(records: Any, lacking: set[int]) -> None:
+    from trainer.training.handover_records import HandoverRecords
+
+    known = object.__new__(HandoverRecords)
+    vars(known).update(_run=RUN)
+    assert known.lacking(records) == lacking
