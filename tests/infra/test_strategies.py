@@ -107,6 +107,7 @@ def test_members_go_on_and_end_with_their_run(lab, in_step, tmp_path):
         assert any(line.split()[:3] == [task, name, "finished"] for line in shown.stdout.splitlines()), shown.stdout
 
 
+@pytest.mark.slow
 def test_fit_trains_with_two_workers_on_a_host(lab, tmp_path):
     settings = {"program": "trainer.examples.digits:Digits", "api": "fit", "steps": 1000, "epoch_steps": 500}
     inventory = copy_inventory(tmp_path / "lab", settings)

@@ -156,9 +156,12 @@ DYNAMIC = {"dynamic_tables": {f"table{number}": {"capacity": 5000} for number in
 @pytest.mark.parametrize(
     ("program", "settings", "most"),
     [
-        *((Tables, {}, 16), (Tables, SPLIT, 16), (Adam, {}, 16), (TwiceAStep, {}, 24), (TwiceAStep, SPLIT, 24)),
-        (Tables, DYNAMIC, 16),
-        *((Measured, {}, 16), (Printing, {}, 24), (OfKeras3, {}, 20)),
+        *((Tables, SPLIT, 16), (Tables, DYNAMIC, 16), (TwiceAStep, SPLIT, 24), (OfKeras3, {}, 20)),
+        pytest.param(Tables, {}, 16, marks=pytest.mark.matrix),
+        pytest.param(Adam, {}, 16, marks=pytest.mark.matrix),
+        pytest.param(TwiceAStep, {}, 24, marks=pytest.mark.matrix),
+        pytest.param(Measured, {}, 16, marks=pytest.mark.matrix),
+        pytest.param(Printing, {}, 24, marks=pytest.mark.matrix),
     ],
 )
 def test_packed_messages_change_no_number(
