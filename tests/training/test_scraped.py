@@ -62,9 +62,10 @@ def scraped(runs: Runs) -> Iterator[tuple[Process, int]]:
 def test_each_metric_of_the_table_is_told(scraped: tuple[Process, int]) -> None:
     names = {name for number in range(len(TASKS)) for name, *_ in metrics(scraped[1] + number)}
     names = {name for name in METRICS if names & {name, f"{name}_count"}}
-    # The time of a restore is known once there was one, GPUs and dynamic tables where there are any.
-    gpus = {name for name in METRICS if name.startswith(("psfleet_task_gpu_", "psfleet_table_"))}
-    assert set(METRICS) - names <= {"psfleet_restore_seconds", *gpus}
+    # The time of a restore is known once there was one; GPUs, dynamic tables and files to give out where there are any.
+    others = ("psfleet_task_gpu_", "psfleet_table_", "psfleet_input_")
+    rare = {name for name in METRICS if name.startswith(others)}
+    assert set(METRICS) - names <= {"psfleet_restore_seconds", *rare}
 
 
 def test_each_task_tells_of_its_process_and_its_release(scraped: tuple[Process, int]) -> None:
