@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,37 +64,66 @@ def test_a_crash_is_the_programs_where_all_else_is_proven(capfd: pytest.CaptureF
     assert "release_build_proof" not in capfd.readouterr().err
 
 
-def test_a_build_is_forked_where_somebody_has_imported(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(
-        SAYS + "import os\nprint('building:', sys.stdin.read(), flush=True)\n"
-        "print('error: as', os.getppid(), file=sys.stderr)\nos.fork() or time.sleep(600)\nsys.exit(78)\n"
-    )
-    script = (
-        "import sys\nfrom pathlib import Path\nfrom trainer.process import fork_server\n"
-        "from trainer.tasks.build_proof import watch_build\n"
-        "forks = fork_server.ForkServer(Path('forks'))\n"
-        "sys.exit(watch_build([sys.executable, 'program.py'], free=lambda: 0.5, forks=forks))\n"
-    )
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+@pytest.fixture
+def lender(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that forks others, at `forks`."""
     serve = (
         "from trainer.process import fork_server\nfork_server.why_unsafe = lambda: ''\n"
         "fork_server.Server().run(fork_server.open_door('forks'))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    server = subprocess.Popen([sys.executable, "-c", serve], cwd=tmp_path, env=environment)
+    server = subprocess.Popen([sys.executable, "-c", serve], cwd=tmp_path, env=ENVIRONMENT)
     try:
         assert ForkServer(tmp_path / "forks").wait(30)
-        for expected in (server.pid, None):
-            done = subprocess.run(
-                [sys.executable, "-c", script], input="a point", capture_output=True, text=True, timeout=60,
-                cwd=tmp_path, env=environment, check=False,
-            )  # fmt: skip
-            assert (done.returncode, done.stdout) == (USER_ERROR, "loading\nproven: release a\nbuilding: a point\n")
-            assert (f"error: as {server.pid}" in done.stderr) == (expected is not None)
-            server.kill()  # then a new process does it
-            server.wait()
+        yield server
     finally:
         server.kill()
         server.wait()
+
+
+def build_with_lender(directory: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Watch a build of this program, which reads "a point"."""
+    (directory / "program.py").write_text(SAYS + program)
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom trainer.process import fork_server\n"
+        "from trainer.tasks.build_proof import watch_build\n"
+        "forks = fork_server.ForkServer(Path('forks'))\n"
+        "sys.exit(watch_build([sys.executable, 'program.py', '-'], free=lambda: 0.5, forks=forks))\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script], input="a point", capture_output=True, text=True, timeout=60, cwd=directory,
+        env=ENVIRONMENT, check=False,
+    )  # fmt: skip
+
+
+def test_a_build_whose_lender_ends_is_made_again_in_a_new_process(
+    tmp_path: Path, lender: subprocess.Popen[bytes]
+) -> None:
+    """A supervisor ends with its run, and all that it has forked ends with it."""
+    program = (
+        "import os, signal\nprint('building:', sys.stdin.read(), flush=True)\n"
+        f"os.getppid() == {lender.pid} and os.kill(os.getppid(), signal.SIGKILL)\n"
+        "time.sleep(1)\nsys.exit(0)\n"
+    )
+    done = build_with_lender(tmp_path, program)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == 2 * "loading\nproven: release a\nbuilding: a point\n"
+    assert lender.wait(10) == -signal.SIGKILL
+
+
+def test_a_build_is_forked_where_somebody_has_imported(tmp_path: Path, lender: subprocess.Popen[bytes]) -> None:
+    program = (
+        "import os\nprint('building:', sys.stdin.read(), flush=True)\n"
+        "print('error: as', os.getppid(), file=sys.stderr)\nos.fork() or time.sleep(600)\nsys.exit(78)\n"
+    )
+    for is_there in (True, False):
+        done = build_with_lender(tmp_path, program)
+        assert (done.returncode, done.stdout) == (USER_ERROR, "loading\nproven: release a\nbuilding: a point\n")
+        assert (f"error: as {lender.pid}" in done.stderr) == is_there
+        lender.kill()  # then a new process does it
+        lender.wait()
 
 
 def test_the_limits_do_not_count_before_the_rest_is_proven() -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -49,8 +51,11 @@ def watch_build(
 
     `free` tells which part of the machine's memory is free. A build that takes too much of it, or more than `seconds`,
     is ended; what was proven before counts. Of a sweep all points share these seconds. `forks` has imported TensorFlow.
+    What it has forked ends with it, as when a run ends meanwhile: then a new process does the check.
     """
     free = free or free_memory
+    if forks is not None and "-" in command:
+        keep_input()
     process = start_build(command, forks)
     heard, given_up = Heard(), ""
     reader = threading.Thread(target=heard.pass_on, args=(process.stdout,), name="build", daemon=True)
@@ -66,6 +71,8 @@ def watch_build(
             os.killpg(process.pid, signal.SIGKILL)
     code = process.wait()
     reader.join()
+    if code == -signal.SIGKILL and isinstance(process, Forked) and not given_up:
+        return watch_build(command, seconds, free)
     if code == -signal.SIGKILL and heard.proven_at is not None:
         print(f"{UNPROVEN}{heard.what}: {given_up or 'the kernel ended it, for its memory'}")
         return FINISHED
@@ -82,6 +89,8 @@ def watch_build(
 def start_build(command: Sequence[str], forks: ForkServer | None) -> Forked | subprocess.Popen[str]:
     """Start a build with this process's input and errors; forked, where a server has the same kit and environment."""
     reading, writing = os.pipe()
+    with contextlib.suppress(OSError):  # a pipe is read once
+        os.lseek(0, 0, os.SEEK_SET)
     try:
         if forks is not None and forks.comes(IMPORT_SECONDS):
             forked = forks.start(command[1:], os.environ, Path.cwd(), 0, writing, 2)
@@ -92,6 +101,14 @@ def start_build(command: Sequence[str], forks: ForkServer | None) -> Forked | su
         os.close(writing)
     os.close(reading)
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
+
+
+def keep_input() -> None:
+    """Put what comes on standard input into a file, which a second process can read from its beginning."""
+    with tempfile.TemporaryFile() as kept:
+        shutil.copyfileobj(sys.stdin.buffer, kept)
+        kept.flush()
+        os.dup2(kept.fileno(), 0)
 
 
 def free_memory() -> float:
