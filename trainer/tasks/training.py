@@ -176,7 +176,8 @@ class Training:
         servers, in_part = membership.servers, self._context.config.ps_recovery == "lost"
         while not (lost := membership.lost_ps()) or (in_part and len(lost) < len(servers)):
             try:
-                self._handover.set_aside(self._runner.copy, {servers.index(task) for task in lost})
+                numbers = {servers.index(task) for task in lost}
+                self._handover.set_aside(self._runner.copy, numbers, self._controller.step if self._controller else 0)
             except errors.OpError as error:
                 if in_part and hears_of_lost_ps(membership, len(lost)):
                     continue

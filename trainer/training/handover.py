@@ -192,11 +192,12 @@ class Handover:
         KEPT.clear()
         self._carried = self._own = {}
 
-    def set_aside(self, copy: Callable[[Copies], None], lost: Collection[int] = ()) -> None:
+    def set_aside(self, copy: Callable[[Copies], None], lost: Collection[int] = (), step: int = 0) -> None:
         """Leave copies of the variables that outlive this process's context, for its next strategy.
 
         `copy` copies variables between two updates, in what is traced (StepRunner.copy). Nothing is left on the ps
-        that are `lost`. Raises tf.errors.OpError when another one is gone.
+        that are `lost`. `step` was read last: the counter may lie there. Raises tf.errors.OpError when another one is
+        gone.
         """
         if not self._carried:
             return
@@ -205,7 +206,7 @@ class Handover:
         names = {key: (OWN, f"{batch}/{number}") for number, key in enumerate(self._carried)}
         try:
             self._copy_aside(copy, names, lost)
-            self._publish(names, lost)
+            self._publish(names, lost, step)
         except tf.errors.OpError:
             for server in set(range(len(self._found))).difference(lost):
                 with contextlib.suppress(tf.errors.OpError):
@@ -248,6 +249,8 @@ class Handover:
         if "step" in sources:
             with tf.device(counter.device):
                 assign(counter.handle, sources["step"], counter.dtype)
+        else:
+            counter.assign(max(at_least, self._first.get("step", 0)))
         if (step := int(counter.numpy())) < at_least:
             raise NotCarried(f"they are of step {step}, and the newest checkpoint of step {at_least}")
         others = [(carried[key], sources[key], carried[key].handle) for key in sources if key != "step"]
@@ -255,7 +258,7 @@ class Handover:
         for key, variable in own.items():
             variable.assign(tf.io.parse_tensor(base64.b64decode(values[key][1]), variable.dtype))
 
-    def _publish(self, names: Mapping[str, tuple[str, str]], lost: Collection[int] = ()) -> None:
+    def _publish(self, names: Mapping[str, tuple[str, str]], lost: Collection[int] = (), step: int = 0) -> None:
         batch = uuid.uuid4().hex
         self._offers = []
         servers = [server for server in range(len(self._found)) if server not in lost]
@@ -266,7 +269,7 @@ class Handover:
                 base = {"context": self._records.context, "batch": batch, "place": [server, len(self._found)]}
                 self._offers.append({**base, "variables": variables, "local": {}})
             record = self.position.as_record() if self.position else None
-            self._offers[0].update(local=local_values(self._own), input=record)
+            self._offers[0].update(local=local_values(self._own), input=record, step=step)
         for number, server in enumerate(servers):
             # The earlier one's context is still named: the next coordinator closes it if this process dies first.
             contexts = {self._records.context, *(offer["context"] for offer in self._found if offer)}
