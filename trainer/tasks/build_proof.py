@@ -73,6 +73,11 @@ def watch_build(
     reader.join()
     if code == -signal.SIGKILL and isinstance(process, Forked) and not given_up:
         return watch_build(command, seconds, free)
+    return judge(code, heard, given_up)
+
+
+def judge(code: int, heard: Heard, given_up: str) -> int:
+    """Say how a build ended, where it did not itself; returns the exit code."""
     if code == -signal.SIGKILL and heard.proven_at is not None:
         print(f"{UNPROVEN}{heard.what}: {given_up or 'the kernel ended it, for its memory'}")
         return FINISHED

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,15 @@ class Held:
     """How the process ends, where an error ends it."""
     is_lost_for_words: bool = False
     """Whether it could not even say so: that counts as a crash."""
+
+    @contextlib.contextmanager
+    def in_words(self) -> Iterator[None]:
+        """Count it as a crash where what says how the process ends fails."""
+        try:
+            yield
+        except Exception:
+            self.is_lost_for_words = True
+            raise
 
     def give_back_with(self, stack: contextlib.ExitStack) -> None:
         """Have the stack give back what is held by then: the last words first, the notifications last."""
@@ -126,11 +135,8 @@ def run_coordinator(
             return FINISHED
         except (Exception, SystemExit, Stopped) as error:  # a program may call sys.exit
             held.exit = decide_exit(error, held.program_file, leads=cluster.job == "chief", begun=held.has_begun)
-            try:
+            with held.in_words():
                 return leave(held, notifier, config.run, error)
-            except Exception:
-                held.is_lost_for_words = True
-                raise
 
 
 def report(
