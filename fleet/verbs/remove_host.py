@@ -114,9 +114,7 @@ def replace_host(
         _clean(cluster, desk, seen, old)
         edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
         _change(inventory, desk, edit, expected, [f"write {new} instead of {old}", f"ansible_host: {where}"])
-        now = {task.name: task.endpoint for task in load_inventory(inventory.source).tasks}
-        had = {task.name: task.endpoint for task in inventory.tasks_on(old) if task.port is not None}
-        cluster.replace_tasks({name: (at, now[name]) for name, at in had.items() if now.get(name, at) != at})
+        _keep_out(cluster, old)
     desk.say(
         f"{new} has the place of {old}: connect to it once with ssh and compare its host key, then "
         "`ansible-playbook site.yml` and `fab start-cluster`"
@@ -212,6 +210,14 @@ def _change(
         desk.say("\n".join([f"change {inventory.source} by hand ({why}):", *(f"  {line}" for line in by_hand)]))
         return
     desk.say(f"changed {inventory.source}; as it was: {', '.join(map(_short, backups))}")
+
+
+def _keep_out(cluster: Cluster, old: str) -> None:
+    """Have the tasks of a replaced host not join at their old addresses, where the inventory has others now."""
+    inventory = cluster.inventory
+    now = {task.name: task.endpoint for task in load_inventory(inventory.source).tasks}
+    had = {task.name: task.endpoint for task in inventory.tasks_on(old) if task.port is not None}
+    cluster.replace_tasks({name: (at, now[name]) for name, at in had.items() if now.get(name, at) != at})
 
 
 def _short(path: Path) -> str:

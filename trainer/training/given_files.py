@@ -69,7 +69,7 @@ class GivenFile:
 
 @dataclasses.dataclass(frozen=True)
 class GivenFiles:
-    """Where workers get their files: `mailbox` begins a worker's reading, `named` is told the program's pattern."""
+    """Where workers get their files: `mailbox` begins a worker's reading, `named` takes the program's patterns."""
 
     mailbox: Callable[[int], Mailbox]
     named: Callable[[tuple[str, ...]], object]
