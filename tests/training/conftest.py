@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 from processes import DIGITS, MINUTE, Process, Runs, run_check
 
+from trainer.core.runtime import prepare_tensorflow
+
+# Before any test imports TensorFlow, in whatever order they are collected: what failed comes first when it runs again.
+prepare_tensorflow()
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "matrix: says with another optimizer or API what others say: `make matrix`")
