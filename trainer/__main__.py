@@ -124,7 +124,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     notifier = Notifier.from_environment(environment)
     listener = listen(environment)
     if options.parent:
-        return become_task(options, environment, cluster, listener, notifier)
+        return notifier.ends(become_task(options, environment, cluster, listener, notifier))
     if not is_server(cluster):
         read_config(options, environment)  # what is wrong with it is said before TensorFlow's import
     from trainer.process.supervisor import Supervisor

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import DIGITS, MINUTE, PROGRAMS, Process, Runs, is_alive, run_check, until
+from processes import DIGITS, MINUTE, PROGRAMS, ROOT, Process, Runs, is_alive, run_check, until
 
 from trainer.cluster.probe import answers, incarnation
+from trainer.core.failures import USER_ERROR
 from trainer.tasks.local import local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -130,6 +131,24 @@ def test_coordinator_and_evaluator_are_kept_as_well_and_all_end_with_the_run(run
     status = runs.status("supervised")
     assert (status["state"], status["step"]) == ("finished", 600)
     assert status["evaluation"]["step"] == 600
+
+
+def test_a_program_that_ends_its_process_as_if_finished_fails_the_run(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import os\n\nos._exit(0)\n")
+    settings = tmp_path / "run.json"
+    values = {
+        "program": "leaves:Program",
+        "run": "left",
+        "shared_dir": str(runs.shared),
+        "max_restarts_without_step": 1,
+    }
+    settings.write_text(json.dumps(values))
+    config = json.dumps({"cluster": local_cluster(1, 1), "task": {"type": "chief", "index": 0}})
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    chief = runs.start(["-m", "trainer"], TF_CONFIG=config, TRAINER_SETTINGS=str(settings), PYTHONPATH=path)
+    assert chief.wait(MINUTE) == USER_ERROR, chief.output
+    assert chief.output.count("chief-0 ended with 0 before its task was over (does the program call os._exit?)") == 2
+    assert runs.status("left")["state"] == "failed"
 
 
 def test_what_is_forked_from_one_parent_shares_neither_numbers_nor_a_growing_memory() -> None:

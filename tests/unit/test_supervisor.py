@@ -153,6 +153,7 @@ def test_a_task_that_is_done_takes_its_supervisor_with_it(start: Start, code: in
         ("os.kill(os.getpid(), signal.SIGKILL)", "137 (SIGKILL)"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "139 (SIGSEGV)"),
         ("os.kill(os.getpid(), signal.SIGTERM)", "143 (SIGTERM)"),
+        ("os._exit(0)", "0 before its task was over (does the program call os._exit?)"),
     ],
 )
 def test_any_other_end_is_followed_by_the_next_process(start: Start, end: str, reason: str) -> None:

@@ -20,6 +20,7 @@ class Child:
     began: float = field(default_factory=time.monotonic)
     ready: bool = False
     restart_unit: bool = False
+    ends: bool = False  # it has said that its exit code is its task's
     sign: float = field(default_factory=time.monotonic)  # when it last gave a sign of life
     worked: int = 0  # processor time that it has taken, in ticks
     stopped: int = 0  # looks in a row at which it was stopped by a signal

@@ -6,7 +6,8 @@ That of a host's unit can be parked (SIGHUP): it ends its child as a stop would,
 a child that works in the release that is current then. One that starts where a file says so begins parked.
 
 To systemd it is the unit's main process: it passes on what its child says, and answers for the child's life. A child
-that ends with 0, 78 or 143 takes the parent with it; after any other end the next one is forked at once.
+that ends with 0, 78 or 143 takes the parent with it; after any other end the next one is forked at once. One that ends
+with 0 says so before: a program's os._exit(0) is an end like any other.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from trainer.process.patience import LONGEST_START_SECONDS, START_PATIENCE_SECON
 from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, why_unsafe
 from trainer.run.release import same_kit
 from trainer.telemetry.outlets.prometheus import given
-from trainer.telemetry.outlets.systemd import ALIVE, CHANNEL, READY, RESTART_UNIT, RESTARTS, Notifier
+from trainer.telemetry.outlets.systemd import ALIVE, CHANNEL, ENDS, READY, RESTART_UNIT, RESTARTS, Notifier
 
 log = logging.getLogger(__name__)
 PASSED_ON = (FINISHED, USER_ERROR, STOPPED)
@@ -130,10 +131,12 @@ class Supervisor:
                 if self._parking.asked and not self._stopping:
                     afresh = child.restart_unit
                     continue
-                if self._stopping or code in passed_on or child.restart_unit:
+                is_unsaid = code == FINISHED and not child.ends
+                if self._stopping or (code in passed_on and not is_unsaid) or child.restart_unit:
                     return self._pass_on(code)
                 self._restarts += 1
-                log.info("%s ended with %s: starting the next", self._name, describe_code(code))
+                why = " before its task was over (does the program call os._exit?)" if is_unsaid else ""
+                log.info("%s ended with %s%s: starting the next", self._name, describe_code(code), why)
                 if not child.ready:
                     self._wait(PAUSE_SECONDS)
             return STOPPED
@@ -169,7 +172,8 @@ class Supervisor:
         self._leave_to_child()
         ours.close()
         theirs.settimeout(1.0)
-        return run(self._notifier.through(theirs, self._restarts))
+        notifier = self._notifier.through(theirs, self._restarts)
+        return notifier.ends(run(notifier))
 
     def _leave_to_child(self) -> None:
         """In a process that was forked, give up what is this one's."""
@@ -295,6 +299,8 @@ class Supervisor:
                 self._ping()
             elif message == RESTART_UNIT:
                 child.restart_unit = True
+            elif message == ENDS:
+                child.ends = True
             else:
                 child.ready |= message.startswith(READY)
                 _, _, status = message.partition("STATUS=")

@@ -140,7 +140,7 @@ def follow(
             notifier.status(why)
             if why == STALE:
                 notifier.restart_unit()
-            os._exit(code)
+            os._exit(notifier.ends(code))
         time.sleep(LOOK_SECONDS)
 
 

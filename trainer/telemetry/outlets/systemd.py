@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 READY, ALIVE = "READY=1", "WATCHDOG=1"
 # For the supervisor alone: what a fork can't mend, the unit's own start can, which mounts the shared path again.
 RESTART_UNIT = "X_RESTART_UNIT=1"
+ENDS = "X_ENDS=1"  # likewise: the exit code that follows is the task's
 CHANNEL = "TRAINER_SUPERVISOR"  # the environment's name for the descriptor of a socket to the supervisor
 RESTARTS = "TRAINER_RESTARTS"  # the same for how many processes of this task came before
 
@@ -62,6 +63,12 @@ class Notifier:
         """Ask the supervisor to end with this process, so that systemd starts the unit from its beginning."""
         if self._channel is not None:
             self._send(RESTART_UNIT)
+
+    def ends(self, code: int) -> int:
+        """Say that this process ends now, with the code of its task; returns the code."""
+        if self._channel is not None:
+            self._send(ENDS)
+        return code
 
     def watch(self, alive: Callable[[], bool]) -> None:
         """Say that this process lives from a thread, three times in the watchdog's interval, as long as it does."""
