@@ -198,11 +198,7 @@ def _clean(cluster: Cluster, desk: Desk, seen: Observation, host: str) -> None:
 
 
 def _change(
-    inventory: Inventory,
-    desk: Desk,
-    edit: Callable[[str], str],
-    expected: Sequence[Task],
-    by_hand: Sequence[str],
+    inventory: Inventory, desk: Desk, edit: Callable[[str], str], expected: Sequence[Task], by_hand: Sequence[str]
 ) -> None:
     """Change the inventory, or say what to change where that can't be done by lines."""
     tasks = [(each.name, each.host, each.address, each.port) for each in expected]
