@@ -85,11 +85,8 @@ class Marks:
         """Return the seconds of each of PARTS; what was over before the part before it took none."""
         reached, found = self.fault, list[float | None]()
         for mark in (self.noticed, self.started, self.imported, self.restored, self.stepped):
-            if mark is None:
-                found.append(None)
-                continue
-            found.append(max(0.0, mark - reached))
-            reached = max(reached, mark)
+            found.append(None if mark is None else max(0.0, mark - reached))
+            reached = max(reached, mark or reached)
         return found
 
 
@@ -153,11 +150,10 @@ class Recovery:
 
         def goes_on() -> bool:
             nonlocal ended, ready
-            now = time.time()
             if ended is None and chief.pid != chief_pid:
-                ended = now
+                ended = time.time()
             if ready is None and awaited is not chief and awaited.output().count(SERVES) > served:
-                ready = now
+                ready = time.time()
             if kind == "kill worker":
                 return steps.datasets > datasets
             restored = self._event(fault, *GOES_ON)
@@ -236,13 +232,6 @@ def cells(parts: list[float | None], in_all: float) -> list[str]:
     return [*("-" if part is None else f"{part:.2f}" for part in parts), f"{in_all:.2f}"]
 
 
-def show_floor(directory: Path, rounds: int) -> None:
-    bare = floor(directory, rounds)
-    python, tensorflow, first = (statistics.median(column) for column in zip(*bare, strict=True))
-    in_all = statistics.median(sum(row) for row in bare)
-    print_row("floor: a bare coordinator", *cells([None, python, tensorflow, None, first], in_all))
-
-
 def show_recoveries(recovery: Recovery, kind: str, rounds: int) -> None:
     found = []
     for number in range(rounds):
@@ -274,14 +263,16 @@ def main(arguments: list[str]) -> None:
     if unknown := set(options.fault) - set(FAULTS):
         parser.error(f"there is no fault {', '.join(sorted(unknown))}; the faults are {', '.join(FAULTS)}")
     why = missing()
-    faults = [fault for fault in FAULTS if not options.fault or fault in options.fault]
-    faults = [fault for fault in faults if not (why and fault.startswith("cut"))]
+    faults = [each for each in FAULTS if each in (options.fault or FAULTS) and not (why and each.startswith("cut"))]
     with contextlib.ExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
         directory.mkdir(parents=True, exist_ok=True)
         print(f"\nFrom the fault to the next trained step, s, medians of {options.rounds}\n")
         print_row("fault", *PARTS, "in all", head=True)
-        show_floor(directory / "floor", options.rounds)
+        bare = floor(directory / "floor", options.rounds)
+        python, tensorflow, first = (statistics.median(column) for column in zip(*bare, strict=True))
+        in_all = statistics.median(sum(row) for row in bare)
+        print_row("floor: a bare coordinator", *cells([None, python, tensorflow, None, first], in_all))
         networks = None if why else Networks(NAMES)
         if networks:
             stack.callback(networks.end)

@@ -114,11 +114,8 @@ def _expect_equal_tensors(found: Findings, stage: Stage, watch: Watch) -> None:
 
 def last_restart(watch: Watch) -> float:
     """When the coordinator was last seen to be another process."""
-    at = watch.begun
-    for before, sample in pairwise(watch.samples):
-        if before.coordinator.start != sample.coordinator.start:
-            at = sample.at
-    return at
+    pairs = pairwise(watch.samples)
+    return [watch.begun, *(now.at for before, now in pairs if before.coordinator.start != now.coordinator.start)][-1]
 
 
 def describe_recovery(

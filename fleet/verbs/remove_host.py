@@ -201,10 +201,9 @@ def _change(
     inventory: Inventory, desk: Desk, edit: Callable[[str], str], expected: Sequence[Task], by_hand: Sequence[str]
 ) -> None:
     """Change the inventory, or say what to change where that can't be done by lines."""
-    tasks = [(each.name, each.host, each.address, each.port) for each in expected]
     try:
         control_path(inventory.source)
-        backups = inventory_file.change(inventory, edit, tasks)
+        backups = inventory_file.change(inventory, edit, expected)
     except NotPlain as why:
         desk.say("\n".join([f"change {inventory.source} by hand ({why}):", *(f"  {line}" for line in by_hand)]))
         return
