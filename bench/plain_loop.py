@@ -28,36 +28,22 @@ def main(program_name: str, epoch_steps: int, directory: str = "") -> None:
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         model = program.build_model()
-        optimizer = model.optimizer
         accuracy, loss_class = metric_and_loss(model)
         example_loss = loss_class(from_logits=True, reduction=tf.keras.losses.Reduction.NONE)
-
-    @tf.function
-    def train_step(iterator: Any) -> Any:
-        def on_replica(features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                predictions = model(features, training=True)
-                loss = tf.nn.compute_average_loss(example_loss(labels, predictions))
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-            accuracy.update_state(labels, predictions)
-            return loss
-
-        losses = strategy.run(on_replica, args=next(iterator))
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
     @tf.function
     def dataset_fn() -> Any:
         return strategy.distribute_datasets_from_function(program.train_dataset)
 
+    train_step = step_of(strategy, model, accuracy, example_loss)
     iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
     epochs = itertools.count(1)
     if directory:
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
         manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=3)
         if manager.latest_checkpoint:
             checkpoint.restore(manager.latest_checkpoint).assert_existing_objects_matched()
-            epochs = itertools.count(1 + int(optimizer.iterations.numpy()) // epoch_steps)
+            epochs = itertools.count(1 + int(model.optimizer.iterations.numpy()) // epoch_steps)
     for epoch in epochs:
         for _ in range(epoch_steps):
             loss = coordinator.schedule(train_step, args=(iterator,))
@@ -67,6 +53,26 @@ def main(program_name: str, epoch_steps: int, directory: str = "") -> None:
         if directory:
             manager.save()
         print_point(epoch * epoch_steps)
+
+
+def step_of(strategy: Any, model: Any, accuracy: tf.keras.metrics.Metric, example_loss: tf.keras.losses.Loss) -> Any:
+    """Return the function that a worker is given to train one step."""
+
+    @tf.function
+    def train_step(iterator: Any) -> Any:
+        def on_replica(features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                predictions = model(features, training=True)
+                loss = tf.nn.compute_average_loss(example_loss(labels, predictions))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            accuracy.update_state(labels, predictions)
+            return loss
+
+        losses = strategy.run(on_replica, args=next(iterator))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    return train_step
 
 
 def metric_and_loss(model: tf.keras.Model) -> tuple[tf.keras.metrics.Metric, type[tf.keras.losses.Loss]]:

@@ -85,11 +85,8 @@ class Marks:
         """Return the seconds of each of PARTS; what was over before the part before it took none."""
         reached, found = self.fault, list[float | None]()
         for mark in (self.noticed, self.started, self.imported, self.restored, self.stepped):
-            if mark is None:
-                found.append(None)
-                continue
-            found.append(max(0.0, mark - reached))
-            reached = max(reached, mark)
+            found.append(None if mark is None else max(0.0, mark - reached))
+            reached = max(reached, mark or reached)
         return found
 
 
@@ -128,7 +125,7 @@ class Recovery:
         """Freeze or cut off a worker, and wait until it has been dropped and taken back."""
         task, steps = FAULTS[kind], self._training.steps
         fault = time.time()
-        heal = self._cluster.freeze(task) if kind.startswith("freeze") else self._cluster.cut(task)
+        heal = self._strike(kind)
         self._training.until(lambda: self._event(fault, *NOTICED) is not None, f"an event after: {kind}")
         dropped = self._event(fault, *NOTICED) or 0.0
         self._training.until(lambda: time.time() > dropped + HELD_SECONDS, "the time that it stays so")
@@ -148,22 +145,15 @@ class Recovery:
         chief_pid, served = chief.pid, awaited.output().count(SERVES)
         ended: float | None = None
         ready: float | None = None
-        heal: Callable[[], None] | None = None
         fault = time.time()
-        if kind.startswith("kill"):
-            self._cluster.kill(task.name)
-        elif kind.startswith("freeze"):
-            heal = self._cluster.freeze(task.name)
-        else:
-            heal = self._cluster.cut(task.name)
+        heal = self._strike(kind)
 
         def goes_on() -> bool:
             nonlocal ended, ready
-            now = time.time()
             if ended is None and chief.pid != chief_pid:
-                ended = now
+                ended = time.time()
             if ready is None and awaited is not chief and awaited.output().count(SERVES) > served:
-                ready = now
+                ready = time.time()
             if kind == "kill worker":
                 return steps.datasets > datasets
             restored = self._event(fault, *GOES_ON)
@@ -171,8 +161,7 @@ class Recovery:
 
         self._training.until(goes_on, f"a step after: {kind}")
         stepped = steps.newest
-        if heal is not None:
-            heal()
+        heal()
         is_new = len(awaited.starts) > starts[awaited.name]
         return Marks(
             fault=fault,
@@ -182,6 +171,13 @@ class Recovery:
             restored=None if kind == "kill worker" else self._event(fault, *GOES_ON),
             stepped=stepped,
         )
+
+    def _strike(self, kind: str) -> Callable[[], None]:
+        """Let a fault befall its task; returns what ends one that lasts."""
+        if kind.startswith("kill"):
+            self._cluster.kill(FAULTS[kind])
+            return lambda: None
+        return (self._cluster.freeze if kind.startswith("freeze") else self._cluster.cut)(FAULTS[kind])
 
     def _starts(self) -> dict[str, int]:
         return {name: len(task.starts) for name, task in self._cluster.tasks.items()}
@@ -236,6 +232,26 @@ def cells(parts: list[float | None], in_all: float) -> list[str]:
     return [*("-" if part is None else f"{part:.2f}" for part in parts), f"{in_all:.2f}"]
 
 
+def show_recoveries(recovery: Recovery, kind: str, rounds: int) -> None:
+    found = []
+    for number in range(rounds):
+        recovery.settle()
+        found.append(recovery.measure(kind))
+        print(f"{kind}, {number + 1} of {rounds}: {found[-1].parts()}", file=sys.stderr, flush=True)
+    in_all = statistics.median(marks.stepped - marks.fault for marks in found)
+    print_row(kind, *cells(medians([marks.parts() for marks in found]), in_all))
+
+
+def show_silences(recovery: Recovery, kind: str, rounds: int) -> None:
+    seen = []
+    for number in range(rounds):
+        recovery.settle()
+        seen.append(recovery.silence(kind))
+        print(f"{kind}, {number + 1} of {rounds}: {seen[-1]}", file=sys.stderr, flush=True)
+    columns = zip(*map(dataclasses.astuple, seen), strict=True)
+    print_row(kind, *(f"{statistics.median(column):.2f} ({max(column):.2f})" for column in columns))
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="bench/recovery", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -247,8 +263,7 @@ def main(arguments: list[str]) -> None:
     if unknown := set(options.fault) - set(FAULTS):
         parser.error(f"there is no fault {', '.join(sorted(unknown))}; the faults are {', '.join(FAULTS)}")
     why = missing()
-    faults = [fault for fault in FAULTS if not options.fault or fault in options.fault]
-    faults = [fault for fault in faults if not (why and fault.startswith("cut"))]
+    faults = [each for each in FAULTS if each in (options.fault or FAULTS) and not (why and each.startswith("cut"))]
     with contextlib.ExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
         directory.mkdir(parents=True, exist_ok=True)
@@ -258,32 +273,19 @@ def main(arguments: list[str]) -> None:
         python, tensorflow, first = (statistics.median(column) for column in zip(*bare, strict=True))
         in_all = statistics.median(sum(row) for row in bare)
         print_row("floor: a bare coordinator", *cells([None, python, tensorflow, None, first], in_all))
-        networks = None
-        if not why:
-            networks = Networks(NAMES)
+        networks = None if why else Networks(NAMES)
+        if networks:
             stack.callback(networks.end)
         training = Training("psfleet-loop", directory / "training", networks)
         stack.enter_context(training.cluster.running())
         recovery = Recovery(training)
         for kind in [kind for kind in faults if kind not in SILENT_WORKER]:
-            found = []
-            for number in range(options.rounds):
-                recovery.settle()
-                found.append(recovery.measure(kind))
-                print(f"{kind}, {number + 1} of {options.rounds}: {found[-1].parts()}", file=sys.stderr, flush=True)
-            in_all = statistics.median(marks.stepped - marks.fault for marks in found)
-            print_row(kind, *cells(medians([marks.parts() for marks in found]), in_all))
+            show_recoveries(recovery, kind, options.rounds)
         if silent := [kind for kind in faults if kind in SILENT_WORKER]:
             print(f"\nA silent worker, s, medians of {options.rounds}; in brackets the longest\n")
             print_row("fault", "dropped", "others' pause", "taken back", head=True)
         for kind in silent:
-            seen = []
-            for number in range(options.rounds):
-                recovery.settle()
-                seen.append(recovery.silence(kind))
-                print(f"{kind}, {number + 1} of {options.rounds}: {seen[-1]}", file=sys.stderr, flush=True)
-            columns = zip(*map(dataclasses.astuple, seen), strict=True)
-            print_row(kind, *(f"{statistics.median(column):.2f} ({max(column):.2f})" for column in columns))
+            show_silences(recovery, kind, options.rounds)
     if why:
         print(f"\nNobody was cut off, and nobody had a network of its own: {why}.")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -218,18 +219,16 @@ class ShortWay:
         chief = self._inventory.chief.host
         settings = Role(self._inventory, chief, "release", "release.yml")
         key, allowed = settings.value("release_key"), settings.value("release_signers")
-        cache = site_file(settings.value("release_cache"))
-        signature, signers = sign_release(archive, release["id"], cache, key, allowed)
+        kept = site_file(settings.value("release_cache"))
+        signature, signers = sign_release(archive, release["id"], kept, key, allowed)
         self._kit = kit_of(list_of(archive))
         asked = {}
-        archives: dict[frozenset[str], str] = {}
+        packed = cache(lambda there: base64.b64encode(pack(archive, there)).decode())
         for host in hosts:
             environment = self._environment(host, release)
             assert environment is not None
             # What the host's current release has, byte by byte, need not be sent again.
             there = frozenset((self._answers[host]["texts"][SUMS] or "").splitlines())
-            if there not in archives:
-                archives[there] = base64.b64encode(pack(archive, there)).decode()
             arguments = {
                 "state": "staged", "id": release["id"], "archive": "@blobs/archive", "signature": signature,
                 "signers": signers, "environment": environment["name"],
@@ -245,7 +244,7 @@ class ShortWay:
             like_chief = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]
             if host == chief or not (self._current(host) == release["id"] or (like_chief and has_kit)):
                 steps.append(self._proof(host, shipment, self._current(host)))
-            asked[host] = {"steps": steps, "sources": sources(steps), "blobs": {"archive": archives[there]}}
+            asked[host] = {"steps": steps, "sources": sources(steps), "blobs": {"archive": packed(there)}}
         answers = self._act(asked, STAGE_SECONDS)
         for host, each in answers.items():
             self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display, shipment)

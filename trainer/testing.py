@@ -16,11 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from trainer.core.config import Config
+from trainer.core.constructor import construct
 from trainer.core.contracts import Program
+from trainer.core.program import check_program, load_program
 from trainer.core.runtime import prepare_tensorflow
+from trainer.report.html import PageWriter
 from trainer.run.directory import RunDirectory
+from trainer.run.selection import apply_selection
+from trainer.tasks.evaluator import Evaluator
 from trainer.tasks.in_process import start_cluster
+from trainer.tasks.training import train as coordinate
 from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.progress import Progress
+from trainer.telemetry.status import read_status
 
 prepare_tensorflow()
 _temporary: list[tempfile.TemporaryDirectory[str]] = []
@@ -71,21 +79,8 @@ def train(
     program are raised as they are; ConfigError and UserError say what is wrong with the settings or the program.
     """
     prepare_tensorflow()
-    from trainer.core.constructor import construct
-    from trainer.core.program import check_program, load_program
-    from trainer.report.html import PageWriter
-    from trainer.run.selection import apply_selection
-    from trainer.tasks.evaluator import Evaluator
-    from trainer.tasks.training import train as coordinate
-    from trainer.telemetry.progress import Progress
-
     name = name_of(program)
-    if directory is None:
-        _temporary.append(tempfile.TemporaryDirectory(prefix="psfleet-"))
-        directory = _temporary[-1].name
-    given = {"program": name, "run": "test", "shared_dir": str(Path(directory).absolute()), "steps": steps}
-    config = Config.from_dict({**given, **settings})
-    config = apply_selection(config, {key: getattr(config, key) for key in ("run", "program", "program_args")})
+    config = config_of(name, steps, directory, settings)
     arguments = config.program_args
     built = load_program(name, arguments) if isinstance(program, str) else construct(program, name, arguments)
     run = RunDirectory(config.shared_dir, config.run)
@@ -95,15 +90,22 @@ def train(
         run.claim(config)
         cluster = start_cluster(config.strategy, workers, ps, data if config.input == "service" else 0)
         progress = Progress(config, run, Notifier(), page=PageWriter(run))
-        try:
-            with kept_signals():
-                coordinate(config, cluster, built, run, progress)
-        finally:
-            progress.close()
+        with contextlib.closing(progress), kept_signals():
+            coordinate(config, cluster, built, run, progress)
     step = run.catalogue.newest()
     if config.evaluation == "sidecar" and step is not None:
         Evaluator(built, run, config.best_metric).evaluate(step)
     return result_of(run, step)
+
+
+def config_of(name: str, steps: int, directory: str | Path | None, settings: dict[str, Any]) -> Config:
+    """Return the settings of a run in this directory, or in a temporary one."""
+    if directory is None:
+        _temporary.append(tempfile.TemporaryDirectory(prefix="psfleet-"))
+        directory = _temporary[-1].name
+    given = {"program": name, "run": "test", "shared_dir": str(Path(directory).absolute()), "steps": steps}
+    config = Config.from_dict({**given, **settings})
+    return apply_selection(config, {key: getattr(config, key) for key in ("run", "program", "program_args")})
 
 
 def name_of(program: Program) -> str:
@@ -114,8 +116,6 @@ def name_of(program: Program) -> str:
 
 def result_of(run: RunDirectory, step: int | None) -> Result:
     """Return what a run has come to at this step."""
-    from trainer.telemetry.status import read_status
-
     status = read_status(run)
     metrics = {"loss": status.loss, **status.metrics} if status.loss is not None else dict(status.metrics)
     evaluation = status.evaluation["metrics"] if status.evaluation else {}

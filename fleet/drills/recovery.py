@@ -8,14 +8,7 @@ from itertools import pairwise
 
 from fleet.drills.drill import Drill, Findings, Scene
 from fleet.drills.stage import SHORT_STEP, Process, Stage
-from fleet.drills.watch import (
-    Watch,
-    describe_process,
-    longest_pause,
-    lowest_step,
-    new_steps,
-    steps_lost,
-)
+from fleet.drills.watch import Watch, describe_process, longest_pause, lowest_step, new_steps, steps_lost
 from fleet.site.topology import Task
 from trainer.cluster.spec import SERVICE_JOBS
 
@@ -63,9 +56,7 @@ def recovers(*, goes_on: bool = True, tensors: bool = False, restored: Callable[
         if fault.takes_away:
             _expect_untouched(found, stage, hit, others)
         if tensors:
-            equal = tensors_that_equal(stage, watch.first.clock - watch.first.at + watch.begun)
-            found.expect(equal, "nothing says that the restored tensors are the checkpoint's")
-            found.notes.append(f"{equal} tensors equal the checkpoint's")
+            _expect_equal_tensors(found, stage, watch)
         return found
 
     return play
@@ -114,13 +105,17 @@ def _expect_untouched(found: Findings, stage: Stage, hit: Sequence[Task], others
         found.expect(same, f"{name} was restarted when {', '.join(task.name for task in hit)} came back")
 
 
+def _expect_equal_tensors(found: Findings, stage: Stage, watch: Watch) -> None:
+    """Expect that the program found what it restored after the fault equal to the checkpoint."""
+    equal = tensors_that_equal(stage, watch.first.clock - watch.first.at + watch.begun)
+    found.expect(equal, "nothing says that the restored tensors are the checkpoint's")
+    found.notes.append(f"{equal} tensors equal the checkpoint's")
+
+
 def last_restart(watch: Watch) -> float:
     """When the coordinator was last seen to be another process."""
-    at = watch.begun
-    for before, sample in pairwise(watch.samples):
-        if before.coordinator.start != sample.coordinator.start:
-            at = sample.at
-    return at
+    pairs = pairwise(watch.samples)
+    return [watch.begun, *(now.at for before, now in pairs if before.coordinator.start != now.coordinator.start)][-1]
 
 
 def describe_recovery(

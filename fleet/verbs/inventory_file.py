@@ -15,6 +15,7 @@ import yaml
 
 from fleet.errors import FleetError
 from fleet.site.inventory import Inventory, load_inventory
+from fleet.site.topology import Task
 
 
 class NotPlain(Exception):
@@ -133,13 +134,11 @@ def _replace(lines: list[str], node: yaml.Node, text: str) -> None:
     lines[start.line] = f"{line[: start.column]}{text}{line[end.column :]}"
 
 
-def change(
-    inventory: Inventory, edit: Callable[[str], str], expected: Sequence[tuple[str, str, str, int | None]]
-) -> list[Path]:
+def change(inventory: Inventory, edit: Callable[[str], str], expected: Sequence[Task]) -> list[Path]:
     """Edit the inventory's files, each with a backup beside it, and read the whole again; returns the backups.
 
-    `expected` are the tasks (name, host, address, port) that it must describe then. Raises NotPlain where it can't be
-    changed so; then the files are as they were.
+    `expected` are the tasks that it must describe then: their names, hosts, addresses and ports. Raises NotPlain where
+    it can't be changed so; then the files are as they were.
     """
     texts: dict[Path, str] = {}
     for path in files_of(inventory.source):
@@ -160,9 +159,9 @@ def change(
     try:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
-        found = load_inventory(inventory.source)
-        described = [(task.name, task.host, task.address, task.port) for task in found.tasks]
-        if sorted(described, key=str) != sorted(expected, key=str):
+        read = load_inventory(inventory.source).tasks
+        found, wanted = ({(one.name, one.host, one.address, one.port) for one in tasks} for tasks in (read, expected))
+        if found != wanted:
             raise NotPlain("its tasks would not be the expected ones then")
     except BaseException as error:
         for path, backup in backups.items():

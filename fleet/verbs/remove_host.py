@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 
@@ -90,18 +91,9 @@ def replace_host(
         raise OperatorMistake(f"{inventory.source} has a host {show(new)} already: name a new one")
     (old,) = find_hosts(inventory, [old])
     seen = cluster.observe(new_is_enough=True)
-    has = [key for key in ("ansible_host", "cluster_address") if key in inventory.variables[old]]
-    if "cluster_address" in has and address:
-        raise OperatorMistake(
-            f"--address {show(address)}: {old} has both ansible_host and cluster_address, and this is one address. "
-            "Edit the inventory by hand"
-        )
+    has = address_variables(inventory, old, address)
     where = address or new
-    variables = dict.fromkeys(has, where)
-    expected = [
-        (task.name, new, where, task.port) if task.host == old else (task.name, task.host, task.address, task.port)
-        for task in inventory.tasks
-    ]
+    expected = [replace(task, host=new, address=where) if task.host == old else task for task in inventory.tasks]
     steps = [
         "nothing on the old host: it does not answer" if old in seen.unreachable else f"tasks and files of {old} go",
         f"{new} ({where}) takes its place in {inventory.source}, with a backup; the tasks keep their names",
@@ -112,7 +104,7 @@ def replace_host(
     with Trail(cluster, desk, "replace-host", reason) as trail:
         trail.begin(hosts=[old, new], tasks=[task.name for task in inventory.tasks_on(old)], new=where)
         _clean(cluster, desk, seen, old)
-        edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
+        edit = partial(inventory_file.renamed, old=old, new=new, variables=dict.fromkeys(has, where))
         _change(inventory, desk, edit, expected, [f"write {new} instead of {old}", f"ansible_host: {where}"])
         _keep_out(cluster, old)
     desk.say(
@@ -120,6 +112,17 @@ def replace_host(
         "`ansible-playbook site.yml` and `fab start-cluster`"
     )
     _answer(desk, "replace-host", "done", [old, new], steps)
+
+
+def address_variables(inventory: Inventory, host: str, address: str | None) -> list[str]:
+    """Return the variables that say where a host is; raises OperatorMistake where one `address` can't be for both."""
+    has = [key for key in ("ansible_host", "cluster_address") if key in inventory.variables[host]]
+    if "cluster_address" in has and address:
+        raise OperatorMistake(
+            f"--address {show(address)}: {host} has both ansible_host and cluster_address, and this is one address. "
+            "Edit the inventory by hand"
+        )
+    return has
 
 
 def numbers_to_write(inventory: Inventory, host: str) -> list[tuple[str, str, int]]:
@@ -195,17 +198,12 @@ def _clean(cluster: Cluster, desk: Desk, seen: Observation, host: str) -> None:
 
 
 def _change(
-    inventory: Inventory,
-    desk: Desk,
-    edit: Callable[[str], str],
-    expected: Sequence[Task | tuple[str, str, str, int | None]],
-    by_hand: Sequence[str],
+    inventory: Inventory, desk: Desk, edit: Callable[[str], str], expected: Sequence[Task], by_hand: Sequence[str]
 ) -> None:
     """Change the inventory, or say what to change where that can't be done by lines."""
-    tasks = [(each.name, each.host, each.address, each.port) if isinstance(each, Task) else each for each in expected]
     try:
         control_path(inventory.source)
-        backups = inventory_file.change(inventory, edit, tasks)
+        backups = inventory_file.change(inventory, edit, expected)
     except NotPlain as why:
         desk.say("\n".join([f"change {inventory.source} by hand ({why}):", *(f"  {line}" for line in by_hand)]))
         return

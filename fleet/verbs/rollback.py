@@ -58,12 +58,11 @@ def rollback(
     present = State(seen.releases[cluster.inventory.chief.host] or "", settings)
     target = choose(history.read(cluster)[0], present, to, kept)
     running = [task for task in cluster.inventory.tasks if task.name in seen.units and seen.units[task.name].up]
-    plan = describe(present, target, running)
     if not present.differs(target) and set(seen.releases.values()) == {target.release}:
         desk.say(f"the hosts have release {target.release} and these settings already")
         _answer(desk, "nothing to do", present, target, running)
         return
-    desk.say(plan)
+    desk.say(describe(present, target, running))
     if plan_only:
         desk.say("nothing was done. Do it: fab rollback" + (f" --to {to}" if to else ""))
         _answer(desk, "planned", present, target, running)

@@ -112,15 +112,7 @@ class Training:
                     raise membership.failed_alike(error) from error
                 if in_vain == GENERATIONS_IN_VAIN:
                     raise Infrastructure(message) from error
-            if self._controller is not None and not self._controller.settle(SETTLE_SECONDS):
-                raise Infrastructure(f"{message}; and the save in flight does not end")
-            if membership is not None and self._runner.is_recovering:
-                raise Infrastructure(f"{message}; and TensorFlow is taking in a worker")
-            if membership is not None:
-                if self._handover is not None:
-                    self._set_aside(membership)
-                membership.generation_over(message)
-            if why := self._let_go():
+            if why := self._end_generation(message):
                 raise Infrastructure(f"{message}; and {why}")
 
     def _is_failing_alike(self, error: Exception, membership: Membership) -> bool:
@@ -160,11 +152,9 @@ class Training:
                 self._doubted = doubted = False  # a fault of this generation's own has broken it off
             return not doubted
         self._doubted = False
-        if isinstance(error, UserError | Infrastructure) or not is_infrastructure(
-            error, program_file(self._context.program)
-        ):
+        if isinstance(error, UserError | Infrastructure) or is_device(error) or is_stale(error):
             return False
-        if is_device(error) or is_stale(error):
+        if not is_infrastructure(error, program_file(self._context.program)):
             return False
         # Without a runner, TensorFlow's own threads can't be asked how far they are.
         return self._runner is not None and not self._runner.is_recovering
@@ -183,6 +173,18 @@ class Training:
                     continue
                 log.warning("cannot keep the variables: %s", first_line(error))
             return
+
+    def _end_generation(self, message: str) -> str:
+        """Keep of a generation what the next one needs, and let go of the rest; returns why that can't be done."""
+        if self._controller is not None and not self._controller.settle(SETTLE_SECONDS):
+            return "the save in flight does not end"
+        if (membership := self._context.membership) is not None:
+            if self._runner.is_recovering:
+                return "TensorFlow is taking in a worker"
+            if self._handover is not None:
+                self._set_aside(membership)
+            membership.generation_over(message)
+        return self._let_go()
 
     def _let_go(self) -> str:
         """Free what lies on the servers, where the next generation makes it again; returns why that can't be done."""
