@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.hashing import constant, keys_of, normal, owner_of, uniform
 from trainer.training.dynamic.optimizers import clips, leave_out, row_slots, train_rows
-from trainer.training.dynamic.pieces import Pieces, pieces_of
+from trainer.training.dynamic.pieces import EVER, Pieces, pieces_of
 from trainer.training.dynamic.served import ServedTable
 from trainer.training.dynamic.shard import FIRST, NEXT, NO_KEY, REFUSED, ROWS, Shard
 from trainer.training.dynamic.table import Table, giving_rows
@@ -109,7 +110,7 @@ class Made(Trained):
         """Return all that is kept of each key; raises AssertionError where a key has two rows."""
         found: dict[int, dict[str, np.ndarray]] = {}
         for shard in self.table.shards:
-            piece = shard.piece(tf.constant(FIRST, tf.int64), shard.numbers.read()[NEXT], "")
+            piece = shard.piece(tf.constant(FIRST, tf.int64), shard.numbers.read()[NEXT], EVER, "")
             keys = piece["keys"].numpy()
             assert not set(map(int, keys)) & set(found)
             assert len(set(keys)) == len(keys) == int(shard.index.size())
@@ -389,6 +390,100 @@ def test_a_checkpoint_is_restored_on_any_number_of_ps_bit_by_bit(
     ids = tf.constant(list(before)[:50], tf.int64)
     saved.step(ids), made.step(ids)
     np.testing.assert_array_equal(saved.values(ids), made.values(ids))
+
+
+def restored(prefix: str, name: str, servers: int) -> dict[int, dict[str, np.ndarray]]:
+    made = Made(f"{name}-again-{Path(prefix).name}-{servers}", two.Adagrad(0.1), servers=servers)
+    made.table.name = name
+    Pieces(made.table, [""] * servers).restore(prefix)
+    return made.rows()
+
+
+def assert_same(rows: dict[int, dict[str, np.ndarray]], expected: dict[int, dict[str, np.ndarray]]) -> None:
+    assert rows.keys() == expected.keys()
+    for key, row in expected.items():
+        for each, value in row.items():
+            np.testing.assert_array_equal(rows[key][each], value)
+
+
+def test_an_incremental_save_writes_what_has_changed_and_is_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.pieces.PIECE_BYTES", 4096)  # several pieces
+    name, random = "increments", np.random.default_rng(1)
+    made = Made(name, two.Adagrad(0.1), servers=2)
+    pieces = Pieces(made.table, ["", ""], incremental_saves=2)
+    keys = random.integers(-(2**62), 2**62, size=900)
+    made.step(tf.constant(keys))
+    made.step(tf.constant(keys[:5]))
+    written = []
+    for step in range(1, 5):
+        pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
+        own = [path for path in tmp_path.glob(f"ckpt-{step}.table-*") if path.stat().st_nlink == 1]
+        written.append(sum(path.stat().st_size for path in own))
+        for old in tmp_path.glob(f"ckpt-{step - 1}.*"):  # only the newest is kept
+            old.unlink()
+        for servers in (1, 2, 3) if step == 3 else (2,):
+            assert_same(restored(prefix, name, servers), made.rows())
+        served = ServedTable(name, WIDTH)
+        served.restore(prefix)
+        np.testing.assert_array_equal(served.look_up(tf.constant(keys)), made.values(tf.constant(keys)))
+        made.step(tf.constant([*keys[step : step + 20], *random.integers(-(2**62), 2**62, size=5)]))
+    whole, first, second, again = written
+    assert max(first, second) < whole / 4
+    assert again >= whole
+
+
+def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(tmp_path: Path) -> None:
+    name = "resurrected"
+    made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    eviction = Eviction(made.table, [""], TableSettings(100, evict_after_steps=1))
+    made.step(tf.range(60, dtype=tf.int64))
+    before = made.rows()
+    pieces.save(str(tmp_path / "ckpt-1"))
+    for _ in range(3):
+        made.step(tf.range(50, 80, dtype=tf.int64))
+    eviction.make()
+    made.step(tf.range(5, dtype=tf.int64))  # which are given other rows
+    assert set(made.rows()) == {*range(5), *range(50, 80)}
+    pieces.save(str(tmp_path / "ckpt-2"))
+    gone = {key: before[key] for key in range(5, 50)}
+    assert_same(restored(str(tmp_path / "ckpt-2"), name, 1), {**gone, **made.rows()})
+    # Then there would be no room for them.
+    made.step(tf.range(80, 100, dtype=tf.int64))
+    pieces.save(str(tmp_path / "ckpt-3"))
+    assert_same(restored(str(tmp_path / "ckpt-3"), name, 1), made.rows())
+
+
+@pytest.mark.parametrize("why", ["no links", "a save that was removed", "much has changed"])
+def test_a_save_is_a_whole_one_where_an_incremental_one_is_not_possible(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"whole {why}".replace(" ", "-")
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    made.step(tf.range(60, dtype=tf.int64))
+    pieces.save(str(tmp_path / "ckpt-1"))
+    if why == "no links":
+
+        def link(self: Path, target: str) -> None:
+            if self.suffix != ".index":
+                raise PermissionError("Operation not permitted")
+            shutil.copy(target, self)
+
+        monkeypatch.setattr(Path, "hardlink_to", link)
+    elif why == "a save that was removed":
+        for path in tmp_path.iterdir():
+            path.unlink()
+    else:
+        made.step(tf.range(60, dtype=tf.int64))
+        pieces.save(str(tmp_path / "ckpt-2"))
+    made.step(tf.range(3, dtype=tf.int64))
+    pieces.save(prefix := str(tmp_path / "ckpt-3"))
+    assert ("saved whole: can't link its files" in caplog.text) == (why == "no links")
+    assert [number for _, _, number, _ in pieces_of(prefix, name)] == [0]
+    assert_same(restored(prefix, name, 1), made.rows())
 
 
 def test_a_checkpoint_that_does_not_fit_says_why(tmp_path: Path) -> None:

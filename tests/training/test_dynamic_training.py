@@ -57,14 +57,15 @@ def rows_of(prefix: str, table: str = "items") -> dict[int, np.ndarray]:
      pytest.param("Keys", True, marks=pytest.mark.matrix)],
 )  # fmt: skip
 def test_a_plain_program_trains_rows_by_key(programs: Any, kind: str, three: bool, tmp_path: Path) -> None:
-    """Trained on 2 ps, and then on 3, from the checkpoint."""
+    """Trained on 2 ps, and then on 3, from the checkpoint, with tf_keras by `fit`."""
     made = getattr(programs, kind)
     program = (programs.of_keras3(made) if three else made)()
     lazy = {"lazy_optimizers": True} if kind == "Subclassed" else {}
     first = testing.train(program, 100, ps=2, directory=tmp_path, **SETTINGS, **lazy)
     before = rows_of(str(first.directory / "checkpoints" / "ckpt-100"))
     assert set(before) == {key * programs.STRIDE for key in range(programs.KNOWN)}
-    result = testing.train(program, 200, ps=3, directory=tmp_path, **SETTINGS, **lazy)
+    api = "custom_loop" if three else "fit"
+    result = testing.train(program, 200, ps=3, directory=tmp_path, api=api, **SETTINGS, **lazy)
     after = rows_of(str(result.directory / "checkpoints" / "ckpt-200"))
     assert set(after) == set(before)
     # Chance has 0.693. Without the first run's rows the second one would be near it again.
@@ -203,10 +204,12 @@ def test_tasks_that_die_lose_no_key_and_give_none_two_rows(runs: Runs) -> None:
 
 
 @pytest.mark.matrix
-def test_workers_that_die_in_their_acts_leave_no_half_of_one_and_no_lock(runs: Runs) -> None:
+@pytest.mark.parametrize("incremental_saves", [0, 3])
+def test_workers_that_die_in_their_acts_leave_no_half_of_one_and_no_lock(runs: Runs, incremental_saves: int) -> None:
     """Each row has to the bit what as many steps give as it counts, and no step that was counted is missing."""
-    run, deaths, steps_a_call = "told", 8, 10
-    process = runs.local("keys:Told", run, 1_000_000, *OPTIONS)
+    run, deaths, steps_a_call = f"told-{incremental_saves}", 8, 10
+    tables = {"items": {"capacity": 5_000_000, "incremental_saves": incremental_saves}}
+    process = runs.local("keys:Told", run, 1_000_000, "--dynamic-tables", json.dumps(tables), *OPTIONS[2:])
     process.search(r"saved \S+/ckpt-\d+ in")
 
     def reached() -> int:
@@ -216,17 +219,22 @@ def test_workers_that_die_in_their_acts_leave_no_half_of_one_and_no_lock(runs: R
         kill_and_go_on(process, f"worker-{death % 2}", reached, 5 * steps_a_call)
     process.send(signal.SIGTERM)
     assert process.wait() == 143, process.output
-    catalogue, keys_a_step = RunDirectory(runs.shared, run).catalogue, 64 * 8
+    catalogue, keys_a_step, increments = RunDirectory(runs.shared, run).catalogue, 64 * 8, list[int]()
     for step in catalogue.steps():
-        readers = [tf.train.load_checkpoint(path) for *_, path in pieces_of(catalogue.prefix(step), "items")]
+        pieces = pieces_of(catalogue.prefix(step), "items")
+        readers = [tf.train.load_checkpoint(path) for *_, path in pieces]
         keys, values, usage = (
             np.concatenate([reader.get_tensor(part) for reader in readers]) for part in ("keys", "values", "told")
         )
-        assert len(np.unique(keys)) == len(keys)
+        once, newest = np.unique(keys, return_index=True)
+        increments.append(max(number for _, _, number, _ in pieces))
+        assert len(once) == len(keys) or increments[-1]
+        keys, values, usage = once, values[newest], usage[newest]
         np.testing.assert_array_equal(values, np.repeat(-usage[:, :1] / 64, values.shape[1], 1))
         in_all = int(usage[:, 0].sum())
         assert keys_a_step * step <= in_all
     assert in_all <= keys_a_step * (step + 3 * steps_a_call * (deaths + 1))
+    assert any(increments) == bool(incremental_saves)
     print(f"{deaths} deaths, {step:,} steps, {len(keys):,} keys, {in_all:,} updates of rows")
 
 

@@ -26,10 +26,16 @@ class TableSettings:
     """How many steps nobody may ask for a row before it is removed; 0: rows stay."""
     evict_after_seconds: int = 0
     """How many seconds nobody may ask for a row before it is removed; 0: rows stay."""
+    incremental_saves: int = 0
+    """How many checkpoints after a whole one write only the rows that have changed, with links to the others."""
 
 
-LEAST = {"capacity": 1, "sightings": 1, "evict_after_steps": 0, "evict_after_seconds": 0}
-MOST = {"capacity": MOST_ROWS, **dict.fromkeys(("sightings", "evict_after_steps", "evict_after_seconds"), MOST_STEPS)}
+LEAST = {"capacity": 1, "sightings": 1, "evict_after_steps": 0, "evict_after_seconds": 0, "incremental_saves": 0}
+MOST = {
+    "capacity": MOST_ROWS,
+    **dict.fromkeys(("sightings", "evict_after_steps", "evict_after_seconds"), MOST_STEPS),
+    "incremental_saves": 1000,
+}
 
 
 def tables_of(setting: Mapping[str, Any]) -> dict[str, TableSettings]:

@@ -3,37 +3,72 @@
     checkpoints/ckpt-<step>.table-<layer>.<ps>-of-<ps in all>.<piece>.{index,data-00000-of-00001}
 
 A piece holds rows with their keys. So a table is restored on any number of ps, each of which takes what is its own.
+An incremental save links the pieces of the one before, and writes those rows alone that were given or trained since,
+in pieces with greater numbers. Of a key in several pieces, the greatest number counts (docs/decisions/0239).
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from trainer.core.contracts import Tensor
 from trainer.training.dynamic.arrays import Array
 from trainer.training.dynamic.hashing import owner_of
-from trainer.training.dynamic.shard import FIRST, NEXT, REFUSED
+from trainer.training.dynamic.shard import BEGIN, EVICTED, FIRST, NEXT, REFUSED, ROWS
 from trainer.training.dynamic.table import Table
 
+log = logging.getLogger(__name__)
 PIECE_BYTES = 32 * 1024 * 1024
+SPARSER = 8  # times as many rows are looked through for a piece of an incremental save, of which few have changed
+MOST_CHANGED = 0.5  # of all rows; where more have, the next save is a whole one
+EVER = -1  # before any clock
 CLOCK = "clock"
+SUFFIXES = (".index", ".data-00000-of-00001")
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What an incremental save builds on: the save before it."""
+
+    prefix: str
+    clocks: np.ndarray
+    """Those of the shards when it began."""
+    evicted: np.ndarray
+    """How many rows each shard had taken away when the whole save began."""
+    pieces: int
+    """How many numbers its pieces have."""
+    increments: int
+    """How many incremental saves there were since the whole one."""
 
 
 class Pieces:
     """Saves and restores one table. Everything is traced once: what is traced again stays on every ps."""
 
-    def __init__(self, table: Table, mutexes: Sequence[str], io_device: str | None = None) -> None:
-        """`mutexes` are those of the shards' updates; `io_device` reads and writes where the ps share no path."""
+    def __init__(
+        self, table: Table, mutexes: Sequence[str], io_device: str | None = None, incremental_saves: int = 0
+    ) -> None:
+        """`mutexes` are those of the shards' updates; `io_device` reads and writes where the ps share no path.
+
+        After each whole save there may be so many incremental ones.
+        """
         self._table, self._mutexes, self._io_device = table, mutexes, io_device
+        self._incremental_saves = incremental_saves
+        self._before: Saved | None = None
         self._length = max(1, PIECE_BYTES // table.shards[0].row_bytes)
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
-        ends = tf.TensorSpec([len(table.shards)], tf.int64)
+        of_shards = tf.TensorSpec([len(table.shards)], tf.int64)
         self._ends = tf.function(self._read_ends, autograph=False).get_concrete_function()
-        self._write = tf.function(self._write_piece, autograph=False).get_concrete_function(text, number, ends)
+        self._write = tf.function(self._write_piece, autograph=False).get_concrete_function(
+            text, number, of_shards, of_shards, of_shards
+        )
         texts = tf.TensorSpec([len(table.shards)], tf.string)
         self._read = tf.function(self._read_piece, autograph=False).get_concrete_function(texts)
 
@@ -42,14 +77,54 @@ class Pieces:
         return self._table.shards[0].kept
 
     def save(self, prefix: str) -> None:
-        """Write the rows that there are now beside the checkpoint of this name."""
-        numbers = self._ends().numpy()
-        longest = int(numbers[:, NEXT].max()) - FIRST
-        for piece in range(max(1, -(-longest // self._length))):
-            self._write(tf.constant(prefix), tf.constant(piece, tf.int64), tf.constant(numbers[:, NEXT])).numpy()
+        """Write the rows that there are now beside the checkpoint of this name, or those that have changed."""
+        now = self._ends().numpy()
+        ends, clocks = now[:, NEXT], now[:, len(BEGIN)]
+        before, self._before = self._before, None
+        if before is not None and self._has_room(now, before) and self._links(before.prefix, prefix):
+            length, since = self._length * SPARSER, before.clocks
+            saved = Saved(prefix, clocks, before.evicted, before.pieces, before.increments + 1)
+        else:
+            length, since = self._length, np.full_like(clocks, EVER)
+            saved = Saved(prefix, clocks, now[:, EVICTED], 0, 0)
+        count, written = max(1, -(-(int(ends.max()) - FIRST) // length)), 0
+        for piece in range(count):
+            start, end = (np.minimum(FIRST + number * length, ends) for number in (piece, piece + 1))
+            written += int(
+                self._write(tf.constant(prefix), tf.constant(saved.pieces + piece, tf.int64), start, end, since)
+            )
+        is_worth_it = saved.increments == 0 or written <= MOST_CHANGED * now[:, ROWS].sum()
+        if saved.increments < self._incremental_saves and is_worth_it:
+            self._before = dataclasses.replace(saved, pieces=saved.pieces + count)
+
+    def _has_room(self, now: np.ndarray, before: Saved) -> bool:
+        """Return whether each shard has room for its rows, and for those that it has taken away since they were saved.
+
+        The checkpoint still has these.
+        """
+        taken_away = now[:, EVICTED] - before.evicted
+        return all(now[:, ROWS] + taken_away <= [shard.capacity for shard in self._table.shards])
+
+    def _links(self, before: str, prefix: str) -> bool:
+        """Link the pieces of the save before into this one; returns False where that can't be done, and leaves none."""
+        linked, target = list[Path](), Path(prefix)
+        try:
+            for *_, path in pieces_of(before, self._table.name):
+                for suffix in SUFFIXES:
+                    new = target.with_name(target.name + Path(path).name.removeprefix(Path(before).name) + suffix)
+                    new.hardlink_to(path + suffix)
+                    linked.append(new)
+        except OSError as error:
+            log.warning("the dynamic table %s is saved whole: can't link its files: %s", self._table.name, error)
+            for new in linked:
+                with contextlib.suppress(OSError):
+                    new.unlink()
+            return False
+        return bool(linked)
 
     def restore(self, prefix: str) -> None:
         """Read the rows beside the checkpoint of this name; raises ValueError where they don't fit."""
+        self._before = None
         found = pieces_of(prefix, self._table.name)
         if not found:
             raise ValueError(f"it has no rows of the dynamic table {self._table.name}")
@@ -83,15 +158,16 @@ class Pieces:
         found = []
         for shard, device in zip(self._table.shards, self._table.devices, strict=True):
             with tf.device(device):
-                found.append(shard.numbers.read())
+                found.append(tf.concat([shard.numbers.read(), shard.clock.read()], 0))
         return tf.stack(found)
 
-    def _write_piece(self, prefix: Tensor, piece: Tensor, ends: Tensor) -> Tensor:
-        table, count, written = self._table, len(self._table.shards), []
+    def _write_piece(self, prefix: Tensor, piece: Tensor, starts: Tensor, ends: Tensor, since: Tensor) -> Tensor:
+        """Write the rows in between that have changed since the clocks were so; returns how many."""
+        table, count, written, sizes = self._table, len(self._table.shards), [], []
         for number, (shard, device, mutex) in enumerate(zip(table.shards, table.devices, self._mutexes, strict=True)):
-            start = tf.minimum(FIRST + piece * self._length, ends[number])
             with tf.device(device):
-                rows = shard.piece(start, tf.minimum(start + self._length, ends[number]), mutex)
+                rows = shard.piece(starts[number], ends[number], since[number], mutex)
+                sizes.append(tf.size(rows["keys"]))
             name = f".table-{table.name}.{number}-of-{count}."
             with tf.device(self._io_device or device):
                 path = tf.strings.join([prefix, name, tf.strings.as_string(piece, width=6, fill="0")])
@@ -101,7 +177,7 @@ class Pieces:
                 )
                 written.append(saved)
         with tf.control_dependencies(written):
-            return tf.constant(len(written))
+            return tf.reduce_sum(sizes)  # which waits, as add_n of one would not
 
     def _read_piece(self, paths: Tensor) -> Tensor:
         table, kept, taken = self._table, self._kept, []
@@ -121,14 +197,18 @@ class Pieces:
 
 
 def pieces_of(prefix: str, name: str) -> list[tuple[int, int, int, str]]:
-    """Return the pieces of a table beside a checkpoint: the ps, how many there were, the piece's number and prefix."""
+    """Return the pieces of a table beside a checkpoint: the ps, how many there were, the piece's number and prefix.
+
+    Of a key in several of them, the first counts.
+    """
     pattern = re.compile(rf"{re.escape(Path(prefix).name)}\.table-{re.escape(name)}\.(\d+)-of-(\d+)\.(\d+)\.index")
     found = [pattern.fullmatch(path.name) for path in Path(prefix).parent.iterdir()]
     listed = [match for match in found if match]
-    return sorted(
-        (*map(int, match.groups()), str(Path(prefix).with_name(match[0].removesuffix(".index"))))  # type: ignore[misc]
+    pieces = [
+        (int(match[1]), int(match[2]), int(match[3]), str(Path(prefix).with_name(match[0].removesuffix(".index"))))
         for match in listed
-    )
+    ]
+    return sorted(pieces, key=lambda piece: (-piece[2], piece[0]))
 
 
 def described(row: dict[str, list[int]]) -> str:

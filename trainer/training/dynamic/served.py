@@ -53,7 +53,7 @@ class ServedTable:
             raise ValueError(f"it has no rows of the dynamic table {self.name}")
         keys = np.concatenate([[NO_KEY], *(reader.get_tensor("keys") for reader in readers)])
         rows = np.concatenate([np.zeros([1, self.width]), *(reader.get_tensor("values") for reader in readers)])
-        keys, order = np.unique(keys, return_index=True)
+        keys, order = np.unique(keys, return_index=True)  # of a key that is there again, the newest row counts
         self.keys.assign(keys)
         self.rows.assign(rows[order].astype(np.float32))
 

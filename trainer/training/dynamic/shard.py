@@ -235,16 +235,18 @@ class Shard:
             with tf.control_dependencies([halved, counted]):
                 return numbers[SEEN]
 
-    def piece(self, start: Tensor, end: Tensor, mutex: str) -> dict[str, Tensor]:
+    def piece(self, start: Tensor, end: Tensor, since: Tensor, mutex: str) -> dict[str, Tensor]:
         """Return what is `kept` of the rows from one number to another that are a key's, and the clock.
 
-        `mutex` is the update's: a row and its slots are of one moment.
+        They are those that were given or trained when the clock was `since`, or later. `mutex` is the update's: a row
+        and its slots are of one moment.
         """
         with tf.name_scope(APART):
             own = self.apart()
             rows = tf.range(start, end)
             locks = locks_of([mutex] if mutex else [])
             with tf.control_dependencies(locks):
+                rows = tf.boolean_mask(rows, tf.cast(own.usage.rows(rows)[:, 1], tf.int64) >= since)
                 found = {name: array.rows(rows) for name, array in own.kept.items()}
                 clock = own.clock.read()
             give_back(locks, [*found.values(), clock])

@@ -246,7 +246,7 @@ class DynamicTables:
         for name, table in self.tables.items():
             if name not in self._pieces:
                 mutexes = [self.mutex_of(shard.values.handle) for shard in table.shards]
-                self._pieces[name] = Pieces(table, mutexes, io_device)
+                self._pieces[name] = Pieces(table, mutexes, io_device, self._settings[name].incremental_saves)
                 self._evictions[name] = Eviction(table, mutexes, self._settings[name])
 
     def save(self, prefix: str) -> None:
