@@ -12,6 +12,7 @@ from fleet.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.history import Trail
 from fleet.site.inventory import Inventory, load_inventory
+from fleet.site.members import address_of
 from fleet.site.schema.formats import control_path
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
@@ -98,8 +99,9 @@ def replace_host(
         )
     where = address or new
     variables = dict.fromkeys(has, where)
+    at = address_of(new, {**inventory.variables[old], **variables})
     expected = [
-        (task.name, new, where, task.port) if task.host == old else (task.name, task.host, task.address, task.port)
+        (task.name, new, at, task.port) if task.host == old else (task.name, task.host, task.address, task.port)
         for task in inventory.tasks
     ]
     steps = [

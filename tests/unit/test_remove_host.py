@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -152,13 +153,26 @@ def test_a_new_host_takes_the_place_and_the_number(
         replace_host(Cluster(load_inventory(str(place)), hosts), desk, "w-x", "w-b")
 
 
+def test_with_encryption_the_address_that_counts_is_the_tunnels(
+    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "group_vars/all.yml").write_text(f"{VARIABLES}cluster_encryption: true\n")
+    hosts.inventory, written = load_inventory(str(place)), {}
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
+    drain(cluster(hosts), desk, "w-a")
+    before = tasks(place)["worker-0"][1]
+    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert (place / "hosts.yml").read_text() == HOSTS.replace("w-a", "w-x").replace("192.0.2.30", "192.0.2.99")
+    assert written == {"worker-0": [f"[{before}]:2400"]}
+
+
 def test_machines_that_were_replaced_before_stay_out_where_only_the_trainer_may_look(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, written = {"ps-0": ["192.0.2.20:2300"]}, {}
 
     def read(self: Cluster, script: str, trouble: str) -> Answer:
-        root = f"root() {{ printf '%s' {json.dumps(known)}; }}; "
+        root = f"root() {{ echo {shlex.quote(json.dumps(known))}; }}; "
         done = subprocess.run(["sh", "-c", root + script], capture_output=True, text=True, check=True)
         return Answer(done.stdout)
 
