@@ -214,8 +214,7 @@ class Cluster:
         if not (self.inventory.is_shared and moved):
             return
         path = f"{self.inventory.shared_dir}/{REPLACED}"
-        look = shlex.quote(f"[ ! -e {shlex.quote(path)} ] || cat {shlex.quote(path)}")
-        # The path may be shut to others.
+        look = shlex.quote(f"[ ! -e {shlex.quote(path)} ] || cat {shlex.quote(path)}")  # it may be shut to others
         record = load_json(self.on_shared(f"{AS_TRAINER} sh -c {look}", f"{path} can't be read").stdout) or {}
         for name, (old, new) in moved.items():
             record[name] = sorted({*record.get(name, []), old} - {new})

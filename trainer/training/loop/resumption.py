@@ -47,11 +47,10 @@ class Resumption:
         self._read_on(attached, taken)
         step = int(self.runner.step.numpy())
         lost = self.progress.ledger.restored(step)
-        event = "attached" if attached else "restored"
         message = f"step {step}"
         if attached and lacking and self.members is not None:
             message += f"; {', '.join(self.members.servers[each] for each in sorted(lacking))} of step {taken}"
-        self.progress.events.write(event, steps_lost=lost, message=message)
+        self.progress.events.write("attached" if attached else "restored", steps_lost=lost, message=message)
         self.checkpoints.prepare()
         if self.handover is not None:  # last: until then counts what an earlier one offers, with its step
             self.handover.offer(self.runner.trained, self.runner.step, self.runner.position, self.runner.tables)
