@@ -214,8 +214,8 @@ class Cluster:
         if not (self.inventory.is_shared and moved):
             return
         path = f"{self.inventory.shared_dir}/{REPLACED}"
-        known = self.on_shared(f"[ ! -e {shlex.quote(path)} ] || cat {shlex.quote(path)}", f"{path} can't be read")
-        record = load_json(known.stdout) or {}
+        look = shlex.quote(f"[ ! -e {shlex.quote(path)} ] || cat {shlex.quote(path)}")  # it may be shut to others
+        record = load_json(self.on_shared(f"{AS_TRAINER} sh -c {look}", f"{path} can't be read").stdout) or {}
         for name, (old, new) in moved.items():
             record[name] = sorted({*record.get(name, []), old} - {new})
         self._write_shared(REPLACED, record)

@@ -180,9 +180,9 @@ def read_present_config(
     config = read_config(options, environment, cluster.job == "evaluator")
     about(run=config.run)  # a server asks again and again, and serves one run after the other
     link = environment.get("TRAINER_RELEASE")
-    refuse_missed_release(config, Path(link) if link else None, own)
     if link and cluster.job != "evaluator":  # which has no address
         refuse_replaced(config, cluster.task, cluster.address)
+    refuse_missed_release(config, Path(link) if link else None, own)
     return config
 
 

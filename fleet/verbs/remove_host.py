@@ -13,6 +13,7 @@ from fleet.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.history import Trail
 from fleet.site.inventory import Inventory, load_inventory
+from fleet.site.members import address_of
 from fleet.site.schema.formats import control_path
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
@@ -93,7 +94,9 @@ def replace_host(
     seen = cluster.observe(new_is_enough=True)
     has = address_variables(inventory, old, address)
     where = address or new
-    expected = [replace(task, host=new, address=where) if task.host == old else task for task in inventory.tasks]
+    variables = dict.fromkeys(has, where)
+    at = address_of(new, {**inventory.variables[old], **variables})
+    expected = [replace(task, host=new, address=at) if task.host == old else task for task in inventory.tasks]
     steps = [
         "nothing on the old host: it does not answer" if old in seen.unreachable else f"tasks and files of {old} go",
         f"{new} ({where}) takes its place in {inventory.source}, with a backup; the tasks keep their names",

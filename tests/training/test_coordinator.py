@@ -398,7 +398,7 @@ def test_a_finished_run_whose_last_status_was_lost_is_shown_as_finished(
 def test_a_program_that_says_exit_is_the_users_error(
     config: Config, directory: RunDirectory, ends_with: Any, code: int
 ) -> None:
-    ends_with(lambda name: sys.exit(code))
+    ends_with(lambda *_: sys.exit(code))
     assert run_coordinator(config, CLUSTER, Notifier()) == USER_ERROR
     assert (read_record(directory.status) or {})["state"] == "failed"
 
@@ -407,7 +407,7 @@ def test_a_process_that_can_not_say_how_it_ends_counts_as_a_crash(
     config: Config, directory: RunDirectory, ends_with: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would be started again for ever."""
-    ends_with(lambda name: sys.exit(1))
+    ends_with(lambda *_: sys.exit(1))
 
     def silent(*_: object) -> int:
         raise ValueError("I/O operation on closed file")
@@ -417,3 +417,22 @@ def test_a_process_that_can_not_say_how_it_ends_counts_as_a_crash(
         with pytest.raises(ValueError, match="closed file"):
             run_coordinator(config, CLUSTER, Notifier())
         assert (read_record(directory.attempts) or {})["crashes"] == crashes
+
+
+class Wordless(Exception):
+    """An error that can't be put into words."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def test_an_error_that_can_not_be_put_into_words_counts_as_a_crash(
+    config: Config, directory: RunDirectory, ends_with: Any
+) -> None:
+    def load(*_: object) -> Any:
+        raise Wordless
+
+    ends_with(load)
+    with pytest.raises(ValueError, match="no words"):
+        run_coordinator(config, CLUSTER, Notifier())
+    assert (read_record(directory.attempts) or {})["crashes"] == 1

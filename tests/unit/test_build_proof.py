@@ -83,14 +83,15 @@ def lender(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         server.wait()
 
 
-def build_with_lender(directory: Path, program: str) -> subprocess.CompletedProcess[str]:
+def build_with_lender(
+    directory: Path, program: str, forks: str = "fork_server.ForkServer(Path('forks'))"
+) -> subprocess.CompletedProcess[str]:
     """Watch a build of this program, which reads "a point"."""
     (directory / "program.py").write_text(SAYS + program)
     script = (
-        "import sys\nfrom pathlib import Path\nfrom trainer.process import fork_server\n"
+        "import os, sys\nfrom pathlib import Path\nfrom trainer.process import fork_server\n"
         "from trainer.tasks.build_proof import watch_build\n"
-        "forks = fork_server.ForkServer(Path('forks'))\n"
-        "sys.exit(watch_build([sys.executable, 'program.py', '-'], free=lambda: 0.5, forks=forks))\n"
+        f"sys.exit(watch_build([sys.executable, 'program.py', '-'], free=lambda: 0.5, forks={forks}))\n"
     )
     return subprocess.run(
         [sys.executable, "-c", script], input="a point", capture_output=True, text=True, timeout=60, cwd=directory,
@@ -104,13 +105,19 @@ def test_a_build_whose_lender_ends_is_made_again_in_a_new_process(
     """A supervisor ends with its run, and all that it has forked ends with it."""
     program = (
         "import os, signal\nprint('building:', sys.stdin.read(), flush=True)\n"
-        f"os.getppid() == {lender.pid} and os.kill(os.getppid(), signal.SIGKILL)\n"
-        "time.sleep(1)\nsys.exit(0)\n"
+        # Not before the lender has said which process it is.
+        f"time.sleep(1)\nos.getppid() == {lender.pid} and os.kill(os.getppid(), signal.SIGKILL)\nsys.exit(0)\n"
     )
     done = build_with_lender(tmp_path, program)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == 2 * "loading\nproven: release a\nbuilding: a point\n"
     assert lender.wait(10) == -signal.SIGKILL
+
+
+def test_a_new_process_reads_what_one_has_read_whose_lender_never_answered(tmp_path: Path) -> None:
+    never = "type('', (), {'comes': lambda *_: True, 'start': lambda *_: os.read(0, 99) and None})()"
+    done = build_with_lender(tmp_path, "print('building:', sys.stdin.read())\n", never)
+    assert (done.returncode, done.stdout) == (0, "loading\nproven: release a\nbuilding: a point\n")
 
 
 def test_a_build_is_forked_where_somebody_has_imported(tmp_path: Path, lender: subprocess.Popen[bytes]) -> None:
@@ -124,6 +131,16 @@ def test_a_build_is_forked_where_somebody_has_imported(tmp_path: Path, lender: s
         assert (f"error: as {lender.pid}" in done.stderr) == is_there
         lender.kill()  # then a new process does it
         lender.wait()
+
+
+def test_a_build_that_reads_nothing_leaves_its_input_to_others(tmp_path: Path) -> None:
+    """As the next line of a list, in a shell's loop over programs."""
+    (tmp_path / "programs").write_text("first\nsecond\n")
+    script = "import sys; from trainer.tasks.build_proof import watch_build; watch_build([sys.executable, '-c', ''])"
+    with (tmp_path / "programs").open("rb", buffering=0) as programs:
+        assert programs.readline() == b"first\n"
+        subprocess.run([sys.executable, "-c", script], stdin=programs, env=ENVIRONMENT, timeout=60, check=True)
+        assert programs.readline() == b"second\n"
 
 
 def test_the_limits_do_not_count_before_the_rest_is_proven() -> None:

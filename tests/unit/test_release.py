@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 import trainer.__main__
-from trainer.__main__ import why_out
+from trainer.__main__ import read_present_config, why_out
+from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
 from trainer.run.release import MissedRelease, own_release, refuse_missed_release
 from trainer.run.replaced import Replaced, refuse_replaced
@@ -72,6 +74,18 @@ def test_a_machine_whose_place_another_has_stays_out_at_its_old_address(config: 
     refuse_replaced(config.replace(local_run_dir=True), "worker-0", "192.0.2.30:2400")
     path.write_text("{")
     refuse_replaced(config, "worker-0", "192.0.2.30:2400")
+
+
+def test_a_replaced_machine_that_missed_a_release_too_hears_of_its_place(
+    config: Config, link: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No release mends that, and the inventory has no such host."""
+    tell(config, '{"release": "new"}')
+    (Path(config.shared_dir) / "replaced.json").write_text('{"ps-0": ["192.0.2.20:2300"]}')
+    monkeypatch.setattr(trainer.__main__, "read_config", lambda *_: config)
+    cluster = Cluster({"chief": ["192.0.2.10:2222"], "ps": ["192.0.2.20:2300"]}, "ps", 0)
+    with pytest.raises(Replaced):
+        read_present_config(argparse.Namespace(), {"TRAINER_RELEASE": str(link)}, cluster, link.resolve())
 
 
 @pytest.mark.parametrize(("looks", "missed"), [(2, None), (99, "not this one")])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
 from fleet.site.inventory import load_inventory
+from fleet.ssh import Answer
 from fleet.verbs.drain import drain
 from fleet.verbs.remove_host import remove_host, replace_host
 from tests.unit import test_fleet_verbs as fleet
@@ -147,6 +151,35 @@ def test_a_new_host_takes_the_place_and_the_number(
     assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}  # the old one's tasks stay out
     with pytest.raises(OperatorMistake, match="has a host 'w-b' already"):
         replace_host(Cluster(load_inventory(str(place)), hosts), desk, "w-x", "w-b")
+
+
+def test_with_encryption_the_address_that_counts_is_the_tunnels(
+    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "group_vars/all.yml").write_text(f"{VARIABLES}cluster_encryption: true\n")
+    hosts.inventory, written = load_inventory(str(place)), {}
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
+    drain(cluster(hosts), desk, "w-a")
+    before = tasks(place)["worker-0"][1]
+    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert (place / "hosts.yml").read_text() == HOSTS.replace("w-a", "w-x").replace("192.0.2.30", "192.0.2.99")
+    assert written == {"worker-0": [f"[{before}]:2400"]}
+
+
+def test_machines_that_were_replaced_before_stay_out_where_only_the_trainer_may_look(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, written = {"ps-0": ["192.0.2.20:2300"]}, {}
+
+    def read(self: Cluster, script: str, trouble: str) -> Answer:
+        root = f"root() {{ echo {shlex.quote(json.dumps(known))}; }}; "
+        done = subprocess.run(["sh", "-c", root + script], capture_output=True, text=True, check=True)
+        return Answer(done.stdout)
+
+    monkeypatch.setattr(Cluster, "on_shared", read)
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
+    cluster(hosts).replace_tasks({"worker-0": ("192.0.2.30:2400", "192.0.2.99:2400")})
+    assert written == {**known, "worker-0": ["192.0.2.30:2400"]}
 
 
 def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:

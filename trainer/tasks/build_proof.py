@@ -94,8 +94,6 @@ def judge(code: int, heard: Heard, given_up: str) -> int:
 def start_build(command: Sequence[str], forks: ForkServer | None) -> Forked | subprocess.Popen[str]:
     """Start a build with this process's input and errors; forked, where a server has the same kit and environment."""
     reading, writing = os.pipe()
-    with contextlib.suppress(OSError):  # a pipe is read once
-        os.lseek(0, 0, os.SEEK_SET)
     try:
         if forks is not None and forks.comes(IMPORT_SECONDS):
             forked = forks.start(command[1:], os.environ, Path.cwd(), 0, writing, 2)
@@ -105,6 +103,9 @@ def start_build(command: Sequence[str], forks: ForkServer | None) -> Forked | su
     finally:
         os.close(writing)
     os.close(reading)
+    if "-" in command:
+        with contextlib.suppress(OSError):  # a pipe is read once
+            os.lseek(0, 0, os.SEEK_SET)
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
 
 
@@ -112,7 +113,7 @@ def keep_input() -> None:
     """Put what comes on standard input into a file, which a second process can read from its beginning."""
     with tempfile.TemporaryFile() as kept:
         shutil.copyfileobj(sys.stdin.buffer, kept)
-        kept.flush()
+        kept.seek(0)
         os.dup2(kept.fileno(), 0)
 
 

@@ -134,8 +134,8 @@ def run_coordinator(
                 held.membership.shut_down_servers()
             return FINISHED
         except (Exception, SystemExit, Stopped) as error:  # a program may call sys.exit
-            held.exit = decide_exit(error, held.program_file, leads=cluster.job == "chief", begun=held.has_begun)
             with held.in_words():
+                held.exit = decide_exit(error, held.program_file, leads=cluster.job == "chief", begun=held.has_begun)
                 return leave(held, notifier, config.run, error)
 
 

@@ -99,7 +99,9 @@ class Controller:
             written=self._written,
         )
         checkpoints = self._saves.checkpoints
-        self._resumption = Resumption(config, runner, directory, progress, checkpoints, handover, read_initial_weights)
+        self._resumption = Resumption(
+            config, runner, directory, progress, checkpoints, handover, read_initial_weights, members
+        )
         self._members = MemberWatch(
             members,
             schedule,

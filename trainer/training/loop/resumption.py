@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from trainer.cluster.membership import Membership
 from trainer.core.config import Config
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
@@ -27,6 +28,7 @@ class Resumption:
     checkpoints: Checkpoints
     handover: Handover | None
     read_initial_weights: Callable[[], str] | None
+    members: Membership | None
 
     def restore(self) -> int:
         """Go on with what is on the ps, or go back to the newest checkpoint; a new run has neither. Returns the step.
@@ -45,14 +47,13 @@ class Resumption:
         self._read_on(attached, taken)
         step = int(self.runner.step.numpy())
         lost = self.progress.ledger.restored(step)
-        event = "attached" if attached else "restored"
         message = f"step {step}"
-        if attached and lacking:
-            message += f"; {', '.join(f'ps-{each}' for each in sorted(lacking))} of step {taken}"
-        self.progress.events.write(event, steps_lost=lost, message=message)
-        if self.handover is not None:
-            self.handover.offer(self.runner.trained, self.runner.step, self.runner.position, self.runner.tables)
+        if attached and lacking and self.members is not None:
+            message += f"; {', '.join(self.members.servers[each] for each in sorted(lacking))} of step {taken}"
+        self.progress.events.write("attached" if attached else "restored", steps_lost=lost, message=message)
         self.checkpoints.prepare()
+        if self.handover is not None:  # last: until then counts what an earlier one offers, with its step
+            self.handover.offer(self.runner.trained, self.runner.step, self.runner.position, self.runner.tables)
         if taken >= 0:
             self.progress.checkpointed(self.directory.catalogue.prefix(taken), step)
         if attached or taken >= 0:
