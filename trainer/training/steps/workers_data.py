@@ -14,7 +14,7 @@ from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy
 from trainer.core.failures import EmptyPart, UserError, explain
 from trainer.training.arrivals import Arrivals
 from trainer.training.data_service import DataService
-from trainer.training.given_files import GivenFiles, Mailbox, matching
+from trainer.training.given_files import GivenFiles, Mailbox
 from trainer.training.input import replica_element_spec, train_dataset_fn
 from trainer.training.places import ENDLESS
 from trainer.training.steps.draws import draw_anew
@@ -47,7 +47,7 @@ class WorkersData:
         """
         self._config, self._program, self._strategy, self._service = config, program, strategy, service
         self.order = order
-        given = given_by(order) if isinstance(order, FileOrder) else None
+        given = GivenFiles(order.mailbox, order.named, order.waits) if isinstance(order, FileOrder) else None
         if self.waits and strategy.num_replicas_in_sync > 1:
             raise UserError(
                 f"input_new_files_seconds: a worker has {strategy.num_replicas_in_sync} GPUs, and files that come "
@@ -166,13 +166,3 @@ class WorkersData:
         except (tf.errors.AlreadyExistsError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
             refuse_unwritable(self._program, error)
             raise
-
-
-def given_by(order: FileOrder[Mailbox]) -> GivenFiles:
-    """Return how workers get their files, as this order gives them out."""
-
-    def named(patterns: tuple[str, ...]) -> None:
-        order.patterns, order.pattern = patterns, ", ".join(patterns)
-        order.look = lambda: matching(patterns)
-
-    return GivenFiles(order.mailbox, named, order.waits)
