@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.cluster.lost_workers import LostWorkers
+from trainer.cluster.member import LostWorkers
 
 WORKERS = ["worker-0", "worker-1", "worker-2"]
 

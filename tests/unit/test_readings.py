@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.run.file_list import File
-from trainer.training.steps.end_of_files import EndOfFiles
-from trainer.training.steps.readings import MOST_AHEAD, RECENT_SECONDS, Readings
+from trainer.training.steps.readings import MOST_AHEAD, RECENT_SECONDS, EndOfFiles, Readings
 
 A, B, C = (File(0, name) for name in "abc")
 

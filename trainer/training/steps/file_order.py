@@ -16,8 +16,7 @@ from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.run.file_list import File, FileList
 from trainer.run.position import Position
-from trainer.training.steps.end_of_files import EndOfFiles
-from trainer.training.steps.readings import Box, Reading, Readings
+from trainer.training.steps.readings import Box, EndOfFiles, Reading, Readings
 
 log = logging.getLogger(__name__)
 EMPTY_FILES = 1000  # in a row, which a worker has looked for an example in

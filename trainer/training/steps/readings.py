@@ -1,10 +1,11 @@
-"""What workers read of files that are given out one by one. Knows no TensorFlow; time is an argument."""
+"""What workers read of files that are given out one by one, and when no more come; time is an argument."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from trainer.run.file_list import File
@@ -92,3 +93,27 @@ class Readings(Generic[Box]):
         """End all readings, whose files count no more."""
         for worker in list(self._of):
             self.end(worker)
+
+
+class EndOfFiles:
+    """Whether no more files come: that is told, or none was found or trained for too long."""
+
+    def __init__(self, patience: float, now: float) -> None:
+        """Take for how many seconds none may be found or trained; 0 for any time."""
+        self._patience = patience or math.inf
+        self._moved_at = now
+        self._is_told = False
+
+    def moved(self, now: float) -> None:
+        """The reading has begun, or a file was trained."""
+        self._moved_at = now
+
+    def found(self, names: Collection[str], is_end: bool, now: float) -> None:
+        """These files were found last; `is_end` says that no more will come after them."""
+        if names:
+            self._moved_at = now
+        self._is_told = is_end and not names
+
+    def is_reached(self, now: float) -> bool:
+        """Return whether no more files come."""
+        return self._is_told or now - self._moved_at > self._patience

@@ -40,17 +40,12 @@ class WorkersData:
         service: DataService | None,
         files: Callable[[int], WorkerFiles],
     ) -> None:
-        """Trace the program's dataset for the workers, which `order` has begin.
-
-        `files` returns what so many of them write.
-        """
+        """Trace the program's dataset for the workers, which `order` has begin; so many of them write `files`."""
         self._config, self._program, self._service = config, program, service
         self.order = order
-        if self.waits and strategy.num_replicas_in_sync > 1:
-            raise UserError(
-                f"input_new_files_seconds: a worker has {strategy.num_replicas_in_sync} GPUs, and files that come "
-                "while a run trains are for one: give each worker one GPU (worker_tasks), or leave it out"
-            )
+        if self.waits:
+            refuse_several_gpus(strategy.num_replicas_in_sync)
+        given = GivenFiles(order.mailbox, order.named, order.waits) if isinstance(order, FileOrder) else None
         self._arrivals: Arrivals | None = None
         self.step_examples: int | None = None
         """How many examples a step has, where that is known."""
@@ -58,7 +53,20 @@ class WorkersData:
         def count(batch: int | None) -> None:
             self.step_examples = None if batch is None else batch * strategy.num_replicas_in_sync
 
-        trace = tracing(program, strategy, coordinator, order, service, files, count)
+        def trace(workers: int) -> Dataset:
+            make = train_dataset_fn(
+                program,
+                workers,
+                strategy,
+                *((order.beginning, service) if isinstance(order, ReadOrder) else ()),
+                seeded=order.seeded,
+                exact=order.exact,
+                batches=count,
+                files=files(workers),
+                given=given,
+            )
+            return coordinator.create_per_worker_dataset(make)
+
         self._division = Division(order.workers, trace, partial(iterator_type_spec, strategy))
         self._iterator: Any = None  # made with the first call, at whose step the reading begins
 
@@ -145,30 +153,10 @@ class WorkersData:
             raise
 
 
-def tracing(
-    program: Program,
-    strategy: Strategy,
-    coordinator: Any,
-    order: ReadOrder | FileOrder[Mailbox],
-    service: DataService | None,
-    files: Callable[[int], WorkerFiles],
-    count: Callable[[int | None], object],
-) -> Callable[[int], Dataset]:
-    """Return what traces the program's dataset for so many workers; `count` hears of the examples in a batch."""
-    given = GivenFiles(order.mailbox, order.named, order.waits) if isinstance(order, FileOrder) else None
-
-    def trace(workers: int) -> Dataset:
-        make = train_dataset_fn(
-            program,
-            workers,
-            strategy,
-            *((order.beginning, service) if isinstance(order, ReadOrder) else ()),
-            seeded=order.seeded,
-            exact=order.exact,
-            batches=count,
-            files=files(workers),
-            given=given,
+def refuse_several_gpus(gpus: int) -> None:
+    """Raise UserError where a worker has several GPUs, and files come while a run trains."""
+    if gpus > 1:
+        raise UserError(
+            f"input_new_files_seconds: a worker has {gpus} GPUs, and files that come while a run trains are for one: "
+            "give each worker one GPU (worker_tasks), or leave it out"
         )
-        return coordinator.create_per_worker_dataset(make)
-
-    return trace

@@ -24,7 +24,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, executor
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from trainer.cluster.lost_workers import LostWorkers
+from trainer.cluster.member import LostWorkers
 from trainer.core.contracts import Coordinator, Strategy
 from trainer.core.repeated_failures import RepeatedFailures
 from trainer.training.tf_internals.executors import delete_executor, keep_function
