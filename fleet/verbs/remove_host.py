@@ -107,7 +107,7 @@ def replace_host(
     with Trail(cluster, desk, "replace-host", reason) as trail:
         trail.begin(hosts=[old, new], tasks=[task.name for task in inventory.tasks_on(old)], new=where)
         _clean(cluster, desk, seen, old)
-        edit = partial(inventory_file.renamed, old=old, new=new, variables=dict.fromkeys(has, where))
+        edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
         _change(inventory, desk, edit, expected, [f"write {new} instead of {old}", f"ansible_host: {where}"])
         _keep_out(cluster, old)
     desk.say(

@@ -232,7 +232,7 @@ def test_only_those_who_are_back_are_taken_in(updates: list[dict[int, str]]) -> 
 
     waiting = threading.Thread(target=ends, daemon=True)
     waiting.start()
-    until(lambda: "worker-0" in handler.out, "the call has failed")
+    until(lambda: "worker-0" in handler.lost.since, "the call has failed")
     handler.stop()
     waiting.join(30)
     assert not waiting.is_alive()

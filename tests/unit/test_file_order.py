@@ -37,8 +37,9 @@ class Box:
 
 
 def order(names: list[str] = NAMES, workers: int = 2, seed: int = 7, **settings: Any) -> FileOrder[Box]:
-    made = FileOrder(Config(program="a:B", input_sharding="dynamic", **settings), workers, seed, Box)
-    made.look, made.pattern = lambda: names, "/data/part-*"
+    config = Config(program="a:B", input_sharding="dynamic", **settings)
+    made = FileOrder(config, workers, seed, Box, lambda patterns: names)
+    made.named(["/data/part-*"])
     made.begin(0)
     return made
 
@@ -182,9 +183,8 @@ def test_a_record_says_what_is_done_by_directory() -> None:
 
 
 def arriving(**settings: Any) -> FileOrder[Box]:
-    made = FileOrder(
-        Config(program="a:B", input_sharding="dynamic", input_new_files_seconds=10.0, **settings), 2, 7, Box
-    )
+    config = Config(program="a:B", input_sharding="dynamic", input_new_files_seconds=10.0, **settings)
+    made = FileOrder(config, 2, 7, Box, list)
     made.begin(0)
     return made
 

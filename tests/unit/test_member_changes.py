@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from trainer.training.loop.joining import Joining
 from trainer.training.loop.member_changes import MemberChanges
 
 
@@ -92,11 +96,11 @@ def test_a_ps_that_leaves_is_named_before_members_that_return() -> None:
 def test_for_a_worker_that_joins_no_generation_ends() -> None:
     members = Members()
     members.back = ["ps-2", "worker-1"]
-    joins = [True]
-    changes = MemberChanges(members, Storage(), elastic=True, workers_join=lambda: joins[0])
+    runner: Any = SimpleNamespace(takes_in=True)
+    changes = MemberChanges(members, Storage(), Joining(None, runner, runner), elastic=True)
     changes.look_for_returned(is_recovering=False)
     assert changes.returned == ["ps-2"]
     changes.put_off()
-    joins[0] = False
+    runner.takes_in = False
     changes.look_for_returned(is_recovering=False)
     assert changes.returned == ["ps-2", "worker-1"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from trainer.core.task_id import TaskId
@@ -261,3 +261,30 @@ def to_take_in(workers: Collection[str], lost: Collection[str], serving: Collect
     None as long as one more does not answer, which TensorFlow has not missed yet: it would wait for that one.
     """
     return set(lost) & set(serving) if set(workers) - set(lost) <= set(serving) else set()
+
+
+class LostWorkers:
+    """Knows since when each lost worker is lost, and asks all of them again once one is back."""
+
+    def __init__(self) -> None:
+        self.since: dict[str, float] = {}
+        """The lost workers, and since when; other threads add to it."""
+        self._asked_again: float | None = None
+
+    def look(
+        self, workers: Collection[str], serving: Callable[[float], Collection[str]], now: float
+    ) -> tuple[set[str], set[str]] | None:
+        """Return those to be given back now, perhaps none yet, and those that stay lost; None while none is back.
+
+        `serving` returns the workers that have answered since a time.
+        """
+        lost = dict(self.since)
+        if lost.keys().isdisjoint(serving(max(lost.values(), default=0.0))):
+            self._asked_again = None
+            return None
+        # A worker is back: the others must say once more that they are.
+        self._asked_again = self._asked_again or now
+        back = to_take_in(workers, lost, serving(self._asked_again))
+        if back:
+            self._asked_again = None
+        return back, lost.keys() - back

@@ -35,7 +35,7 @@ class FileList:
 
     def __init__(self, seed: int, *, arriving: bool = False) -> None:
         self.seed = seed
-        self._arriving = arriving
+        self.arriving = arriving
         self.turn = 0
         self._names: list[str] = []
         self._done: set[str] = set()  # of this pass
@@ -97,7 +97,7 @@ class FileList:
     def counts(self) -> dict[str, int]:
         """Return the number of the pass, how many files it has and of these are done, and how many are under way."""
         counts = {"done": len(self._done), "under_way": len(self._open), "found": len(self._names)}
-        return counts if self._arriving else {"pass": self.turn, **counts}
+        return counts if self.arriving else {"pass": self.turn, **counts}
 
     def as_record(self) -> dict[str, Any]:
         """Return what `restore` takes."""
@@ -114,7 +114,7 @@ class FileList:
         self._done = {directory + name for directory, names in record["done"].items() for name in names}
         self._open = {(turn, name): taken if same else 0 for turn, name, taken in record["open"]}
         self._back = [File(turn, name, taken) for (turn, name), taken in sorted(self._open.items(), reverse=True)]
-        if self._arriving:  # nobody finds these again
+        if self.arriving:  # nobody finds these again
             self._names = [*sorted(self._done), *(name for _, name in self._open)]
         self._line_up()
 
@@ -122,7 +122,7 @@ class FileList:
         """Put the files of this pass that are left in its order."""
         given = {name for turn, name in self._open if turn == self.turn} | self._done
         files = [File(self.turn, name) for name in self._names if name not in given]
-        if self._arriving:
+        if self.arriving:
             self._left = files[::-1]
         else:
             self._left = sorted(files, key=lambda file: (file.order(self.seed), file.name), reverse=True)

@@ -75,22 +75,28 @@ class Handover:
         records = self._records.read()
         self._tables: list[dict[str, Any]] = distinct(one for record in records for one in record.get("tables", []))
         self._found = [record.get("offer") or {} for record in records]
-        self.lacking = self._records.lacking(records) if in_part else set()
-        """The ps that have nothing of what an earlier coordinator has left on the others."""
-        self.left = self._records.are_whole(records) or bool(self.lacking)
-        """Whether an earlier coordinator of this run has left its variables on all ps that are not `lacking`."""
-        position = self._first.get("input")
-        self.position = Position.of(position) if self.left and position else None
-        """How far the data were read: as the earlier coordinator has told it, and later as this one is told."""
         listed = {number for record in records for number in record.get("contexts", [])}
-        if not self.left:
+        if not (self._records.are_whole(records) or (in_part and self._records.lacking(records))):
             self._forget()
             self._free_tables(self._tables)
             self._tables = []
+        position = self._first.get("input")
+        self.position = Position.of(position) if position else None
+        """How far the data were read: as the earlier coordinator has told it, and later as this one is told."""
         kept = {offer["context"] for offer in self._found if offer}
         self._records.close(listed - kept)
         for server in range(servers):
             self._write(server, {*kept, self._records.context}, self._found[server])
+
+    @property
+    def left(self) -> bool:
+        """Whether an earlier coordinator of this run has left its variables on all ps that are not `lacking`."""
+        return any(self._found)
+
+    @property
+    def lacking(self) -> set[int]:
+        """The ps that have nothing of what an earlier coordinator has left on the others."""
+        return {server for server, offer in enumerate(self._found) if not offer} if self.left else set()
 
     @property
     def _first(self) -> dict[str, Any]:
@@ -280,7 +286,6 @@ class Handover:
         for server, offer in enumerate(self._found):
             destroy_variables(server, [found for _, found in offer.get("variables", {}).values() if found[0] == OWN])
         self._found = [{} for _ in self._found]
-        self.left = False
 
     def _free_tables(self, records: Iterable[dict[str, Any]]) -> None:
         for record in records:

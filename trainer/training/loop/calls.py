@@ -51,9 +51,8 @@ class Calls:
         """Whether a call of each worker has ended."""
         return len(self.workers) >= self._count
 
-    @property
     def last(self) -> dict[str, float]:
-        """The numbers of the call that ended last by name, with metrics over all calls since they were reset."""
+        """Return the numbers of the call that ended last by name, with metrics over all calls since they were reset."""
         return {} if self.outputs is None else fetch_numbers(self._runner.over_all_calls(self.outputs))
 
     def join(self, task: str) -> None:

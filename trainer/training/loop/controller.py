@@ -84,38 +84,18 @@ class Controller:
         meter = ProgressMeter(config.log_seconds, tasks)
         self._runner = runner
         self._account = Account(progress, phases, directory, meter, began)
-        self._calls = Calls(runner, schedule, progress, meter, tasks, workers)
+        self._calls = calls = Calls(runner, schedule, progress, meter, tasks, workers)
         self._ends = EpochEnds.of(config, evaluated=evaluate is not None, for_callbacks=for_callbacks)
         self._evaluations = Evaluations(config, evaluate, directory, progress, phases)
         self._saves = Saves(
-            config,
-            runner,
-            directory,
-            progress,
-            phases,
-            stopping,
-            lease,
-            numbers=lambda: self._calls.last,
-            written=self._written,
+            config, runner, directory, progress, phases, stopping, lease, numbers=calls.last, written=self._written
         )
         checkpoints = self._saves.checkpoints
         self._resumption = Resumption(
             config, runner, directory, progress, checkpoints, handover, read_initial_weights, members
         )
-        self._members = MemberWatch(
-            members,
-            schedule,
-            progress,
-            phases,
-            meter,
-            stopping,
-            self.save,
-            limit_seconds=config.member_wait_timeout_seconds,
-        )
-        self._changes = MemberChanges(
-            members, checkpoints, elastic=config.elastic, workers_join=lambda: runner.takes_in
-        )
-        self._joining = Joining(members, runner, self._calls)
+        self._members = MemberWatch(config, members, schedule, progress, phases, meter, stopping, self.save)
+        self._changes = MemberChanges(members, checkpoints, Joining(members, runner, calls), elastic=config.elastic)
 
     @property
     def step(self) -> int:
@@ -235,7 +215,6 @@ class Controller:
         self.looked = True
         is_quiet, changes = not self._calls.schedule.in_flight, self._changes
         changes.look(self._runner.is_recovering)
-        self._joining.look()
         if changes.lost and is_quiet:  # which no step needed: TensorFlow has not reported it
             raise MembershipChanged(f"{', '.join(changes.lost)} has ended")
         due = self._agree_on_due(self._read_step(is_quiet))
@@ -347,7 +326,7 @@ class Controller:
 
     def _show(self) -> None:
         """Show the numbers since the last time; none when no step has ended since."""
-        if self._account.show(lambda: self._calls.last) and not self._ends.for_callbacks:  # else they are the epoch's
+        if self._account.show(self._calls.last) and not self._ends.for_callbacks:  # else they are the epoch's
             self._runner.reset_metrics()
 
 

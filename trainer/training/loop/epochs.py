@@ -154,8 +154,9 @@ class EndWithTheData(tf.keras.callbacks.Callback):
 class CallbackStates:
     """What callbacks remember: the attributes that are not as they were when the training began."""
 
-    def __init__(self, callbacks: list[Callback]) -> None:
+    def __init__(self, callbacks: list[Callback], memory: Memory) -> None:
         self.callbacks = dict(zip(keys_of(callbacks), callbacks, strict=True))
+        self._memory = memory
         self._fresh: dict[str, dict[str, Any]] = {}
 
     def begin(self) -> None:
@@ -170,8 +171,10 @@ class CallbackStates:
             elif values:
                 log.warning("the program has no callback %s any more: what it remembered is not used", key)
 
-    def changed(self) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-        """Return what each callback remembers, by its key, and the arrays in that by their names."""
+    def keep(self, step: int, ended: int) -> None:
+        """Keep what each callback remembers at this step for a later process; `ended` is as Memory has it."""
+        if not self.callbacks:
+            return
         arrays: dict[str, Any] = {}
         kept: dict[str, dict[str, Any]] = {}
         for key, callback in self.callbacks.items():
@@ -180,7 +183,7 @@ class CallbackStates:
                 if name not in fresh or fresh[name][0] != value:
                     kept[key][name] = value
                     arrays.update(named)
-        return kept, arrays
+        self._memory.write(step, ended, kept, arrays)
 
 
 class Recall(tf.keras.callbacks.Callback):
@@ -199,8 +202,7 @@ class Recall(tf.keras.callbacks.Callback):
         self._controller = controller
         self._asked = False
         self._steps = config.steps
-        self._own = CallbackStates(own)
-        self._memory = memory
+        self._own = CallbackStates(own, memory)
         self._record: dict[str, Any] | None = None
         self._unheard: int | None = None
         self.ended = False
@@ -257,8 +259,7 @@ class Recall(tf.keras.callbacks.Callback):
         return bool(self._runner.agree([int(self._asked)])[0])
 
     def _keep(self) -> None:
-        if self._own.callbacks:
-            self._memory.write(self._controller.step, self._steps if self.ended else 0, *self._own.changed())
+        self._own.keep(self._controller.step, self._steps if self.ended else 0)
 
 
 def validation(metrics: dict[str, float]) -> dict[str, float]:

@@ -50,9 +50,14 @@ class Joining:
         self._runner = runner
         self._calls = calls
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether workers can join: then no generation ends for one."""
+        return self._runner.takes_in
+
     def look(self) -> None:
         """Have those join that can, and give calls to those that have."""
-        if self._members is None or not self._runner.takes_in:
+        if self._members is None or not self.is_possible:
             return
         for task, address in self._members.newcomers().items():
             if not self._runner.take_in(task, address):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from trainer.core.task_id import is_worker
+from trainer.training.loop.joining import Joining
 
 
 class Members(Protocol):
@@ -38,18 +38,15 @@ class MemberChanges:
         self,
         members: Members | None,
         storage: Storage,
+        joining: Joining | None = None,
         *,
         elastic: bool,
-        workers_join: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`elastic` says that members which return are taken in; without `members` nothing changes.
-
-        `workers_join` says that for a worker no generation ends (trainer/training/loop/joining.py).
-        """
+        """`elastic` says that members which return are taken in; without `members` nothing changes."""
         self._members = members
         self._storage = storage
         self._elastic = elastic
-        self._workers_join = workers_join
+        self._joining = joining
         self.lost: list[str] = []
         self.leaving: list[str] = []
         self.returned: list[str] = []
@@ -57,6 +54,7 @@ class MemberChanges:
     def look(self, is_recovering: bool) -> None:
         """Find the ps that are lost, and those that leave and that can be let go: after a save, which must not fail.
 
+        Workers join those that train meanwhile, where they can.
         `is_recovering` says that TensorFlow is taking in a worker.
         """
         if self._members is None:
@@ -64,6 +62,8 @@ class MemberChanges:
         self.lost = self._members.lost_ps()
         must_stay = is_recovering or self._storage.trouble() is not None
         self.leaving = [] if must_stay else self._members.leaving_ps()
+        if self._joining is not None:
+            self._joining.look()
 
     def look_for_returned(self, is_recovering: bool) -> None:
         """Find the members that can be taken in now: not while TensorFlow takes in another, or saves fail.
@@ -73,8 +73,8 @@ class MemberChanges:
         if self.returned or self._members is None or not self._elastic or is_recovering:
             return
         if self._storage.trouble() is None and self._storage.settle(0):
-            back = self._members.returned()
-            self.returned = [task for task in back if not (self._workers_join() and is_worker(task))]
+            back, workers_join = self._members.returned(), self._joining is not None and self._joining.is_possible
+            self.returned = [task for task in back if not (workers_join and is_worker(task))]
 
     def put_off(self) -> None:
         """Take in nobody for now: the save before it has failed."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
+from trainer.core.config import Config
 from trainer.core.failures import Stopped, UserError
 from trainer.core.states import Phase, RunState
 from trainer.telemetry.progress import Progress
@@ -26,6 +27,7 @@ class MemberWatch:
 
     def __init__(
         self,
+        config: Config,
         members: Membership | None,
         schedule: Schedule,
         progress: Progress,
@@ -33,10 +35,8 @@ class MemberWatch:
         meter: ProgressMeter,
         stopping: Callable[[], bool],
         save: Callable[[], None],
-        *,
-        limit_seconds: float,
     ) -> None:
-        """`save` saves before this process leaves; `limit_seconds` is the user's limit to waiting for a worker."""
+        """`save` saves before this process leaves."""
         self._members = members
         self._schedule = schedule
         self._progress = progress
@@ -45,7 +45,7 @@ class MemberWatch:
         self._stopping = stopping
         self._save = save
         self._patience = StopPatience()
-        self._absence = WorkerAbsence(limit_seconds)
+        self._absence = WorkerAbsence(config.member_wait_timeout_seconds)
 
     @property
     def is_asked_to_stop(self) -> bool:

@@ -18,7 +18,7 @@ from trainer.training.data_service import DataService
 from trainer.training.dynamic.table import giving_rows
 from trainer.training.dynamic.tables import DynamicTables, TablesLeft
 from trainer.training.forgotten import all_of, warn_of_forgotten
-from trainer.training.given_files import Mailbox
+from trainer.training.given_files import Mailbox, matching
 from trainer.training.keras.adapters import keras_of
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.lookups import asking_once
@@ -233,7 +233,7 @@ def order_of(config: Config, workers: int, service: DataService | None) -> ReadO
     """Return who says what each worker reads: it gives out files, or knows where each part's reading begins."""
     seed = draw_seed(config)
     if config.input_sharding == "dynamic" and service is None:
-        return FileOrder(config, workers, seed, Mailbox)
+        return FileOrder(config, workers, seed, Mailbox, matching)
     return ReadOrder(config, workers, seed, of_all=service is not None)
 
 

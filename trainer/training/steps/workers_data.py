@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.config import Config
 from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy
-from trainer.core.failures import EmptyPart, UserError, explain
+from trainer.core.failures import EmptyPart, UserError
 from trainer.training.arrivals import Arrivals
 from trainer.training.data_service import DataService
-from trainer.training.given_files import GivenFiles, Mailbox, matching
+from trainer.training.given_files import GivenFiles, Mailbox
 from trainer.training.input import replica_element_spec, train_dataset_fn
 from trainer.training.places import ENDLESS
+from trainer.training.steps.division import Division
 from trainer.training.steps.draws import draw_anew
 from trainer.training.steps.file_order import FileOrder
 from trainer.training.steps.read_order import ReadOrder
@@ -24,8 +25,6 @@ from trainer.training.tf_internals.datasets import elements_of, iterator_handles
 from trainer.training.tf_internals.joining import Newcomer, divide_again
 from trainer.training.tf_internals.per_worker import extend
 from trainer.training.worker_files import WorkerFiles, refuse_unwritable
-
-log = logging.getLogger(__name__)
 
 
 class WorkersData:
@@ -41,18 +40,12 @@ class WorkersData:
         service: DataService | None,
         files: Callable[[int], WorkerFiles],
     ) -> None:
-        """Trace the program's dataset for the workers, which `order` has begin.
-
-        `files` returns what so many of them write.
-        """
-        self._config, self._program, self._strategy, self._service = config, program, strategy, service
+        """Trace the program's dataset for the workers, which `order` has begin; so many of them write `files`."""
+        self._config, self._program, self._service = config, program, service
         self.order = order
-        given = given_by(order) if isinstance(order, FileOrder) else None
-        if self.waits and strategy.num_replicas_in_sync > 1:
-            raise UserError(
-                f"input_new_files_seconds: a worker has {strategy.num_replicas_in_sync} GPUs, and files that come "
-                "while a run trains are for one: give each worker one GPU (worker_tasks), or leave it out"
-            )
+        if self.waits:
+            refuse_several_gpus(strategy.num_replicas_in_sync)
+        given = GivenFiles(order.mailbox, order.named, order.waits) if isinstance(order, FileOrder) else None
         self._arrivals: Arrivals | None = None
         self.step_examples: int | None = None
         """How many examples a step has, where that is known."""
@@ -74,17 +67,18 @@ class WorkersData:
             )
             return coordinator.create_per_worker_dataset(make)
 
-        self._trace = trace
-        self._dataset = trace(order.workers)
-        self._coming: dict[int, Dataset] = {}  # divided among so many workers, for those that are about to join
-        self.iterator_spec = iterator_type_spec(strategy, self._dataset)
-        self._elements = elements_of(self.iterator_spec)
+        self._division = Division(order.workers, trace, partial(iterator_type_spec, strategy))
         self._iterator: Any = None  # made with the first call, at whose step the reading begins
+
+    @property
+    def iterator_spec(self) -> ElementSpec:
+        """The type of a worker's iterator."""
+        return self._division.spec
 
     @property
     def element_spec(self) -> ElementSpec:
         """What one replica gets of the program's data."""
-        spec = replica_element_spec(self._dataset)
+        spec = replica_element_spec(self._division.dataset)
         if not self.order.exact:
             return spec
         return type_in(spec[1]) if self.waits else spec[1]
@@ -103,12 +97,12 @@ class WorkersData:
         """Have each worker make its iterator, and begin to read at this step."""
         self.order.begin(step)
         if draw_anew(self._config, step) and not self.order.exact:
-            self._dataset = self._trace(self.order.workers)  # an operation that draws within `map` gets its seed there
+            self._division.trace_again(self.order.workers)
         if isinstance(self.order, FileOrder) and self.waits and self._arrivals is None:
             self._arrivals = Arrivals(self.order.patterns, self._config.input_new_files_seconds)
             self.order.come(*self._arrivals.look(self.order.known()))
             self._arrivals.follow(self.order.known, self.order.come)
-        self._iterator = iter(self._dataset)
+        self._iterator = iter(self._division.dataset)
 
     def begin_again(self) -> None:
         """Have the reading begin again with the next call, from where the order has it by then."""
@@ -119,26 +113,16 @@ class WorkersData:
 
         A data service divides them itself.
         """
-        if self._service is not None:
-            return True
-        try:
-            self._coming[workers] = coming = self._trace(workers)
-        except Exception as error:
-            log.warning("the data can't be divided among %d workers now: %s", workers, explain(error))
-            return False
-        if iterator_type_spec(self._strategy, coming) != self.iterator_spec:
-            log.warning("divided among %d workers the data have batches of another shape", workers)
-            return False
-        return True
+        return self._service is not None or self._division.can_be(workers)
 
     def join(self, worker: Newcomer, others: list[Any]) -> None:
         """Have one more worker read, and the others parts of another division, which `can_join` has traced."""
         self.order.join()
-        if (coming := self._coming.pop(self.order.workers, None)) is not None:
+        if (coming := self._division.coming(self.order.workers)) is not None:
             if self._iterator is None:
-                self._dataset = coming
+                self._division.dataset = coming
             else:
-                divide_again(self._dataset, coming, self._iterator, others)
+                divide_again(self._division.dataset, coming, self._iterator, others)
         if self._iterator is not None:
             extend(self._iterator, worker)
 
@@ -147,8 +131,9 @@ class WorkersData:
         if self._arrivals is not None:
             self._arrivals.close()
         handles = [] if self._iterator is None else iterator_handles(self._iterator)
-        del self._iterator, self._dataset, self._coming, self._trace
-        return handles, *self._elements
+        elements = elements_of(self.iterator_spec)
+        del self._iterator, self._division
+        return handles, *elements
 
     @contextlib.contextmanager
     def refused(self) -> Iterator[None]:
@@ -168,11 +153,10 @@ class WorkersData:
             raise
 
 
-def given_by(order: FileOrder[Mailbox]) -> GivenFiles:
-    """Return how workers get their files, as this order gives them out."""
-
-    def named(patterns: tuple[str, ...]) -> None:
-        order.patterns, order.pattern = patterns, ", ".join(patterns)
-        order.look = lambda: matching(patterns)
-
-    return GivenFiles(order.mailbox, named, order.waits)
+def refuse_several_gpus(gpus: int) -> None:
+    """Raise UserError where a worker has several GPUs, and files come while a run trains."""
+    if gpus > 1:
+        raise UserError(
+            f"input_new_files_seconds: a worker has {gpus} GPUs, and files that come while a run trains are for one: "
+            "give each worker one GPU (worker_tasks), or leave it out"
+        )

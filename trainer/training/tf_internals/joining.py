@@ -56,7 +56,7 @@ def taken_in(coordinator: Coordinator) -> list[str]:
     cluster = coordinator._cluster
     found = []
     for task in cluster.failure_handler.tasks[len(cluster.workers) :]:
-        if task in cluster.failure_handler.out:
+        if task in cluster.failure_handler.lost.since:
             break
         found.append(task)
     return found

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, executor
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from trainer.cluster.member import to_take_in
+from trainer.cluster.member import LostWorkers
 from trainer.core.contracts import Coordinator, Strategy
 from trainer.core.repeated_failures import RepeatedFailures
 from trainer.training.tf_internals.executors import delete_executor, keep_function
@@ -70,16 +70,21 @@ class WayLost(tf.errors.UnavailableError):
 class TakenIn(threading.Condition):
     """What a worker's thread waits on after a failure: until this worker is taken in, not just any."""
 
-    def __init__(self, handler: PartialHandler, lock: Any) -> None:
+    def __init__(self, lock: Any, lost: Container[str], runs: Callable[[], bool]) -> None:
+        """`lost` has the workers that are not taken in, `runs` tells whether the generation goes on."""
         super().__init__(lock)
-        self._handler = handler
+        self._lost, self._runs = lost, runs
+        self._thread = threading.local()
+
+    def is_for(self, task: str) -> None:
+        """This thread gives calls to this worker."""
+        self._thread.task = task
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait with the lock held, as TensorFlow does; ends the thread when the generation is over."""
-        task = self._handler.own_task()
-        while self._handler._should_preemption_thread_run and task in self._handler.out:
+        while self._runs() and self._thread.task in self._lost:
             super().wait(WAIT_SECONDS)
-        if not self._handler._should_preemption_thread_run:
+        if not self._runs():
             raise SystemExit  # of this thread alone
         return True
 
@@ -92,19 +97,18 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
         self.tasks = list(members.workers)
         """The workers, in TensorFlow's order."""
         self._whole = copy.deepcopy(server_def)
-        self._thread = threading.local()
-        self.out: dict[str, float] = {}
-        """The workers that TensorFlow has lost, and since when."""
+        self.lost = LostWorkers()
         self.busy: dict[str, float] = {}
         """The workers with a call, and since when."""
         self.updating_since: float | None = None
         """Since when TensorFlow is taking in workers."""
         self.budget: CallBudget
         self.resources: PerWorkerResources
-        self._asked_again: float | None = None
         self.alike = AlikeFailures(members)
         super().__init__(server_def, cluster)
-        self._worker_up_cond = TakenIn(self, self._cluster_update_lock)
+        self._worker_up_cond = TakenIn(
+            self._cluster_update_lock, self.lost.since, lambda: self._should_preemption_thread_run
+        )
 
     def announce(self, task: str, address: str) -> None:
         """Have a worker taken in, behind the others, once it answers: as if TensorFlow had lost it."""
@@ -112,12 +116,8 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
             [job] = [job for job in self._whole.cluster.job if job.name == "worker"]
             job.tasks[len(self.tasks)] = address
             self.tasks.append(task)
-            self.out[task] = time.monotonic()
+            self.lost.since[task] = time.monotonic()
             self._cluster_due_for_update_or_finish.set()
-
-    def own_task(self) -> str:
-        """Return the worker that this thread gives calls to."""
-        return self.tasks[self._thread.worker]
 
     @contextlib.contextmanager
     def wait_on_failure(
@@ -128,11 +128,11 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
         worker_device_name: str = "(unknown)",
     ) -> Iterator[None]:
         """Do as TensorFlow's handler does, and note which worker it is about."""
-        self._thread.worker = int(worker_device_name.rpartition(":")[2])
-        task = self.own_task()
+        task = self.tasks[int(worker_device_name.rpartition(":")[2])]
+        self._worker_up_cond.is_for(task)
 
         def failed(error: object) -> None:
-            self.out[task] = time.monotonic()
+            self.lost.since[task] = time.monotonic()
             self.busy.pop(task, None)
             if on_failure_fn is not None:
                 on_failure_fn(error)
@@ -165,7 +165,7 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
         """Raise WayLost where a call failed because its worker has lost a way."""
         error = getattr(error, "original_exception", error)
         if isinstance(error, tf.errors.UnavailableError) and (why := self._members.way_lost(task, str(error))):
-            raise WayLost(self._thread.worker, why) from error
+            raise WayLost(self.tasks.index(task), why) from error
 
     def _preemption_handler(self) -> None:
         while True:
@@ -177,17 +177,14 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
 
     def _take_in(self) -> bool:
         """Take in those that are back; returns whether any was."""
-        out = dict(self.out)
-        if not self._members.workers_serving(since=max(out.values(), default=0.0)) & out.keys():
-            self.updating_since = self._asked_again = None
+        found = self.lost.look(self.tasks, self._members.workers_serving, time.monotonic())
+        if found is None:
+            self.updating_since = None
             self._clear_if_done()
             return False
-        # A worker is back: the others must say once more that they are.
-        self._asked_again = self._asked_again or time.monotonic()
-        back = to_take_in(self.tasks, out, self._members.workers_serving(self._asked_again))
+        back, gone = found
         if not back:
             return False
-        gone = out.keys() - back
         server_def = copy.deepcopy(self._whole)
         for job in server_def.cluster.job:
             for task in gone if job.name == "worker" else ():
@@ -197,22 +194,20 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
             with self._cluster_update_lock:
                 context.context().update_server_def(server_def)
                 for task in back:
-                    self.out.pop(task)
+                    self.lost.since.pop(task)
                 self._members.workers_taken_in(back)
                 self._worker_up_cond.notify_all()
         except Exception as error:
             # A ps that is gone is found by the heartbeat, and a worker is left out the next time.
             log.warning("cannot take in %s, trying again: %s", ", ".join(sorted(back)), error)
             return False
-        finally:
-            self._asked_again = None
         self.updating_since = None
         self._clear_if_done()
         return True
 
     def _clear_if_done(self) -> None:
         with self._cluster_update_lock:
-            if not self.out and self._should_preemption_thread_run:
+            if not self.lost.since and self._should_preemption_thread_run:
                 self._cluster_due_for_update_or_finish.clear()
 
 
@@ -360,7 +355,7 @@ def workers_out(coordinator: Coordinator) -> dict[int, float]:
     handler = coordinator._cluster.failure_handler
     if not isinstance(handler, PartialHandler):
         return {}
-    return {handler.tasks.index(task): since for task, since in dict(handler.out).items()}
+    return {handler.tasks.index(task): since for task, since in dict(handler.lost.since).items()}
 
 
 def is_recovering(coordinator: Coordinator) -> bool:
