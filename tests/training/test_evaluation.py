@@ -19,6 +19,14 @@ def check(*arguments: str) -> Any:
     return run_check("evaluation_check.py", *arguments, deadline=10 * MINUTE)
 
 
+def test_a_model_without_metrics_is_told_that_it_has_none() -> None:
+    from trainer.core.failures import UserError
+    from trainer.training.evaluation import checked_names
+
+    with pytest.raises(UserError, match=r"returns \['gap'\], but the model's metrics are none\. "):
+        checked_names("Gan's model", {"gap": 0.5}, {})
+
+
 @pytest.fixture(scope="module")
 def ways() -> dict[str, Any]:
     return check("ways")

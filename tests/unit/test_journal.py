@@ -171,3 +171,20 @@ def test_a_program_that_closes_its_streams_silences_no_log() -> None:
     done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.stderr.endswith("error: failed\n")
     assert done.returncode == 0
+
+
+def test_tensorflow_is_heard_once_and_not_of_what_is_expected() -> None:
+    program = (
+        "import logging\n"
+        "from trainer.core.runtime import prepare_tensorflow\n"
+        "from trainer.telemetry.logs import set_up_logging\n"
+        "tensorflow = logging.getLogger('tensorflow')\n"
+        "tensorflow.addHandler(logging.StreamHandler())  # as its import does in the parent of a fork\n"
+        "prepare_tensorflow()\n"
+        "set_up_logging(journal=False)\n"
+        "tensorflow.warning('slow')\n"
+        "tensorflow.warning('A method is invoked without using `ClusterCoordinator.schedule`.')\n"
+        "tensorflow.warning('5 out of 5 calls to MultiDeviceSaver.save triggered retracing')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert [line.partition(" ")[2] for line in done.stderr.splitlines()] == ["warning: slow"]

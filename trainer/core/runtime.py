@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -18,6 +19,9 @@ ENVIRONMENT = {
 # Of a ps: large pages for its tables, so that a row is found with fewer reads of memory (docs/large-tables.md). The C
 # library reads it when a process begins, so that the process that starts a ps has to set it.
 PS_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# What TensorFlow warns of in every training: it traces its own function again for each checkpoint, and `run` is called
+# outside `schedule` wherever a step is traced and a model with metrics is built.
+EXPECTED = ("MultiDeviceSaver.save", "method is invoked without using `ClusterCoordinator.schedule`")
 
 
 def prepare_tensorflow() -> None:
@@ -25,6 +29,7 @@ def prepare_tensorflow() -> None:
     bypass_proxies()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("tensorflow").addFilter(is_news)
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and not tensorflow.keras.Model.__module__.startswith("tf_keras."):
         raise ImportError(
@@ -32,3 +37,8 @@ def prepare_tensorflow() -> None:
             "`import keras`. In a notebook: import trainer.testing before TensorFlow and Keras. In a unit test: do so "
             "in conftest.py. Or set TF_USE_LEGACY_KERAS=1 before Python starts"
         )
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Drop TensorFlow's warnings of what is expected."""
+    return not any(known in record.getMessage() for known in EXPECTED)

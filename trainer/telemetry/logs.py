@@ -44,7 +44,8 @@ def set_up_logging(journal: bool, native: str = SOCKET) -> None:
             handler.addFilter(shorten_level)
             handler.setFormatter(lines.formatter)
             root.handlers = [handler]
-    logging.getLogger("tensorflow").addFilter(expected_retracing)
+    # Made where TensorFlow was imported earlier, as in the parent of a fork: each line would be there twice.
+    logging.getLogger("tensorflow").handlers = []
     for noisy in ("absl", "tensorflow", "h5py"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
@@ -63,11 +64,6 @@ def shorten_level(record: logging.LogRecord) -> bool:
     """Show the level only where it is news."""
     record.levelshort = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
     return True
-
-
-def expected_retracing(record: logging.LogRecord) -> bool:
-    """Drop TensorFlow's warning that it traces its own function again for every checkpoint, as it always does."""
-    return "MultiDeviceSaver.save" not in record.getMessage()
 
 
 @contextlib.contextmanager

@@ -270,8 +270,8 @@ class Replicated:
             self._evaluate(iter(self._dataset))
             results = self._model.get_metrics_result()
             check_examples(int(self._examples.result()))
-            check_outputs(self._name, self._outputs, sorted(results))
-            numbers_now = fetch_numbers(results)
+            names = checked_names(self._name, self._outputs, results)
+            numbers_now = fetch_numbers({name: results[name] for name in names})
             self._model.reset_metrics()
         return numbers_now
 
@@ -286,10 +286,10 @@ class TestStep:
             # This makes the variables that metrics still lack, too.
             self._step = tf.function(keras_of(model).test_step()).get_concrete_function(element_spec)
             model.reset_metrics()
-            self.names = sorted(model.get_metrics_result())
+            known = model.get_metrics_result()
         self._states = MetricStates(metrics_of(model), self._step)
         self._evaluate = tf.function(self.run, autograph=False)
-        check_outputs(name, self._step.structured_outputs, self.names)
+        self.names = checked_names(name, self._step.structured_outputs, known)
 
     def check_merging(self, name: str, ways: Collection[str]) -> None:
         """Refuse metrics whose states for parts of the data don't make that of all in one of these ways."""
@@ -334,19 +334,21 @@ class TestStep:
         merged = functools.reduce(self._states.merge, (state for _, state in parts))
         for piece, value in zip(self._states.pieces, merged, strict=True):
             piece.assign(value)
-        results = fetch_numbers(self._model.get_metrics_result())
+        results = self._model.get_metrics_result()
+        numbers_now = fetch_numbers({name: results[name] for name in self.names})
         self._model.reset_metrics()
-        return results
+        return numbers_now
 
 
-def check_outputs(name: str, outputs: Any, known: list[str]) -> None:
-    """Refuse a test_step that returns what no metric holds, or no names."""
+def checked_names(name: str, outputs: Any, known: Collection[str]) -> list[str]:
+    """Return the names of what test_step returns, as the evaluation has; refuse what no metric holds, or no names."""
     if not isinstance(outputs, dict) or not set(outputs) <= set(known):
         raise UserError(
             f"test_step of {name} returns {sorted(outputs) if isinstance(outputs, dict) else 'no dict'}, but the "
-            f"model's metrics are {', '.join(known)}. A number that is no metric's would be the last batch's alone: "
-            "keep it in a metrics.Mean"
+            f"model's metrics are {', '.join(sorted(known)) or 'none'}. A number that is no metric's would be the last "
+            "batch's alone: keep it in a metrics.Mean, and return its result under its name"
         )
+    return sorted(outputs)
 
 
 def refuse_python(program: Program) -> None:

@@ -16,7 +16,6 @@ from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import MetricStates
 from trainer.training.staleness import SCOPE
 from trainer.training.steps.reports import Reports
-from trainer.training.steps.traced_step import quiet_tracing
 from trainer.training.tf_internals.datasets import type_in
 
 COPIED_BYTES = 1 << 24
@@ -82,8 +81,7 @@ def trace_call(
             return None
 
     takes = (iterator, tf.TensorSpec([None], tf.int64), *((rate.spec,) if rate else ()))
-    with quiet_tracing():
-        return train_call.get_concrete_function(*takes)
+    return train_call.get_concrete_function(*takes)
 
 
 def copy_for(train_step: Traced, unrolled: int) -> tuple[StepCopy | None, int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -94,7 +93,7 @@ def trace_step(
 
         return rate.trace(train_step, iterator) if rate else train_step.get_concrete_function(iterator)
 
-    with strategy.scope(), quiet_tracing(), no_loss_scaling():
+    with strategy.scope(), no_loss_scaling():
         traced = trace()
         while getattr(own_step, "found_more", False):
             traced = trace()
@@ -122,18 +121,3 @@ def reduce_replicas(strategy: Strategy, outputs: Structure) -> Structure:
         return tf.add_n(values) / len(values) if len(values) > 1 else values[0]
 
     return tf.nest.map_structure(reduce, outputs)
-
-
-@contextlib.contextmanager
-def quiet_tracing() -> Iterator[None]:
-    """Drop TensorFlow's warning that `run` was called outside `schedule`: it is only being traced."""
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "method is invoked without using `ClusterCoordinator.schedule`" not in record.getMessage()
-
-    logger = logging.getLogger("tensorflow")
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)
