@@ -12,7 +12,7 @@ from fleet import drains
 from fleet.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.history import Trail
-from fleet.site.inventory import Inventory, load_inventory
+from fleet.site.inventory import Inventory
 from fleet.site.members import address_of
 from fleet.site.schema.formats import control_path
 from fleet.site.schema.problems import show
@@ -109,7 +109,7 @@ def replace_host(
         _clean(cluster, desk, seen, old)
         edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
         _change(inventory, desk, edit, expected, [f"write {new} instead of {old}", f"ansible_host: {where}"])
-        _keep_out(cluster, old)
+        _keep_out(cluster, old, expected)
     desk.say(
         f"{new} has the place of {old}: connect to it once with ssh and compare its host key, then "
         "`ansible-playbook site.yml` and `fab start-cluster`"
@@ -213,11 +213,10 @@ def _change(
     desk.say(f"changed {inventory.source}; as it was: {', '.join(map(_short, backups))}")
 
 
-def _keep_out(cluster: Cluster, old: str) -> None:
-    """Have the tasks of a replaced host not join at their old addresses, where the inventory has others now."""
-    inventory = cluster.inventory
-    now = {task.name: task.endpoint for task in load_inventory(inventory.source).tasks}
-    had = {task.name: task.endpoint for task in inventory.tasks_on(old) if task.port is not None}
+def _keep_out(cluster: Cluster, old: str, expected: Sequence[Task]) -> None:
+    """Have the tasks of a replaced host not join at their old addresses, where others are expected."""
+    now = {task.name: task.endpoint for task in expected}
+    had = {task.name: task.endpoint for task in cluster.inventory.tasks_on(old) if task.port is not None}
     cluster.replace_tasks({name: (at, now[name]) for name, at in had.items() if now.get(name, at) != at})
 
 
