@@ -196,11 +196,10 @@ def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, de
 def test_a_host_that_is_replaced_by_hand_stays_out_too(
     place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = HOSTS.replace("    w-a:\n    w-b:\n", "    {w-a: , w-b: }\n").replace("  hosts:\n    {w-a", "  hosts: {w-a")
-    (place / "hosts.yml").write_text(text)
+    (place / "more.ini").write_text("[others]\n")
     written = {}
     monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     drain(cluster(hosts), desk, "w-a")
     replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
-    assert "by hand (line 23 has several hosts in braces):\n  write w-x instead of w-a" in fleet.printed(desk)
+    assert "more.ini is no YAML file):\n  write w-x instead of w-a" in fleet.printed(desk)
     assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}
