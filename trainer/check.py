@@ -18,7 +18,7 @@ from trainer.core.runtime import prepare_tensorflow
 from trainer.process.fork_server import ForkServer
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection, of_the_run, read_selection, sweep_of
-from trainer.tasks.build_proof import PROVEN, build, go_first, watch_build
+from trainer.tasks.build_proof import PROVEN, build, go_first, run_build
 
 PARTS = ("release", "program", "run")
 # What a task imports before it does anything.
@@ -53,7 +53,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
 def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Check what `options.part` names and print what was proven; returns the exit code, 78 for the user's error."""
     if options.build and options.part != "release":
-        return watch_build(building_command(options), forks=find_forks(environment))
+        return run_build(building_command(options), find_forks(environment))
     cluster = None
     try:
         configs = [] if options.part == "release" else read_settings(options, environment)

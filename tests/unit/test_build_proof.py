@@ -90,8 +90,9 @@ def build_with_lender(
     (directory / "program.py").write_text(SAYS + program)
     script = (
         "import os, sys\nfrom pathlib import Path\nfrom trainer.process import fork_server\n"
-        "from trainer.tasks.build_proof import watch_build\n"
-        f"sys.exit(watch_build([sys.executable, 'program.py', '-'], free=lambda: 0.5, forks={forks}))\n"
+        "from trainer.tasks import build_proof\n"
+        "build_proof.free_memory = lambda: 0.5\n"
+        f"sys.exit(build_proof.run_build([sys.executable, 'program.py', '-'], {forks}))\n"
     )
     return subprocess.run(
         [sys.executable, "-c", script], input="a point", capture_output=True, text=True, timeout=60, cwd=directory,
@@ -118,6 +119,14 @@ def test_a_new_process_reads_what_one_has_read_whose_lender_never_answered(tmp_p
     never = "type('', (), {'comes': lambda *_: True, 'start': lambda *_: os.read(0, 99) and None})()"
     done = build_with_lender(tmp_path, "print('building:', sys.stdin.read())\n", never)
     assert (done.returncode, done.stdout) == (0, "loading\nproven: release a\nbuilding: a point\n")
+
+
+def test_a_build_that_leaves_a_process_in_a_session_of_its_own_ends(tmp_path: Path) -> None:
+    """It has the proof's output and errors, which whoever reads them would wait for."""
+    program = "import subprocess\nprint(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)\n"
+    done = build_with_lender(tmp_path, program, "None")
+    assert done.returncode == 0
+    assert not Path("/proc", done.stdout.split()[-1]).exists()
 
 
 def test_a_build_is_forked_where_somebody_has_imported(tmp_path: Path, lender: subprocess.Popen[bytes]) -> None:

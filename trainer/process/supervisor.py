@@ -191,7 +191,10 @@ class Supervisor:
 
         def serve() -> int:
             self._leave_to_child()
-            return Server().run(client=client)
+            adopt_orphans()
+            code = Server().run(client=client)
+            end_orphans(())
+            return code
 
         with contextlib.suppress(OSError):
             client, _ = door.accept()

@@ -25,13 +25,16 @@ from trainer.core.config import Config
 from trainer.core.contracts import Program
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs, is_user_file
 from trainer.core.program import program_file
+from trainer.process.children import end_orphans
 from trainer.process.fork_server import Forked, ForkServer
+from trainer.process.warm_start import adopt_orphans
 
 # A mistake shows at once, or when the model compiles; a start must not wait for what a large model takes.
 BUILD_SECONDS = 300.0
 # So much of the machine's memory is left alone, for what runs there and for the cache of its files.
 FREE = 0.1
 LOOK_SECONDS = 0.1
+PIPE_SECONDS = 5.0
 IMPORT_SECONDS = 30.0  # for a supervisor that has just begun
 # TensorFlow splits variables over two ps as it does over many.
 MOST_PS = 2
@@ -39,6 +42,14 @@ PROVEN = "proven: "
 UNPROVEN = "not proven: "
 BUILDING = "building: "
 SWITCH = "If only the cluster can build it, say release_build_proof: false in the inventory"
+
+
+def run_build(command: Sequence[str], forks: ForkServer | None = None) -> int:
+    """Be the process that watches a build; returns its exit code. No process is left that the program has started."""
+    adopt_orphans()
+    code = watch_build(command, forks=forks)
+    end_orphans(())
+    return code
 
 
 def watch_build(
@@ -70,7 +81,7 @@ def watch_build(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     code = process.wait()
-    reader.join()
+    reader.join(PIPE_SECONDS)  # a process in a session of its own may keep the pipe
     if code == -signal.SIGKILL and isinstance(process, Forked) and not given_up:
         return watch_build(command, seconds, free)
     return judge(code, heard, given_up)
