@@ -271,7 +271,7 @@ class Replicated:
             results = self._model.get_metrics_result()
             check_examples(int(self._examples.result()))
             names = checked_names(self._name, self._outputs, results)
-            numbers_now = fetch_numbers({name: results[name] for name in names})
+            numbers_now = fetch_numbers({name: results[name] for name in results if name in names})
             self._model.reset_metrics()
         return numbers_now
 
@@ -335,7 +335,7 @@ class TestStep:
         for piece, value in zip(self._states.pieces, merged, strict=True):
             piece.assign(value)
         results = self._model.get_metrics_result()
-        numbers_now = fetch_numbers({name: results[name] for name in self.names})
+        numbers_now = fetch_numbers({name: results[name] for name in results if name in self.names})
         self._model.reset_metrics()
         return numbers_now
 
