@@ -122,7 +122,7 @@ def test_a_new_process_reads_what_one_has_read_whose_lender_never_answered(tmp_p
 
 
 def test_a_build_that_leaves_a_process_in_a_session_of_its_own_ends(tmp_path: Path) -> None:
-    """It has the proof's output and errors, which whoever reads them would wait for."""
+    """It has the output and errors of the proof, whose reader would wait for it."""
     program = "import subprocess\nprint(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)\n"
     done = build_with_lender(tmp_path, program, "None")
     assert done.returncode == 0
