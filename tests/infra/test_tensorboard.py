@@ -36,7 +36,8 @@ def test_it_listens_on_the_cluster_address_alone(host, address):
 @pytest.fixture
 def tunnel(long_run):
     """TensorBoard's address on this machine, which is no member, while the operator looks at it."""
-    command = ["fab", "tensorboard", "--port", str(PORT), "--inventory", str(long_run)]
+    # Where the tests run in the background, what they start heeds no Ctrl-C.
+    command = ["env", "--default-signal=INT", "fab", "tensorboard", "--port", str(PORT), "--inventory", str(long_run)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
         assert line == f"TensorBoard is at http://localhost:{PORT} until Ctrl-C\n"
