@@ -101,11 +101,16 @@ def test_what_the_path_alone_says_is_seen_several_times(
     monkeypatch.setattr(server, "ending", look)
     monkeypatch.setattr(server, "LOOK_SECONDS", 0)
     monkeypatch.setattr("os._exit", leave)
-    mounts: list[bool] = []
-    notifier = SimpleNamespace(status=lambda text: None, restart_unit=lambda: mounts.append(True))
+    mounts, ends = list[bool](), list[int]()
+    notifier = SimpleNamespace(
+        status=lambda text: None,
+        restart_unit=lambda: mounts.append(True),
+        ends=lambda code: ends.append(code) or code,
+    )
     with pytest.raises(SystemExit) as left:
         follow(TASK, ADDRESS, notifier, lambda: config)  # type: ignore[arg-type]
     assert (left.value.code, len(answers)) == (seen[-1][0], looks)
+    assert ends == [seen[-1][0]]  # else its supervisor would start the next process after 0
     assert mounts == ([True] if seen[-1][1] == STALE else [])
 
 
