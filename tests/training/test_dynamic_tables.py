@@ -486,6 +486,39 @@ def test_a_save_is_a_whole_one_where_an_incremental_one_is_not_possible(
     assert_same(restored(prefix, name, 1), made.rows())
 
 
+def test_links_to_a_part_of_a_save_are_no_save(tmp_path: Path) -> None:
+    name = "part"
+    made = Made(name, two.Adagrad(0.1), servers=2)
+    pieces = Pieces(made.table, ["", ""], incremental_saves=9)
+    made.step(tf.range(60, dtype=tf.int64))
+    pieces.save(prefix := str(tmp_path / "ckpt-1"))
+    for path in tmp_path.glob(f"ckpt-1.table-{name}.0-of-2.*"):  # as where the storage has failed in between
+        path.unlink()
+    pieces.save(prefix := str(tmp_path / "ckpt-2"))
+    assert_same(restored(prefix, name, 2), made.rows())
+
+
+def test_a_link_whose_answer_was_lost_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, link = "answer", Path.hardlink_to
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    made.step(tf.range(60, dtype=tf.int64))
+    made.step(tf.range(3, dtype=tf.int64))
+    pieces.save(str(tmp_path / "ckpt-1"))
+    made.step(tf.range(3, dtype=tf.int64))
+    pieces.save(str(tmp_path / "ckpt-2"))
+    made.step(tf.range(3, dtype=tf.int64))
+
+    def link_twice(self: Path, target: str) -> None:
+        link(self, target)
+        link(self, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", link_twice)
+    pieces.save(prefix := str(tmp_path / "ckpt-3"))
+    assert [number for _, _, number, _ in pieces_of(prefix, name)] == [0]
+    assert_same(restored(prefix, name, 1), made.rows())
+
+
 def test_a_checkpoint_that_does_not_fit_says_why(tmp_path: Path) -> None:
     saved = Made("misfit", servers=1)
     saved.step(tf.range(20, dtype=tf.int64))

@@ -9,7 +9,6 @@ in pieces with greater numbers. Of a key in several pieces, the greatest number 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import re
@@ -81,7 +80,7 @@ class Pieces:
         now = self._ends().numpy()
         ends, clocks = now[:, NEXT], now[:, len(BEGIN)]
         before, self._before = self._before, None
-        if before is not None and self._has_room(now, before) and self._links(before.prefix, prefix):
+        if before is not None and self._has_room(now, before) and self._links(before, prefix):
             length, since = self._length * SPARSER, before.clocks
             saved = Saved(prefix, clocks, before.evicted, before.pieces, before.increments + 1)
         else:
@@ -105,22 +104,24 @@ class Pieces:
         taken_away = now[:, EVICTED] - before.evicted
         return all(now[:, ROWS] + taken_away <= [shard.capacity for shard in self._table.shards])
 
-    def _links(self, before: str, prefix: str) -> bool:
+    def _links(self, before: Saved, prefix: str) -> bool:
         """Link the pieces of the save before into this one; returns False where that can't be done, and leaves none."""
         linked, target = list[Path](), Path(prefix)
         try:
-            for *_, path in pieces_of(before, self._table.name):
+            pieces = pieces_of(before.prefix, self._table.name)
+            if len(pieces) != before.pieces * len(self._table.shards):
+                return False  # it was removed, or a part of it
+            for *_, path in pieces:
                 for suffix in SUFFIXES:
-                    new = target.with_name(target.name + Path(path).name.removeprefix(Path(before).name) + suffix)
-                    new.hardlink_to(path + suffix)
-                    linked.append(new)
+                    name = target.name + Path(path).name.removeprefix(Path(before.prefix).name) + suffix
+                    linked.append(target.with_name(name))  # also where the answer is lost
+                    linked[-1].hardlink_to(path + suffix)
         except OSError as error:
             log.warning("the dynamic table %s is saved whole: can't link its files: %s", self._table.name, error)
             for new in linked:
-                with contextlib.suppress(OSError):
-                    new.unlink()
+                new.unlink(missing_ok=True)
             return False
-        return bool(linked)
+        return True
 
     def restore(self, prefix: str) -> None:
         """Read the rows beside the checkpoint of this name; raises ValueError where they don't fit."""
