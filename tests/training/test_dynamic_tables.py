@@ -486,6 +486,29 @@ def test_a_save_is_a_whole_one_where_an_incremental_one_is_not_possible(
     assert_same(restored(prefix, name, 1), made.rows())
 
 
+def test_what_is_given_and_trained_while_a_save_begins_is_in_the_next_one(tmp_path: Path) -> None:
+    name = "meanwhile"
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    clock, steps = made.table.shards[0].clock, [[100], [1]]
+    made.step(tf.range(60, dtype=tf.int64))
+    read = clock.read
+
+    def train() -> None:
+        while steps:
+            made.step(tf.constant(steps.pop(0), tf.int64))
+
+    def read_later() -> Any:
+        with tf.control_dependencies([tf.py_function(train, [], [])]):
+            return read()
+
+    clock.read = read_later
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    for step in (1, 2):
+        pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
+    assert len(pieces_of(prefix, name)) == 2
+    assert_same(restored(prefix, name, 1), made.rows())
+
+
 def test_links_to_a_part_of_a_save_are_no_save(tmp_path: Path) -> None:
     name = "part"
     made = Made(name, two.Adagrad(0.1), servers=2)

@@ -159,7 +159,9 @@ class Pieces:
         found = []
         for shard, device in zip(self._table.shards, self._table.devices, strict=True):
             with tf.device(device):
-                found.append(tf.concat([shard.numbers.read(), shard.clock.read()], 0))
+                clock = shard.clock.read()
+                with tf.control_dependencies([clock]):  # rows beyond the end were given later
+                    found.append(tf.concat([shard.numbers.read(), clock], 0))
         return tf.stack(found)
 
     def _write_piece(self, prefix: Tensor, piece: Tensor, starts: Tensor, ends: Tensor, since: Tensor) -> Tensor:
