@@ -20,6 +20,7 @@ import tensorflow as tf
 from trainer.core.dynamic_tables import TableSettings
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.dynamic.arrays import Index
 from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.hashing import constant, keys_of, normal, owner_of, uniform
 from trainer.training.dynamic.optimizers import clips, leave_out, row_slots, train_rows
@@ -507,6 +508,32 @@ def test_what_is_given_and_trained_while_a_save_begins_is_in_the_next_one(tmp_pa
         pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
     assert len(pieces_of(prefix, name)) == 2
     assert_same(restored(prefix, name, 1), made.rows())
+
+
+def test_a_row_that_is_given_while_it_is_saved_is_saved_as_given_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, find = "half-given", Index.find
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    made.step(tf.range(10, dtype=tf.int64))
+    [shard] = made.table.shards
+    rows, keys = shard.index.find(tf.constant([3], tf.int64)), tf.constant([30], tf.int64)
+    shard.index.remove(tf.constant([3], tf.int64))  # and its row is just being given to another key
+    shard.keys.set(rows, keys)
+
+    def give() -> None:
+        shard.values.set(rows, tf.fill([1, WIDTH], 9.0))
+        shard.index.insert(keys, rows)
+
+    def find_later(self: Index, asked: Any) -> Any:
+        with tf.control_dependencies([tf.py_function(give, [], [])]):
+            return find(self, asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "find", find_later)
+        pieces = Pieces(made.table, [""])
+    pieces.save(prefix := str(tmp_path / "ckpt-1"))
+    np.testing.assert_array_equal(restored(prefix, name, 1)[30]["values"], np.full(WIDTH, 9.0))
 
 
 def test_links_to_a_part_of_a_save_are_no_save(tmp_path: Path) -> None:

@@ -244,14 +244,14 @@ class Shard:
         with tf.name_scope(APART):
             own = self.apart()
             rows = tf.range(start, end)
-            locks = locks_of([mutex] if mutex else [])
+            rows = tf.boolean_mask(rows, tf.cast(own.usage.rows(rows)[:, 1], tf.int64) >= since)
+            rows = tf.boolean_mask(rows, own.index.find(own.keys.rows(rows)) == rows)  # before that, it has no values
+            locks = locks_of([mutex] if mutex else [], after=rows)
             with tf.control_dependencies(locks):
-                rows = tf.boolean_mask(rows, tf.cast(own.usage.rows(rows)[:, 1], tf.int64) >= since)
                 found = {name: array.rows(rows) for name, array in own.kept.items()}
                 clock = own.clock.read()
             give_back(locks, [*found.values(), clock])
-            used = own.index.find(found["keys"]) == rows
-            return {**{name: tf.boolean_mask(value, used) for name, value in found.items()}, "clock": clock}
+            return {**found, "clock": clock}
 
     @contextlib.contextmanager
     def changing(self, rows: Tensor, keys: Tensor) -> Iterator[Tensor]:
