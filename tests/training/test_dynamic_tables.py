@@ -536,6 +536,24 @@ def test_a_row_that_is_given_while_it_is_saved_is_saved_as_given_or_not_at_all(
     np.testing.assert_array_equal(restored(prefix, name, 1)[30]["values"], np.full(WIDTH, 9.0))
 
 
+def test_rows_are_saved_and_kept_when_the_clock_has_outgrown_32_bits(tmp_path: Path) -> None:
+    name = "clock"
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    [shard] = made.table.shards
+    shard.clock.assign(tf.constant([2**31 - 2], tf.int64))
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    eviction = Eviction(made.table, [""], TableSettings(5000, evict_after_steps=2))
+    made.step(tf.range(60, dtype=tf.int64))  # the last step that 32 bits hold
+    made.step(tf.range(50, dtype=tf.int64))
+    for step in (1, 2):
+        made.step(tf.range(5 * step, dtype=tf.int64))
+        pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
+        assert len(pieces_of(prefix, name)) == step
+        assert_same(restored(prefix, name, 1), made.rows())
+    assert eviction.make() == 10
+    assert set(made.rows()) == set(range(50))
+
+
 def test_links_to_a_part_of_a_save_are_no_save(tmp_path: Path) -> None:
     name = "part"
     made = Made(name, two.Adagrad(0.1), servers=2)
