@@ -487,6 +487,21 @@ def test_a_save_is_a_whole_one_where_an_incremental_one_is_not_possible(
     assert_same(restored(prefix, name, 1), made.rows())
 
 
+def test_what_incremental_saves_write_again_and_again_makes_the_next_a_whole_one(tmp_path: Path) -> None:
+    """Else a checkpoint, and an evaluation that reads all of it, may take many times what the rows do."""
+    name = "again"
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    made.step(tf.range(60, dtype=tf.int64))
+    found = []
+    for step in range(1, 5):
+        made.step(tf.constant([1], tf.int64))
+        pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
+        found.append(len(pieces_of(prefix, name)))
+        made.step(tf.range(20, dtype=tf.int64))
+    assert found == [1, 2, 3, 1]
+
+
 def test_what_is_given_and_trained_while_a_save_begins_is_in_the_next_one(tmp_path: Path) -> None:
     name = "meanwhile"
     made = Made(name, two.Adagrad(0.1), servers=1)

@@ -27,7 +27,7 @@ from trainer.training.dynamic.table import Table
 log = logging.getLogger(__name__)
 PIECE_BYTES = 32 * 1024 * 1024
 SPARSER = 8  # times as many rows are looked through for a piece of an incremental save, of which few have changed
-MOST_CHANGED = 0.5  # of all rows; where more have, the next save is a whole one
+MOST_WRITTEN = 0.5  # of all rows; once incremental saves have written more, the next one is a whole one
 EVER = -1  # before any clock
 CLOCK = "clock"
 SUFFIXES = (".index", ".data-00000-of-00001")
@@ -46,6 +46,8 @@ class Saved:
     """How many numbers its pieces have."""
     increments: int
     """How many incremental saves there were since the whole one."""
+    written: int
+    """How many rows these have written."""
 
 
 class Pieces:
@@ -82,19 +84,19 @@ class Pieces:
         before, self._before = self._before, None
         if before is not None and self._has_room(now, before) and self._links(before, prefix):
             length, since = self._length * SPARSER, before.clocks
-            saved = Saved(prefix, clocks, before.evicted, before.pieces, before.increments + 1)
+            saved = Saved(prefix, clocks, before.evicted, before.pieces, before.increments + 1, before.written)
         else:
             length, since = self._length, np.full_like(clocks, EVER)
-            saved = Saved(prefix, clocks, now[:, EVICTED], 0, 0)
-        count, written = max(1, -(-(int(ends.max()) - FIRST) // length)), 0
+            saved = Saved(prefix, clocks, now[:, EVICTED], 0, 0, 0)
+        count, written = max(1, -(-(int(ends.max()) - FIRST) // length)), saved.written
         for piece in range(count):
             start, end = (np.minimum(FIRST + number * length, ends) for number in (piece, piece + 1))
             written += int(
                 self._write(tf.constant(prefix), tf.constant(saved.pieces + piece, tf.int64), start, end, since)
             )
-        is_worth_it = saved.increments == 0 or written <= MOST_CHANGED * now[:, ROWS].sum()
-        if saved.increments < self._incremental_saves and is_worth_it:
-            self._before = dataclasses.replace(saved, pieces=saved.pieces + count)
+        written = written if saved.increments else 0
+        if saved.increments < self._incremental_saves and written <= MOST_WRITTEN * now[:, ROWS].sum():
+            self._before = dataclasses.replace(saved, pieces=saved.pieces + count, written=written)
 
     def _has_room(self, now: np.ndarray, before: Saved) -> bool:
         """Return whether each shard has room for its rows, and for those that it has taken away since they were saved.
