@@ -393,8 +393,9 @@ def test_a_checkpoint_is_restored_on_any_number_of_ps_bit_by_bit(
     np.testing.assert_array_equal(saved.values(ids), made.values(ids))
 
 
-def restored(prefix: str, name: str, servers: int) -> dict[int, dict[str, np.ndarray]]:
-    made = Made(f"{name}-again-{Path(prefix).name}-{servers}", two.Adagrad(0.1), servers=servers)
+def restored(prefix: str, name: str, servers: int, capacity: int = 5000) -> dict[int, dict[str, np.ndarray]]:
+    again = f"{name}-again-{Path(prefix).name}-{servers}"
+    made = Made(again, two.Adagrad(0.1), servers=servers, capacity=capacity)
     made.table.name = name
     Pieces(made.table, [""] * servers).restore(prefix)
     return made.rows()
@@ -435,11 +436,14 @@ def test_an_incremental_save_writes_what_has_changed_and_is_a_whole_checkpoint(
     assert again >= whole
 
 
-def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(tmp_path: Path) -> None:
+def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_WRITTEN", 9)  # only room counts
     name = "resurrected"
-    made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
+    made = Made(name, two.Adagrad(0.1), servers=1, capacity=130)
     pieces = Pieces(made.table, [""], incremental_saves=9)
-    eviction = Eviction(made.table, [""], TableSettings(100, evict_after_steps=1))
+    eviction = Eviction(made.table, [""], TableSettings(130, evict_after_steps=1))
     made.step(tf.range(60, dtype=tf.int64))
     before = made.rows()
     pieces.save(str(tmp_path / "ckpt-1"))
@@ -452,9 +456,32 @@ def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(tmp
     gone = {key: before[key] for key in range(5, 50)}
     assert_same(restored(str(tmp_path / "ckpt-2"), name, 1), {**gone, **made.rows()})
     # Then there would be no room for them.
-    made.step(tf.range(80, 100, dtype=tf.int64))
+    made.step(tf.range(80, 130, dtype=tf.int64))
     pieces.save(str(tmp_path / "ckpt-3"))
     assert_same(restored(str(tmp_path / "ckpt-3"), name, 1), made.rows())
+
+
+def test_there_is_room_for_what_is_given_while_an_incremental_save_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_WRITTEN", 9)
+    name = "room"
+    made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    made.step(tf.range(60, dtype=tf.int64))
+    pieces.save(str(tmp_path / "ckpt-1"))
+    for _ in range(3):
+        made.step(tf.range(10, dtype=tf.int64))
+    assert Eviction(made.table, [""], TableSettings(100, evict_after_steps=1)).make() == 50
+    write = pieces._write
+
+    def give_and_write(*given: Any) -> Any:
+        made.step(tf.range(100, 150, dtype=tf.int64))
+        return write(*given)
+
+    monkeypatch.setattr(pieces, "_write", give_and_write)
+    pieces.save(prefix := str(tmp_path / "ckpt-2"))
+    assert_same(restored(prefix, name, 1, 100), made.rows())
 
 
 @pytest.mark.parametrize("why", ["no links", "a save that was removed", "much has changed"])

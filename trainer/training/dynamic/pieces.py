@@ -99,12 +99,12 @@ class Pieces:
             self._before = dataclasses.replace(saved, pieces=saved.pieces + count, written=written)
 
     def _has_room(self, now: np.ndarray, before: Saved) -> bool:
-        """Return whether each shard has room for its rows, and for those that it has taken away since they were saved.
+        """Return whether each shard has room for all that is written, and for what was taken away since the whole save.
 
-        The checkpoint still has these.
+        The checkpoint still has these rows. While it is written, all that are free may be given again.
         """
-        taken_away = now[:, EVICTED] - before.evicted
-        return all(now[:, ROWS] + taken_away <= [shard.capacity for shard in self._table.shards])
+        most = now[:, NEXT] - FIRST + now[:, EVICTED] - before.evicted
+        return all(most <= [shard.capacity for shard in self._table.shards])
 
     def _links(self, before: Saved, prefix: str) -> bool:
         """Link the pieces of the save before into this one; returns False where that can't be done, and leaves none."""
