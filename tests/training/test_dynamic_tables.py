@@ -20,6 +20,7 @@ import tensorflow as tf
 from trainer.core.dynamic_tables import TableSettings
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.dynamic.arrays import Index
 from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.hashing import constant, keys_of, normal, owner_of, uniform
 from trainer.training.dynamic.optimizers import clips, leave_out, row_slots, train_rows
@@ -392,8 +393,9 @@ def test_a_checkpoint_is_restored_on_any_number_of_ps_bit_by_bit(
     np.testing.assert_array_equal(saved.values(ids), made.values(ids))
 
 
-def restored(prefix: str, name: str, servers: int) -> dict[int, dict[str, np.ndarray]]:
-    made = Made(f"{name}-again-{Path(prefix).name}-{servers}", two.Adagrad(0.1), servers=servers)
+def restored(prefix: str, name: str, servers: int, capacity: int = 5000) -> dict[int, dict[str, np.ndarray]]:
+    again = f"{name}-again-{Path(prefix).name}-{servers}"
+    made = Made(again, two.Adagrad(0.1), servers=servers, capacity=capacity)
     made.table.name = name
     Pieces(made.table, [""] * servers).restore(prefix)
     return made.rows()
@@ -434,11 +436,14 @@ def test_an_incremental_save_writes_what_has_changed_and_is_a_whole_checkpoint(
     assert again >= whole
 
 
-def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(tmp_path: Path) -> None:
+def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_WRITTEN", 9)  # only room counts
     name = "resurrected"
-    made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
+    made = Made(name, two.Adagrad(0.1), servers=1, capacity=130)
     pieces = Pieces(made.table, [""], incremental_saves=9)
-    eviction = Eviction(made.table, [""], TableSettings(100, evict_after_steps=1))
+    eviction = Eviction(made.table, [""], TableSettings(130, evict_after_steps=1))
     made.step(tf.range(60, dtype=tf.int64))
     before = made.rows()
     pieces.save(str(tmp_path / "ckpt-1"))
@@ -451,9 +456,32 @@ def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(tmp
     gone = {key: before[key] for key in range(5, 50)}
     assert_same(restored(str(tmp_path / "ckpt-2"), name, 1), {**gone, **made.rows()})
     # Then there would be no room for them.
-    made.step(tf.range(80, 100, dtype=tf.int64))
+    made.step(tf.range(80, 130, dtype=tf.int64))
     pieces.save(str(tmp_path / "ckpt-3"))
     assert_same(restored(str(tmp_path / "ckpt-3"), name, 1), made.rows())
+
+
+def test_there_is_room_for_what_is_given_while_an_incremental_save_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_WRITTEN", 9)
+    name = "room"
+    made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    made.step(tf.range(60, dtype=tf.int64))
+    pieces.save(str(tmp_path / "ckpt-1"))
+    for _ in range(3):
+        made.step(tf.range(10, dtype=tf.int64))
+    assert Eviction(made.table, [""], TableSettings(100, evict_after_steps=1)).make() == 50
+    write = pieces._write
+
+    def give_and_write(*given: Any) -> Any:
+        made.step(tf.range(100, 150, dtype=tf.int64))
+        return write(*given)
+
+    monkeypatch.setattr(pieces, "_write", give_and_write)
+    pieces.save(prefix := str(tmp_path / "ckpt-2"))
+    assert_same(restored(prefix, name, 1, 100), made.rows())
 
 
 @pytest.mark.parametrize("why", ["no links", "a save that was removed", "much has changed"])
@@ -482,6 +510,121 @@ def test_a_save_is_a_whole_one_where_an_incremental_one_is_not_possible(
     made.step(tf.range(3, dtype=tf.int64))
     pieces.save(prefix := str(tmp_path / "ckpt-3"))
     assert ("saved whole: can't link its files" in caplog.text) == (why == "no links")
+    assert [number for _, _, number, _ in pieces_of(prefix, name)] == [0]
+    assert_same(restored(prefix, name, 1), made.rows())
+
+
+def test_what_incremental_saves_write_again_and_again_makes_the_next_a_whole_one(tmp_path: Path) -> None:
+    """Else a checkpoint, and an evaluation that reads all of it, may take many times what the rows do."""
+    name = "again"
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    made.step(tf.range(60, dtype=tf.int64))
+    found = []
+    for step in range(1, 5):
+        made.step(tf.constant([1], tf.int64))
+        pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
+        found.append(len(pieces_of(prefix, name)))
+        made.step(tf.range(20, dtype=tf.int64))
+    assert found == [1, 2, 3, 1]
+
+
+def test_what_is_given_and_trained_while_a_save_begins_is_in_the_next_one(tmp_path: Path) -> None:
+    name = "meanwhile"
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    clock, steps = made.table.shards[0].clock, [[100], [1]]
+    made.step(tf.range(60, dtype=tf.int64))
+    read = clock.read
+
+    def train() -> None:
+        while steps:
+            made.step(tf.constant(steps.pop(0), tf.int64))
+
+    def read_later() -> Any:
+        with tf.control_dependencies([tf.py_function(train, [], [])]):
+            return read()
+
+    clock.read = read_later
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    for step in (1, 2):
+        pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
+    assert len(pieces_of(prefix, name)) == 2
+    assert_same(restored(prefix, name, 1), made.rows())
+
+
+def test_a_row_that_is_given_while_it_is_saved_is_saved_as_given_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, find = "half-given", Index.find
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    made.step(tf.range(10, dtype=tf.int64))
+    [shard] = made.table.shards
+    rows, keys = shard.index.find(tf.constant([3], tf.int64)), tf.constant([30], tf.int64)
+    shard.index.remove(tf.constant([3], tf.int64))  # and its row is just being given to another key
+    shard.keys.set(rows, keys)
+
+    def give() -> None:
+        shard.values.set(rows, tf.fill([1, WIDTH], 9.0))
+        shard.index.insert(keys, rows)
+
+    def find_later(self: Index, asked: Any) -> Any:
+        with tf.control_dependencies([tf.py_function(give, [], [])]):
+            return find(self, asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "find", find_later)
+        pieces = Pieces(made.table, [""])
+    pieces.save(prefix := str(tmp_path / "ckpt-1"))
+    np.testing.assert_array_equal(restored(prefix, name, 1)[30]["values"], np.full(WIDTH, 9.0))
+
+
+def test_rows_are_saved_and_kept_when_the_clock_has_outgrown_32_bits(tmp_path: Path) -> None:
+    name = "clock"
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    [shard] = made.table.shards
+    shard.clock.assign(tf.constant([2**31 - 2], tf.int64))
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    eviction = Eviction(made.table, [""], TableSettings(5000, evict_after_steps=2))
+    made.step(tf.range(60, dtype=tf.int64))  # the last step that 32 bits hold
+    made.step(tf.range(50, dtype=tf.int64))
+    for step in (1, 2):
+        made.step(tf.range(5 * step, dtype=tf.int64))
+        pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
+        assert len(pieces_of(prefix, name)) == step
+        assert_same(restored(prefix, name, 1), made.rows())
+    assert eviction.make() == 10
+    assert set(made.rows()) == set(range(50))
+
+
+def test_links_to_a_part_of_a_save_are_no_save(tmp_path: Path) -> None:
+    name = "part"
+    made = Made(name, two.Adagrad(0.1), servers=2)
+    pieces = Pieces(made.table, ["", ""], incremental_saves=9)
+    made.step(tf.range(60, dtype=tf.int64))
+    pieces.save(prefix := str(tmp_path / "ckpt-1"))
+    for path in tmp_path.glob(f"ckpt-1.table-{name}.0-of-2.*"):  # as where the storage has failed in between
+        path.unlink()
+    pieces.save(prefix := str(tmp_path / "ckpt-2"))
+    assert_same(restored(prefix, name, 2), made.rows())
+
+
+def test_a_link_whose_answer_was_lost_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, link = "answer", Path.hardlink_to
+    made = Made(name, two.Adagrad(0.1), servers=1)
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    made.step(tf.range(60, dtype=tf.int64))
+    made.step(tf.range(3, dtype=tf.int64))
+    pieces.save(str(tmp_path / "ckpt-1"))
+    made.step(tf.range(3, dtype=tf.int64))
+    pieces.save(str(tmp_path / "ckpt-2"))
+    made.step(tf.range(3, dtype=tf.int64))
+
+    def link_twice(self: Path, target: str) -> None:
+        link(self, target)
+        link(self, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", link_twice)
+    pieces.save(prefix := str(tmp_path / "ckpt-3"))
     assert [number for _, _, number, _ in pieces_of(prefix, name)] == [0]
     assert_same(restored(prefix, name, 1), made.rows())
 

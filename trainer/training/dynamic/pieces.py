@@ -9,7 +9,6 @@ in pieces with greater numbers. Of a key in several pieces, the greatest number 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import re
@@ -28,7 +27,7 @@ from trainer.training.dynamic.table import Table
 log = logging.getLogger(__name__)
 PIECE_BYTES = 32 * 1024 * 1024
 SPARSER = 8  # times as many rows are looked through for a piece of an incremental save, of which few have changed
-MOST_CHANGED = 0.5  # of all rows; where more have, the next save is a whole one
+MOST_WRITTEN = 0.5  # of all rows; once incremental saves have written more, the next one is a whole one
 EVER = -1  # before any clock
 CLOCK = "clock"
 SUFFIXES = (".index", ".data-00000-of-00001")
@@ -47,6 +46,8 @@ class Saved:
     """How many numbers its pieces have."""
     increments: int
     """How many incremental saves there were since the whole one."""
+    written: int
+    """How many rows these have written."""
 
 
 class Pieces:
@@ -81,46 +82,48 @@ class Pieces:
         now = self._ends().numpy()
         ends, clocks = now[:, NEXT], now[:, len(BEGIN)]
         before, self._before = self._before, None
-        if before is not None and self._has_room(now, before) and self._links(before.prefix, prefix):
+        if before is not None and self._has_room(now, before) and self._links(before, prefix):
             length, since = self._length * SPARSER, before.clocks
-            saved = Saved(prefix, clocks, before.evicted, before.pieces, before.increments + 1)
+            saved = Saved(prefix, clocks, before.evicted, before.pieces, before.increments + 1, before.written)
         else:
             length, since = self._length, np.full_like(clocks, EVER)
-            saved = Saved(prefix, clocks, now[:, EVICTED], 0, 0)
-        count, written = max(1, -(-(int(ends.max()) - FIRST) // length)), 0
+            saved = Saved(prefix, clocks, now[:, EVICTED], 0, 0, 0)
+        count, written = max(1, -(-(int(ends.max()) - FIRST) // length)), saved.written
         for piece in range(count):
             start, end = (np.minimum(FIRST + number * length, ends) for number in (piece, piece + 1))
             written += int(
                 self._write(tf.constant(prefix), tf.constant(saved.pieces + piece, tf.int64), start, end, since)
             )
-        is_worth_it = saved.increments == 0 or written <= MOST_CHANGED * now[:, ROWS].sum()
-        if saved.increments < self._incremental_saves and is_worth_it:
-            self._before = dataclasses.replace(saved, pieces=saved.pieces + count)
+        written = written if saved.increments else 0
+        if saved.increments < self._incremental_saves and written <= MOST_WRITTEN * now[:, ROWS].sum():
+            self._before = dataclasses.replace(saved, pieces=saved.pieces + count, written=written)
 
     def _has_room(self, now: np.ndarray, before: Saved) -> bool:
-        """Return whether each shard has room for its rows, and for those that it has taken away since they were saved.
+        """Return whether each shard has room for all that is written, and for what was taken away since the whole save.
 
-        The checkpoint still has these.
+        The checkpoint still has these rows. While it is written, all that are free may be given again.
         """
-        taken_away = now[:, EVICTED] - before.evicted
-        return all(now[:, ROWS] + taken_away <= [shard.capacity for shard in self._table.shards])
+        most = now[:, NEXT] - FIRST + now[:, EVICTED] - before.evicted
+        return all(most <= [shard.capacity for shard in self._table.shards])
 
-    def _links(self, before: str, prefix: str) -> bool:
+    def _links(self, before: Saved, prefix: str) -> bool:
         """Link the pieces of the save before into this one; returns False where that can't be done, and leaves none."""
         linked, target = list[Path](), Path(prefix)
         try:
-            for *_, path in pieces_of(before, self._table.name):
+            pieces = pieces_of(before.prefix, self._table.name)
+            if len(pieces) != before.pieces * len(self._table.shards):
+                return False  # it was removed, or a part of it
+            for *_, path in pieces:
                 for suffix in SUFFIXES:
-                    new = target.with_name(target.name + Path(path).name.removeprefix(Path(before).name) + suffix)
-                    new.hardlink_to(path + suffix)
-                    linked.append(new)
+                    name = target.name + Path(path).name.removeprefix(Path(before.prefix).name) + suffix
+                    linked.append(target.with_name(name))  # also where the answer is lost
+                    linked[-1].hardlink_to(path + suffix)
         except OSError as error:
             log.warning("the dynamic table %s is saved whole: can't link its files: %s", self._table.name, error)
             for new in linked:
-                with contextlib.suppress(OSError):
-                    new.unlink()
+                new.unlink(missing_ok=True)
             return False
-        return bool(linked)
+        return True
 
     def restore(self, prefix: str) -> None:
         """Read the rows beside the checkpoint of this name; raises ValueError where they don't fit."""
@@ -158,7 +161,9 @@ class Pieces:
         found = []
         for shard, device in zip(self._table.shards, self._table.devices, strict=True):
             with tf.device(device):
-                found.append(tf.concat([shard.numbers.read(), shard.clock.read()], 0))
+                clock = shard.clock.read()
+                with tf.control_dependencies([clock]):  # rows beyond the end were given later
+                    found.append(tf.concat([shard.numbers.read(), clock], 0))
         return tf.stack(found)
 
     def _write_piece(self, prefix: Tensor, piece: Tensor, starts: Tensor, ends: Tensor, since: Tensor) -> Tensor:

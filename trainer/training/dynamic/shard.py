@@ -207,8 +207,8 @@ class Shard:
 
     def are_idle(self, rows: Tensor, before: Tensor, below: Tensor) -> Tensor:
         """Return which rows no step has trained since the clock was `before`, and fewer than `below` steps in all."""
-        usage = tf.cast(self.usage.rows(rows), tf.int64)
-        return (usage[:, 1] < before) & (usage[:, 0] < below)
+        usage = self.usage.rows(rows)
+        return (before > 0) & ~is_since(usage[:, 1], before) & (tf.cast(usage[:, 0], tf.int64) < below)
 
     def counts(self, start: Tensor, end: Tensor, before: Tensor) -> Tensor:
         """Return of the idle rows from one number to another how many were trained in each number of steps."""
@@ -238,20 +238,20 @@ class Shard:
     def piece(self, start: Tensor, end: Tensor, since: Tensor, mutex: str) -> dict[str, Tensor]:
         """Return what is `kept` of the rows from one number to another that are a key's, and the clock.
 
-        They are those that were given or trained when the clock was `since`, or later. `mutex` is the update's: a row
-        and its slots are of one moment.
+        They are those that were given or trained when the clock was `since`, or later; all where that is below 0.
+        `mutex` is the update's: a row and its slots are of one moment.
         """
         with tf.name_scope(APART):
             own = self.apart()
             rows = tf.range(start, end)
-            locks = locks_of([mutex] if mutex else [])
+            rows = tf.boolean_mask(rows, (since < 0) | is_since(own.usage.rows(rows)[:, 1], since))
+            rows = tf.boolean_mask(rows, own.index.find(own.keys.rows(rows)) == rows)  # before that, it has no values
+            locks = locks_of([mutex] if mutex else [], after=rows)
             with tf.control_dependencies(locks):
-                rows = tf.boolean_mask(rows, tf.cast(own.usage.rows(rows)[:, 1], tf.int64) >= since)
                 found = {name: array.rows(rows) for name, array in own.kept.items()}
                 clock = own.clock.read()
             give_back(locks, [*found.values(), clock])
-            used = own.index.find(found["keys"]) == rows
-            return {**{name: tf.boolean_mask(value, used) for name, value in found.items()}, "clock": clock}
+            return {**found, "clock": clock}
 
     @contextlib.contextmanager
     def changing(self, rows: Tensor, keys: Tensor) -> Iterator[Tensor]:
@@ -268,3 +268,8 @@ class Shard:
         times = self.usage.rows(rows)[:, 0] + 1
         self.usage.set(rows, tf.stack([times, tf.repeat(tf.cast(clock, tf.int32), tf.size(times))], 1))
         self.keys.set(rows, keys)  # so that to look at them is a part of the act
+
+
+def is_since(last: Tensor, clock: Tensor) -> Tensor:
+    """Return which rows were last trained when the clock was so, or later; 32 bits of their last steps are kept."""
+    return tf.math.floormod(tf.cast(last, tf.int64) - clock, 2**32) < 2**31
