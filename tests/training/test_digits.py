@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from processes import DIGITS, MINUTE, PROGRAMS, Process, Runs, environment, is_alive, until
@@ -95,11 +99,27 @@ def test_tensorflow_reports_no_error_of_its_own(digits: Process) -> None:
     assert [line for line in lines if "Local rendezvous is aborting with status: ABORTED: Cleanup" not in line] == []
 
 
-def test_no_process_is_left(digits: Process) -> None:
+def test_no_process_is_left(digits: Process, runs: Runs) -> None:
     pids = [int(pid) for pid in re.findall(r"started, pid (\d+)$", digits.output, re.MULTILINE)]
     assert len(pids) == 6
+    over = runs.directory("digits").status.stat().st_mtime
+
+    def is_left(pid: int) -> bool:
+        return is_alive(pid) and started_at(pid) < over  # else another process has this number now
+
     # The last ones have ended, and their parent may still have to see it.
-    until(lambda: not any(map(is_alive, pids)), f"none of {pids} is left", deadline=20)
+    until(lambda: not any(map(is_left, pids)), f"none of {pids} is left", deadline=20)
+
+
+def started_at(pid: int) -> float:
+    """Return when a process was started, of time.time; never, where it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return math.inf
+    if fields[0] == "Z":
+        return math.inf
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def test_evaluator_agrees_with_one_process(digits: Process, runs: Runs) -> None:
