@@ -21,6 +21,7 @@ from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Ker
 import tensorflow as tf  # isort: skip
 
 from trainer.examples.digits import Digits  # isort: skip
+from trainer.run.directory import RunDirectory  # isort: skip
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -102,7 +103,7 @@ def test_tensorflow_reports_no_error_of_its_own(digits: Process) -> None:
 def test_no_process_is_left(digits: Process, runs: Runs) -> None:
     pids = [int(pid) for pid in re.findall(r"started, pid (\d+)$", digits.output, re.MULTILINE)]
     assert len(pids) == 6
-    over = runs.directory("digits").status.stat().st_mtime
+    over = RunDirectory(runs.shared, "digits").status.stat().st_mtime
 
     def is_left(pid: int) -> bool:
         return is_alive(pid) and started_at(pid) < over  # else another process has this number now
