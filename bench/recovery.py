@@ -232,22 +232,26 @@ def cells(parts: list[float | None], in_all: float) -> list[str]:
     return [*("-" if part is None else f"{part:.2f}" for part in parts), f"{in_all:.2f}"]
 
 
-def show_recoveries(recovery: Recovery, kind: str, rounds: int) -> None:
+def measured(
+    recovery: Recovery, kind: str, rounds: int, measure: Callable[[str], Any], shown: Callable[[Any], object]
+) -> list[Any]:
+    """Return what is measured of a fault in each round; each is also shown at once."""
     found = []
     for number in range(rounds):
         recovery.settle()
-        found.append(recovery.measure(kind))
-        print(f"{kind}, {number + 1} of {rounds}: {found[-1].parts()}", file=sys.stderr, flush=True)
+        found.append(measure(kind))
+        print(f"{kind}, {number + 1} of {rounds}: {shown(found[-1])}", file=sys.stderr, flush=True)
+    return found
+
+
+def show_recoveries(recovery: Recovery, kind: str, rounds: int) -> None:
+    found = measured(recovery, kind, rounds, recovery.measure, Marks.parts)
     in_all = statistics.median(marks.stepped - marks.fault for marks in found)
     print_row(kind, *cells(medians([marks.parts() for marks in found]), in_all))
 
 
 def show_silences(recovery: Recovery, kind: str, rounds: int) -> None:
-    seen = []
-    for number in range(rounds):
-        recovery.settle()
-        seen.append(recovery.silence(kind))
-        print(f"{kind}, {number + 1} of {rounds}: {seen[-1]}", file=sys.stderr, flush=True)
+    seen = measured(recovery, kind, rounds, recovery.silence, str)
     columns = zip(*map(dataclasses.astuple, seen), strict=True)
     print_row(kind, *(f"{statistics.median(column):.2f} ({max(column):.2f})" for column in columns))
 

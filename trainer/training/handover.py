@@ -82,7 +82,7 @@ class Handover:
             self._tables = []
         position = self._first.get("input")
         self.position = Position.of(position) if position else None
-        """How far the data were read: as the earlier coordinator has told it, and later as this one is told."""
+        """How far the data were read: as the earlier coordinator has recorded it, and later as this one learns."""
         kept = {offer["context"] for offer in self._found if offer}
         self._records.close(listed - kept)
         for server in range(servers):
