@@ -72,7 +72,10 @@ class Cluster:
         `with_facts` asks each host for its load, memory, disks and GPUs too.
         """
         asked = list(self.inventory.hosts if only is None else only)
-        scripts = {host: question(self.inventory, host, running, settings, by_trainer) for host in asked}
+        agents = {host: self._agent(host) for host in looks or {}}
+        scripts = {
+            host: question(self.inventory, host, running, settings, by_trainer, agents.get(host)) for host in asked
+        }
         if with_facts:
             look = facts.script(self.inventory.shared_dir)
             scripts = {host: f"{script}\n{look}" for host, script in scripts.items()}
@@ -94,8 +97,6 @@ class Cluster:
     ) -> dict[str, Answer]:
         """Run a script on each host; with what fleet/agent.py is to look at, or what hosts run before."""
         if looks:
-            # First: it reads all of standard input.
-            scripts |= {host: f"echo '@look'; {self._agent(host)}; echo\n{scripts[host]}" for host in looks}
             return self.hosts.run(scripts, LOOK_SECONDS, {host: feed(asked) for host, asked in looks.items()})
         if first:
             ending = "2>&1; code=$?; echo; echo '@first-code'; echo $code"

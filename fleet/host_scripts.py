@@ -109,11 +109,11 @@ for unit; do
   esac
 done"""
 )
-# Those that never went on.
-COOL = f"""cold=
-for unit; do if [ -e "{PARKED}/$unit" ]; then cold="$cold $unit"; fi; done
-[ -z "$cold" ] || systemctl stop $cold
-rm -rf {PARKED}"""
+# Those that never went on. The file goes last: a supervisor that finds none trains at once.
+COOL = f"""cd {PARKED} 2>/dev/null || exit 0
+cold=
+for unit; do if [ -e "$unit" ]; then cold="$cold $unit"; fi; done
+[ -z "$cold" ] || systemctl stop $cold && rm -f $cold"""
 GO_ON = (
     _SHOW
     # Also one whose child has still to end: bit 9 of SigCgt says that it heeds SIGUSR1.

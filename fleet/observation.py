@@ -58,11 +58,18 @@ class Observation:
         return found.pop() if len(found) == 1 else None
 
 
-def question(inventory: Inventory, host: str, running: bool, settings: bool, by_trainer: bool) -> str:
-    """Return the script with which a host says what `read_answer` reads."""
+def question(
+    inventory: Inventory, host: str, running: bool, settings: bool, by_trainer: bool, agent: str | None = None
+) -> str:
+    """Return the script with which a host says what `read_answer` reads.
+
+    An `agent` reads all of standard input. It comes behind the units' states, some of which it may change, and before
+    the trainer's answer, which takes a second.
+    """
     tasks = inventory.tasks_on(host)
     names = " ".join(task.unit for task in tasks)
     script = [
+        *(["exec 3<&0 </dev/null"] if agent else []),
         "echo '@now'; date +%s.%N",
         f"echo '@release'; readlink {CURRENT}",
         "echo '@environments'; (cd /etc/trainer 2>/dev/null && echo *)",
@@ -78,6 +85,8 @@ def question(inventory: Inventory, host: str, running: bool, settings: bool, by_
             f"echo '@directories'; root sh -c {shlex.quote(DIRECTORIES)} sh "
             "$(printf '%s\\n' \"$units\" | sed -n 's/^MainPID=//p')"
         )
+    if agent:
+        script.append(f"echo '@look'; {agent} <&3; echo")
     if host == inventory.chief.host:
         selection = shlex.quote(f"{inventory.shared_dir}/selection.json")
         look = readings.script_of_shared(inventory.shared_dir)

@@ -7,6 +7,7 @@ and runs the roles' own modules with the roles' own variables.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -33,6 +34,7 @@ CHECK = "/usr/local/sbin/psfleet-check-release"
 SUMS = f"{CURRENT}/SHA256SUMS"
 TUNNEL = "/etc/systemd/system/psfleet-wireguard.service"
 FIREWALL = "/etc/systemd/system/psfleet-firewall.service"
+UNIT = "/etc/systemd/system/trainer@.service"
 # Whose hosts ansible/release.yml and training.yml name.
 GROUPS = ("chief", "ps", "worker", "evaluator", "data", "tensorboard")
 # What a module's finding means.
@@ -56,19 +58,24 @@ class ShortWay:
         self._inventory = cluster.inventory
         self._release: Mapping[str, Any] = {}
         self._archive = b""
-        self._kit: frozenset[str] = frozenset()  # its lines in the release's list of files, once that is staged
+        self._kit: frozenset[str] = frozenset()  # its lines in the release's list of files
         self._wanted: dict[str, Wanted] = {}
         self._walls: dict[str, Role | None] = {}  # by host, with the role firewall where the host is to be closed
         self._answers: Mapping[str, Any] = {}
         self._reasons: dict[str, str] = {}
 
-    def questions(self) -> dict[str, dict[str, Any]]:
-        """Return what each host is to look at, for `Cluster.observe`."""
+    def questions(self, warm: bool = False) -> dict[str, dict[str, Any]]:
+        """Return what each host is to look at, for `Cluster.observe`.
+
+        With `warm` its idle tasks import TensorFlow from then on, where they can. The caller must cool those that don't
+        go on.
+        """
         self._release, self._archive = make_release(self._inventory)
+        self._kit = kit_of(list_of(self._archive))
         asked = {}
         for host in self._inventory.hosts:
             try:
-                asked[host] = self._question(host)
+                asked[host] = self._question(host) | (self._warm_early(host) if warm else {})
             except UnknownTask as unknown:
                 self._reasons[host] = str(unknown)
             except Exception as error:  # whatever a template raises, Ansible says it in its own words
@@ -221,7 +228,6 @@ class ShortWay:
         key, allowed = settings.value("release_key"), settings.value("release_signers")
         kept = site_file(settings.value("release_cache"))
         signature, signers = sign_release(archive, release["id"], kept, key, allowed)
-        self._kit = kit_of(list_of(archive))
         asked = {}
         packed = cache(lambda there: base64.b64encode(pack(archive, there)).decode())
         for host in hosts:
@@ -235,8 +241,9 @@ class ShortWay:
             }  # fmt: skip
             keep = {"root": "/opt/trainer", "keep": settings.value("release_keep"), "coming": release["id"]}
             has_kit = self._kit <= there
+            is_warm = self._answers[host]["warm"]
             steps: list[dict[str, Any]] = [
-                *(self._warm(host) if has_kit else []),  # another kit may not know how to wait
+                *(self._warm(host) if has_kit and not is_warm else []),  # another kit may not know how to wait
                 {"name": "stage", "module": "host_release", "arguments": arguments},
                 {"name": "prune", "module": "release_prune", "arguments": keep},
             ]
@@ -249,6 +256,14 @@ class ShortWay:
         for host, each in answers.items():
             self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display, shipment)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
+
+    def _warm_early(self, host: str) -> dict[str, Any]:
+        """Return what the agent does first, so that idle tasks import TensorFlow while the start is planned."""
+        unit = self._wanted[host].files[UNIT]
+        kit = hashlib.sha256("\n".join(sorted(self._kit)).encode()).hexdigest()
+        steps = self._warm(host)
+        asked = {"files": {UNIT: unit}, "sums": SUMS, "kit": kit}
+        return {"warm": asked | {"command": steps[0]["command"]}} if steps else {}
 
     def _warm(self, host: str) -> list[dict[str, Any]]:
         """Return the step that has a host's idle tasks import TensorFlow meanwhile."""

@@ -144,6 +144,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         listener,
         park_file,
         Path(environment["RUNTIME_DIRECTORY"], "forks") if leads and "RUNTIME_DIRECTORY" in environment else None,
+        is_server(cluster) and cluster.job not in SERVICE_JOBS,
     ).run()
 
 
@@ -367,6 +368,6 @@ def show_sweep(options: argparse.Namespace, environment: Mapping[str, str]) -> i
 
 if __name__ == "__main__":
     code = main(sys.argv[1:], os.environ)
-    if "tensorflow" in sys.modules:
+    if "tensorflow.python" in sys.modules:  # also where only its servers were imported
         end(code)
     sys.exit(code)

@@ -87,8 +87,48 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
     release = desk.build(inventory)
     if not request.plan_only:
         cluster.keep_starts_away()
+    with _cooled(cluster, request) as warm:
+        begun = _plan_and_prove(cluster, desk, request, release, warm)
+        if begun is None:
+            return
+        warm.clear()
+    before, plan, desk = begun
+    rollback = Rollback(cluster, desk, plan, before)
+    with Trail(cluster, desk, request.verb, request.reason, settings=True) as trail:
+        trail.begin(**_describe_choice(plan, before))
+        started = _switch_and_start(cluster, desk, request, before, rollback)
+        _follow(cluster, desk, request, started, rollback, trail)
+
+
+@contextmanager
+def _cooled(cluster: Cluster, request: StartRequest) -> Iterator[list[Task]]:
+    """Give the tasks that may import TensorFlow for this start, and end on leaving those that are still listed."""
+    warm = [] if request.plan_only else list(cluster.inventory.tasks)
+    try:
+        yield warm
+    finally:
+        _cool(cluster, warm)
+
+
+def _cool(cluster: Cluster, tasks: Sequence[Task]) -> None:
+    with undisturbed(), suppress(FleetError):  # what stays on a host that is lost ends by itself
+        if tasks:
+            cluster.cool(tasks)
+
+
+def _plan_and_prove(
+    cluster: Cluster, desk: Desk, request: StartRequest, release: str, warm: list[Task]
+) -> tuple[Observation, Plan, Desk] | None:
+    """Look at the hosts, plan, and prove that; None where nothing is to be done.
+
+    Of the `warm` tasks those stay listed that import TensorFlow from now on. Returns what was seen, the plan without
+    the hosts that were lost meanwhile, and the desk that ships the plan's way.
+    """
+    inventory = cluster.inventory
     short = ShortWay(cluster)
-    before = cluster.observe(settings=True, looks=short.questions(), by_trainer=True)
+    looks = short.questions(warm=not request.plan_only)
+    before = cluster.observe(settings=True, looks=looks, by_trainer=True)
+    warm[:] = [task for task in warm if before.looks.get(task.host, {}).get("warm")]
     if before.unreachable or before.drains:
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
         agree_on_missing(inventory, desk, before.unreachable, request.allow_missing, before.drains)
@@ -96,7 +136,7 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
     request = _with_program_of_source(cluster, request)
     choice = _choose(cluster, before, request)
     if _was_finished(cluster, desk, request, before, choice):
-        return
+        return None
     plan = make_plan(inventory, before, release, choice, request.restart)
     plan = replace(plan, by_ansible=short.judge(before.looks, plan.hosts))
     if not plan.by_ansible:
@@ -107,13 +147,10 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
     if request.plan_only:
         changes = show_changes(desk, plan)
         _answer(desk, request, "planned", plan=plan.as_json(), changes=changes)
-        return
-    plan = _prove(cluster, desk, request, plan)
-    rollback = Rollback(cluster, desk, plan, before)
-    with Trail(cluster, desk, request.verb, request.reason, settings=True) as trail:
-        trail.begin(**_describe_choice(plan, before))
-        started = _switch_and_start(cluster, desk, request, before, rollback)
-        _follow(cluster, desk, request, started, rollback, trail)
+        return None
+    # What Ansible starts is new, and what is left out stays down.
+    _cool(cluster, [task for task in warm if plan.by_ansible or task not in plan.tasks])
+    return before, _prove(cluster, desk, request, plan), desk
 
 
 def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
@@ -234,8 +271,6 @@ def _prove(cluster: Cluster, desk: Desk, request: StartRequest, plan: Plan) -> P
         cluster.refuse_when_others_may_start()  # before the notes of another's start would be overwritten
         cluster.remember(plan.hosts)
     except BaseException:
-        with undisturbed(), suppress(FleetError):  # what stays on a host that is lost ends by itself
-            cluster.cool(plan.tasks)
         desk.say("nothing was stopped, switched or selected: what ran goes on")
         raise
     return plan

@@ -110,12 +110,13 @@ def test_what_begins_parked_is_not_parked_again_and_stops_where_the_start_is_bro
     begin("runs")
     begin("imports", "import time; time.sleep(60)", active="activating")
     (tmp_path / "psfleet-parked").mkdir()
-    (tmp_path / "psfleet-parked/imports").touch()
+    for unit in ("imports", "waits"):
+        (tmp_path / "psfleet-parked" / unit).touch()
     run(tmp_path, PARK, "runs", "imports")
     assert stopped(tmp_path) == []
     run(tmp_path, COOL, "runs", "imports")
     assert stopped(tmp_path) == ["imports"]
-    assert not (tmp_path / "psfleet-parked").exists()
+    assert [each.name for each in (tmp_path / "psfleet-parked").iterdir()] == ["waits"]
     run(tmp_path, COOL, "runs", "imports")  # again is nothing new
     assert stopped(tmp_path) == ["imports"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer.telemetry.logs import load_tensorflow
+from trainer.process.server_library import load_server_library
 
 
 def find_missing(environment: Mapping[str, str]) -> str | None:
@@ -15,7 +15,7 @@ def find_missing(environment: Mapping[str, str]) -> str | None:
     wanted = environment.get("TRAINER_GPUS")
     if not wanted:
         return None
-    found = len(load_tensorflow().config.list_physical_devices("GPU"))
+    found = len(load_server_library().list_physical_devices("GPU"))
     if found == int(wanted):
         return None
     return (

@@ -29,7 +29,7 @@ from trainer.process.children import Child, describe_code, end_orphans, read_pro
 from trainer.process.fork_server import Server, open_door
 from trainer.process.parking import PARKED_SECONDS, Parking
 from trainer.process.patience import LONGEST_START_SECONDS, START_PATIENCE_SECONDS, more_time
-from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, why_unsafe
+from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, warm_up_server, why_unsafe
 from trainer.run.release import same_kit
 from trainer.telemetry.outlets.prometheus import given
 from trainer.telemetry.outlets.systemd import ALIVE, CHANNEL, ENDS, READY, RESTART_UNIT, RESTARTS, Notifier
@@ -57,6 +57,7 @@ class Supervisor:
         listener: socket.socket | None = None,
         park_file: Path | None = None,
         door: Path | None = None,
+        serves: bool = False,
     ) -> None:
         """Take the task's name and what its child runs.
 
@@ -65,6 +66,7 @@ class Supervisor:
         environment, the next child is systemd's to start. `wait` is what children run before TensorFlow is imported,
         until one of them ends with NEEDED. `listener` is where the task is scraped: its children answer there.
         Where there is a young `park_file`, it imports TensorFlow and begins parked.
+        A task that only `serves` the cluster imports no more of TensorFlow than that takes.
         `door` is where others on this host ask for processes with its import (trainer/process/fork_server.py).
         """
         self._name = name
@@ -82,6 +84,7 @@ class Supervisor:
         self._park_file = park_file
         self._door_path = door
         self._door: socket.socket | None = None
+        self._serves = serves
         self._lent: set[int] = set()  # servers of those who came to the door
         self._pinged = 0.0
         self._selector = selectors.DefaultSelector()
@@ -105,7 +108,7 @@ class Supervisor:
 
     def _warm_up(self) -> None:
         with more_time(self._notifier):
-            warm_up()  # meanwhile a signal ends this process as it would any
+            (warm_up_server if self._serves else warm_up)()  # meanwhile a signal ends this process as it would any
         if self._door_path is not None:
             self._selector.register(door := open_door(self._door_path), selectors.EVENT_READ)
             self._door = door

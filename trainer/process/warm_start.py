@@ -16,31 +16,46 @@ import pkgutil
 import random
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from trainer.core.runtime import prepare_tensorflow
+from trainer.process.server_library import import_server_library
 from trainer.telemetry.logs import without_chatter
 
 log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ROOMS = ("trainer.tasks", "trainer.training")  # whose modules the tasks import, with what these import
+SERVER = "trainer.tasks.server"
 # numpy's OpenBLAS makes a thread for each core when it is imported.
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")
 
 
 def warm_up() -> None:
     """Import TensorFlow and the package's own modules, and nothing of the user's."""
+    with _importing():
+        for room in ROOMS:
+            for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}."):
+                importlib.import_module(module.name)
+        importlib.import_module("tensorflow").keras.Model  # noqa: B018 - which loads Keras
+
+
+def warm_up_server() -> None:
+    """Import what a ps or a worker needs, which is a part of TensorFlow, and of the package."""
+    with _importing():
+        importlib.import_module(SERVER)
+        import_server_library()
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
     name, value = ONE_THREAD
     ours = name not in os.environ
     os.environ.setdefault(name, value)
     prepare_tensorflow()
     gc.disable()  # an import makes next to no garbage, and each collection would look at all that is there
     with without_chatter():
-        for room in ROOMS:
-            for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}."):
-                importlib.import_module(module.name)
-        importlib.import_module("tensorflow").keras.Model  # noqa: B018 - which loads Keras
+        yield
     if ours:
         del os.environ[name]  # a library with an OpenBLAS of its own, in the user's program, may use every core
     gc.enable()
@@ -58,11 +73,9 @@ def why_unsafe() -> str:
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         return f"it has {threads} threads"
-    if "tensorflow" in sys.modules:
-        from tensorflow.python.eager import context
-
-        if context._context is not None:
-            return "TensorFlow has a context"
+    context = sys.modules.get("tensorflow.python.eager.context")
+    if context is not None and context._context is not None:
+        return "TensorFlow has a context"
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if str(descriptor.readlink()).startswith("/dev/nvidia"):

@@ -23,11 +23,11 @@ from trainer.cluster.way_probe import Ways
 from trainer.cluster.ways import CHIEF, targets
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, TRY_AGAIN, is_stale
+from trainer.process.server_library import load_server_library
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.release import StaysOut
 from trainer.run.selection import selected_sweep
-from trainer.telemetry.logs import load_tensorflow
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.resources import record_resources
 
@@ -53,14 +53,14 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
 
     It sets no signal handler, since `join` would never run one.
     """
-    tf = load_tensorflow()
+    library = load_server_library()
     if cluster.job == "ps":
-        tf.config.set_visible_devices([], "GPU")  # a ps computes nothing that a worker beside it could not use
-    options = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(THREADS, os.cpu_count() or 1))
+        library.set_visible_devices([], "GPU")  # a ps computes nothing that a worker beside it could not use
+    options = library.ConfigProto(inter_op_parallelism_threads=max(THREADS, os.cpu_count() or 1))
     # A thread without work would go on looking for some, and take the processor from those that have it.
     options.experimental.disable_thread_spinning = True
-    server = tf.distribute.Server(
-        tf.train.ClusterSpec(cluster.jobs),
+    server = library.Server(
+        library.ClusterSpec(cluster.jobs),
         job_name=cluster.job,
         task_index=cluster.index,
         protocol="grpc",
