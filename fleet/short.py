@@ -67,15 +67,16 @@ class ShortWay:
     def questions(self, warm: bool = False) -> dict[str, dict[str, Any]]:
         """Return what each host is to look at, for `Cluster.observe`.
 
-        With `warm` its idle tasks import TensorFlow from then on, where they can. The caller must cool those that don't
-        go on.
+        With `warm` an idle chief imports TensorFlow from then on, where it can: its proof waits for that. The caller
+        must cool it where it doesn't go on.
         """
         self._release, self._archive = make_release(self._inventory)
         self._kit = kit_of(list_of(self._archive))
+        leads = self._inventory.chief.host
         asked = {}
         for host in self._inventory.hosts:
             try:
-                asked[host] = self._question(host) | (self._warm_early(host) if warm else {})
+                asked[host] = self._question(host) | (self._warm_early(host) if warm and host == leads else {})
             except UnknownTask as unknown:
                 self._reasons[host] = str(unknown)
             except Exception as error:  # whatever a template raises, Ansible says it in its own words
@@ -241,9 +242,8 @@ class ShortWay:
             }  # fmt: skip
             keep = {"root": "/opt/trainer", "keep": settings.value("release_keep"), "coming": release["id"]}
             has_kit = self._kit <= there
-            is_warm = self._answers[host]["warm"]
             steps: list[dict[str, Any]] = [
-                *(self._warm(host) if has_kit and not is_warm else []),  # another kit may not know how to wait
+                *(self._warm(host) if has_kit else []),  # another kit may not know how to wait
                 {"name": "stage", "module": "host_release", "arguments": arguments},
                 {"name": "prune", "module": "release_prune", "arguments": keep},
             ]
@@ -258,12 +258,10 @@ class ShortWay:
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 
     def _warm_early(self, host: str) -> dict[str, Any]:
-        """Return what the agent does first, so that idle tasks import TensorFlow while the start is planned."""
-        unit = self._wanted[host].files[UNIT]
+        """Return what the agent does first, so that an idle chief imports TensorFlow while the start is planned."""
         kit = hashlib.sha256("\n".join(sorted(self._kit)).encode()).hexdigest()
-        steps = self._warm(host)
-        asked = {"files": {UNIT: unit}, "sums": SUMS, "kit": kit}
-        return {"warm": asked | {"command": steps[0]["command"]}} if steps else {}
+        command = ["sh", "-c", WARM, "sh", self._inventory.chief.unit]
+        return {"warm": {"files": {UNIT: self._wanted[host].files[UNIT]}, "sums": SUMS, "kit": kit, "command": command}}
 
     def _warm(self, host: str) -> list[dict[str, Any]]:
         """Return the step that has a host's idle tasks import TensorFlow meanwhile."""

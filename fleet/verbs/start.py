@@ -103,7 +103,7 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
 @contextmanager
 def _cooled(cluster: Cluster, request: StartRequest) -> Iterator[list[Task]]:
     """Give the tasks that may import TensorFlow for this start, and end on leaving those that are still listed."""
-    warm = [] if request.plan_only else list(cluster.inventory.tasks)
+    warm = [] if request.plan_only else [cluster.inventory.chief]
     try:
         yield warm
     finally:
@@ -121,7 +121,7 @@ def _plan_and_prove(
 ) -> tuple[Observation, Plan, Desk] | None:
     """Look at the hosts, plan, and prove that; None where nothing is to be done.
 
-    Of the `warm` tasks those stay listed that import TensorFlow from now on. Returns what was seen, the plan without
+    `warm` lists the tasks that may import TensorFlow meanwhile. Returns what was seen, the plan without
     the hosts that were lost meanwhile, and the desk that ships the plan's way.
     """
     inventory = cluster.inventory
@@ -150,6 +150,7 @@ def _plan_and_prove(
         return None
     # What Ansible starts is new, and what is left out stays down.
     _cool(cluster, [task for task in warm if plan.by_ansible or task not in plan.tasks])
+    warm[:] = plan.tasks
     return before, _prove(cluster, desk, request, plan), desk
 
 
