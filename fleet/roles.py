@@ -25,7 +25,7 @@ _NOT_OF_A_START = (
     *("firewall_facts", "look_ahead", "stale_tasks"),
 )
 # The wheels are compared where they are copied to.
-_NOT_AHEAD = ("ansible.builtin.meta", "wheelhouse")
+_NOT_AHEAD = ("ansible.builtin.meta", "wheelhouse", "wheel_bytecode")
 
 
 class Tasks:

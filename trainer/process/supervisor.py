@@ -69,10 +69,8 @@ class Supervisor:
         A task that only `serves` the cluster imports no more of TensorFlow than that takes.
         `door` is where others on this host ask for processes with its import (trainer/process/fork_server.py).
         """
-        self._name = name
-        self._run = run
-        self._wait_first = wait
-        self._fresh = fresh
+        self._name, self._serves = name, serves
+        self._run, self._wait_first, self._fresh = run, wait, fresh
         self._notifier = notifier
         self._release = release
         self._listener = listener
@@ -84,7 +82,6 @@ class Supervisor:
         self._park_file = park_file
         self._door_path = door
         self._door: socket.socket | None = None
-        self._serves = serves
         self._lent: set[int] = set()  # servers of those who came to the door
         self._pinged = 0.0
         self._selector = selectors.DefaultSelector()

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import struct
 import time
 import zipfile
 from pathlib import Path
@@ -25,6 +26,7 @@ description:
   - Compares the environment with its lock and with the records of the installed wheels, file by file, on every run.
     A file's size is always compared, the hash of its content for files up to 1 MiB (nearly all code).
   - Installs what is missing, wrong or damaged with uv, offline, with hashes, and compiles all but packages' tests.
+    What M(wheel_bytecode) has compiled beside the wheels is taken from there, if its hash is right.
   - An interrupted installation is completed by the next run.
   - Everybody may read and run what it holds, whatever root's umask is; wrong modes are found and mended on every run.
   - A comparison that found all right notes when each file changed last (its ctime), outside of check mode.
@@ -51,6 +53,10 @@ options:
     description: Whether times that are those of the last comparison are enough.
     type: bool
     default: false
+  bytecode:
+    description: The hash of what M(wheel_bytecode) has written beside the wheels; empty where it has not.
+    type: str
+    default: ""
   python:
     description: The interpreter that the environment is made for.
     type: path
@@ -75,6 +81,7 @@ problems:
 
 HASHED_BYTES = 2**20
 PART_BYTES = 2**24
+BYTECODE = "modules.bytecode"
 # What a comparison noted: only root may write there, and root alone could set a clock to forge a ctime.
 SEEN = ".psfleet-compared"
 # A file may change twice within one tick of the clock that its ctime has.
@@ -229,6 +236,7 @@ ARGUMENTS = {
     "wheels": {"type": "path", "required": True},
     "thorough": {"type": "bool", "default": False},
     "quick": {"type": "bool", "default": False},
+    "bytecode": {"type": "str", "default": ""},
     "python": {"type": "path", "default": "/usr/bin/python3"},
 }
 
@@ -291,10 +299,39 @@ def _mend(module: AnsibleModule, environment: Path, lock_text: str, problems: di
         module.fail_json(
             msg=f"uv could not install {module.params['lock']} from {wheels}:\n{error.strip()}", cmd=command
         )
-    # Not the packages' own tests, which are a fifth of all and which nobody imports. Some hold examples of what
-    # can't be compiled: those stay as they are, and the exit code says no more than that.
-    compile_all = [str(environment / "bin" / "python"), "-m", "compileall", "-q", "-q", "-j", "0", "-x", "/tests/"]
-    module.run_command([*compile_all, *map(str, environment.glob("lib/python3.*/site-packages"))])
+    python = str(environment / "bin" / "python")
+    _code, magic, _ = module.run_command([python, "-c", "import importlib.util as u; print(u.MAGIC_NUMBER.hex())"])
+    for site in environment.glob("lib/python3.*/site-packages"):
+        if put_bytecode(site, wheels / BYTECODE, module.params["bytecode"], magic.strip()):
+            continue
+        # Not the packages' own tests, which are a fifth of all and which nobody imports. Some hold examples of what
+        # can't be compiled: those stay as they are, and the exit code says no more than that.
+        module.run_command([python, "-m", "compileall", "-q", "-q", "-j", "0", "-x", "/tests/", str(site)])
+
+
+def put_bytecode(site: Path, archive: Path, digest: str, magic: str) -> bool:
+    """Write the code that an archive has of modules beside them; returns False where it is another one's or Python's.
+
+    Each file is what the compiler would write: it counts as long as its module keeps its size and time.
+    """
+    data = archive.read_bytes() if digest and archive.is_file() else b""
+    if not digest or hashlib.sha256(data).hexdigest() != digest:
+        return False
+    tag = "cpython-" + site.parent.name.removeprefix("python").replace(".", "")
+    with zipfile.ZipFile(io.BytesIO(data)) as opened:
+        if json.loads(opened.comment)["magic"] != magic:
+            return False
+        for name in opened.namelist():
+            place, _, module = f"{site}/{name}".rpartition("/")
+            try:
+                found = os.stat(f"{place}/{module}")  # noqa: PTH116
+            except FileNotFoundError:
+                continue
+            os.makedirs(f"{place}/__pycache__", exist_ok=True)  # noqa: PTH103
+            header = struct.pack("<LLL", 0, int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF)
+            with open(f"{place}/__pycache__/{module.removesuffix('.py')}.{tag}.pyc", "wb") as file:  # noqa: PTH123
+                file.write(bytes.fromhex(magic) + header + opened.read(name))
+    return True
 
 
 def _unpack_uv(module: AnsibleModule, wheels: Path, lock_text: str, target: Path) -> str:

@@ -57,6 +57,7 @@ removed:
   returned: success
 """
 
+BYTECODE = "modules.bytecode"  # of the module wheel_bytecode
 # The platforms that a host with glibc 2.28 or newer takes wheels for.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
     "manylinux2014_x86_64",
@@ -93,7 +94,7 @@ def compare(lock: dict[str, set[str]], directory: Path) -> tuple[list[str], list
     files = _digests(directory.iterdir()) if directory.is_dir() else {}
     missing = [name for name, hashes in lock.items() if not hashes & set(files.values())]
     known = set().union(*lock.values())
-    return missing, sorted(name for name, digest in files.items() if digest not in known)
+    return missing, sorted(name for name, digest in files.items() if digest not in known and name != BYTECODE)
 
 
 def adopt(lock: dict[str, set[str]], missing: Collection[str], directory: Path) -> None:

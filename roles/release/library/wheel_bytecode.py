@@ -1,0 +1,135 @@
+#!/usr/bin/python
+"""Compile the modules of a directory of wheels once, on the control machine, for all hosts with the same Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import marshal
+import multiprocessing
+import re
+import sys
+import warnings
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: wheel_bytecode
+short_description: Compile the modules of a directory of wheels once
+description:
+  - Writes C(modules.bytecode) beside the wheels, a zip with the code of each module but packages' tests.
+  - Does nothing where this machine's Python is not the hosts', whose minor version decides. The hosts compile then.
+options:
+  wheels:
+    description: Directory with the wheels, and with no others.
+    type: path
+    required: true
+  python:
+    description: The hosts' Python minor version, such as V(3.11).
+    type: str
+    required: true
+  site:
+    description: The directory that they are installed in on the hosts, which the code names as its place.
+    type: path
+    required: true
+author:
+  - psfleet
+"""
+EXAMPLES = r"""
+- name: Compile the wheels once
+  wheel_bytecode:
+    wheels: .cache/wheels/3.11
+    python: "3.11"
+    site: /opt/trainer/envs/cpu-3.11-0123456789ab/lib/python3.11/site-packages
+  delegate_to: localhost
+"""
+RETURN = r"""
+sha256:
+  description: The file's hash; empty where there is none.
+  type: str
+  returned: success
+"""
+
+FILE = "modules.bytecode"
+TESTS = re.compile("/tests/")  # as compileall leaves them out on a host
+# Where a wheel has files that don't lie beside its packages.
+DATA = re.compile(r"[^/]+\.data/(?:(?:purelib|platlib)/(.*)|.*)")
+
+
+def made_of(wheels: Path, site: str) -> str:
+    """Name what the file is made of. The wheels' content is proven before."""
+    names = sorted(wheel.name for wheel in wheels.glob("*.whl"))
+    return json.dumps({"magic": MAGIC_NUMBER.hex(), "site": site, "wheels": names})
+
+
+def compile_wheel(wheel: Path, site: str) -> list[tuple[str, bytes]]:
+    """Return the code of each module of a wheel, by its path below `site`; what can't be compiled is left out."""
+    return list(_compiled(wheel, site))
+
+
+def _compiled(wheel: Path, site: str) -> Iterator[tuple[str, bytes]]:
+    warnings.simplefilter("ignore")  # of the packages' own code
+    with zipfile.ZipFile(wheel) as opened:
+        for member in opened.namelist():
+            data = DATA.fullmatch(member)
+            path = data[1] if data else member
+            if path and path.endswith(".py") and not TESTS.search(f"/{path}"):
+                try:
+                    code = compile(opened.read(member), f"{site}/{path}", "exec", dont_inherit=True)
+                except (SyntaxError, ValueError):
+                    continue
+                yield path, marshal.dumps(code)
+
+
+def write(wheels: Path, site: str, comment: str) -> None:
+    """Write the file; an interrupted run leaves none."""
+    partial = wheels.with_name(f"{wheels.name}.{FILE}.new")
+    found = sorted(wheels.glob("*.whl"), key=lambda wheel: -wheel.stat().st_size)
+    # A fork, since what ansible runs a module from can't be imported again.
+    with (
+        ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool,
+        zipfile.ZipFile(partial, "w") as packed,
+    ):
+        for modules in pool.map(compile_wheel, found, [site] * len(found)):
+            for path, code in modules:
+                packed.writestr(zipfile.ZipInfo(path), code, zipfile.ZIP_DEFLATED, 1)
+        packed.comment = comment.encode()
+    partial.replace(wheels / FILE)
+
+
+def is_made(file: Path, comment: str) -> bool:
+    try:
+        with zipfile.ZipFile(file) as opened:
+            return opened.comment == comment.encode()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "wheels": {"type": "path", "required": True},
+            "python": {"type": "str", "required": True},
+            "site": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    wheels, site = Path(module.params["wheels"]), module.params["site"]
+    own = sys.implementation.cache_tag  # cpython-311
+    if own != "cpython-" + module.params["python"].replace(".", ""):
+        module.exit_json(changed=False, sha256="")
+    comment, file = made_of(wheels, site), wheels / FILE
+    changed = not is_made(file, comment)
+    if changed and not module.check_mode:
+        write(wheels, site, comment)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+    module.exit_json(changed=changed, sha256=digest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Modules are compiled once, on the control machine, and lie on a host as its own compiler would have written them."""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import importlib.util
+import marshal
+import re
+import sys
+import zipfile
+from pathlib import Path
+from types import CodeType
+
+import pytest
+import python_environment
+import wheel_bytecode
+import wheelhouse
+
+MAGIC = importlib.util.MAGIC_NUMBER.hex()
+MODULES = {
+    "pack/__init__.py": b"",
+    "pack/part.py": b"# coding: latin-1\nword = '\xe9'\ndef act():\n    return [each for each in word]\n",
+    "pack/tests/test_part.py": b"",
+    "pack/broken.py": b"print 'of Python 2'\n",
+    "pack/data.txt": b"text",
+}
+COMPILED = {"pack/__init__.py", "pack/part.py", "beside.py"}
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    directory = tmp_path / "wheels"
+    directory.mkdir()
+    with zipfile.ZipFile(directory / "pack-1.0-py3-none-any.whl", "w") as wheel:
+        for name, content in MODULES.items():
+            wheel.writestr(name, content)
+        wheel.writestr("pack-1.0.data/purelib/beside.py", b"x = 1\n")
+        wheel.writestr("pack-1.0.data/scripts/run.py", b"x = 1\n")
+    return directory
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """As the wheel is installed."""
+    minor = ".".join(map(str, sys.version_info[:2]))
+    directory = tmp_path / f"env/lib/python{minor}/site-packages"
+    for name, content in {**MODULES, "beside.py": b"x = 1\n"}.items():
+        file = directory / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return directory
+
+
+def write(wheels: Path, site: Path) -> Path:
+    wheel_bytecode.write(wheels, str(site), wheel_bytecode.made_of(wheels, str(site)))
+    return wheels / wheel_bytecode.FILE
+
+
+def put(site: Path, archive: Path, digest: str | None = None, magic: str = MAGIC) -> bool:
+    actual = hashlib.sha256(archive.read_bytes()).hexdigest()
+    return python_environment.put_bytecode(site, archive, actual if digest is None else digest, magic)
+
+
+def compiled(site: Path) -> dict[str, tuple[bytes, CodeType, str]]:
+    """Return each file's head, its code, and where that says that it is from."""
+    found = {}
+    for file in site.rglob("*.pyc"):
+        data = file.read_bytes()
+        code = marshal.loads(data[16:])
+        found[str(file.relative_to(site))] = data[:16], code, code.co_filename
+    return found
+
+
+def test_each_file_is_the_one_that_the_hosts_compiler_would_write(wheels: Path, site: Path) -> None:
+    assert put(site, write(wheels, site))
+    ours = compiled(site)
+    assert len(ours) == len(COMPILED)
+    compileall.compile_dir(site, quiet=2, force=True, rx=re.compile("/tests/"))
+    assert compiled(site) == ours
+
+
+def test_a_module_that_changed_since_is_compiled_from_its_text(wheels: Path, site: Path) -> None:
+    put(site, write(wheels, site))
+    (site / "beside.py").write_bytes(b"x = 22\n")
+    sys.path.insert(0, str(site))
+    try:
+        assert importlib.import_module("beside").x == 22
+    finally:
+        sys.path.remove(str(site))
+        sys.modules.pop("beside", None)
+
+
+@pytest.mark.parametrize("given", [{"digest": "0" * 64}, {"digest": ""}, {"magic": "00000000"}])
+def test_what_is_another_one_or_for_another_python_is_not_taken(
+    wheels: Path, site: Path, given: dict[str, str]
+) -> None:
+    assert not put(site, write(wheels, site), **given)
+    assert compiled(site) == {}
+
+
+def test_none_is_not_taken(wheels: Path, site: Path) -> None:
+    assert not python_environment.put_bytecode(site, wheels / wheel_bytecode.FILE, "0" * 64, MAGIC)
+
+
+def test_a_module_that_a_host_lacks_is_passed_over(wheels: Path, site: Path) -> None:
+    (site / "beside.py").unlink()
+    assert put(site, write(wheels, site))
+    assert len(compiled(site)) == len(COMPILED) - 1
+
+
+def test_it_is_made_once_and_again_for_other_wheels_or_another_place(wheels: Path, site: Path) -> None:
+    file = write(wheels, site)
+    assert wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, str(site)))
+    assert not wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, "/elsewhere"))
+    (wheels / "pack-1.0-py3-none-any.whl").rename(wheels / "pack-1.1-py3-none-any.whl")
+    assert not wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, str(site)))
+    file.write_bytes(file.read_bytes()[:-10])
+    assert not wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, str(site)))
+
+
+def test_the_wheelhouse_keeps_it(wheels: Path, site: Path) -> None:
+    write(wheels, site)
+    digest = hashlib.sha256((wheels / "pack-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    assert wheelhouse.compare({"pack==1.0": {digest}}, wheels) == ([], [])
