@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
-
 from trainer.training.arrivals import Arrivals
-
-assert testing
 
 
 @pytest.fixture

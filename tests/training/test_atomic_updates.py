@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
 from trainer.training.atomic_updates import GATE, AtomicUpdates, mutex_name
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
 from trainer.training.one_update import gather, gather_keras3

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 from processes import ROOT, run_check
 
-from trainer import testing  # noqa: F401  before TensorFlow's Keras is looked at: it chooses which
 from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.training.loop.as_traced import AsTraced

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
-
 from trainer.training.steps.calls_in_flight import CallsInFlight
 from trainer.training.steps.reports import Report
 from trainer.training.steps.runner import Call
-
-assert testing
 
 
 def given(count: int) -> tuple[CallsInFlight, list[Call]]:

@@ -6,17 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
-
 import tensorflow as tf
 
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.one_update import gather
-
-assert testing
 
 
 @pytest.mark.parametrize("layer", [{}, {"dtype": "mixed_bfloat16"}])

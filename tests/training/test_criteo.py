@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-
 import tensorflow as tf
 
 from trainer.examples.criteo import DLRM, KINDS, NUMBERS, SCATTERED, WideAndDeep, examples, parsed, true_logit

@@ -12,16 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from processes import DIGITS, MINUTE, PROGRAMS, Process, Runs, environment, is_alive, until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG, parse_session_start_info_plugin_data
 
-from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
-
-import tensorflow as tf  # isort: skip
-
-from trainer.examples.digits import Digits  # isort: skip
-from trainer.run.directory import RunDirectory  # isort: skip
+from trainer.examples.digits import Digits
+from trainer.run.directory import RunDirectory
 
 pytestmark = pytest.mark.timeout(300)
 

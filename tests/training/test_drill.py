@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
 from trainer.drill import PACE, Drill
 
 

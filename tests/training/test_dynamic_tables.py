@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import testing  # noqa: F401 (before TensorFlow: with tf_keras)
-
 # isort: split
 import keras
 import tensorflow as tf

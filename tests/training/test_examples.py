@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import os
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from processes import MINUTE, Process, Runs
-
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-
 import tensorflow as tf
+from processes import MINUTE, Process, Runs
 
 from trainer.examples import clicks, fashion_mnist, heroes, recommender, sync_digits
 

@@ -6,16 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import MINUTE, Runs, kill, run_check, until
-
-from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
-
 import tensorflow as tf
+from processes import MINUTE, Runs, kill, run_check, until
 
 from trainer.core.failures import UserError
 from trainer.training.worker_files import refuse_unwritable
 
-assert testing
 pytestmark = pytest.mark.timeout(600)
 
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
-
 import tensorflow as tf
 
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.one_update import gather
 from trainer.training.steps.traced_step import trace_step
-
-assert testing
 
 
 class LateAdam(tf.keras.optimizers.Adam):

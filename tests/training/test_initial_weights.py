@@ -6,10 +6,7 @@ import errno
 import os
 
 import pytest
-
-from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
-
-import tensorflow as tf  # isort: skip
+import tensorflow as tf
 
 from trainer.core.failures import UserError
 from trainer.training.initial_weights import reading, restart_averages

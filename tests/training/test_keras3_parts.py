@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
 from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.core.program import build_model

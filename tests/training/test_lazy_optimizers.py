@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import testing  # noqa: F401 (before TensorFlow: with tf_keras)
 from trainer.core.failures import UserError
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
 from trainer.training.one_update import gather, gather_keras3

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import testing  # noqa: F401 (before TensorFlow: with tf_keras)
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.lookups import ONCE, asking_once
 from trainer.training.one_update import gather

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import testing  # noqa: F401  before TensorFlow: tf.keras is tf_keras
 from trainer.training.metrics import LAST, MAXIMUM, MINIMUM, SUM, CallMetrics, MetricStates, merges
 
 # isort: split

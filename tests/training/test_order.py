@@ -6,16 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
-
 import tensorflow as tf
 
 from trainer.core.config import Config
 from trainer.run.position import Beginning
 from trainer.training.input import own_train_dataset, train_dataset_fn, warn_of_one_order
 
-assert testing
 Dataset = tf.data.Dataset
 Make = Callable[[Any], Any]
 

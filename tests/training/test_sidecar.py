@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from trainer import testing  # noqa: F401  before TensorFlow: it chooses the Keras
 from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.run.checkpoint_reader import read_model

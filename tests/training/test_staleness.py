@@ -6,9 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from trainer import testing  # isort: skip  # noqa: F401  before TensorFlow: it chooses the Keras
-
 import tensorflow as tf
 
 from trainer.training.staleness import SCOPE, Staleness

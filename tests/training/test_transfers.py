@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from trainer import testing  # before TensorFlow: it chooses the Keras
-
-import tensorflow as tf  # isort: skip
+import tensorflow as tf
 
 from trainer.core.config import Config
 from trainer.tasks.in_process import start_cluster
@@ -20,7 +17,6 @@ from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 from trainer.training.transfers import crossing, pack, places_of, sending_together, unpack
 
-assert testing
 pytestmark = pytest.mark.timeout(300)
 TABLES, ROWS = 5, 300
 ROUNDS = 17  # so many steps of one call are done in rounds of several
