@@ -16,13 +16,15 @@ from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, ex
 from trainer.core.program import load_program
 from trainer.core.runtime import prepare_tensorflow
 from trainer.process.fork_server import ForkServer
+from trainer.process.server_library import import_server_library
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection, of_the_run, read_selection, sweep_of
 from trainer.tasks.build_proof import PROVEN, build, go_first, run_build
 
 PARTS = ("release", "program", "run")
-# What a task imports before it does anything.
-MODULES = ("tensorflow", "trainer.process.supervisor", "trainer.tasks.server", "trainer.tasks.coordinator")
+# What a task imports before it does anything, and what one does that runs the program.
+MODULES = ("trainer.process.supervisor", "trainer.tasks.server")
+PROGRAM_MODULES = ("tensorflow", "trainer.tasks.coordinator")
 
 
 def add_check_options(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +68,7 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
         prepare_tensorflow()
         if options.build_here:
             go_first()
-        for module in MODULES:
-            importlib.import_module(module)
+        import_modules(options.part)
         programs = [load_program(config.program, config.program_args) for config in configs]
     except (ConfigError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -85,6 +86,14 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
             point = f"{config.run}, point {number} of {points}" if points > 1 else ""
             built = built or build(config, program, cluster, point)
     return built
+
+
+def import_modules(part: str) -> None:
+    """Import what the tasks of a host need; a release that no program is checked with is one for servers alone."""
+    if part == "release":
+        import_server_library()
+    for module in (*MODULES, *(() if part == "release" else PROGRAM_MODULES)):
+        importlib.import_module(module)
 
 
 def find_forks(environment: Mapping[str, str]) -> ForkServer | None:

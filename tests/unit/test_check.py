@@ -25,7 +25,8 @@ class Rated(Good):
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A shared path, with a program that can be imported; TensorFlow is left out, the other modules need none."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(trainer.check, "MODULES", ("trainer.process.supervisor",))
+    monkeypatch.setattr(trainer.check, "import_server_library", lambda: None)
+    monkeypatch.setattr(trainer.check, "PROGRAM_MODULES", ())
     (tmp_path / "checked_program.py").write_text(f"{PROGRAMS}{RATED}")
     return tmp_path
 
@@ -122,6 +123,9 @@ def test_the_selection_on_the_shared_path_counts_for_the_run_alone(
 
 
 def test_a_release_that_does_not_import_is_nobodys_program(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer.check, "PROGRAM_MODULES", ("no_such_library",))
+    assert check(shared, monkeypatch, "release") == FINISHED
+    assert check(shared, monkeypatch, "program") == TRY_AGAIN
     monkeypatch.setattr(trainer.check, "MODULES", ("no_such_library",))
     assert check(shared, monkeypatch, "release") == TRY_AGAIN
 
