@@ -225,12 +225,12 @@ def do(step: dict[str, Any], sources: dict[str, str], places: dict[str, str]) ->
 
 
 def warm(asked: dict[str, Any]) -> bool:
-    """Have an idle task import TensorFlow meanwhile, where the host has the unit and the kit that they need for it."""
+    """Have an idle task import TensorFlow, where the host has unit and kit for that; returns whether it does."""
     same = all((look(path) or [])[:2] == state[:2] for path, state in asked["files"].items())
     lines = sorted(line for line in (read(asked["sums"]) or "").splitlines() if line[66:].startswith("trainer/"))
     if not same or hashlib.sha256("\n".join(lines).encode()).hexdigest() != asked["kit"]:
         return False
-    return run(asked["command"], dict(os.environ), "")["rc"] == 0
+    return bool(run(asked["command"], dict(os.environ), "")["stdout"].strip())
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class Cluster:
 
     def cool(self, tasks: Sequence[Task]) -> None:
         """Stop what a start has had import TensorFlow and wait, and has not had go on."""
-        self._systemctl(tasks, f"root sh -c {_quoted(COOL)} sh {{units}}", STOP_SECONDS)
+        self._systemctl(tasks, f"root sh -c {_quoted(COOL)} sh {{units}}")
 
     def park(self, tasks: Sequence[Task]) -> None:
         """Stop units on all hosts at once and wait until they are down; supervisors that can stay up, with no child.

@@ -97,23 +97,43 @@ for each in $waits; do
 done
 [ -z "$cold" ] || systemctl stop $cold"""
 )
-# Supervisors of tasks that don't run: they import TensorFlow and wait, until `start` takes the files away.
-WARM = (
-    _SHOW
-    + f"""umask 022
+# One at a time: a file that goes between its making and the start of its unit would have that train at once.
+_IN_TURN = "exec 9>/run/psfleet-agent; flock -w 20 9; " + _SHOW
+
+
+def _warm(states: str) -> str:
+    return (
+        _IN_TURN
+        + f"""umask 022
 mkdir -p {PARKED}
 for unit; do
-  case $(show ActiveState) in inactive | failed)
+  case $(show ActiveState) in {states})
     touch "{PARKED}/$unit"
-    systemctl start --no-block "$unit"
+    systemctl start --no-block "$unit" && echo "$unit"
   esac
 done"""
+    )
+
+
+# Supervisors of tasks that don't run: they import TensorFlow and wait, until `start` takes the files away.
+WARM = _warm("inactive | failed")
+WARM_EARLY = _warm("inactive")  # before a start may still be refused: why a unit has failed stays to be seen
+# Those that never went on. The files go last: a supervisor that finds none trains at once.
+COOL = (
+    _IN_TURN
+    + f"""cd {PARKED} 2>/dev/null || exit 0
+cold= files=
+for unit; do
+  [ -e "$unit" ] || continue
+  files="$files $unit"
+  case "$(show ActiveState) $(show StatusText)" in
+    "active parked"*) cold="$cold $unit" ;;
+    active* | reloading*) ;;
+    *) cold="$cold $unit" ;;
+  esac
+done
+[ -z "$cold" ] || systemctl stop $cold && rm -f $files"""
 )
-# Those that never went on. The file goes last: a supervisor that finds none trains at once.
-COOL = f"""cd {PARKED} 2>/dev/null || exit 0
-cold=
-for unit; do if [ -e "$unit" ]; then cold="$cold $unit"; fi; done
-[ -z "$cold" ] || systemctl stop $cold && rm -f $cold"""
 GO_ON = (
     _SHOW
     # Also one whose child has still to end: bit 9 of SigCgt says that it heeds SIGUSR1.

@@ -17,7 +17,7 @@ from typing import Any
 from fleet.asked import list_of, pack, sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
-from fleet.host_scripts import CURRENT, WARM
+from fleet.host_scripts import CURRENT, WARM, WARM_EARLY
 from fleet.places import ROLES, site_file
 from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
 from fleet.roles import Role
@@ -260,7 +260,7 @@ class ShortWay:
     def _warm_early(self, host: str) -> dict[str, Any]:
         """Return what the agent does first, so that an idle chief imports TensorFlow while the start is planned."""
         kit = hashlib.sha256("\n".join(sorted(self._kit)).encode()).hexdigest()
-        command = ["sh", "-c", WARM, "sh", self._inventory.chief.unit]
+        command = ["sh", "-c", WARM_EARLY, "sh", self._inventory.chief.unit]
         return {"warm": {"files": {UNIT: self._wanted[host].files[UNIT]}, "sums": SUMS, "kit": kit, "command": command}}
 
     def _warm(self, host: str) -> list[dict[str, Any]]:

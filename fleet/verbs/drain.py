@@ -86,7 +86,7 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
     (host,) = find_hosts(cluster.inventory, [host])
     seen = cluster.observe(new_is_enough=True)
     tasks = cluster.inventory.tasks_on(host)
-    starts = tasks if seen.units[cluster.inventory.chief.name].up else []
+    starts = tasks if not seen.units[cluster.inventory.chief.name].idle else []
     cost = Cost([host], [], _pause_of_joining(starts), 0, "no step")
     if plan_only:
         desk.say(f"undrain {host}\n  starts  {_names(starts) or 'nothing: the cluster is stopped'}\n{cost.render()}")

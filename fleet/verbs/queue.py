@@ -115,11 +115,11 @@ def _start_where_idle(cluster: Cluster, desk: Desk, asked: Asked, answer: Mappin
     unit = _look(cluster).units[chief.name]
     end = desk.clock() + TURN_SECONDS
     # The coordinator may have found the queue empty just before: it ends, or begins with what was added.
-    while unit.up and not answer["busy"] and desk.clock() < end:
+    while not unit.idle and not answer["busy"] and desk.clock() < end:
         desk.sleep(RUN_SECONDS)
         unit = _look(cluster).units[chief.name]
         answer = {"busy": any(entry["state"] != "queued" for entry in _left(cluster))}
-    if unit.up:
+    if not unit.idle:
         return False
     if not unit.enabled:
         desk.say("the cluster is stopped: `fab start-cluster` proves what waits, and works it off")

@@ -128,7 +128,7 @@ def _plan_and_prove(
     short = ShortWay(cluster)
     looks = short.questions(warm=not request.plan_only)
     before = cluster.observe(settings=True, looks=looks, by_trainer=True)
-    warm[:] = [task for task in warm if before.looks.get(task.host, {}).get("warm")]
+    warm[:] = [task for task in warm if before.looks.get(task.host, {"warm": True})["warm"]]  # or its answer is lost
     if before.unreachable or before.drains:
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
         agree_on_missing(inventory, desk, before.unreachable, request.allow_missing, before.drains)

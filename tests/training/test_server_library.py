@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.process.server_library import KERNELS, PLUGIN_VARIABLE, PLUGINS, has_plugins
+from trainer.process.server_library import KERNELS, PLUGINS, VARIABLES, has_plugins
 
 SERVES = """
 import sys
@@ -20,9 +20,17 @@ heavy = {"tensorflow", "keras", "tf_keras", "scipy"} & sys.modules.keys()
 assert not heavy, heavy
 assert not why_unsafe(), why_unsafe()
 library = load_server_library()
+session = sys.modules["tensorflow.python.client.pywrap_tf_session"]
+ops = sys.modules["tensorflow.core.framework.op_def_pb2"]
+def known():
+    data = session.TF_GetBuffer(session.TF_GetAllOpList())
+    return {op.name for op in ops.OpList.FromString(data).op}
+before = known()
+assert len(before) > 1000 and "tensorflow" not in sys.modules
 server = library.Server(library.ClusterSpec({"ps": {0: "localhost:0"}}), job_name="ps", task_index=0, protocol="grpc")
 import tensorflow as tf
 assert tf.distribute.Server is library.Server
+assert known() == before, known() ^ before
 assert tf.config.list_physical_devices() == library.list_physical_devices()
 with tf.compat.v1.Session(server.target, graph=tf.Graph()) as session:
     with session.graph.as_default():
@@ -51,5 +59,7 @@ def test_what_adds_kernels_or_devices_needs_all_of_tensorflow(tmp_path: Path, mo
     (site / PLUGINS).mkdir(parents=True)
     assert has_plugins(spec)
     (site / PLUGINS).rmdir()
-    monkeypatch.setenv(PLUGIN_VARIABLE, "/opt/device.so")
-    assert has_plugins(spec)
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "1")
+        assert has_plugins(spec)
+        monkeypatch.delenv(name)

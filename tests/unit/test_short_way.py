@@ -22,7 +22,7 @@ import yaml
 
 from fleet import verbs
 from fleet.cluster import Cluster
-from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import KIT
 from fleet.release import make_release, sign_release
 from fleet.roles import Role
@@ -49,7 +49,11 @@ PLACES = (
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SYSTEMCTL = """#!/bin/sh
 case "$1 $2" in
-"show --value") grep -q "Id=$4" "$CALLS.show" && echo active || echo inactive; exit ;;
+"show --value")
+  if grep -q "Id=$4" "$CALLS.show"; then echo active
+  elif [ -e "$CALLS" ] && grep -q "start --no-block $4" "$CALLS"; then echo activating
+  else echo inactive; fi
+  exit ;;
 show*) exec cat "$CALLS.show" ;;
 esac
 echo "systemctl $*" >>"$CALLS"
@@ -243,6 +247,67 @@ def test_idle_tasks_import_while_the_program_is_proven(
     begun = {path.name for host in hosts.inventory.hosts for path in (hosts.place / host / "run").glob("*/trainer@*")}
     servers = {task.unit for task in hosts.inventory.tasks if task.job in ("chief", "ps", "worker")}
     assert begun == servers - {"trainer@worker-1.service"}
+    assert hosts.cooled == []
+
+
+EARLY = "systemctl start --no-block trainer@chief-0.service"
+
+
+def test_the_chief_imports_while_a_start_is_planned_and_ends_where_nothing_is_left_to_do(
+    hosts: Rooted, desk: verbs.Desk
+) -> None:
+    hosts.tick = lambda _: None
+    hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
+    assert "It was finished before" in printed(desk)
+    assert hosts.calls("head") == [EARLY]
+    assert hosts.cooled == ["chief-0"]
+
+
+def test_the_chief_ends_where_a_start_is_refused_or_left(
+    hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in (OperatorMistake, KeyboardInterrupt):
+
+        def fail(*_: Any, error: type[BaseException] = error) -> Any:
+            raise error
+
+        monkeypatch.setattr("fleet.verbs.start.make_plan", fail)
+        with pytest.raises(error):
+            start(hosts, desk)
+    assert hosts.calls("head")[0] == EARLY
+    assert "chief-0" in hosts.cooled
+
+
+def test_the_chief_ends_where_its_answer_is_lost(
+    hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(Cluster, "cool", lambda _, tasks: ended.extend(task.name for task in tasks))
+    hosts.unreachable["head"] = "the connection was lost"
+    with pytest.raises(HostsUnreachable):
+        start(hosts, desk)
+    assert ended == ["chief-0"]
+
+
+def test_a_chief_that_runs_is_no_chief_that_begins(
+    hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch, runs: Callable[[str], None]
+) -> None:
+    runs("chief-0")
+    monkeypatch.setattr("fleet.verbs.start.make_plan", lambda *_: refuse())
+    with pytest.raises(OperatorMistake):
+        start(hosts, desk)
+    assert EARLY not in hosts.calls("head")
+    assert hosts.cooled == []
+
+
+def refuse() -> Any:
+    raise OperatorMistake("for the test")
+
+
+def test_a_plan_alone_begins_nothing(hosts: Rooted, desk: verbs.Desk) -> None:
+    start(hosts, desk, plan_only=True)
+    assert EARLY not in hosts.calls("head")
     assert hosts.cooled == []
 
 

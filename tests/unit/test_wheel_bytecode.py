@@ -17,6 +17,8 @@ import python_environment
 import wheel_bytecode
 import wheelhouse
 
+from fleet import agent
+
 MAGIC = importlib.util.MAGIC_NUMBER.hex()
 MODULES = {
     "pack/__init__.py": b"",
@@ -115,8 +117,45 @@ def test_it_is_made_once_and_again_for_other_wheels_or_another_place(wheels: Pat
     assert not wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, "/elsewhere"))
     (wheels / "pack-1.0-py3-none-any.whl").rename(wheels / "pack-1.1-py3-none-any.whl")
     assert not wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, str(site)))
-    file.write_bytes(file.read_bytes()[:-10])
-    assert not wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, str(site)))
+    whole = file.read_bytes()
+    for broken in (whole[:-10], whole[:60] + b"\0\0\0\0" + whole[64:]):
+        file.write_bytes(broken)
+        assert not wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, str(site)))
+
+
+def test_a_file_that_is_right_stays_and_one_that_was_cut_is_written_again(wheels: Path, site: Path) -> None:
+    archive = write(wheels, site)
+    put(site, archive)
+    first, *others = sorted(site.rglob("*.pyc"))
+    kept = {file: file.stat().st_ino for file in others}
+    whole = first.read_bytes()
+    first.write_bytes(whole[:20])
+    assert put(site, archive)
+    assert first.read_bytes() == whole
+    assert {file: file.stat().st_ino for file in others} == kept
+
+
+def test_where_it_cannot_be_read_or_written_the_host_compiles(wheels: Path, site: Path) -> None:
+    archive = write(wheels, site)
+    archive.write_bytes(b"no zip")
+    assert not put(site, archive)
+    archive = write(wheels, site)
+    (site / "__pycache__").write_text("no directory")
+    assert not put(site, archive)
+
+
+def test_what_cannot_be_compiled_here_is_no_failure(wheels: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(wheel_bytecode, "AnsibleModule", agent.AnsibleModule)
+    monkeypatch.setattr(wheel_bytecode, "write", fail)
+    minor = ".".join(map(str, sys.version_info[:2]))
+    monkeypatch.setattr(agent.AnsibleModule, "asked", {"wheels": str(wheels), "python": minor, "site": str(site)})
+    with pytest.raises(agent.Done) as done:
+        wheel_bytecode.main()
+    assert done.value.result["sha256"] == ""
+    assert "No space left" in done.value.result["warnings"][0]
 
 
 def test_the_wheelhouse_keeps_it(wheels: Path, site: Path) -> None:

@@ -20,11 +20,15 @@ class Parking:
     until: float = 0.0
 
     def begin(self, file: Path | None) -> None:
-        """Be parked from the start where this file is there, which `fab` removes before it sends SIGUSR1."""
+        """Be parked from the start where this file is there, which `fab` removes before it sends SIGUSR1.
+
+        Nobody is left to ask for anything where the file is old.
+        """
         with contextlib.suppress(FileNotFoundError):
-            age = max(0.0, time.time() - file.stat().st_mtime) if file else PARKED_SECONDS
-            self.asked = self.begins = age < PARKED_SECONDS
-            self.until = time.monotonic() + PARKED_SECONDS - age
+            if file is not None:
+                age = max(0.0, time.time() - file.stat().st_mtime)
+                self.until = time.monotonic() + PARKED_SECONDS - age
+                self.asked = self.begins = True
 
     def ask(self) -> None:
         self.asked, self.goes_on = True, False

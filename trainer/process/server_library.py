@@ -25,7 +25,10 @@ NAMES = {
     "set_visible_devices": "tensorflow.python.framework.config",
 }
 # Where `import tensorflow` finds more kernels and devices, of which the servers' part knows nothing.
-PLUGINS, PLUGIN_VARIABLE, KERNELS = "tensorflow-plugins", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH", "core/kernels"
+PLUGINS, KERNELS = "tensorflow-plugins", "core/kernels"
+VARIABLES = ("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", "TF_USE_MODULAR_FILESYSTEM")
+# The one library of operations that TensorFlow's Python loads.
+OPERATIONS = "lite/experimental/microfrontend/python/ops/_audio_microfrontend_op.so"
 
 
 def import_server_library() -> SimpleNamespace:
@@ -34,9 +37,14 @@ def import_server_library() -> SimpleNamespace:
     if spec is not None and has_plugins(spec):
         importlib.import_module("tensorflow")
     elif spec is not None:
+        os.environ["TF2_BEHAVIOR"] = "1"  # as the package does before its parts are imported
         # Its parts import the package by its name, which runs no file of its own while this one stands for it.
         sys.modules["tensorflow"] = module_from_spec(spec)
         try:
+            session = importlib.import_module("tensorflow.python.client.pywrap_tf_session")
+            for place in spec.submodule_search_locations or ():
+                if (library := Path(place, OPERATIONS)).exists():
+                    session.TF_LoadLibrary(str(library))
             return _names()
         finally:
             del sys.modules["tensorflow"]
@@ -55,9 +63,8 @@ def has_plugins(spec: ModuleSpec) -> bool:
     """Return whether TensorFlow would load kernels or devices from elsewhere."""
     places = [*sys.path, *(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))]
     kernels = [Path(place, KERNELS) for place in spec.submodule_search_locations or ()]
-    return bool(os.environ.get(PLUGIN_VARIABLE)) or any(
-        each.exists() for each in (*kernels, *(Path(place, PLUGINS) for place in places))
-    )
+    plugins = (*kernels, *(Path(place, PLUGINS) for place in places))
+    return any(os.environ.get(name) for name in VARIABLES) or any(each.exists() for each in plugins)
 
 
 def _names() -> SimpleNamespace:

@@ -65,7 +65,7 @@ class Supervisor:
         current release; this process works in a release too. Once the link leads to one with another kit or
         environment, the next child is systemd's to start. `wait` is what children run before TensorFlow is imported,
         until one of them ends with NEEDED. `listener` is where the task is scraped: its children answer there.
-        Where there is a young `park_file`, it imports TensorFlow and begins parked.
+        Where there is a `park_file`, it imports TensorFlow and begins parked.
         A task that only `serves` the cluster imports no more of TensorFlow than that takes.
         `door` is where others on this host ask for processes with its import (trainer/process/fork_server.py).
         """

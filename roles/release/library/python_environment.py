@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import io
@@ -15,6 +16,7 @@ import stat
 import struct
 import time
 import zipfile
+import zlib
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -310,13 +312,18 @@ def _mend(module: AnsibleModule, environment: Path, lock_text: str, problems: di
 
 
 def put_bytecode(site: Path, archive: Path, digest: str, magic: str) -> bool:
-    """Write the code that an archive has of modules beside them; returns False where it is another one's or Python's.
+    """Write the code that an archive has of modules beside them; returns False where the host has to compile.
 
     Each file is what the compiler would write: it counts as long as its module keeps its size and time.
     """
-    data = archive.read_bytes() if digest and archive.is_file() else b""
-    if not digest or hashlib.sha256(data).hexdigest() != digest:
+    try:
+        data = archive.read_bytes() if digest else b""
+        return hashlib.sha256(data).hexdigest() == digest and _put_code(site, data, magic)
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error):
         return False
+
+
+def _put_code(site: Path, data: bytes, magic: str) -> bool:
     tag = "cpython-" + site.parent.name.removeprefix("python").replace(".", "")
     with zipfile.ZipFile(io.BytesIO(data)) as opened:
         if json.loads(opened.comment)["magic"] != magic:
@@ -327,11 +334,21 @@ def put_bytecode(site: Path, archive: Path, digest: str, magic: str) -> bool:
                 found = os.stat(f"{place}/{module}")  # noqa: PTH116
             except FileNotFoundError:
                 continue
-            os.makedirs(f"{place}/__pycache__", exist_ok=True)  # noqa: PTH103
-            header = struct.pack("<LLL", 0, int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF)
-            with open(f"{place}/__pycache__/{module.removesuffix('.py')}.{tag}.pyc", "wb") as file:  # noqa: PTH123
-                file.write(bytes.fromhex(magic) + header + opened.read(name))
+            times = struct.pack("<LLL", 0, int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF)
+            path = f"{place}/__pycache__/{module.removesuffix('.py')}.{tag}.pyc"
+            _put_file(path, bytes.fromhex(magic) + times, opened.read(name))
     return True
+
+
+def _put_file(path: str, header: bytes, code: bytes) -> None:
+    """Write a module's compiled file whole or not at all; one that is right stays, since a task may read it."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:  # noqa: PTH123
+        if file.read() == header + code:
+            return
+    os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+    with open(f"{path}.new", "wb") as file:  # noqa: PTH123
+        file.write(header + code)
+    os.replace(f"{path}.new", path)  # noqa: PTH105
 
 
 def _unpack_uv(module: AnsibleModule, wheels: Path, lock_text: str, target: Path) -> str:

@@ -7,12 +7,15 @@ import hashlib
 import json
 import marshal
 import multiprocessing
+import os
 import re
 import sys
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
@@ -87,26 +90,28 @@ def _compiled(wheel: Path, site: str) -> Iterator[tuple[str, bytes]]:
 
 
 def write(wheels: Path, site: str, comment: str) -> None:
-    """Write the file; an interrupted run leaves none."""
-    partial = wheels.with_name(f"{wheels.name}.{FILE}.new")
+    """Write the file, whole or not at all."""
+    partial = wheels.with_name(f"{wheels.name}.{FILE}.{os.getpid()}")
     found = sorted(wheels.glob("*.whl"), key=lambda wheel: -wheel.stat().st_size)
     # A fork, since what ansible runs a module from can't be imported again.
-    with (
-        ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool,
-        zipfile.ZipFile(partial, "w") as packed,
-    ):
-        for modules in pool.map(compile_wheel, found, [site] * len(found)):
-            for path, code in modules:
-                packed.writestr(zipfile.ZipInfo(path), code, zipfile.ZIP_DEFLATED, 1)
-        packed.comment = comment.encode()
-    partial.replace(wheels / FILE)
+    pool = ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork"))
+    try:
+        with pool, zipfile.ZipFile(partial, "w") as packed:
+            for modules in pool.map(compile_wheel, found, [site] * len(found)):
+                for path, code in modules:
+                    packed.writestr(zipfile.ZipInfo(path), code, zipfile.ZIP_DEFLATED, 1)
+            packed.comment = comment.encode()
+        partial.replace(wheels / FILE)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def is_made(file: Path, comment: str) -> bool:
+    """Return whether the file is there, of these wheels and for this place, and each part of it as it was written."""
     try:
         with zipfile.ZipFile(file) as opened:
-            return opened.comment == comment.encode()
-    except (OSError, zipfile.BadZipFile):
+            return opened.comment == comment.encode() and opened.testzip() is None
+    except (OSError, zipfile.BadZipFile, zlib.error):
         return False
 
 
@@ -126,7 +131,11 @@ def main() -> None:
     comment, file = made_of(wheels, site), wheels / FILE
     changed = not is_made(file, comment)
     if changed and not module.check_mode:
-        write(wheels, site, comment)
+        try:
+            write(wheels, site, comment)
+        except (OSError, BrokenProcessPool) as error:  # it saves time: without it the hosts compile
+            module.warn(f"the modules of {wheels} can't be compiled here, so each host does: {error}")
+            module.exit_json(changed=False, sha256="")
     digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
     module.exit_json(changed=changed, sha256=digest)
 

@@ -50,11 +50,10 @@ from trainer.training.tf_internals.workers import (
 )
 from trainer.training.worker_files import WorkerFiles, processes_of, tag_of
 
-# Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Several steps a
-# round take several times as long to trace, which only a small model is worth: only its steps are that short.
+# Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Each worker
+# optimises the graph of a round before its first step: so many operations take it some seconds.
 UNROLLED_STEPS = 8
-UNROLLED_VARIABLES = 20
-PART_VARIABLES = 4  # of which the operations of a dynamic table's part on a ps count as so many
+ROUND_OPERATIONS = 4_000
 
 
 class RemoteStepRunner(OfTrained):
@@ -288,8 +287,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
 
 def pack(strategy: Strategy, train_step: Traced, step: Variable, accounts: CallAccounts, data: WorkersData) -> Traced:
     """Trace the call that workers are given, of a traced step."""
-    parts = sum(len(table.variables) for table in accounts.tables.tables.values()) if accounts.tables else 0
-    small = len(accounts.model.trainable_variables) + (PART_VARIABLES - 1) * parts <= UNROLLED_VARIABLES
+    fitting = ROUND_OPERATIONS // len(train_step.graph.get_operations())
     return trace_call(
         strategy,
         train_step,
@@ -300,6 +298,6 @@ def pack(strategy: Strategy, train_step: Traced, step: Variable, accounts: CallA
         accounts.metrics.states,
         accounts.updates,
         accounts.tables,
-        unrolled=UNROLLED_STEPS if small else 1,
+        unrolled=max(1, min(UNROLLED_STEPS, fitting)),
         waits=data.waits,
     )
