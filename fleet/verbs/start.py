@@ -61,6 +61,19 @@ class StartRequest:
 
 
 @dataclass(frozen=True)
+class _Proven:
+    """What is to be done, and was proven beside what runs."""
+
+    before: Observation
+    plan: Plan
+    """Without the hosts that were lost meanwhile."""
+    desk: Desk
+    """It ships the plan's way."""
+    request: StartRequest
+    """With what it takes from another run."""
+
+
+@dataclass(frozen=True)
 class _Started:
     """What a start has done when the tasks are asked to run."""
 
@@ -88,11 +101,11 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
     if not request.plan_only:
         cluster.keep_starts_away()
     with _cooled(cluster, request) as warm:
-        begun = _plan_and_prove(cluster, desk, request, release, warm)
-        if begun is None:
+        proven = _plan_and_prove(cluster, desk, request, release, warm)
+        if proven is None:
             return
         warm.clear()
-    before, plan, desk = begun
+    before, plan, desk, request = proven.before, proven.plan, proven.desk, proven.request
     rollback = Rollback(cluster, desk, plan, before)
     with Trail(cluster, desk, request.verb, request.reason, settings=True) as trail:
         trail.begin(**_describe_choice(plan, before))
@@ -118,11 +131,10 @@ def _cool(cluster: Cluster, tasks: Sequence[Task]) -> None:
 
 def _plan_and_prove(
     cluster: Cluster, desk: Desk, request: StartRequest, release: str, warm: list[Task]
-) -> tuple[Observation, Plan, Desk] | None:
+) -> _Proven | None:
     """Look at the hosts, plan, and prove that; None where nothing is to be done.
 
-    `warm` lists the tasks that may import TensorFlow meanwhile. Returns what was seen, the plan without
-    the hosts that were lost meanwhile, and the desk that ships the plan's way.
+    `warm` lists the tasks that may import TensorFlow meanwhile.
     """
     inventory = cluster.inventory
     short = ShortWay(cluster)
@@ -151,7 +163,7 @@ def _plan_and_prove(
     # What Ansible starts is new, and what is left out stays down.
     _cool(cluster, [task for task in warm if plan.by_ansible or task not in plan.tasks])
     warm[:] = plan.tasks
-    return before, _prove(cluster, desk, request, plan), desk
+    return _Proven(before, _prove(cluster, desk, request, plan), desk, request)
 
 
 def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
