@@ -81,6 +81,10 @@ def _example(name: str) -> dict[str, str]:
 
 def _refuse_folder(directory: Path) -> None:
     """Raise OperatorMistake for a folder in psfleet's own tree, and for one whose ansible.cfg Ansible would ignore."""
+    if "=" in directory.name:
+        raise OperatorMistake(
+            f"{directory} is a host's name and address; expected the folder first: psfleet init DIR {directory} ..."
+        )
     whole = directory.resolve()
     if whole.is_relative_to(KIT) or whole == CODE:
         raise OperatorMistake(

@@ -15,7 +15,7 @@ from fleet.readings import describe
 from fleet.site.topology import Task
 from fleet.verbs import Desk
 from fleet.verbs.cost import Cost
-from fleet.verbs.names import find_hosts
+from fleet.verbs.names import find_host
 from fleet.verbs.ok_to_stop import look
 from fleet.verbs.waiting import wait
 
@@ -31,7 +31,7 @@ def drain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, pl
     A ps is let go after a save, and the model is laid out over the others. Typed again, it goes on where it was broken
     off. Raises OperatorMistake where the training would not go on.
     """
-    (host,) = find_hosts(cluster.inventory, [host])
+    host = find_host(cluster.inventory, host)
     seen, cost = look(cluster, [host], in_order=True)
     if plan_only:
         desk.say(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
@@ -83,7 +83,7 @@ def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: s
 
 def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:
     """Have a drained host back: its tasks start where the cluster is started, and join the training."""
-    (host,) = find_hosts(cluster.inventory, [host])
+    host = find_host(cluster.inventory, host)
     seen = cluster.observe(new_is_enough=True)
     tasks = cluster.inventory.tasks_on(host)
     starts = tasks if not seen.units[cluster.inventory.chief.name].idle else []

@@ -9,6 +9,14 @@ from fleet.site.inventory import Inventory
 from fleet.site.schema.problems import show
 
 
+def find_host(inventory: Inventory, given: str) -> str:
+    """Return the one host that is named; raises OperatorMistake for several, or one that the inventory has not."""
+    found = find_hosts(inventory, [given])
+    if len(found) > 1:
+        raise OperatorMistake(f"{given} names {len(found)} hosts; expected one, and then the next: {found[0]}")
+    return found[0]
+
+
 def find_hosts(inventory: Inventory, given: Sequence[str]) -> list[str]:
     """Return the hosts that are named, each once; raises OperatorMistake for one that the inventory has not."""
     named = [each for text in given for each in text.split(",") if each]

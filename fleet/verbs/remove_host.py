@@ -22,7 +22,7 @@ from fleet.verbs import Desk, inventory_file
 from fleet.verbs.cost import find_chief, find_shortages
 from fleet.verbs.drain import is_drained
 from fleet.verbs.inventory_file import NotPlain
-from fleet.verbs.names import find_hosts
+from fleet.verbs.names import find_host
 
 # The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
 NUMBERED = ("ps", "worker")
@@ -49,7 +49,7 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
         )
         _answer(desk, "remove-host", "nothing to do", [host], [])
         return
-    (host,) = find_hosts(cluster.inventory, [host])
+    host = find_host(cluster.inventory, host)
     seen = cluster.observe(new_is_enough=True)
     numbers = numbers_to_write(cluster.inventory, host)
     expected = [task for task in cluster.inventory.tasks if task.host != host]
@@ -90,7 +90,7 @@ def replace_host(
     inventory = cluster.inventory
     if new in inventory.variables:
         raise OperatorMistake(f"{inventory.source} has a host {show(new)} already: name a new one")
-    (old,) = find_hosts(inventory, [old])
+    old = find_host(inventory, old)
     seen = cluster.observe(new_is_enough=True)
     has = address_variables(inventory, old, address)
     where = address or new

@@ -44,7 +44,8 @@ KERAS_3 = (
     *(
         "Adafactor(0.1)",
         "Lamb(0.1)",
-        "Muon(0.1, weight_decay=0.1, adam_weight_decay=None)",
+        # Of raw variables Muon can't ask for the path that tells an embedding.
+        "Muon(0.1, weight_decay=0.1, adam_weight_decay=None, exclude_embeddings=False)",
         "Adam(0.1, use_ema=True, weight_decay=0.01)",
         "SGD(0.1, clipnorm=0.5)",
     ),

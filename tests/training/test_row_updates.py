@@ -269,6 +269,16 @@ OTHERS: dict[str, Make] = {
 }
 
 
+def trained_alone(make: Make, batches: list[list[int]], parts: list[int]) -> list[np.ndarray]:
+    """Train so many steps in each part, at whose end Keras takes the averages for the weights, as a run does."""
+    model = Model(make())
+    for steps in parts:
+        model.train(batches, steps)
+        if model.optimizer.use_ema:
+            model.optimizer.finalize_variable_values([model.table, model.bias])
+    return [model.table.numpy(), model.bias.numpy()]
+
+
 @pytest.mark.parametrize(
     ("make", "batches", "settings"),
     [
@@ -288,11 +298,11 @@ def test_tables_of_two_shards_train_as_whole_ones_do_alone(
     fit = saved(testing.train(program, steps=12, ps=2, directory=tmp_path / "fit", api="fit", **common))
     testing.train(program, steps=6, ps=2, directory=tmp_path / "loop", **common)
     loop = saved(testing.train(program, steps=12, ps=1, directory=tmp_path / "loop", **common))
-    table, bias = Model(make()).train(batches[:1], 12)
-    assert not np.array_equal(table, START)
-    for values in (fit, loop):
+    for values, parts in ((fit, [12]), (loop, [6, 6])):
+        table, bias = trained_alone(make, batches[:1], parts)
+        assert not np.array_equal(table, START)
         np.testing.assert_allclose(values["model/table/.ATTRIBUTES/VARIABLE_VALUE"], table, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(values["model/bias/.ATTRIBUTES/VARIABLE_VALUE"], bias, rtol=1e-5, atol=1e-6)
     assert fit.keys() == loop.keys()
-    for name, value in fit.items():
+    for name, value in fit.items() if not make().use_ema else ():  # averages count where a part ends
         np.testing.assert_allclose(loop[name], value, rtol=1e-5, atol=1e-6, err_msg=name)

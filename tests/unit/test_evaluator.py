@@ -102,7 +102,12 @@ def test_an_evaluation_that_fails_is_told_and_stays_owed(
     if before:
         write_record(directory.evaluation, before)
     trouble = UserError("Mine.eval_dataset never ends")
-    monkeypatch.setattr(evaluator.WatchedRun, "_load", lambda watched: raised(trouble))
+
+    def load(watched: evaluator.WatchedRun) -> None:
+        write_checkpoint(directory, 12)  # meanwhile
+        raised(trouble)
+
+    monkeypatch.setattr(evaluator.WatchedRun, "_load", load)
     assert run_evaluator(config, Heard(), lambda: config) == 78
     status = read_status(directory)
     assert status.message == "not evaluated: step 10: Mine.eval_dataset never ends"

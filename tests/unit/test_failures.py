@@ -76,6 +76,7 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
     ("text", "mend"),
     [
         ("`merge_call` called while defining a new graph or a tf.function. This can", "add them up within a step"),
+        ("partitions[0] = 2 is not in [0, 2)", "ids modulo them"),
         ("Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for", 'reduction="none"'),
     ],
 )

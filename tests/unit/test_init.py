@@ -145,6 +145,11 @@ def test_a_folder_of_psfleets_own_is_refused() -> None:
     assert not (KIT / "mysite").exists()
 
 
+def test_a_host_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OperatorMistake, match=r"expected the folder first: psfleet init DIR .*a=10\.0\.0\.1"):
+        make(tmp_path / "a=10.0.0.1", "b")
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OperatorMistake, match="is no directory"):

@@ -17,7 +17,7 @@ import pytest
 from trainer.core.config import Config, ConfigError
 from trainer.core.strategies import STRATEGIES
 from trainer.process.fork_server import ForkServer
-from trainer.tasks import local_supervisor
+from trainer.tasks import local, local_supervisor
 from trainer.tasks.local import add_local_options, cluster_size, data_workers, local_cluster, make_tasks, setting
 from trainer.tasks.local_supervisor import Supervisor, Task, final
 
@@ -54,6 +54,12 @@ def test_coordinators_end_ends_all(capfd: pytest.CaptureFixture[str], code: int)
     started = pids(capfd.readouterr().out)
     assert len(started) == 3
     assert all(map(gone, started))
+
+
+def test_a_python_without_tensorflow_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "find_spec", lambda name: None if name == "tensorflow" else object())
+    with pytest.raises(ConfigError, match=r"has no tensorflow, which training takes: pip install 'psfleet\[trainer\]'"):
+        local.refuse_missing_libraries()
 
 
 def test_output_is_prefixed_with_the_task(capfd: pytest.CaptureFixture[str]) -> None:

@@ -225,6 +225,11 @@ def test_a_group_that_the_strategy_has_no_use_for_is_noted():
     assert [note.split()[1] for note in notes(evaluator, strategy="one_device")] == ["ps", "worker"]
 
 
+def test_a_gpu_that_no_task_uses_is_noted():
+    gpus = {"evaluator": ["head"], "gpu": ["worker-0", "ps-0"]}
+    assert notes(gpus) == ["ps-0 is in the group gpu and has no task that computes: its GPU is not used"]
+
+
 @pytest.mark.parametrize(
     ("run", "needs"),
     [

@@ -84,6 +84,17 @@ def test_a_run_remembers_its_program(tmp_path: Path) -> None:
         RunDirectory(tmp_path, "r").claim(config.replace(program="mine:Two"))
 
 
+def test_the_name_of_a_run_that_failed_before_it_trained_is_free(tmp_path: Path) -> None:
+    config, directory = Config(program="mine:Onee", run="r", shared_dir=str(tmp_path)), RunDirectory(tmp_path, "r")
+    directory.claim(config)
+    write_record(directory.status, {"state": "failed", "step": None})
+    directory.claim(config.replace(program="mine:One"))
+    assert (read_record(directory.settings) or {})["program"] == "mine:One"
+    write_record(directory.status, {"state": "failed", "step": 3})
+    with pytest.raises(UserError, match="belongs to the program mine:One"):
+        directory.claim(config.replace(program="mine:Two"))
+
+
 def test_a_run_keeps_its_parameters(tmp_path: Path) -> None:
     config = Config(program="mine:One", run="r", shared_dir=str(tmp_path), program_args={"rate": 0.1, "units": 8})
     RunDirectory(tmp_path, "r").claim(config)

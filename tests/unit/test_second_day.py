@@ -205,6 +205,7 @@ def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, desk: verbs.Desk, mon
         ("ps-b", ["ps-0"], "0 of 2 ps would be left"),
         ("nowhere", [], "has no host 'nowhere' with a task. It has: head, ps-a"),
         ("ps-1", [], "ps-1 is a task, on ps-b"),
+        ("w-a,w-b", [], "w-a,w-b names 2 hosts; expected one, and then the next: w-a"),
     ],
 )
 def test_what_the_training_needs_is_not_drained(

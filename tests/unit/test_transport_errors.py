@@ -83,6 +83,13 @@ MET = [
         "in binary running on host. Make sure the operation or function is registered in the binary.",
         "without the traced functions",
     ),
+    # A coordinator that thaws after another one has taken its place.
+    (
+        "InvalidArgumentError",
+        "Graph execution error:\n\nInvalid rendezvous key (src): /job:ps/replica:0/task:0/device:CPU:0;a94d51b00bd92;"
+        "/job:chief/replica:0/task:0/device:CPU:0;edge_1145_atomic_update/ReadVariableOp;0:0 @ @",
+        "another coordinator's",
+    ),
     (
         "FailedPreconditionError",
         "Could not find variable dense/kernel. This could mean that the variable has been deleted. In TF1, it can also "

@@ -49,6 +49,8 @@ MENDS = {
     "the program's own out, and choose with the run setting `strategy` (docs/training.md)",
     "was not created in the distribution strategy scope": "make the whole model in build_model, with its layers and "
     "its optimizer (docs/programs.md)",
+    "partitions[": "an id is outside of a table that is split between the ps: give the Embedding as many rows as the "
+    "greatest id and one more, or take ids modulo them, as keras.layers.Hashing does (docs/recommenders.md)",
     "Creating variables in `dataset_fn` is not allowed": "a layer that the datasets use makes its variables when it is "
     "called first: call it once in build_model, and keep it as an attribute of the program (docs/input.md)",
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '

@@ -53,6 +53,7 @@ TABLE = (
     TransportError(ANY, phrase("unable to find the relevant tensor remote_handle"), "the server is a new process"),
     TransportError(ANY, phrase("unknown device"), "the server is a new process"),
     TransportError(ANY, phrase("primary device is not remote"), "the server is a new process"),
+    TransportError(ANY, phrase(r"invalid rendezvous key \(src\)"), "the server is another coordinator's by now"),
     TransportError(ANY, phrase("iteration client id not found"), "the dispatcher lost its journal and its jobs"),
     TransportError(
         ANY,

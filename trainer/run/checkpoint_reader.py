@@ -132,8 +132,14 @@ def check_fit(status: Any) -> None:
         status.assert_existing_objects_matched()
 
 
+def what_differs(error: Exception) -> str:
+    """Return the line of an error that says which value differs, of a function's the one behind its heading."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return next((line for line in lines if "shape" in line or "tensor_name" in line), lines[0]).rstrip(".")
+
+
 def misfit(prefix: str, error: Exception) -> Misfit:
     return Misfit(
-        f"the checkpoint {prefix} does not fit the model: {str(error).strip().splitlines()[0]}. "
+        f"the checkpoint {prefix} does not fit the model: {what_differs(error)}. "
         "A changed model needs a new run: start it with another --run NAME"
     )

@@ -106,7 +106,7 @@ class RunDirectory(LeasedDirectory):
         damaged.
         """
         record = read_record(self.settings)
-        if record is None:
+        if record is None or self._failed_untrained():
             return None
         if record.get("program") != config.program:
             raise UserError(
@@ -122,6 +122,13 @@ class RunDirectory(LeasedDirectory):
                 f"with {describe_values(other)}: start another run with --run NAME"
             )
         return record
+
+    def _failed_untrained(self) -> bool:
+        """Return whether an error of the user's ended it before anything was trained: its name is free again."""
+        if self.state.exists() or self.catalogue.newest() is not None:
+            return False
+        status = read_record(self.status) or {}
+        return status.get("state") == RunState.FAILED and not status.get("step")
 
     def claim(self, config: Config) -> None:
         """Remember the run's program and its parameters, or raise UserError when the run began with others."""

@@ -91,6 +91,8 @@ class WatchedRun:
     tries: Counter[tuple[int, int | None]] = field(default_factory=Counter)
     skipped: bool = False
     """Whether the last checkpoint could not be read."""
+    present: int | None = None
+    """The step that is being evaluated, or was last; None before the first."""
 
     @classmethod
     def of(cls, config: Config, notifier: Notifier) -> WatchedRun:
@@ -117,6 +119,7 @@ class WatchedRun:
     def evaluate(self, step: int, saved: int | None) -> None:
         """Evaluate a checkpoint, or give it up after some tries."""
         config, directory = self.config, self.directory
+        self.present = step
         self.phases.enter(Phase.EVALUATING)
         if sweep_or_none(config) is not None and not begin_try(directory, step, saved):
             give_up(directory, step, f"{TRIES} processes have ended while they evaluated step {step}")
@@ -178,12 +181,12 @@ class WatchedRun:
             return TRY_AGAIN
         message = str(error) if isinstance(error, UserError) else explain(error, file)
         log.error("evaluating %s failed: %s", self.config.run, message, exc_info=not isinstance(error, UserError))
-        newest = self.directory.catalogue.newest()
-        if sweep_or_none(self.config) is not None and newest is not None:
-            give_up(self.directory, newest, message)
+        step = self.present  # a newer one may be there by now
+        if sweep_or_none(self.config) is not None and step is not None:
+            give_up(self.directory, step, message)
             return TRY_AGAIN
         with contextlib.suppress(OSError, ValueError):  # the log has it
-            tell_failed(self.directory, message if newest is None else f"step {newest}: {message}")
+            tell_failed(self.directory, message if step is None else f"step {step}: {message}")
             if self.directory.finished(self.config.steps) is not None:
                 PageWriter(self.directory).write()
         return USER_ERROR

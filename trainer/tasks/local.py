@@ -7,9 +7,11 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from trainer.tasks.local_supervisor import Supervisor, Task, say
 from trainer.telemetry.outlets.prometheus import ADDRESS
 from trainer.telemetry.status import describe, read_status
 
+LIBRARIES = ("grpc", "tensorflow", "tf_keras")
 FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that another process has started
 SCRAPED = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)  # the order of the metrics' ports, as on hosts
 
@@ -95,8 +98,17 @@ def setting(key: str, text: str) -> Any:
     return text
 
 
+def refuse_missing_libraries() -> None:
+    """Raise ConfigError where this Python lacks what each task imports: they would be started again for ever."""
+    if missing := [name for name in LIBRARIES if find_spec(name) is None]:
+        raise ConfigError(
+            f"{sys.executable} has no {', '.join(missing)}, which training takes: pip install 'psfleet[trainer]' there"
+        )
+
+
 def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Start the tasks, keep them alive and return the coordinator's exit code."""
+    refuse_missing_libraries()
     keys = {field.name for field in dataclasses.fields(Config)}
     settings = {key: value for key, value in vars(options).items() if key in keys}
     settings["shared_dir"] = absolute_path(settings["shared_dir"])

@@ -23,6 +23,7 @@ from fleet.site.wireguard import (
     is_encrypted,
 )
 from trainer.core.config import Config
+from trainer.core.strategies import STRATEGIES
 
 
 def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
@@ -41,6 +42,10 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
             f"in {storage.path}, and checkpoints go through the coordinator's memory; wheels are copied to each "
             "host; there is no evaluator, and no lease that another host would see: docs/storage.md"
         )
+    computing = ("worker", "evaluator") if STRATEGIES[strategy].remote else ("worker", "evaluator", "chief")
+    for host in groups.get("gpu", ()):
+        if not any(host in groups.get(job, ()) for job in computing):
+            notes.append(f"{host} is in the group gpu and has no task that computes: its GPU is not used")
     if groups.get("evaluator") and "evaluator" not in busy:
         notes.append(
             f"group evaluator ({', '.join(groups['evaluator'])}) stands idle: it evaluates with evaluation: sidecar, "
