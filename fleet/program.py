@@ -25,6 +25,7 @@ from fleet.host_locks import write_locks
 from fleet.init import make_site
 from fleet.places import KIT, site
 from fleet.release import find_ansible
+from trainer.core.config import DECLARED
 
 # Invoke's messages.
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!", re.DOTALL)
@@ -66,6 +67,10 @@ class Psfleet(Fab):
         word = unknown[1]
         flag = word.startswith("-")
         known = list(context.flags) if flag and context else list(self.namespace.task_names)
+        setting = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if flag and setting in DECLARED:
+            where = "write it in trainer_run of the inventory (group_vars/all.yml)"
+            return Exit(f"{setting} is a run setting, and no flag of a verb: {where}", 2)
         close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
         verb = f"{context.name} " if flag and context and context.name else ""
         kind = "flag" if flag else "verb"

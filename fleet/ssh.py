@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import logging
 import math
 import random
@@ -317,7 +318,12 @@ class SshHosts:
             )
         if isinstance(error, AuthenticationException):
             key = f"the key {host.key_file}" if host.key_file else "your keys"
-            return f"{where} lets user {host.user or '(yours)'} in with none of {key} ({error})"
+            return f"{where} lets user {host.user or getpass.getuser()} in with none of {key} ({error})"
+        if "No authentication methods available" in str(error):
+            return (
+                f"{where}: no key was found in ~/.ssh, and no agent has one: `ssh-keygen`, then `ssh-copy-id`; or name "
+                "one with ansible_ssh_private_key_file"
+            )
         if isinstance(error, TimeoutError):
             return f"no answer from {where} in {CONNECT_SECONDS} s"
         if isinstance(error, NoValidConnectionsError):

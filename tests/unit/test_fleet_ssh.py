@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import getpass
 import hashlib
 import os
 import re
@@ -21,6 +22,7 @@ import paramiko
 import pytest
 from fabric import Config
 from paramiko.common import MSG_CHANNEL_SUCCESS
+from paramiko.ssh_exception import AuthenticationException, SSHException
 
 import fleet.ssh
 from fleet.errors import OperatorMistake
@@ -331,6 +333,16 @@ def test_refused_key_names_user_and_key(server: Server, tmp_path: Path) -> None:
     reason = hosts.run({"here": "true"})["here"].unreachable or ""
     assert "admin" in reason
     assert str(tmp_path / "wrong") in reason
+    hosts.close()
+
+
+def test_a_login_without_any_key_says_how_to_get_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    hosts = ssh(Host("here", "127.0.0.1", None, server.port, None, ACCEPT))
+    error = SSHException("No authentication methods available")
+    assert "`ssh-keygen`, then `ssh-copy-id`" in hosts._reason(hosts._hosts["here"], error)
+    refused = hosts._reason(hosts._hosts["here"], AuthenticationException("Authentication failed."))
+    assert f"lets user {getpass.getuser()} in with none of your keys" in refused
     hosts.close()
 
 

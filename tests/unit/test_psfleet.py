@@ -26,6 +26,8 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("--lits", "psfleet has no flag '--lits'. Did you mean --list?"),
         ("status --jsn", "psfleet status has no flag '--jsn'. Did you mean --json?"),
         ("status --jsn=1", "psfleet status has no flag '--jsn'. Did you mean --json?"),
+        ("start-cluster --steps 9", "steps is a run setting, and no flag of a verb: write it in trainer_run of the"),
+        ("start-cluster --steps=9", "steps is a run setting, and no flag of a verb: write it in trainer_run of the"),
         ("--help nothing", "psfleet has no verb 'nothing'. `psfleet --help` lists them"),
         ("-H", "-H has no value; expected one after it"),
         ("logs --lines", "--lines has no value; expected one after it"),

@@ -22,12 +22,15 @@ NO_URL = (
 
 def program_name_problem(name: str) -> str:
     """Say why a text can't name a program; nothing where it can."""
-    if PROGRAM_NAME.fullmatch(name):
-        return ""
     module, colon, attribute = name.partition(":")
     if "/" in module or module.endswith(".py"):
         dotted = module.removesuffix(".py").strip("./").replace("/", ".")
-        return f"is a path: write the module with dots and without .py, as {dotted}:{attribute or 'Name'}"
+        place, _, file = dotted.rpartition(".")
+        name = attribute or "Name"
+        alone = f"; where release_program is the folder {place}, as {file}:{name}" if place else ""
+        return f"is a path: write the module with dots and without .py, as {dotted}:{name}{alone}"
+    if PROGRAM_NAME.fullmatch(name):
+        return ""
     parts = [*module.split("."), *attribute.split(".")] if colon and module and attribute else []
     wrong = next((part for part in parts if part and not re.fullmatch(r"[A-Za-z_]\w*", part)), None)
     if wrong is None:
