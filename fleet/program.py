@@ -35,6 +35,10 @@ _NO_VALUE = re.compile(r"Flag <Argument: (\S+?)(?: \(.*\))?> needed value")
 class Psfleet(Fab):
     """Fabric's own command line, where a mistake ends with 2, as every mistake of an operator does."""
 
+    def print_help(self) -> None:
+        super().print_help()
+        print(f"Pages that messages name, as docs/operations.md: {KIT / 'docs'}\n")
+
     def parse_core(self, argv: list[str] | None) -> None:
         before = sys.dont_write_bytecode
         try:

@@ -21,6 +21,7 @@ PLACES = {
     "ansible/": "psfleet/ansible/",
     "roles/": "psfleet/ansible/roles/",
     "locks/": "psfleet/locks/",
+    "docs/": "psfleet/docs/",
     "inventory/": "psfleet/inventory/",
     "site.yml": "psfleet/site.yml",
     "reset.yml": "psfleet/reset.yml",
@@ -92,6 +93,8 @@ def test_help_lists_the_verbs(installed: Installed, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for verb in ("init", "playbook", "validate", "start-cluster", "status", "stop-cluster", "drill"):
         assert f"\n  {verb} " in done.stdout
+    pages = Path(done.stdout.rsplit("docs/operations.md: ")[1].strip())
+    assert (pages / "operations.md").is_file()
 
 
 def test_verbs_and_flags_are_completed(installed: Installed, tmp_path: Path) -> None:

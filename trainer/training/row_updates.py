@@ -171,8 +171,8 @@ def warn_of_large_tables(optimizer: Optimizer) -> None:
         if isinstance(gradient, tf.IndexedSlices) and bytes_of(variable) >= LARGE_BYTES and name not in warned:
             warned.add(name)
             log.warning(
-                "%s computes on all rows of %s at each step, of which a shard is %s: docs/large-tables.md says which "
-                "optimizers change only the rows that are looked up",
+                "%s computes on all rows of %s at each step, of which a shard is %s. lazy_optimizers: true "
+                "changes only the rows that are looked up, with the optimizers of docs/large-tables.md",
                 type(optimizer).__name__,
                 name,
                 size(bytes_of(variable)),
