@@ -28,6 +28,7 @@ from trainer.keep_queue import run_queue
 from trainer.keep_run import HELP as UPKEEP
 from trainer.keep_run import run_upkeep
 from trainer.process.gpus import find_missing
+from trainer.process.server_library import is_loaded
 from trainer.process.warm_start import die_with_parent, end
 from trainer.report.html import render
 from trainer.report.summary import read_story
@@ -368,6 +369,6 @@ def show_sweep(options: argparse.Namespace, environment: Mapping[str, str]) -> i
 
 if __name__ == "__main__":
     code = main(sys.argv[1:], os.environ)
-    if "tensorflow.python" in sys.modules:  # also where only its servers were imported
+    if is_loaded():
         end(code)
     sys.exit(code)

@@ -80,11 +80,13 @@ def test_private_modules_are_imported_in_one_place() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            names += [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
             if any(f"{name}.".startswith(f"{private}.") for name in names for private in PRIVATE):
                 found.add(str(path.relative_to(TRAINER)))
     there = {str(path.relative_to(TRAINER)) for path in (TRAINER / "training/tf_internals").glob("*.py")}
-    # The one asks whether a fork is safe, the other is Keras 3's, which programs are loaded with before TensorFlow's.
-    assert found - there == {"process/warm_start.py", "core/layer_names.py"}
+    # By name: whether a fork is safe, what a server needs, and Keras 3's, with which programs are loaded before
+    # TensorFlow's.
+    assert found - there == {"process/warm_start.py", "process/server_library.py", "core/layer_names.py"}
 
 
 def test_the_handler_of_failures_is_made_and_used_as_ever() -> None:

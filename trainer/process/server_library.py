@@ -59,6 +59,11 @@ def load_server_library() -> SimpleNamespace:
     return library
 
 
+def is_loaded() -> bool:
+    """Return whether this process has imported TensorFlow, or its servers alone."""
+    return "tensorflow.python" in sys.modules
+
+
 def has_plugins(spec: ModuleSpec) -> bool:
     """Return whether TensorFlow would load kernels or devices from elsewhere."""
     places = [*sys.path, *(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))]
