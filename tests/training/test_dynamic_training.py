@@ -110,7 +110,7 @@ def test_rows_that_no_step_trains_leave(programs: Any, tmp_path: Path) -> None:
     tables = {"items": {"capacity": 200_000, "evict_after_steps": 20}}
     settings = {**SETTINGS, "dynamic_tables": tables, "checkpoint_steps": 30, "checkpoint_seconds": 0}
     settings["steps_per_execution"] = 5
-    result = testing.train(programs.Keys(new=0.5), 150, ps=2, directory=tmp_path, **settings)
+    result = testing.train(programs.Keys(new=0.5, pause_ms=40), 150, ps=2, directory=tmp_path, **settings)
     last = rows_of(str(result.directory / "checkpoints" / "ckpt-150"))
     new = [key for key in last if key >= programs.KNOWN * programs.STRIDE]
     in_all = 150 * programs.BATCH * programs.IDS // 2
