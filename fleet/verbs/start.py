@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet import decision, drains, report
 from fleet.cluster import Cluster
 from fleet.decision import Choice
-from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
+from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.plan import Plan, make_plan, render_plan
 from fleet.release import STAGE, SWITCH
 from fleet.run import Run
 from fleet.short import ShortWay
-from fleet.signals import undisturbed
 from fleet.site.inventory import Inventory, list_notes
 from fleet.site.topology import Task
 from fleet.verbs import Desk
@@ -25,6 +24,7 @@ from fleet.verbs.put_back import Rollback
 from fleet.verbs.shipping import agree_on_missing, compare, observe_all, ship_to_present, show_changes
 from fleet.verbs.stop import stop_tasks
 from fleet.verbs.sweep import choose_sweep, follow_sweep
+from fleet.verbs.warm import cool, cooled
 from fleet.verbs.watch import EVALUATION_SECONDS, Watch
 from trainer.telemetry.queue import describe_queue
 from trainer.telemetry.sweep import describe_sweep
@@ -100,7 +100,7 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
     release = desk.build(inventory)
     if not request.plan_only:
         cluster.keep_starts_away()
-    with _cooled(cluster, request) as warm:
+    with cooled(cluster, [] if request.plan_only else [inventory.chief]) as warm:
         proven = _plan_and_prove(cluster, desk, request, release, warm)
         if proven is None:
             return
@@ -111,22 +111,6 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
         trail.begin(**_describe_choice(plan, before))
         started = _switch_and_start(cluster, desk, request, before, rollback)
         _follow(cluster, desk, request, started, rollback, trail)
-
-
-@contextmanager
-def _cooled(cluster: Cluster, request: StartRequest) -> Iterator[list[Task]]:
-    """Give the tasks that may import TensorFlow for this start, and end on leaving those that are still listed."""
-    warm = [] if request.plan_only else [cluster.inventory.chief]
-    try:
-        yield warm
-    finally:
-        _cool(cluster, warm)
-
-
-def _cool(cluster: Cluster, tasks: Sequence[Task]) -> None:
-    with undisturbed(), suppress(FleetError):  # what stays on a host that is lost ends by itself
-        if tasks:
-            cluster.cool(tasks)
 
 
 def _plan_and_prove(
@@ -161,7 +145,7 @@ def _plan_and_prove(
         _answer(desk, request, "planned", plan=plan.as_json(), changes=changes)
         return None
     # What Ansible starts is new, and what is left out stays down.
-    _cool(cluster, [task for task in warm if plan.by_ansible or task not in plan.tasks])
+    cool(cluster, [task for task in warm if plan.by_ansible or task not in plan.tasks])
     warm[:] = plan.tasks
     return _Proven(before, _prove(cluster, desk, request, plan), desk, request)
 

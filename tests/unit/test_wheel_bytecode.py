@@ -82,15 +82,14 @@ def test_each_file_is_the_one_that_the_hosts_compiler_would_write(wheels: Path, 
     assert compiled(site) == ours
 
 
-def test_a_module_that_changed_since_is_compiled_from_its_text(wheels: Path, site: Path) -> None:
+def test_a_module_that_changed_since_is_compiled_from_its_text(
+    wheels: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(site, write(wheels, site))
     (site / "beside.py").write_bytes(b"x = 22\n")
-    sys.path.insert(0, str(site))
-    try:
-        assert importlib.import_module("beside").x == 22
-    finally:
-        sys.path.remove(str(site))
-        sys.modules.pop("beside", None)
+    monkeypatch.syspath_prepend(str(site))
+    assert importlib.import_module("beside").x == 22
+    sys.modules.pop("beside")
 
 
 @pytest.mark.parametrize("given", [{"digest": "0" * 64}, {"digest": ""}, {"magic": "00000000"}])

@@ -42,10 +42,6 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
             f"in {storage.path}, and checkpoints go through the coordinator's memory; wheels are copied to each "
             "host; there is no evaluator, and no lease that another host would see: docs/storage.md"
         )
-    computing = ("worker", "evaluator") if STRATEGIES[strategy].remote else ("worker", "evaluator", "chief")
-    for host in groups.get("gpu", ()):
-        if not any(host in groups.get(job, ()) for job in computing):
-            notes.append(f"{host} is in the group gpu and has no task that computes: its GPU is not used")
     if groups.get("evaluator") and "evaluator" not in busy:
         notes.append(
             f"group evaluator ({', '.join(groups['evaluator'])}) stands idle: it evaluates with evaluation: sidecar, "
@@ -66,9 +62,16 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
     vacant = ", ".join(derive_topology(groups, hostvars).vacant) if numbered else ""
     if vacant:
         notes.append(f"no host is {vacant}: the training goes on without, until a new machine has that index")
-    notes += _idle_notes(groups, hostvars)
+    notes += [*_gpu_notes(groups, strategy), *_idle_notes(groups, hostvars)]
     notes += _webhook_notes(run_settings(groups, hostvars), groups["chief"][0], hostvars)
     return notes
+
+
+def _gpu_notes(groups: Groups, strategy: str) -> Iterator[str]:
+    computing = ("worker", "evaluator") if STRATEGIES[strategy].remote else ("worker", "evaluator", "chief")
+    for host in groups.get("gpu", ()):
+        if not any(host in groups.get(job, ()) for job in computing):
+            yield f"{host} is in the group gpu and has no task that computes: its GPU is not used"
 
 
 def _idle_notes(groups: Groups, hostvars: HostVars) -> Iterator[str]:
