@@ -644,7 +644,7 @@ def task(notifier):
 
 
 def test_a_supervisor_lends_its_import_and_what_it_lends_outlives_a_child(start: Start) -> None:
-    supervised = start(DOOR, watchdog=0.4)
+    supervised = start(DOOR, watchdog=2)
     first = supervised.child()
     place = supervised.directory
     lent = client(
