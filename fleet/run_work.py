@@ -63,10 +63,9 @@ def refuse_name(run: str) -> None:
 
 def refuse_path(flag: str, path: str | None) -> None:
     """Raise OperatorMistake for a path that doesn't say where it is on a host."""
-    if path is None:
-        raise OperatorMistake(f"{flag} is missing; expected a whole path of the chief's host, such as /srv/backup")
-    if not path.startswith("/"):
-        raise OperatorMistake(f"{flag} is {show(path)}: expected a whole path of the chief's host, such as /srv/backup")
+    if path is None or not path.startswith("/"):
+        found = "missing" if path is None else show(path)
+        raise OperatorMistake(f"{flag} is {found}: expected a whole path of the chief's host, such as /srv/backup")
 
 
 def render_bytes(number: int | None) -> str:

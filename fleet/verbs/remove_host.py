@@ -92,9 +92,8 @@ def replace_host(
         raise OperatorMistake(f"{inventory.source} has a host {show(new)} already: name a new one")
     old = find_host(inventory, old)
     seen = cluster.observe(new_is_enough=True)
-    has = address_variables(inventory, old, address)
     where = address or new
-    variables = dict.fromkeys(has, where)
+    variables = dict.fromkeys(address_variables(inventory, old, address), where)
     at = address_of(new, {**inventory.variables[old], **variables})
     expected = [replace(task, host=new, address=at) if task.host == old else task for task in inventory.tasks]
     steps = [

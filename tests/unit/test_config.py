@@ -102,11 +102,8 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
         ("program", "my-nets:Net", "Rename the module my-nets (its file or directory) to my_nets"),
         ("program", "nets.2nd:Net", "Rename the module 2nd (its file or directory) to _2nd"),
         ("program", "nets:My-Net", "program: 'nets:My-Net' has 'My-Net', which Python can't import by name"),
-        (
-            "program",
-            "nets/net.py:Net",
-            "as nets.net:Net; where release_program is the folder nets, as net:Net",
-        ),
+        ("program", "nets/net.py:Net", "is a path: write the module with dots and without .py, as nets.net:Net"),
+        ("program", "nets/net.py:Net", "; where release_program is the folder nets, as net:Net"),
         ("program", "net.py:Net", "is a path: write the module with dots and without .py, as net:Net"),
         ("shared_dir", "runs", "shared_dir: must be an absolute path"),
         ("shared_dir", "gs://bucket/runs", "shared_dir is 'gs://bucket/runs': the run directory lies in a file system"),

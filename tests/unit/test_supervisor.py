@@ -644,7 +644,7 @@ def task(notifier):
 
 
 def test_a_supervisor_lends_its_import_and_what_it_lends_outlives_a_child(start: Start) -> None:
-    supervised = start(DOOR, watchdog=2)
+    supervised = start(DOOR, watchdog=1)
     first = supervised.child()
     place = supervised.directory
     lent = client(
@@ -658,6 +658,7 @@ def test_a_supervisor_lends_its_import_and_what_it_lends_outlives_a_child(start:
     (place / "go0").touch()
     supervised.child(1)
     assert gone(first)
+    time.sleep(1.2)  # longer than the watchdog waits
     assert lent.poll() is None
     lent.kill()
     assert lent.wait(MINUTE) == -signal.SIGKILL
