@@ -62,8 +62,7 @@ def check_replay(runs: Runs, program: str, case: str, workers: int, *more: str) 
     assert process.wait(6 * MINUTE) == 0, process.output[-6000:]
     answer = json.loads(re.findall(r'\{"updates":.*\}', process.output)[-1])
     assert answer["differing"] == {}
-    # A step updates the table, which may have two parts, the score's weights and its bias; tf_keras's Nadam a number
-    # of its own.
-    acts = (4 if more else 3) + (case == "Nadam" and program == "replayed:Replayed")
+    # A step updates the table, which may have two parts, the score's weights and its bias; Nadam a number of its own.
+    acts = (4 if more else 3) + (case == "Nadam")
     assert acts * STEPS <= answer["updates"] <= acts * (STEPS + 5 * deaths)
     assert deaths

@@ -17,6 +17,7 @@ import pytest
 from trainer.core.config import Config, ConfigError
 from trainer.core.strategies import STRATEGIES
 from trainer.process.fork_server import ForkServer
+from trainer.process.gpus import share_gpus
 from trainer.tasks import local, local_supervisor
 from trainer.tasks.local import add_local_options, cluster_size, data_workers, local_cluster, make_tasks, setting
 from trainer.tasks.local_supervisor import Supervisor, Task, final
@@ -377,3 +378,53 @@ def test_a_coordinator_that_the_program_ends_with_0_is_started_again(
     assert Supervisor([task("chief-0", script)], is_done=done.exists).run() == 0
     assert done.exists()
     assert capsys.readouterr().out.count("ended with 0 before the run was finished: does the program call") == 1
+
+
+HIDDEN_OF = {"evaluator-0": "-1", "chief-0": "-1"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tasks", "shares"),
+    [
+        (["0", "1", "2", "3"], 2, ["0,1", "2,3"]),
+        (["0", "1", "2"], 2, ["0", "1"]),  # each task that trains has as many
+        (["0"], 2, ["0", "0"]),
+        (["GPU-a", "GPU-b"], 3, ["GPU-a", "GPU-b", "GPU-a"]),
+    ],
+)
+def test_gpus_are_dealt_out_to_the_tasks_that_train(gpus: list[str], tasks: int, shares: list[str]) -> None:
+    assert share_gpus(gpus, tasks) == shares
+
+
+@pytest.mark.parametrize(
+    ("strategy", "visible"),
+    [
+        (
+            "parameter_server",
+            {"ps-0": "-1", "worker-0": "GPU-a", "worker-1": "GPU-b", "evaluator-0": "-1", "chief-0": "-1"},
+        ),
+        ("mirrored", {**HIDDEN_OF, "chief-0": "GPU-a,GPU-b"}),
+    ],
+)
+def test_a_task_sees_its_own_gpus_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, visible: dict[str, str]
+) -> None:
+    """nvidia-smi is a stand-in: there is no GPU here."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf 'GPU-a\\nGPU-b\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = Config(program="a:b", strategy=strategy)
+    jobs = local_cluster(*cluster_size(strategy, None, None))
+
+    def environments() -> dict[str, str | None]:
+        tasks = make_tasks(config, Path("/tmp/run.json"), jobs, evaluator=True)
+        return {made.name: made._environment.get("CUDA_VISIBLE_DEVICES") for made in tasks}
+
+    assert environments() == visible
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert set(environments().values()) == {"-1"}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert set(environments().values()) == {None}

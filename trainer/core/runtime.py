@@ -15,6 +15,8 @@ ENVIRONMENT = {
     # "false" makes a call to a dead member hang.
     "GRPC_FAIL_FAST": "use_caller",
     "TF_CPP_MIN_LOG_LEVEL": "1",
+    # Else the first process that uses a GPU takes all of its memory.
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
 # Of a ps: large pages for its tables, so that a row is found with fewer reads of memory (docs/large-tables.md). The C
 # library reads it when a process begins, so that the process that starts a ps has to set it.

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ from trainer.core.config import DECLARED, KINDS, Config, ConfigError, absolute_p
 from trainer.core.runtime import PS_ENVIRONMENT
 from trainer.core.strategies import STRATEGIES
 from trainer.process.fork_server import PARENT, ForkServer
+from trainer.process.gpus import HIDDEN, list_gpus, share_gpus
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection, sweep_or_none
 from trainer.tasks.local_supervisor import Supervisor, Task, say
@@ -223,6 +224,7 @@ def make_tasks(
     command = ["-m", "trainer", "--parent", PARENT]
     # Said on the command line, so that a selection made on a shared path of real hosts does not count here.
     command += ["--run", config.run, "--program", config.program]
+    gpus = gpus_of(names, config.strategy)
     tasks = []
     for job, index in names:
         cluster = Cluster.checked(jobs, job, index)
@@ -230,8 +232,19 @@ def make_tasks(
         environment.setdefault("DATA_DIR", data_dir(config))
         if job == "ps":
             environment = {**PS_ENVIRONMENT, **environment}
-        environment |= metrics_at(metrics_port, scraped.index((job, index)))
+        environment |= metrics_at(metrics_port, scraped.index((job, index))) | gpus.get((job, index), {})
         for inherited in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):
             environment.pop(inherited, None)
         tasks.append(Task(cluster.task, command, environment, cluster.trains, forks))
     return tasks
+
+
+def gpus_of(names: Sequence[tuple[str, int]], strategy: str) -> dict[tuple[str, int], dict[str, str]]:
+    """Share this machine's GPUs out as on hosts: to the tasks that train, and none to the others."""
+    gpus = list_gpus(os.environ)
+    if not gpus:
+        return {}
+    jobs = ("worker",) if STRATEGIES[strategy].remote else ("chief", "worker")
+    training = sorted(name for name in names if name[0] in jobs)
+    shares = dict(zip(training, share_gpus(gpus, len(training)), strict=True))
+    return {name: {"CUDA_VISIBLE_DEVICES": shares.get(name, HIDDEN)} for name in names}
