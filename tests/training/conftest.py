@@ -9,9 +9,14 @@ import pytest
 from processes import DIGITS, MINUTE, Process, Runs, run_check
 
 from trainer.core.runtime import prepare_tensorflow
+from trainer.telemetry.logs import DRIVER
 
 # Before any test imports TensorFlow, in whatever order they are collected: what failed comes first when it runs again.
 prepare_tensorflow()
+if DRIVER.exists():  # with a GPU: what these tests compute in their own process stands for a ps
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")
 
 
 def pytest_configure(config: pytest.Config) -> None:

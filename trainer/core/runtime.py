@@ -17,6 +17,8 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "1",
     # Else the first process that uses a GPU takes all of its memory.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    # pyarrow, which pandas imports, would start a thread: then no process can be forked from the one that imported it.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 # Of a ps: large pages for its tables, so that a row is found with fewer reads of memory (docs/large-tables.md). The C
 # library reads it when a process begins, so that the process that starts a ps has to set it.
