@@ -20,7 +20,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
   python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" --last-failed --last-failed-no-failures none; }; f
 
 .PHONY: help demo venv venv-tf packages lab site test local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
-  cloud test-driver test-security test-monitoring test-browser test-managers docs site-drills lock sbom advisories audit \
+  cloud test-driver test-gpu test-security test-monitoring test-browser test-managers docs site-drills lock sbom advisories audit \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
 
 help:  ## list these targets
@@ -132,6 +132,9 @@ cloud: venv  ## the clouds' inventory plugins against stand-ins (adds locks/clou
 
 test-driver: venv packages  ## the NVIDIA driver's packages and its module's build, in a chroot (docs/gpu.md)
 	python -m pytest tests/gpu
+
+test-gpu:  ## what is read of a real GPU, on a machine that has one
+	python -m pytest tests/gpu/test_machine.py
 
 test-security: venv  ## what a stranger reaches, with hosts in network namespaces; needs root (docs/security.md)
 	@$(PYTHON) -m lab packages --security

@@ -11,6 +11,7 @@ import yaml
 from tests.gpu import machines
 from trainer.gpu_check import EXPECTED, check, describe, main, run_command
 from trainer.process.gpus import find_missing
+from trainer.telemetry.gpu_use import GpuUse, parse
 
 ROOT = Path(__file__).parents[2]
 SMI = yaml.safe_load((machines.RECORDS / "smi.yml").read_text())
@@ -55,6 +56,16 @@ def test_gpus_as_expected_are_proven(tmp_path):
     assert [gpu["compute_cap"] for gpu in report["gpus"]] == ["7.5", "7.5"]
     assert machine.shown == ["0,1"]
     assert describe(report).splitlines()[-1] == "computes 1: right"
+
+
+def test_a_real_machines_words_are_understood(tmp_path):
+    machine = Machine(tmp_path, query="h200", module=None)
+    machines.write(tmp_path / "proc/driver/nvidia/version", SMI["h200"]["module"])
+    report = machine.check({"driver": "580.159.04", "gpus": 1, "devices": ["0"]})
+    assert report["problems"] == []
+    assert (report["module"], report["smi"]) == ("580.159.04",) * 2
+    assert [(gpu["name"], gpu["compute_cap"]) for gpu in report["gpus"]] == [("NVIDIA H200", "9.0")]
+    assert parse(SMI["h200"]["use"].splitlines(), "0") == GpuUse(0, 0)
 
 
 def test_each_mig_instance_is_computed_on_in_a_process_of_its_own(tmp_path):

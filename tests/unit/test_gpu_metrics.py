@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.gpu.machines import RECORDS
 
 SCRIPT = Path(__file__).resolve().parents[2] / "roles" / "node_exporter" / "files" / "psfleet-gpu-metrics"
 TWO = """\
@@ -69,3 +72,11 @@ def test_a_gpu_that_protects_itself_says_why(written) -> None:
 )
 def test_without_an_answer_there_are_no_gpus(written, nvidia_smi: str | None) -> None:
     assert written(nvidia_smi, "8") == {("psfleet_gpus",): 0, ("psfleet_gpus_expected",): 8}
+
+
+def test_a_real_machines_words_are_understood(written) -> None:
+    answer = yaml.safe_load((RECORDS / "smi.yml").read_text())["h200"]["metrics"]
+    found = written(print_answer(answer), "1")
+    assert found["psfleet_gpu_memory_size_bytes", "0"] == 143771 * 2**20
+    assert found["psfleet_gpu_power_watts", "0"] == 81.3
+    assert {found["psfleet_gpu_throttled", "0", reason] for reason in ("hw_slowdown", "sw_thermal")} == {0}

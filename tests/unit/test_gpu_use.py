@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from trainer.report.text import describe_tasks
+from trainer.telemetry import logs
 from trainer.telemetry.gpu_use import GpuUse, parse, read_gpu_use
 
 SAID = [
@@ -52,3 +54,21 @@ def test_the_page_says_who_keeps_gpus_busy() -> None:
     tasks = {"worker-0": {"gpu": [0.5, 0.9]}, "worker-1": {"gpu": [0.2, None]}, "ps-0": {}}
     text = describe_tasks(tasks, "gpu")
     assert text == "worker-0 kept its GPUs busiest, 90% at most; worker-1 least, 20%."
+
+
+@pytest.mark.parametrize(("visible", "shown"), [("-1", False), ("", False), ("0", True), (None, True)])
+def test_that_no_gpu_was_found_is_news_only_where_one_was_to_be(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    visible: str | None,
+    shown: bool,
+) -> None:
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(logs, "DRIVER", tmp_path / "nvidiactl")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with logs.without_chatter():
+        os.write(2, b"E0000 cuda_platform.cc:52] failed call to cuInit: CUDA_ERROR_NO_DEVICE\n")
+    assert ("cuInit" in capfd.readouterr().err) is shown

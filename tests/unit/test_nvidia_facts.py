@@ -24,6 +24,7 @@ def look(root, commands=None):
         ("tesla-t4", ["1eb8"], []),
         ("a100-nvswitch", ["20b2"], ["1af1"]),
         ("h100", ["2330"], []),
+        ("h200", ["2335"], []),
         ("two-graphics-cards", ["2582", "2b85"], []),  # not their sound cards
         ("nforce-laptop", [], []),  # NVIDIA's chipset, its network interface of NVSwitch's class
     ],
@@ -38,11 +39,13 @@ def test_a_machine_without_pci_has_no_gpu(tmp_path):
     assert look(tmp_path)["gpus"] == []
 
 
-@pytest.mark.parametrize(("record", "version"), [("open_module", "580.95.05"), ("mismatch", "580.173.02")])
+@pytest.mark.parametrize(
+    ("record", "version"), [("open_module", "580.95.05"), ("h200", "580.159.04"), ("mismatch", "580.173.02")]
+)
 def test_the_loaded_version_is_read_of_both_kinds_of_module(tmp_path, record, version):
     machines.write(tmp_path / "proc/driver/nvidia/version", SMI[record]["module"])
     assert look(tmp_path)["loaded"] == version
-    assert look(tmp_path)["loaded_open"] is (record == "open_module")
+    assert look(tmp_path)["loaded_open"] is (record != "mismatch")
     machines.load(tmp_path, "535.1.2")
     assert look(tmp_path)["loaded"] == "535.1.2"
 

@@ -24,8 +24,12 @@ ENVIRONMENT = {
 # library reads it when a process begins, so that the process that starts a ps has to set it.
 PS_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 # What TensorFlow warns of in every training: it traces its own function again for each checkpoint, and `run` is called
-# outside `schedule` wherever a step is traced and a model with metrics is built.
-EXPECTED = ("MultiDeviceSaver.save", "method is invoked without using `ClusterCoordinator.schedule`")
+# outside `schedule` wherever a step is traced and a model with metrics is built. A worker's one GPU has its own data.
+EXPECTED = (
+    "MultiDeviceSaver.save",
+    "method is invoked without using `ClusterCoordinator.schedule`",
+    "1 GPUs are allocated per worker",
+)
 
 
 def prepare_tensorflow() -> None:

@@ -59,6 +59,7 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
     options = library.ConfigProto(inter_op_parallelism_threads=max(THREADS, os.cpu_count() or 1))
     # A thread without work would go on looking for some, and take the processor from those that have it.
     options.experimental.disable_thread_spinning = True
+    options.gpu_options.allow_growth = True
     server = library.Server(
         library.ClusterSpec(cluster.jobs),
         job_name=cluster.job,

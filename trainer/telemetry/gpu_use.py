@@ -12,10 +12,11 @@ import os
 import subprocess
 from collections.abc import Iterable, Mapping
 
+from trainer.telemetry.logs import NO_GPU
+
 log = logging.getLogger(__name__)
 FIELDS = "index,uuid,utilization.gpu,memory.used"
 SECONDS = 10.0
-NONE = ("", "-1", "NoDevFiles")  # CUDA_VISIBLE_DEVICES of a task that is to use no GPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class GpuUse:
 def read_gpu_use(environment: Mapping[str, str] = os.environ) -> GpuUse | None:
     """Ask nvidia-smi; None where the process has no GPU, or nothing is known of it."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in NONE:
+    if visible is not None and visible.strip() in NO_GPU:
         return None
     command = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
     try:

@@ -16,9 +16,10 @@ from trainer.telemetry.outlets.journald import SOCKET, JournalHandler
 
 # What TensorFlow prints in every process, whatever TF_CPP_MIN_LOG_LEVEL says.
 CHATTER = ("absl::InitializeLog()", "oneDNN custom operations are on", "Could not find cuda drivers on your machine")
-# What it prints as an error where the machine has no GPU's driver, and so nothing to find.
-NO_DRIVER = "failed call to cuInit"
+# What it prints as an error where the machine has no GPU's driver, or the task is to see no GPU.
+NOTHING_FOUND = "failed call to cuInit"
 DRIVER = Path("/dev/nvidiactl")
+NO_GPU = ("", "-1", "NoDevFiles")  # CUDA_VISIBLE_DEVICES of a task that is to use no GPU
 
 
 def set_up_logging(journal: bool, native: str = SOCKET) -> None:
@@ -46,7 +47,7 @@ def set_up_logging(journal: bool, native: str = SOCKET) -> None:
             root.handlers = [handler]
     # Made where TensorFlow was imported earlier, as in the parent of a fork: each line would be there twice.
     logging.getLogger("tensorflow").handlers = []
-    for noisy in ("absl", "tensorflow", "h5py"):
+    for noisy in ("absl", "tensorflow", "h5py", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
@@ -69,7 +70,8 @@ def shorten_level(record: logging.LogRecord) -> bool:
 @contextlib.contextmanager
 def without_chatter() -> Iterator[None]:
     """Hold back what native code writes to standard error, and pass it on without TensorFlow's chatter."""
-    chatter = CHATTER if DRIVER.exists() else (*CHATTER, NO_DRIVER)
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in NO_GPU
+    chatter = (*CHATTER, NOTHING_FOUND) if hidden or not DRIVER.exists() else CHATTER
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile(mode="w+", errors="replace") as held:
