@@ -25,6 +25,7 @@ from fleet.host_locks import write_locks
 from fleet.init import make_site
 from fleet.places import KIT, site
 from fleet.release import find_ansible
+from fleet.terminal import printable, typing_psfleet
 from trainer.core.config import DECLARED
 
 # Invoke's messages.
@@ -38,6 +39,13 @@ class Psfleet(Fab):
     def print_help(self) -> None:
         super().print_help()
         print(f"Pages that messages name, as docs/operations.md: {KIT / 'docs'}\n")
+
+    def execute(self) -> None:
+        with typing_psfleet(self.namespace.task_names):
+            try:
+                super().execute()
+            except Exit as left:
+                raise Exit(left.message and printable(left.message), left.code) from left
 
     def parse_core(self, argv: list[str] | None) -> None:
         before = sys.dont_write_bytecode

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet import program
+from fleet.terminal import printable, typing_psfleet
 
 
 def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -82,3 +83,28 @@ def test_playbook_becomes_ansible_in_the_sites_folder(monkeypatch: pytest.Monkey
     program.run_playbook(["site.yml", "--check"])
     ((path, words, place),) = became
     assert (Path(path).name, words[1:], place) == ("ansible-playbook", ["site.yml", "--check"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Type `fab status`, or fab status --watch.", "Type `psfleet status`, or psfleet status --watch."),
+        ("`fab start-cluster --run a`", "`psfleet start-cluster --run a`"),
+        ("`ansible-playbook site.yml --limit @site.retry`", "`psfleet playbook site.yml --limit @site.retry`"),
+        ("fab has a path; my-fab status, fab status-quo", "fab has a path; my-fab status, fab status-quo"),
+        ("ansible-playbook is missing", "ansible-playbook is missing"),
+    ],
+)
+def test_messages_name_commands_as_they_were_typed(text: str, shown: str) -> None:
+    with typing_psfleet(["status", "start-cluster"]):
+        assert printable(text) == shown
+    assert printable(text) == text
+
+
+def test_a_refusal_names_psfleet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert psfleet(monkeypatch, "sweep") == 2
+    assert "as in psfleet sweep" in (shown := capsys.readouterr().err)
+    assert "fab " not in shown
