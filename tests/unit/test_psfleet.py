@@ -105,6 +105,6 @@ def test_a_refusal_names_psfleet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert psfleet(monkeypatch, "sweep") == 2
+    assert psfleet(monkeypatch, "sweep", "") == 2
     assert "as in psfleet sweep" in (shown := capsys.readouterr().err)
     assert "fab " not in shown
