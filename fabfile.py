@@ -360,13 +360,13 @@ def report(call: Call, run: list[str] | None = None, out: str | None = None, ope
         make_report(cluster, call.desk, run or [], Path(out) if out else None, show, call.json)
 
 
-@verb({"run": RUN}, _A_LINE)
-def export(call: Call, run: str | None = None) -> None:
-    """Export a run's newest checkpoint as a SavedModel, where its end did not."""
+@verb({"run": RUN, "changes": "write what has changed since the newest whole one in exports/"}, _A_LINE)
+def export(call: Call, run: str | None = None, changes: bool = False) -> None:
+    """Export a run's newest checkpoint as a SavedModel: where its end did not, or while it trains."""
     from fleet.verbs.export import export_run
 
     with call.cluster() as cluster, leaving():
-        export_run(cluster, call.desk, run, call.json)
+        export_run(cluster, call.desk, run, changes, call.json)
 
 
 @verb()

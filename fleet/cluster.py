@@ -284,9 +284,9 @@ class Cluster:
         path = f"{self.inventory.shared_dir}/runs/{run}"
         self.on_shared(f"{AS_TRAINER} rm -rf {shlex.quote(path)}", f"{path} can't be removed")
 
-    def export_run(self, run: str | None) -> dict[str, Any]:
-        """Have the trainer export the newest checkpoint of a run that has ended; returns step and place."""
-        words = ["--run", run] if run else []
+    def export_run(self, run: str | None, changes: bool) -> dict[str, Any]:
+        """Have the trainer export a run's newest checkpoint, or what has changed in it; returns step and place."""
+        words = [*(["--run", run] if run else []), *(["--changes"] if changes else [])]
         return cast(dict[str, Any], self._ask_trainer("export", words, dict, f"{REMOUNT}; ", EXPORT_SECONDS))
 
     def upkeep(self, verb: str, words: Sequence[str], hear: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
         if options.command == "export":
             from trainer.export_run import run_export
 
-            return run_export(options, read_config(options, environment))
+            return run_export(options, directory_of(options, environment))
         if options.command in UPKEEP:
             return run_upkeep(options, read_settings(options, environment))
         if options.command == "queue":
@@ -292,12 +292,16 @@ def show_status(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     return 0
 
 
-def show_checkpoints(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def directory_of(options: argparse.Namespace, environment: Mapping[str, str]) -> RunDirectory:
+    """Return the directory of the run that the options name, else of the selected one."""
     if options.shared_dir and hasattr(options, "run"):
-        directory = RunDirectory(absolute_path(options.shared_dir), options.run)
-    else:
-        config = read_config(options, environment)
-        directory = RunDirectory(config.shared_dir, config.run)
+        return RunDirectory(absolute_path(options.shared_dir), options.run)
+    config = read_config(options, environment)
+    return RunDirectory(config.shared_dir, config.run)
+
+
+def show_checkpoints(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    directory = directory_of(options, environment)
     if not directory.path.is_dir():
         raise ConfigError(f"there is no run {directory.run}: `runs` lists those that are there")
     found = read_checkpoints(directory)

@@ -15,7 +15,7 @@ OF_A_RUN = {
     "checkpoints": "list a run's checkpoints",
     "begin": "make a new run that begins from a checkpoint of another",
     "sweep": "say how far a sweep is",
-    "export": "export the newest checkpoint of a run that has ended as a SavedModel",
+    "export": "export a run's newest checkpoint as a SavedModel",
 }
 
 
@@ -80,6 +80,8 @@ def add_command_of_a_run(command: argparse.ArgumentParser, name: str) -> None:
         add_set_option(command)
     command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument("--shared-dir", help="the shared path, instead of the settings'")
+    if name == "export":
+        command.add_argument("--changes", action="store_true", help="what has changed since the newest in exports/")
     if name == "sweep":
         command.add_argument("--name", help="the sweep, instead of the selected one, or else the last one")
 

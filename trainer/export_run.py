@@ -1,4 +1,4 @@
-"""`python -m trainer export`: export the newest checkpoint of a run that has ended, on its own or after a mend."""
+"""`python -m trainer export`: export a run's newest checkpoint, after its end to `export`, else to `exports/<step>`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from trainer.core.config import Config, ConfigError
+from trainer.core.config import ConfigError
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, Infrastructure, UserError, explain
 from trainer.core.program import load_program
 from trainer.core.runtime import prepare_tensorflow
@@ -17,15 +17,31 @@ from trainer.run.lease import is_free, read_lease
 from trainer.run.records import read_record
 from trainer.telemetry.status import read_status
 
+TRIES = 3
+GONE = (
+    "the checkpoint of step {} was removed while it was exported, as those before it: set a larger checkpoints_kept, "
+    "or checkpoint_seconds"
+)
 
-def run_export(options: argparse.Namespace, config: Config) -> int:
+
+def run_export(options: argparse.Namespace, directory: RunDirectory) -> int:
     """Export the run's newest checkpoint and print where the SavedModel is; returns the exit code."""
-    directory = RunDirectory(config.shared_dir, config.run)
     try:
-        step, program, arguments = find(directory)
+        step, program, arguments, trains = find(directory)
         prepare_tensorflow()
-        from trainer.training.export import export_now
+        from trainer.training.export import export_now, export_version
 
+        if trains or options.changes:
+            for left in reversed(range(TRIES)):
+                try:
+                    place = export_version(load_program(program, arguments), directory, step, options.changes)
+                    return answer(options, directory.run, step, place)
+                except Exception:
+                    if step in directory.catalogue.steps():
+                        raise
+                    if not left:
+                        raise UserError(GONE.format(step)) from None
+                step = directory.catalogue.newest() or step
         error = export_now(lambda: load_program(program, arguments), directory, step)
         if error:
             raise UserError(error)
@@ -40,21 +56,28 @@ def run_export(options: argparse.Namespace, config: Config) -> int:
     if directory.read_state()["state"] == RunState.FINISHED:  # else the message says why the run failed
         status.state, status.phase, status.message = RunState.FINISHED, None, ""
     status.write(directory)
-    record = {"run": config.run, "step": step, "export": str(directory.export)}
-    print(json.dumps(record) if options.json else f"exported step {step} of {config.run} to {directory.export}")
+    return answer(options, directory.run, step, str(directory.export))
+
+
+def answer(options: argparse.Namespace, run: str, step: int, place: str) -> int:
+    """Say where the export is."""
+    record = {"run": run, "step": step, "export": place}
+    print(json.dumps(record) if options.json else f"exported step {step} of {run} to {place}")
     return FINISHED
 
 
-def find(directory: RunDirectory) -> tuple[int, str, dict[str, Any]]:
-    """Return the newest checkpoint's step, the run's program and its arguments; raises ConfigError."""
+def find(directory: RunDirectory) -> tuple[int, str, dict[str, Any], bool]:
+    """Return the newest checkpoint's step, the run's program, its arguments, and whether it trains.
+
+    Raises ConfigError.
+    """
     claim = read_record(directory.settings)
     if claim is None:
         raise ConfigError(f"there is no run {directory.run} in {directory.path.parent}: fab runs lists them")
     state, epoch = read_status(directory).state, directory.lease_epoch()
     # A coordinator that was killed, as one whose export hung, could not say that it is gone.
-    if state in (RunState.TRAINING, RunState.WAITING) and not is_free(epoch, read_lease(directory, epoch)):
-        raise ConfigError(f"run {directory.run} is {state}: it exports its model at its end; or stop it first")
+    trains = state in (RunState.TRAINING, RunState.WAITING) and not is_free(epoch, read_lease(directory, epoch))
     step = directory.catalogue.newest()
     if step is None:
         raise ConfigError(f"run {directory.run} has no checkpoint in {directory.checkpoints}")
-    return step, str(claim["program"]), dict(claim.get("program_args", {}))
+    return step, str(claim["program"]), dict(claim.get("program_args", {})), trains

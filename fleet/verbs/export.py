@@ -7,12 +7,15 @@ from fleet.cluster import Cluster
 from fleet.verbs import Desk
 
 
-def export_run(cluster: Cluster, desk: Desk, run: str | None = None, as_json: bool = False) -> None:
-    """Export the newest checkpoint of a run that has ended."""
+def export_run(
+    cluster: Cluster, desk: Desk, run: str | None = None, changes: bool = False, as_json: bool = False
+) -> None:
+    """Export a run's newest checkpoint, or what has changed in it since the newest export of one that trains."""
     decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
-    found = cluster.export_run(run)
+    found = cluster.export_run(run, changes)
     if as_json:
         desk.answer("export", found)
         return
     place = f"{cluster.inventory.chief.host}:{found['export']}"
-    desk.say(f"exported step {found['step']} of {found['run']} to {place}")
+    what = "the changes up to " if changes else ""
+    desk.say(f"exported {what}step {found['step']} of {found['run']} to {place}")

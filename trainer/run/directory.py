@@ -3,7 +3,7 @@
 <shared>/runs/<run>/run.json state.json status.json evaluation.json evaluating.json export.json attempts.json
                     events.jsonl history.jsonl evaluations.jsonl tasks/<task>.jsonl report.html lease-<epoch>.json
                     checkpoints/ (trainer/run/catalogue.py) callbacks/ (trainer/run/memory.py)
-                    events/{train,eval} export/
+                    events/{train,eval} export/ exports/<step>{,.changes}/
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class RunDirectory(LeasedDirectory):
     train_events = Below("events", "train")
     eval_events = Below("events", "eval")
     export = Below("export")
+    exports = Below("exports")
     export_record = Below("export.json")
 
     def __init__(self, shared_dir: str | Path, run: str) -> None:

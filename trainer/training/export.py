@@ -24,6 +24,7 @@ from trainer.run.checkpoint_reader import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
 from trainer.training.dynamic.served import ServedTables, piece_bytes
+from trainer.training.export_changes import write_changes
 from trainer.training.export_tables import UNTRACKED, track_tables
 from trainer.training.input import WHOLE
 from trainer.training.keras.adapters import keras_of
@@ -85,8 +86,14 @@ def not_exported(run: str, error: str) -> str:
     return f"its model is not exported: {error}. Correct that, then: fab export --run {run}" if error else ""
 
 
-def export_model(program: Program, directory: RunDirectory, step: int, element_spec: ElementSpec | None = None) -> str:
-    """Write the checkpoint's model to the run's export directory; returns that directory, which is on disk then.
+def export_model(
+    program: Program,
+    directory: RunDirectory,
+    step: int,
+    element_spec: ElementSpec | None = None,
+    target: Path | None = None,
+) -> str:
+    """Write the checkpoint's model to the run's export directory, or another; returns it, which is on disk then.
 
     The model is built again outside any strategy, so that its variables are whole. It keeps the layers that prepare
     its input. `serving_signature` of the program, where there is one, says what the SavedModel offers; without it the
@@ -99,7 +106,8 @@ def export_model(program: Program, directory: RunDirectory, step: int, element_s
     with tables.of_layers():
         model = build_model(program)
     element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
-    temporary = directory.export.with_name(".export.new")
+    target = target or directory.export
+    temporary = target.with_name(f".{target.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
 
     def restore() -> None:
@@ -107,9 +115,40 @@ def export_model(program: Program, directory: RunDirectory, step: int, element_s
 
     save_model(program, model, str(temporary), element_spec, restore, tables)
     sync_tree(temporary)
-    replace_directory(temporary, directory.export)
-    log.info("exported the model of step %d to %s", step, directory.export)
-    return str(directory.export)
+    replace_directory(temporary, target)
+    log.info("exported the model of step %d to %s", step, target)
+    return str(target)
+
+
+def export_version(program: Program, directory: RunDirectory, step: int, changes: bool = False) -> str:
+    """Write a SavedModel to exports/<step>, or with `changes` what has changed since the newest one there.
+
+    It takes nothing of a training that goes on but its newest checkpoint. Returns the directory, which may be there.
+    """
+    versions = directory.exports
+    versions.mkdir(exist_ok=True)
+    if not changes:
+        whole = versions / str(step)
+        return str(whole) if whole.exists() else export_model(program, directory, step, target=whole)
+    steps = [int(path.name) for path in versions.iterdir() if path.name.isdecimal()]
+    if not steps:
+        raise UserError(f"{versions} has no whole export whose changes could be written: leave --changes out once")
+    base = max(steps)
+    if base == step:
+        raise UserError(f"{versions / str(step)} is the export of step {step}, and there is no newer checkpoint")
+    target, whole = versions / f"{step}.changes", versions / f".{step}.whole"
+    if target.exists():
+        return str(target)
+    coming = versions / f".{step}.changes.new"
+    shutil.rmtree(coming, ignore_errors=True)
+    try:
+        export_model(program, directory, step, target=whole)
+        write_changes(versions / str(base), whole, coming, (base, step), ServedTables.of(directory).saved_in(whole))
+    finally:
+        shutil.rmtree(whole, ignore_errors=True)
+    sync_tree(coming)
+    replace_directory(coming, target)
+    return str(target)
 
 
 def save_model(

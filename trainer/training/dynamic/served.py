@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +20,11 @@ from trainer.training.dynamic.hashing import keys_of
 from trainer.training.dynamic.layers import attach, take_over_layers
 from trainer.training.dynamic.pieces import pieces_of
 from trainer.training.dynamic.shard import NO_KEY
+from trainer.training.export_changes import VARIABLES
 from trainer.training.tf_internals.graphs import register_dispatchable_type, track
+from trainer.training.tf_internals.variables import full_names
+
+KEYS, ROWS = "/keys", "/rows"
 
 
 @register_dispatchable_type
@@ -31,8 +36,8 @@ class ServedTable:
 
     def __init__(self, name: str, width: int) -> None:
         self.name, self.width = name, width
-        self.keys = tf.Variable([NO_KEY], shape=[None], dtype=tf.int64, trainable=False, name=f"{name}/keys")
-        self.rows = tf.Variable(tf.zeros([1, width]), shape=[None, width], trainable=False, name=f"{name}/rows")
+        self.keys = tf.Variable([NO_KEY], shape=[None], dtype=tf.int64, trainable=False, name=f"{name}{KEYS}")
+        self.rows = tf.Variable(tf.zeros([1, width]), shape=[None, width], trainable=False, name=f"{name}{ROWS}")
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of ids, zeros for unknown ones."""
@@ -90,6 +95,15 @@ class ServedTables:
         attach(layer, table)
         self._tables.append((layer, table))
         return table
+
+    def saved_in(self, export: Path) -> dict[str, str]:
+        """Return the names that keys and rows have in the checkpoint of a SavedModel."""
+        of_names = {full: key for key, full in full_names(tf.train.load_checkpoint(str(export / VARIABLES))).items()}
+        return {
+            key: of_names[full.removesuffix(KEYS) + ROWS]
+            for full, key in of_names.items()
+            if full.endswith(KEYS) and full.removesuffix(KEYS).rpartition("/")[2] in self._names
+        }
 
     def restore(self, prefix: str) -> None:
         """Take the rows beside the checkpoint of this name; raises ValueError where there are none."""
