@@ -33,21 +33,21 @@ def drain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, pl
     """
     host = find_host(cluster.inventory, host)
     seen, cost = look(cluster, [host], in_order=True)
-    if plan_only:
-        desk.say(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
-        _answer(desk, "drain", "refused" if cost.refusals else "planned", host, cost)
-        return
     if is_drained(cluster, seen, host):
         desk.say(f"{host} is {describe(seen.drains[host])}. Bring it back: fab undrain {host}")
         _answer(desk, "drain", "nothing to do", host, cost)
         return
-    if cost.refusals:
-        raise OperatorMistake(f"{host} stays: " + "\n".join(cost.refusals))
     if host in seen.unreachable:
         raise HostsUnreachable(
             {host: seen.unreachable[host]},
             f"The training goes on without it. Drain it when it is back, or take it out: fab remove-host {host}",
         )
+    if plan_only:
+        desk.say(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
+        _answer(desk, "drain", "refused" if cost.refusals else "planned", host, cost)
+        return
+    if cost.refusals:
+        raise OperatorMistake(f"{host} stays: " + "\n".join(cost.refusals))
     with Trail(cluster, desk, "drain", reason) as trail:
         trail.begin(hosts=[host], tasks=list(cost.stops))
         after = _leave(cluster, desk, seen, host, reason)
@@ -85,14 +85,13 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
     """Have a drained host back: its tasks start where the cluster is started, and join the training."""
     host = find_host(cluster.inventory, host)
     seen = cluster.observe(new_is_enough=True)
+    chief = cluster.inventory.chief
+    if chief.host in seen.unreachable:
+        why = {chief.host: seen.unreachable[chief.host]}
+        raise HostsUnreachable(why, f"Without it nobody knows what to start: fab undrain {host} when it is back")
     tasks = cluster.inventory.tasks_on(host)
-    starts = tasks if not seen.units[cluster.inventory.chief.name].idle else []
+    starts = tasks if not seen.units[chief.name].idle else []
     cost = Cost([host], [], _pause_of_joining(starts), 0, "no step")
-    if plan_only:
-        desk.say(f"undrain {host}\n  starts  {_names(starts) or 'nothing: the cluster is stopped'}\n{cost.render()}")
-        desk.say(f"nothing was done. Do it: fab undrain {host}")
-        _answer(desk, "undrain", "planned", host, cost)
-        return
     if host not in seen.drains:
         desk.say(f"{host} is not drained. Look: fab hosts")
         _answer(desk, "undrain", "nothing to do", host, cost)
@@ -100,6 +99,11 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
     if host in seen.unreachable:
         raise HostsUnreachable({host: seen.unreachable[host]}, f"It stays drained: fab undrain {host} when it is back")
     _refuse_other_release(cluster, seen, host)
+    if plan_only:
+        desk.say(f"undrain {host}\n  starts  {_names(starts) or 'nothing: the cluster is stopped'}\n{cost.render()}")
+        desk.say(f"nothing was done. Do it: fab undrain {host}")
+        _answer(desk, "undrain", "planned", host, cost)
+        return
     with Trail(cluster, desk, "undrain", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in starts])
         drains.unmark(cluster, host)

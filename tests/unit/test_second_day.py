@@ -233,6 +233,32 @@ def test_a_plan_does_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
     assert "from a checkpoint that is saved first" in fleet.printed(desk)
 
 
+def outcomes(desk: verbs.Desk) -> list[str]:
+    """The outcomes that `--json` has printed."""
+    assert isinstance(desk.answers, io.StringIO)
+    return re.findall(r'"outcome": "([^"]+)"', desk.answers.getvalue())
+
+
+def test_a_plan_says_what_the_verb_would_say(hosts: Hosts, desk: verbs.Desk) -> None:
+    desk.answers = io.StringIO()
+    undrain(cluster(hosts), desk, "w-b", plan_only=True)
+    drain(cluster(hosts), desk, "w-b")
+    drain(cluster(hosts), desk, "w-b", plan_only=True)
+    undrain(cluster(hosts), desk, "w-b", plan_only=True)
+    assert outcomes(desk) == ["nothing to do", "done", "nothing to do", "planned"]
+    hosts.unreachable["ps-b"] = "no route"
+    with pytest.raises(HostsUnreachable, match="Drain it when it is back, or take it out: fab remove-host ps-b"):
+        drain(cluster(hosts), desk, "ps-b", plan_only=True)
+
+
+def test_without_the_coordinators_host_a_host_stays_drained(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b")
+    hosts.unreachable["head"] = "no route"
+    with pytest.raises(HostsUnreachable, match=r"head is unreachable: no route\n.*fab undrain w-b when it is back"):
+        undrain(cluster(hosts), desk, "w-b")
+    assert "w-b" in hosts.marks
+
+
 def test_a_host_that_missed_a_release_stays_out(
     hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
