@@ -324,12 +324,22 @@ def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, desk: verbs.Desk) -
     [
         ("ps-b", "5 steps: the newest checkpoint has step 15, saved 10 s ago. Nothing is lost after: fab drain ps-b"),
         ("head", "head has the coordinator"),
+        ("w-b,ps-b", "Nothing is lost after: fab drain w-b, then fab drain ps-b"),
         ("w-a,w-b", "0 of 2 worker would be left"),
     ],
 )
 def test_hosts_that_must_not_go_now(hosts: Hosts, desk: verbs.Desk, host: str, message: str) -> None:
     with pytest.raises(ClusterTrouble, match=message):
         ok_to_stop(cluster(hosts), desk, host.split(","))
+
+
+def test_a_host_that_serves_the_shared_path_must_not_go_while_a_task_runs(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.inventory = replace(hosts.inventory, groups={**hosts.inventory.groups, "nfs_server": ["w-b"]})
+    with pytest.raises(ClusterTrouble, match="not now: w-b serves the shared path"):
+        ok_to_stop(cluster(hosts), desk, ["w-b"])
+    for name in hosts.units:
+        hosts.set(name, active="inactive", sub="dead")
+    ok_to_stop(cluster(hosts), desk, ["w-b"])
 
 
 def test_hosts_that_may_go_now(hosts: Hosts, desk: verbs.Desk) -> None:
