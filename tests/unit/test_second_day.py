@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -506,6 +507,34 @@ def test_a_rollback_that_fails_is_put_back(back: Hosts, desk: verbs.Desk, monkey
     assert "put back" in back.done
     assert up(back) == ALL
     assert json.loads(back.lines[-1])["outcome"] == "failed"
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_a_rollback_typed_twice_does_not_go_forward_again(
+    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch, broken_off: bool
+) -> None:
+    def leave(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    back.lines = [shipped("old2", NOW), shipped("old1", NOW), shipped("abc123", NOW)]
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        if broken_off:
+            patch.setattr("fleet.verbs.rollback._wait_for_a_step", leave)
+        rollback(cluster(back), desk)
+    assert back.release == "old1"
+    assert json.loads(back.lines[-1])["outcome"] == ("left" if broken_off else "done")
+    back.done.clear()
+    rollback(cluster(back), desk)
+    assert (back.release, back.done) == ("old1", [])
+    assert "to go elsewhere, fab rollback --to RELEASE" in fleet.printed(desk)
+    rollback(cluster(back), desk, "abc")
+    assert back.release == "abc123"
+
+
+def test_a_rollback_names_what_to_do_with_a_dead_host(back: Hosts, desk: verbs.Desk) -> None:
+    back.unreachable["w-b"] = "no route"
+    with pytest.raises(HostsUnreachable, match="or take them out: fab remove-host w-b"):
+        rollback(cluster(back), desk)
 
 
 def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, desk: verbs.Desk) -> None:
