@@ -12,6 +12,7 @@ import shlex
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from getpass import getuser
 from types import TracebackType
 from typing import Any, Protocol
@@ -126,8 +127,9 @@ def merge(lines: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     for number, text in enumerate(lines):
         try:
             line = json.loads(text)
-            time = float(line["time"])
-        except (ValueError, TypeError, KeyError):
+            line["time"] = time = float(line["time"])
+            datetime.fromtimestamp(time)  # no clock shows what this can't
+        except (ValueError, TypeError, KeyError, OverflowError, OSError):
             damaged += bool(text.strip())
             continue
         key = str(line.get("id", number))

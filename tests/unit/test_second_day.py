@@ -409,6 +409,14 @@ def append(path: Path, number: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", "-c", APPEND], env={"HISTORY": str(path), "LINE": line, "PATH": "/usr/bin:/bin"})
 
 
+def test_lines_without_a_time_are_counted_as_damaged(hosts: Hosts, desk: verbs.Desk) -> None:
+    wrong = ["{", "[1]", "7", '{"time": null}', '{"time": 1e300}', '{"time": NaN}', '{"time": -1e20, "id": "a"}']
+    hosts.lines = [*wrong, '{"time": "12", "verb": "drain"}']
+    show_history(cluster(hosts), desk, since="1970-01-01")
+    assert "drain" in fleet.printed(desk)
+    assert f"{len(wrong)} lines of it can't be read" in fleet.printed(desk)
+
+
 def test_lines_that_are_appended_at_once_stay_whole(tmp_path: Path) -> None:
     """Takes half a second."""
     path = tmp_path / "history.jsonl"
