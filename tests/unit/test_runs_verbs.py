@@ -220,6 +220,35 @@ def test_prune_asks_and_may_be_for_one_kind(config: Config, hosts: Hosts, desk: 
     assert output(quiet) == "runs: nothing to remove\nnothing to remove\n"
 
 
+def test_prune_removes_no_run_that_nobody_has_agreed_to(config: Config, hosts: Hosts) -> None:
+    for number, run in enumerate(["a", "b"]):
+        directory = make(config, run)
+        for path in (directory.status, directory.state, directory.settings):
+            os.utime(path, (number, number))
+
+    def begin(_: str) -> bool:
+        make(config, "c")  # as the queue does while the operator thinks
+        return True
+
+    prune(Cluster(hosts.inventory, hosts), Desk(io.StringIO(), ask=begin), 1, ["runs"])
+    assert [each.run for each in run_directories(Path(config.shared_dir))] == ["b", "c"]
+
+
+def test_prune_says_the_whole_command_and_leaves_a_line_for_each_kind(
+    config: Config, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[Mapping[str, Any]] = []
+    monkeypatch.setattr("fleet.history.append", lambda cluster, line, settings: lines.append(line))
+    hosts.spare = {"head": ["/opt/trainer/releases/old"]}
+    desk = Desk(io.StringIO())
+    prune(Cluster(hosts.inventory, hosts), desk, 2, ["releases"], plan=True)
+    assert output(desk).endswith("do it: fab prune --keep 2 --only releases\n")
+    assert lines == []
+    prune(Cluster(hosts.inventory, hosts), desk, 2, ["releases"], yes=True)
+    assert [line["outcome"] for line in lines] == ["begun", "done"]
+    assert lines[0]["releases"] == ["head:releases/old"]
+
+
 def test_an_environment_names_its_set_of_wheels() -> None:
     assert [wheel_set(name) for name in ("cpu-3.11-0a1b", "cuda-3.11-0a1b", "odd")] == ["3.11", "cuda-3.11", "odd"]
 

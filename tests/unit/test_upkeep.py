@@ -15,7 +15,7 @@ from trainer.__main__ import main
 from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.core.states import RunState
-from trainer.run import copies, upkeep
+from trainer.run import copies, queue_changes, upkeep
 from trainer.run.copies import find_damage
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import this_process
@@ -261,6 +261,10 @@ def test_a_run_that_trains_or_is_selected_is_not_deleted(config: Config) -> None
     make(config, "chosen")
     with pytest.raises(UserError, match="it is selected; select another"):
         upkeep.delete_run(config, "chosen", plan=False)
+    make(config, "later")
+    queue_changes.add(config, {"name": "later", "priority": 0}, plan=False)
+    with pytest.raises(UserError, match="take it out of the queue: fab queue-remove later"):
+        upkeep.delete_run(config, "later", plan=False)
 
 
 def test_a_deleted_run_is_gone_and_its_deletion_may_be_asked_for_twice(config: Config) -> None:

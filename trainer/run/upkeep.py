@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {"run": run, "outcome": outcome, "bytes": 0, "files": 0}
     if there:
         if why := why_kept(directory, config, chosen_runs(config)):
-            mend = "stop it first: fab stop-cluster" if "trained" in why else "select another: fab start-cluster --run"
+            mend = "stop it first: fab stop-cluster" if "trained" in why else _free_mend(config, run)
             raise UserError(f"run {run} is not removed: {why}; {mend}")
         answer |= freed([directory.path])
         if not plan:
@@ -98,8 +98,20 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
     return answer
 
 
-def prune_runs(config: Config, keep: int, plan: bool) -> dict[str, Any]:
-    """Remove all runs but the newest `keep`, those that train or are selected, and what interrupted work has left."""
+def _free_mend(config: Config, run: str) -> str:
+    """Return what frees a run that is selected, or waits in the queue."""
+    queue = read_or_none(config.shared_dir)
+    entry = queue.entry_of(run) if queue and run not in queue.ends() else None
+    if entry:
+        return f"take it out of the queue: fab queue-remove {entry.name}"
+    return "select another: fab start-cluster --run NAME"
+
+
+def prune_runs(config: Config, keep: int, plan: bool, agreed: Collection[str] | None = None) -> dict[str, Any]:
+    """Remove all runs but the newest `keep`, those that train or are selected, and what interrupted work has left.
+
+    With `agreed` none but these: while somebody is asked, the queue may begin a run, and others are the newest then.
+    """
     shared_dir = Path(config.shared_dir)
     chosen = chosen_runs(config)
     newest = sorted(run_directories(shared_dir), key=_written, reverse=True)
@@ -107,7 +119,7 @@ def prune_runs(config: Config, keep: int, plan: bool) -> dict[str, Any]:
     for directory in newest[keep:]:
         if why := why_kept(directory, config, chosen):
             kept[directory.run] = why
-    going = [each for each in newest if each.run not in kept]
+    going = [each for each in newest if each.run not in kept and (agreed is None or each.run in agreed)]
     left = list(shared_dir.glob(f"runs/.*{COMING}")) + list(shared_dir.glob("removing/*"))
     answer: dict[str, Any] = {
         "removed": sorted(each.run for each in going),
