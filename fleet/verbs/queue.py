@@ -92,7 +92,7 @@ def queue_add(cluster: Cluster, desk: Desk, asked: Asked, plan_only: bool = Fals
     if is_new and runs:
         _refuse_other_release(seen.releases.get(cluster.inventory.chief.host), release, as_shipped)
     if plan_only:
-        desk.say(f"would add {asked.name} {_after(planned['ahead'])}")
+        desk.say(f"{f'would add {asked.name}' if is_new else f'{asked.name} waits already'} {_after(planned['ahead'])}")
         desk.say(f"nothing was done. Do it: fab queue-add {asked.name} ...")
         _answer(desk, "queue-add", {**planned, "started": False})
         return
@@ -160,7 +160,7 @@ def queue_remove(
     if answer["outcome"] == "not there":
         desk.say(f"{name} does not wait in the queue, and does not train\nlook: fab queue")
     elif plan_only:
-        desk.say(f"would take {name} out\nnothing was done. Do it: fab queue-remove {name}")
+        desk.say(f"would take {name} out\nnothing was done. Do it: fab queue-remove {name}{' --stop' * stop}")
     else:
         with Trail(cluster, desk, "queue-remove", reason) as trail:
             trail.begin(run=name)

@@ -138,6 +138,21 @@ def test_a_plan_says_how_to_do_it_and_does_nothing(config: Config, hosts: Hosts,
     assert os.listdir(tmp_path / "backups") == []  # noqa: PTH208
 
 
+def test_the_commands_that_a_plan_names_do_the_same(config: Config, hosts: Hosts, desk: Desk, tmp_path: Path) -> None:
+    train(make(config, "digits"))
+    cluster, place = Cluster(hosts.inventory, hosts), tmp_path / "my backups"
+    place.mkdir()
+    back_up(cluster, desk, "digits", str(place), plan=True)
+    back_up(cluster, desk, "digits", str(place))
+    restore_run(cluster, desk, f"{place}/digits@20", "digits-2", plan=True)
+    commands = [shlex.split(each) for each in re.findall(r": (fab .*)", output(desk))]
+    assert commands == [
+        ["fab", "backup", "digits", "--to", str(place)],
+        ["fab", "restore-run", f"{place}/digits@20"],
+        ["fab", "restore-run", f"{place}/digits@20", "--run", "digits-2"],
+    ]
+
+
 def test_another_host_works_where_the_chiefs_is_away(config: Config, hosts: Hosts, desk: Desk, tmp_path: Path) -> None:
     make(config, "digits")
     hosts.unreachable = {"head": "no answer"}

@@ -185,7 +185,7 @@ def remove(config: Config, name: str, who: str, stop: bool, plan: bool) -> dict[
         entries = _entries(config.shared_dir) if plan else stack.enter_context(changing(config.shared_dir))
         if has_ended(entries, name, config.shared_dir):
             return {"outcome": GONE, **look(config, entries, name)}
-        if not stop and not plan and not _waits(config, entries, _named(entries, name)):
+        if not stop and not _waits(config, entries, _named(entries, name)):
             raise UserError(f"{name} has begun: with --stop it is saved and ended, and the queue goes on with the next")
         _named(entries, name)["removed"] = {"who": who, "time": time.time(), "message": f"taken out by {who}"}
     return {"outcome": PLANNED if plan else DONE, **look(config, entries, name)}
