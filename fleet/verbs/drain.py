@@ -8,13 +8,14 @@ from typing import Any
 
 from fleet import drains, history
 from fleet.cluster import Cluster
+from fleet.drains import tasks_of
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.readings import describe
 from fleet.site.topology import Task
 from fleet.verbs import Desk
-from fleet.verbs.cost import Cost
+from fleet.verbs.cost import Cost, absentees, find_shortages
 from fleet.verbs.names import find_host
 from fleet.verbs.ok_to_stop import look
 from fleet.verbs.waiting import wait
@@ -68,6 +69,8 @@ def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: s
     }
     tasks = cluster.inventory.tasks_on(host)
     drains.record(cluster, host, record)
+    if not earlier:
+        _refuse_beside_another(cluster, seen, host)
     drains.announce_drain(cluster, tasks)
     _wait_until_let_go(cluster, desk, seen, [task for task in tasks if task.job == "ps"])
     drains.mark(cluster, host, record)
@@ -79,6 +82,15 @@ def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: s
         up = [task for task in tasks if task.name in after.units and after.units[task.name].up]
         raise ClusterTrouble(f"{_names(up)} on {host} still runs: look with fab status, then fab drain {host} again")
     return after
+
+
+def _refuse_beside_another(cluster: Cluster, seen: Observation, host: str) -> None:
+    """Take a drain back that another operator's leaves no room for: neither saw the other when it looked."""
+    now = cluster.observe([cluster.inventory.chief.host], new_is_enough=True)
+    gone = {*absentees(cluster.inventory, seen), *(each.name for each in tasks_of(cluster.inventory, [*now.drains]))}
+    if shortages := find_shortages(cluster.inventory, [host], gone):
+        drains.forget(cluster, host)
+        raise OperatorMistake(f"{host} stays, since another host is drained now: " + "\n".join(shortages))
 
 
 def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fleet import history, readings, verbs
+from fleet import drains, history, readings, verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import ROLES
@@ -177,6 +177,21 @@ def test_a_ps_that_the_coordinator_keeps_stays(hosts: Hosts, desk: verbs.Desk) -
         drain(cluster(hosts), desk, "ps-b")
     assert up(hosts) == ALL
     assert (hosts.marks, hosts.recorded, hosts.leavers) == ({}, {}, set())
+
+
+def test_of_two_drains_at_once_none_takes_the_last_member(
+    hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = drains.record
+
+    def with_another(cluster: Cluster, host: str, text: Mapping[str, Any]) -> None:
+        hosts.recorded["ps-a"] = '{"host": "ps-a"}'  # both had looked when neither was drained
+        record(cluster, host, text)
+
+    monkeypatch.setattr(drains, "record", with_another)
+    with pytest.raises(OperatorMistake, match="ps-b stays, since another host is drained now: 0 of 2 ps would be left"):
+        drain(cluster(hosts), desk, "ps-b")
+    assert (hosts.recorded.keys(), hosts.done) == ({"ps-a"}, [])
 
 
 def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
