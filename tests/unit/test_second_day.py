@@ -318,6 +318,14 @@ def test_status_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, de
         show_status(cluster(hosts), desk)
 
 
+def test_a_stop_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b")
+    hosts.unreachable["w-b"] = "no route"
+    stop_cluster(cluster(hosts), desk)
+    assert up(hosts) == set()
+    assert json.loads(hosts.lines[-1])["outcome"] == "done"
+
+
 def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, desk: verbs.Desk) -> None:
     drain(cluster(hosts), desk, "w-b", "a new disk")
     hosts.set("ps-1", active="failed")
