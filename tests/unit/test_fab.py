@@ -187,6 +187,14 @@ def test_how_far_a_verb_is_goes_to_standard_error(as_json: bool) -> None:
     assert (desk.answers or desk.out) is sys.stdout
 
 
+@pytest.mark.parametrize("words", [["--sweep", "rates.yml"], ["--sweep=rates.yml"]])
+def test_a_sweep_is_added_without_a_run(words: list[str]) -> None:
+    program = "from fabric.main import make_program; make_program().run()"
+    command = [sys.executable, "-c", program, "queue-add", *words, "--inventory", "nowhere"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "there is no inventory 'nowhere'" in ended.stderr) == (2, True)
+
+
 def test_commands_that_are_named_are_for_the_same_inventory(
     silent_inventory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
