@@ -18,6 +18,7 @@ KINDS = ("runs", "releases", "wheels")
 SECONDS = 600
 # The present release and the one before it: what a failed start puts back.
 FEWEST_RELEASES = 2
+NOTED = 20  # of each kind, in the history
 ROOT = "/opt/trainer"
 # As envs/cpu-3.11-<hash>: the set of wheels that it was installed from is 3.11, and cuda-3.11 of a cuda one.
 ENVIRONMENT = re.compile(r"(?:cpu|(?P<kind>.+))-(?P<python>3\.\d+)-[0-9a-f]+")
@@ -49,7 +50,8 @@ def prune(
     else:
         refuse_unless_agreed(desk, yes, f"Remove all that for ever ({render_bytes(total)})?")
         with Trail(cluster, desk, "prune") as trail:
-            trail.begin(words=command.partition("prune ")[2], **{kind: planned[kind]["removed"] for kind in kinds})
+            going = {kind: planned[kind]["removed"][:NOTED] for kind in kinds}
+            trail.begin(words=command.partition("prune ")[2], **going)
             looks = {kind: _LOOKS[kind](cluster, desk, keep, planned[kind]["removed"]) for kind in kinds}
         outcome = "done"
         desk.say(f"freed {render_bytes(sum(found['bytes'] for found in looks.values()))}\nwhat is left: fab runs")

@@ -90,6 +90,10 @@ def replace_host(
     `address` is the new one's, for Ansible and for the members. Raises OperatorMistake where the old one takes part.
     """
     inventory = cluster.inventory
+    if not plan_only and new in inventory.hosts and old not in inventory.variables:
+        desk.say(f"{inventory.source} has {new}, and no {old}: it is replaced already, or never was there")
+        _answer(desk, "replace-host", "nothing to do", [old, new], [])
+        return
     if new in inventory.variables:
         raise OperatorMistake(f"{inventory.source} has a host {show(new)} already: name a new one")
     old = find_host(inventory, old)
@@ -113,9 +117,9 @@ def replace_host(
     with Trail(cluster, desk, "replace-host", reason) as trail:
         trail.begin(hosts=[old, new], tasks=[task.name for task in inventory.tasks_on(old)], new=where)
         _clean(cluster, desk, seen, old)
+        _keep_out(cluster, desk, old, expected)
         lines = [f"write {new} instead of {old}", f"ansible_host: {where}"]
         _change(inventory, desk, edit, expected, lines, old, new, variables)
-        _keep_out(cluster, desk, old, expected)
     desk.say(
         f"{new} has the place of {old}: connect to it once with ssh and compare its host key, then "
         "`ansible-playbook site.yml` and `fab start-cluster`"

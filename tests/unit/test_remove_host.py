@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
@@ -360,3 +361,24 @@ def test_a_vault_whose_password_was_typed_is_read_again(
     drain(cluster(hosts), desk, "w-a")
     replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
     assert "w-x:" in (place / "hosts.yml").read_text()
+
+
+def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
+    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: dict[str, Any] = {}
+
+    def leave(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
+    drain(cluster(hosts), desk, "w-a")
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet.verbs.remove_host._change", leave)
+        with pytest.raises(KeyboardInterrupt):
+            replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}  # a dead one that comes back stays out
+    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert tasks(place)["worker-0"] == ("w-x", "192.0.2.99")
+    replace_host(read_again(place, hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert fleet.printed(desk).endswith("has w-x, and no w-a: it is replaced already, or never was there\n")
