@@ -87,11 +87,22 @@ def _vaulted_files(inventory: Inventory) -> list[Path]:
 
 
 def _open(path: Path) -> Any:
-    """Return what a vault has, with the passwords that have opened the inventory."""
+    """Return what a vault has, with the passwords that have opened the inventory; None where these don't open it.
+
+    Ansible does not read it then, and no host has anything of it.
+    """
+    from ansible.errors import AnsibleError
     from ansible.parsing.dataloader import DataLoader
     from ansible.parsing.vault import VaultSecretsContext
 
     loader = DataLoader()
     context = VaultSecretsContext.current(optional=True)
     loader.set_vault_secrets(context.secrets if context else [])
-    return loader.load_from_file(str(path))
+    try:
+        text = loader.get_text_file_contents(str(path))
+    except AnsibleError:
+        return None
+    try:
+        return loader.load(text)
+    except AnsibleError:  # no YAML, as a key
+        return text.splitlines()

@@ -227,3 +227,10 @@ def test_a_host_that_lets_nobody_become_root_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(hosts, "_answer", lambda *_: Answer("", "sudo: a password is required", 1))
     _, missing = contents.host_files(Cluster(inventory, hosts), None, 10)
     assert missing["head"].startswith("not all of it: sudo: a password is required")
+
+
+def test_a_vault_that_nobody_opens_here_holds_up_nothing(site: Path) -> None:
+    other = VaultLib([("default", VaultSecret(b"another"))]).encrypt(b"old: words-of-long-ago\n")
+    (site / "group_vars/old.yml.kept").write_bytes(other)
+    (site / "group_vars/key.pem").write_text(encrypt("Proc-Type: 4: x\n\tonly-in-no-yaml\n"))
+    assert {VAULTED, "\tonly-in-no-yaml"} <= inventory_secrets(load_inventory(str(site)))
