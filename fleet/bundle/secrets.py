@@ -80,10 +80,17 @@ def _vaulted_files(inventory: Inventory) -> list[Path]:
     """Return the files of the inventory, and of variables, that are encrypted as a whole."""
     places = [*directories([inventory.source]), site()]
     trees = [place / kind for place in places for kind in ("group_vars", "host_vars")]
-    files = [path for tree in trees for path in tree.rglob("*")] + [
-        path for place in places for path in place.glob("*.y*ml")
-    ]
-    return [path for path in files if path.is_file() and path.read_bytes()[: len(_VAULT)] == _VAULT]
+    found = [path for tree in trees for path in tree.rglob("*")]
+    found += [path for place in places for path in place.glob("*")]
+    return [path for path in found if path.is_file() and _is_vault(path)]
+
+
+def _is_vault(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_VAULT)) == _VAULT
+    except OSError:  # Ansible can't read it either
+        return False
 
 
 def _open(path: Path) -> Any:

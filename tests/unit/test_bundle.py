@@ -233,4 +233,5 @@ def test_a_vault_that_nobody_opens_here_holds_up_nothing(site: Path) -> None:
     other = VaultLib([("default", VaultSecret(b"another"))]).encrypt(b"old: words-of-long-ago\n")
     (site / "group_vars/old.yml.kept").write_bytes(other)
     (site / "group_vars/key.pem").write_text(encrypt("Proc-Type: 4: x\n\tonly-in-no-yaml\n"))
-    assert {VAULTED, "\tonly-in-no-yaml"} <= inventory_secrets(load_inventory(str(site)))
+    (site / "more.json").write_text(encrypt('{"all": {"vars": {"word": "only-in-json"}}}'))
+    assert {VAULTED, "\tonly-in-no-yaml", "only-in-json"} <= inventory_secrets(load_inventory(str(site)))
