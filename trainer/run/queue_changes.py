@@ -162,6 +162,8 @@ def move(config: Config, name: str, to: str, plan: bool) -> dict[str, Any]:
         entry = _waiting(config, entries, name)
         waiting = [each for each in entries if each is not entry and _waits(config, entries, each)]
         kind, _, other = to.partition(":")
+        if other == name:
+            raise UserError(f"--before {name}: expected another run that waits")
         priorities = [each.get("priority", 0) for each in waiting] or [entry.get("priority", 0)]
         if kind == "priority":
             entry["priority"] = int(other)
