@@ -10,7 +10,7 @@ from typing import Any
 from fleet import history
 from fleet.asked import sources
 from fleet.cluster import Cluster
-from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.run import SETTINGS
@@ -197,10 +197,22 @@ def _switch(
     except BaseException:
         with undisturbed():
             desk.say("the rollback is broken off: what was there before is put back")
-            cluster.put_back(hosts)
-            cluster.publish_release(present.release)
-            cluster.start_again(hosts)
+            _put_back(cluster, desk, hosts, present)
         raise
+
+
+def _put_back(cluster: Cluster, desk: Desk, hosts: Sequence[str], present: State) -> None:
+    """Put back what was there before, and start what ran; a host that is lost keeps no other from it."""
+    steps = {
+        "put back release and settings": lambda: cluster.put_back(hosts),
+        "name the release to the tasks": lambda: cluster.publish_release(present.release),
+        "start what ran before": lambda: cluster.start_again(hosts),
+    }
+    for what, step in steps.items():
+        try:
+            step()
+        except FleetError as error:
+            desk.say(f"could not {what}: {error}\nwhen that is mended: fab rollback --to {present.release}")
 
 
 def _steps(cluster: Cluster, host: str, present: State, target: State) -> dict[str, Any]:

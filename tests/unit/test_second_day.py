@@ -568,6 +568,22 @@ def test_a_rollback_names_what_to_do_with_a_dead_host(back: Hosts, desk: verbs.D
         rollback(cluster(back), desk)
 
 
+def test_a_rollback_that_loses_a_host_starts_the_others_again(
+    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any) -> None:
+        back.unreachable["w-b"] = "the connection was lost"
+        raise HostsUnreachable(back.unreachable)
+
+    back.lines = [shipped("old1", OLD)]
+    monkeypatch.setattr(Cluster, "act", lose)
+    with pytest.raises(HostsUnreachable):
+        rollback(cluster(back), desk)
+    assert up(back) >= ALL - {"worker-1"}
+    assert {"tell abc123", "start chief-0"} <= set(back.done)
+    assert "when that is mended: fab rollback --to abc123" in fleet.printed(desk)
+
+
 def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, desk: verbs.Desk) -> None:
     rollback(cluster(back), desk, "old2", plan_only=True)
     assert back.done == []
