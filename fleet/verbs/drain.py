@@ -14,6 +14,7 @@ from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.readings import describe
 from fleet.site.topology import Task
+from fleet.units import Health
 from fleet.verbs import Desk
 from fleet.verbs.cost import Cost, absentees, find_shortages
 from fleet.verbs.names import find_host
@@ -124,6 +125,8 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
             cluster.start(starts)
         drains.forget(cluster, host)
         joined = not starts or _wait_until_joined(cluster, desk, tasks)
+        if not joined:
+            _refuse_down(cluster, host, tasks)
         trail.end(joined=joined)
     if not starts:
         desk.say(f"{host} is ready; the cluster is stopped. Start it: fab start-cluster")
@@ -176,6 +179,18 @@ def _wait_until_joined(cluster: Cluster, desk: Desk, tasks: Sequence[Task]) -> b
         return here and run.state == "training" and not any(name in run.without for name in names)
 
     return wait(cluster, desk, f"{', '.join(names)} joins", is_back, JOIN_SECONDS)
+
+
+def _refuse_down(cluster: Cluster, host: str, tasks: Sequence[Task]) -> None:
+    """Raise ClusterTrouble where tasks of a host that is back don't run."""
+    units = cluster.observe([host], new_is_enough=True).units
+    found = {}
+    for task in tasks:
+        unit = units.get(task.name)
+        if unit and unit.health not in (Health.RUNNING, Health.STARTING):
+            found[task] = f"is {unit.active}" if unit.health is Health.STOPPED else unit.describe_failure()
+    if found:
+        raise ClusterTrouble(f"{host} is drained no more, and not all of it runs", cluster.trouble(found))
 
 
 def _refuse_other_release(cluster: Cluster, seen: Observation, host: str) -> None:

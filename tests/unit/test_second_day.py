@@ -275,6 +275,14 @@ def test_without_the_coordinators_host_a_host_stays_drained(hosts: Hosts, desk: 
     assert "w-b" in hosts.marks
 
 
+def test_a_task_that_fails_after_an_undrain_is_no_success(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b")
+    hosts.tick = lambda _: hosts.set("worker-1", active="failed", sub="failed", result="exit-code", exit_status=78)
+    with pytest.raises(ClusterTrouble, match=r"not all of it runs\nworker-1 on w-b: exited with code 78"):
+        undrain(cluster(hosts), desk, "w-b")
+    assert json.loads(hosts.lines[-1])["outcome"] == "failed"
+
+
 def test_a_host_that_missed_a_release_stays_out(
     hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
