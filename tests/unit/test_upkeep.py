@@ -97,6 +97,24 @@ def test_a_copy_that_is_there_is_proven_and_not_made_again(config: Config, tmp_p
         upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
 
 
+@pytest.mark.parametrize("name", ["a\rb", "a  b", "a\u2028b", "a\\b", "\u00e4"])
+def test_files_with_odd_names_are_copied_and_proven(config: Config, tmp_path: Path, name: str) -> None:
+    (make(config, "digits").path / name).write_text("x")
+    for outcome in ("done", "there already"):
+        answer = upkeep.back_up(config, "digits", tmp_path, tell, plan=False)
+        assert answer["outcome"] == outcome
+    upkeep.restore(config, Path(answer["copy"]), "again", tell, plan=False)
+    assert (RunDirectory(config.shared_dir, "again").path / name).read_text() == "x"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "caf\udce9"])
+def test_files_that_no_manifest_can_name_are_refused_first(config: Config, tmp_path: Path, name: str) -> None:
+    (make(config, "digits").path / name).write_text("x")
+    with pytest.raises(UserError, match=r"run digits has a file .*: expected a name of UTF-8 in one line"):
+        upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
+    assert list((tmp_path / "backups").iterdir()) == []
+
+
 def test_a_plan_copies_nothing(config: Config, tmp_path: Path) -> None:
     make(config, "digits")
     answer = upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=True)

@@ -18,7 +18,17 @@ from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.core.formats import RUN_NAME
 from trainer.core.states import RunState
-from trainer.run.copies import COMING, OnBytes, alone, copy_run, find_damage, measure, read_copy, take_copy
+from trainer.run.copies import (
+    COMING,
+    OnBytes,
+    alone,
+    copy_run,
+    find_damage,
+    measure,
+    read_copy,
+    refuse_names,
+    take_copy,
+)
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import holder, is_free, read_lease
 from trainer.run.queue_changes import read_or_none
@@ -177,6 +187,7 @@ def back_up(config: Config, run: str, place: Path, on_bytes: OnBytes, plan: bool
         raise UserError(
             f"--to {place}: there is no such folder on this host; make it, for the user trainer to write to"
         )
+    refuse_names(directory)
     planned = measure(directory)
     destination = place / f"{run}@{planned['step']}"
     answer = {"run": run, "copy": str(destination), **planned, "outcome": PLANNED}
