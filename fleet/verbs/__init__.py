@@ -20,7 +20,10 @@ def _ask(question: str) -> bool:
     """Put a question to the operator; no where nobody sits at a terminal."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
         return False
-    return input(printable(question)).strip().lower() in ("y", "yes")
+    try:
+        return input(printable(question)).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        return False
 
 
 def _prove(cluster: Cluster, release: str, selection: Mapping[str, Any], display: Display) -> None:

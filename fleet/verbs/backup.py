@@ -20,4 +20,6 @@ def back_up(cluster: Cluster, desk: Desk, run: str, to: str, plan: bool = False)
         return
     there = "is there already, and whole" if answer["outcome"] == "there already" else "copied"
     back = shlex.join(["fab", "restore-run", answer["copy"]])
+    if answer["host"] != (chief := cluster.inventory.chief.host):
+        back = f"bring it to {chief}, then {back}"
     desk.say(f"{answer['host']}:{answer['copy']}: {there}: {size}\nget it back: {back}")

@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -235,3 +236,13 @@ def test_a_vault_that_nobody_opens_here_holds_up_nothing(site: Path) -> None:
     (site / "group_vars/key.pem").write_text(encrypt("Proc-Type: 4: x\n\tonly-in-no-yaml\n"))
     (site / "more.json").write_text(encrypt('{"all": {"vars": {"word": "only-in-json"}}}'))
     assert {VAULTED, "\tonly-in-no-yaml", "only-in-json"} <= inventory_secrets(load_inventory(str(site)))
+
+
+def test_a_bundle_that_is_left_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", leave)
+    with pytest.raises(KeyboardInterrupt):
+        verb.write(tmp_path / "report.tar.gz", {"a.txt": "x"})
+    assert list(tmp_path.iterdir()) == []

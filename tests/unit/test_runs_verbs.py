@@ -158,6 +158,7 @@ def test_another_host_works_where_the_chiefs_is_away(config: Config, hosts: Host
     hosts.unreachable = {"head": "no answer"}
     back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"))
     assert hosts.worked == ["store: backup", "store: backup"]
+    assert "get it back: bring it to head, then fab restore-run" in output(desk)
     hosts.unreachable = dict.fromkeys(hosts.inventory.hosts, "no answer")
     with pytest.raises(HostsUnreachable):
         back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"))

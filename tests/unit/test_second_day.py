@@ -448,6 +448,13 @@ def test_lines_without_a_time_are_counted_as_damaged(hosts: Hosts, desk: verbs.D
     assert f"{len(wrong)} lines of it can't be read" in fleet.printed(desk)
 
 
+def test_numbers_that_json_lacks_are_texts_in_an_answer(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.lines = ['{"time": 12, "verb": "drain", "settings": {"seed": Infinity}}']
+    desk.answers = io.StringIO()
+    show_history(cluster(hosts), desk)
+    assert '"seed": "Infinity"' in desk.answers.getvalue()
+
+
 def test_lines_that_are_appended_at_once_stay_whole(tmp_path: Path) -> None:
     """Takes half a second."""
     path = tmp_path / "history.jsonl"
