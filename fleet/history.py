@@ -13,12 +13,12 @@ import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from getpass import getuser
 from types import TracebackType
 from typing import Any, Protocol
 
 from fleet.cluster import Cluster
 from fleet.errors import FleetError, first_line
+from fleet.lock import operator
 from fleet.places import ROLES
 from fleet.run import AS_TRAINER, SETTINGS
 from fleet.site.inventory import Inventory
@@ -90,7 +90,7 @@ class Trail:
 
 def origin(inventory: Inventory) -> dict[str, Any]:
     """Return by whom, from where, and with which inventory something is done."""
-    return {"who": getuser(), "from": socket.gethostname(), "inventory": digest_of(inventory)}
+    return {"who": operator(), "from": socket.gethostname(), "inventory": digest_of(inventory)}
 
 
 def digest_of(inventory: Inventory) -> str:

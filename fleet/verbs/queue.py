@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from getpass import getuser
 from typing import Any
 
 from fleet import history
 from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.history import MOST_TEXT, Trail
+from fleet.lock import operator
 from fleet.observation import Observation
 from fleet.tables import ProgressLine
 from fleet.verbs import Desk
@@ -129,7 +129,7 @@ def _start_where_idle(cluster: Cluster, desk: Desk, asked: Asked, answer: Mappin
         start_cluster(cluster, replace(desk, answers=None), StartRequest(queue=True, detach=True, reason=asked.reason))
     except OperatorMistake:
         if is_new:
-            cluster.ask_queue("remove", ["--name", asked.name, "--stop", "--who", getuser()])
+            cluster.ask_queue("remove", ["--name", asked.name, "--stop", "--who", operator()])
             desk.say(f"{asked.name} is taken back")
         raise
     return True
@@ -155,7 +155,7 @@ def queue_remove(
     cluster: Cluster, desk: Desk, name: str, stop: bool = False, reason: str | None = None, plan_only: bool = False
 ) -> None:
     """Take an entry out; with `stop` also the one that trains, which is saved. Its files stay."""
-    words = ["--name", name, "--who", getuser(), *(["--stop"] if stop else [])]
+    words = ["--name", name, "--who", operator(), *(["--stop"] if stop else [])]
     answer = cluster.ask_queue("remove", [*words, "--plan"])
     if answer["outcome"] == "not there":
         desk.say(f"{name} does not wait in the queue, and does not train\nlook: fab queue")

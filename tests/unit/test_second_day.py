@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -414,6 +415,14 @@ def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, desk: ve
     stop_cluster(cluster(hosts), desk)
     assert up(hosts) == set()
     assert "this is not in the cluster's history" in fleet.printed(desk)
+
+
+def test_a_user_without_a_name_has_a_number(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    drain(cluster(hosts), desk, "w-b")
+    assert json.loads(hosts.lines[-1])["who"] == str(os.getuid())
 
 
 def test_the_history_is_chosen_from(hosts: Hosts, desk: verbs.Desk) -> None:
