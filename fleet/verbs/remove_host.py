@@ -52,6 +52,8 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
         _answer(desk, "remove-host", "nothing to do", [host], [])
         return
     host = find_host(cluster.inventory, host)
+    if not plan_only:
+        cluster.keep_starts_away("remove-host")  # which would bring the tasks back
     seen = cluster.observe(new_is_enough=True)
     numbers = numbers_to_write(cluster.inventory, host)
     expected = [task for task in cluster.inventory.tasks if task.host != host]
@@ -97,6 +99,8 @@ def replace_host(
     if new in inventory.variables:
         raise OperatorMistake(f"{inventory.source} has a host {show(new)} already: name a new one")
     old = find_host(inventory, old)
+    if not plan_only:
+        cluster.keep_starts_away("replace-host")
     seen = cluster.observe(new_is_enough=True)
     where = address or new
     variables = dict.fromkeys(address_variables(inventory, old, address), where)

@@ -135,6 +135,17 @@ def test_a_dead_host_is_removed(place: Path, hosts: Hosts, desk: verbs.Desk) -> 
     assert "worker-2" not in tasks(place)
 
 
+def test_a_host_is_not_removed_beside_a_start(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-a")
+    hosts.held = Answer("taken by a site.yml of ann@laptop since 10:41:07 UTC")
+    with pytest.raises(OperatorMistake, match=r"this cluster is taken by a site.yml of ann@laptop"):
+        remove_host(cluster(hosts), desk, "w-a")
+    with pytest.raises(OperatorMistake, match="this cluster is taken by"):
+        replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99", plan_only=True)
+    assert (place / "hosts.yml").read_text() == HOSTS
+
+
 def test_a_plan_changes_nothing(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
     remove_host(cluster(hosts), desk, "w-a", plan_only=True)
     replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99", plan_only=True)
