@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -293,6 +294,18 @@ def test_a_deleted_run_is_gone_and_its_deletion_may_be_asked_for_twice(config: C
     interrupted.mkdir(parents=True)
     assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "not there"
     assert not interrupted.parent.exists()
+
+
+def test_a_run_is_deleted_where_the_disk_has_no_room_for_a_directory(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    make(config, "digits")
+    monkeypatch.setattr(upkeep, "make_directory", refuse)
+    assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "done"
+    assert list((Path(config.shared_dir) / "runs").iterdir()) == []
 
 
 def test_prune_keeps_the_newest_and_what_is_in_use(config: Config) -> None:

@@ -5,6 +5,7 @@ Each may be interrupted and done again: a run appears and vanishes by one rename
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -157,9 +158,17 @@ def remove(paths: Iterable[Path], shared_dir: Path) -> None:
     """Remove directories, each by one rename, and then what they hold; also what an interrupted call has left."""
     going = shared_dir / "removing"
     for path in paths:
-        make_directory(going)
-        path.rename(going / f"{path.name}-{time.time_ns()}")
+        target = going / f"{path.name}-{time.time_ns()}"
+        try:
+            make_directory(going)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            target = path.with_name(f".{target.name}{COMING}")  # a full disk may have no room for a directory
+        path.rename(target)
         sync(path.parent)
+        if target.parent != going:
+            shutil.rmtree(target)
     if going.is_dir():
         shutil.rmtree(going)
 
