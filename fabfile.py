@@ -138,7 +138,7 @@ def queue(call: Call) -> None:
         "plan": _START["plan"],
     },
     MEANWHILE,
-    positional=[] if "--sweep" in sys.argv else ["run"],
+    positional=[] if any(word.partition("=")[0] == "--sweep" for word in sys.argv) else ["run"],
     iterable=["set", "setting"],
 )
 def queue_add(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from trainer.run.records import to_json
 
 # Within a version keys are only added. What else changes raises it.
 VERSION = 1
@@ -12,4 +13,4 @@ VERSION = 1
 
 def render(verb: str, record: Mapping[str, Any], *, on_a_line: bool = False) -> str:
     """Return one answer of a verb as JSON; on a line, where more follow."""
-    return json.dumps({"version": VERSION, "verb": verb, **record}, indent=None if on_a_line else 1)
+    return to_json({"version": VERSION, "verb": verb, **record}, indent=None if on_a_line else 1)

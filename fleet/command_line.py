@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -37,6 +40,9 @@ _WHERE = {
     "ask_vault_pass": "type the password of the inventory's vaults, as with ansible-playbook",
 }
 
+_VERBS: set[str] = set()
+_COMMANDS = re.compile(r"\b(?:fab ([a-z]+(?:-[a-z]+)*)|ansible-playbook [a-z_/]+\.yml)\b(?! --inventory)")
+
 
 @dataclass(frozen=True)
 class Call:
@@ -53,7 +59,22 @@ class Call:
 
         How far a verb is goes to standard error either way.
         """
-        return Desk(sys.stderr, answers=sys.stdout) if self.json else Desk(meanwhile=sys.stderr)
+        desk = Desk(sys.stderr, answers=sys.stdout) if self.json else Desk(meanwhile=sys.stderr)
+        return replace(desk, complete=self.complete)
+
+    def complete(self, text: str) -> str:
+        """Add this call's inventory to the commands that a text names: without it they are for another cluster.
+
+        Ansible itself does not heed PSFLEET_INVENTORY.
+        """
+        other = os.environ.get("PSFLEET_INVENTORY")
+        for_ansible = self.inventory or (other if other != os.environ.get("ANSIBLE_INVENTORY") else None)
+
+        def add(found: re.Match[str]) -> str:
+            inventory = self.inventory if found[1] in _VERBS else None if found[1] else for_ansible
+            return f"{found[0]} --inventory {shlex.quote(inventory)}" if inventory else found[0]
+
+        return _COMMANDS.sub(add, text)
 
     @contextmanager
     def cluster(self, check: bool = False) -> Iterator[Cluster]:
@@ -61,16 +82,19 @@ class Call:
 
         Starting asks for an inventory without fault (`check`); to look and to stop, knowing the tasks is enough.
         """
-        with ending():
-            if check or self.ask_vault_pass:
-                known = load_inventory(self.inventory, check=check, ask_vault_pass=self.ask_vault_pass)
-            else:
-                known = recall_inventory(self.inventory)
-            hosts = SshHosts(known.hosts, self.context.config)
-            try:
-                yield Cluster(known, hosts)
-            finally:
-                hosts.close()
+        try:
+            with ending():
+                if check or self.ask_vault_pass:
+                    known = load_inventory(self.inventory, check=check, ask_vault_pass=self.ask_vault_pass)
+                else:
+                    known = recall_inventory(self.inventory)
+                hosts = SshHosts(known.hosts, self.context.config)
+                try:
+                    yield Cluster(known, hosts)
+                finally:
+                    hosts.close()
+        except Exit as end:
+            raise Exit(end.message and self.complete(end.message), end.code) from end
 
 
 class _Verb(fabric.Task):
@@ -119,6 +143,7 @@ def verb(
 
         run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it
         texts = {**(help or {}), "json": json, **_WHERE}
+        _VERBS.add(body.__name__.replace("_", "-"))
         made: Task[Any] = task(klass=_Verb, auto_shortflags=False, help=texts, **options)(run)
         return made
 

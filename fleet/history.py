@@ -12,12 +12,13 @@ import shlex
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
-from getpass import getuser
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol
 
 from fleet.cluster import Cluster
 from fleet.errors import FleetError, first_line
+from fleet.lock import operator
 from fleet.places import ROLES
 from fleet.run import AS_TRAINER, SETTINGS
 from fleet.site.inventory import Inventory
@@ -89,7 +90,7 @@ class Trail:
 
 def origin(inventory: Inventory) -> dict[str, Any]:
     """Return by whom, from where, and with which inventory something is done."""
-    return {"who": getuser(), "from": socket.gethostname(), "inventory": digest_of(inventory)}
+    return {"who": operator(), "from": socket.gethostname(), "inventory": digest_of(inventory)}
 
 
 def digest_of(inventory: Inventory) -> str:
@@ -126,8 +127,9 @@ def merge(lines: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     for number, text in enumerate(lines):
         try:
             line = json.loads(text)
-            time = float(line["time"])
-        except (ValueError, TypeError, KeyError):
+            line["time"] = time = float(line["time"])
+            datetime.fromtimestamp(time)  # no clock shows what this can't
+        except (ValueError, TypeError, KeyError, OverflowError, OSError):
             damaged += bool(text.strip())
             continue
         key = str(line.get("id", number))

@@ -17,11 +17,18 @@ STOPPED = "stopped; type it again to go on"
 
 
 def have_done(
-    cluster: Cluster, desk: Desk, verb: str, words: Sequence[str], plan: bool, expected: int | None = None
+    cluster: Cluster,
+    desk: Desk,
+    verb: str,
+    words: Sequence[str],
+    plan: bool,
+    expected: int | None = None,
+    noted: bool = False,
 ) -> dict[str, Any]:
     """Have a host do a verb of the trainer's; returns its answer. `expected` are the bytes of all of it.
 
-    Ctrl-C, or a lost connection, ends the work on the host too. What is no plan leaves a line in the history.
+    Ctrl-C, or a lost connection, ends the work on the host too. What is no plan leaves a line in the history, unless
+    the caller has `noted` it.
     """
     progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
 
@@ -32,6 +39,8 @@ def have_done(
     try:
         if plan:
             return cluster.upkeep(verb, [*words, "--plan"], hear)
+        if noted:
+            return cluster.upkeep(verb, words, hear)
         with Trail(cluster, desk, verb) as trail:
             trail.begin(words=" ".join(words))
             return cluster.upkeep(verb, words, hear)

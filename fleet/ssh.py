@@ -170,7 +170,7 @@ class SshHosts:
             channel.get_pty(width=10_000)  # so that hanging up ends the script, as in `_stream`
             channel.settimeout(ANSWER_SECONDS)
             channel.exec_command(_command(script))
-            line = next(_answer_lines(channel.makefile("r")), "")
+            line = next(_answer_lines(channel.makefile("rb")), "")
         except TimeoutError:
             return Answer(unreachable=f"no answer within {ANSWER_SECONDS} s")
         except (OSError, EOFError, SSHException) as error:
@@ -254,7 +254,7 @@ class SshHosts:
             # With a terminal, hanging up ends what runs there; without one, a silent command would stay for ever.
             channel.get_pty(width=10_000)
             channel.exec_command(_command(script))
-            for text in _answer_lines(channel.makefile("r")):
+            for text in _answer_lines(channel.makefile("rb")):
                 line(text)
             code = channel.recv_exit_status()
             return Answer(code=code) if code >= 0 else Answer(unreachable="the connection was lost")
@@ -343,11 +343,11 @@ def _answer(printed: str) -> str:
     return answer if begin else before
 
 
-def _answer_lines(lines: Iterable[str]) -> Iterator[str]:
+def _answer_lines(lines: Iterable[bytes]) -> Iterator[str]:
     """Yield the lines that a script prints, as they come, without those of its login's shell."""
     begun = False
     for text in lines:
-        line = text.rstrip("\r\n")
+        line = text.decode(errors="replace").rstrip("\r\n")
         if begun:
             yield line
         begun = begun or line == BEGIN

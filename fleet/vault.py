@@ -13,10 +13,11 @@ from fleet.errors import OperatorMistake, first_line
 _MEND = "Type it on a terminal, or name its file: ANSIBLE_VAULT_PASSWORD_FILE"
 
 
-def open_vaults(loader: Any, asked: bool) -> str | None:
+def open_vaults(loader: Any, asked: bool | str) -> str | None:
     """Give Ansible's loader what opens vaults, as ansible-playbook does; return a password that was typed.
 
-    Raises OperatorMistake where a password's file can't be read, or none was typed.
+    It is asked for, unless `asked` is one that was typed before. Raises OperatorMistake where a password's file can't
+    be read, or none was typed.
     """
     import ansible.constants as settings
     from ansible.errors import AnsibleError
@@ -32,7 +33,7 @@ def open_vaults(loader: Any, asked: bool) -> str | None:
             )
         except AnsibleError as error:
             raise OperatorMistake(f"the vault's password can't be read: {first_line(error)}") from error
-    password = _ask() if asked or settings.DEFAULT_ASK_VAULT_PASS else None
+    password = asked if isinstance(asked, str) else _ask() if asked or settings.DEFAULT_ASK_VAULT_PASS else None
     if password is not None:
         secrets = [*secrets, (settings.DEFAULT_VAULT_IDENTITY, VaultSecret(password.encode()))]
     loader.set_vault_secrets(secrets)

@@ -46,6 +46,7 @@ def add_upkeep_options(commands: Any, settings: Callable[[argparse.ArgumentParse
             command.add_argument("--as", dest="new", metavar="NAME", help="the run's name, instead of the copy's")
         if name == "prune":
             command.add_argument("--keep", required=True, type=int, metavar="N", help="how many of the newest stay")
+            command.add_argument("--agreed", nargs="*", metavar="RUN", help="remove no other run than these")
 
 
 def run_upkeep(options: argparse.Namespace, config: Config) -> int:
@@ -74,7 +75,7 @@ def do(options: argparse.Namespace, config: Config) -> dict[str, Any]:
         return upkeep.clone(config, options.name, options.new, on_bytes, options.plan)
     if options.command == "delete-run":
         return upkeep.delete_run(config, options.name, options.plan)
-    return upkeep.prune_runs(config, options.keep, options.plan)
+    return upkeep.prune_runs(config, options.keep, options.plan, options.agreed)
 
 
 def _progress() -> OnBytes:

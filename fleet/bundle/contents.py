@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleet.cluster import CURRENT, Cluster
+from fleet.observation import last_line
 from fleet.site.inventory import Inventory
 
 SECONDS = 60
+# What hangs, as on a shared path that is gone, must not take the time of all that comes after it.
+EACH_SECONDS, JOURNAL_SECONDS, RUN_FILE_SECONDS = 10, 20, 3
 TAIL_BYTES = 200_000
 # By file name: what a host runs for it, as root. What is missing says so in its file.
 COMMANDS = {
@@ -49,17 +52,24 @@ def host_files(cluster: Cluster, run: str | None, lines: int) -> tuple[dict[str,
             found[f"run/{name}" if name in RUN_FILES and host == inventory.chief.host else f"hosts/{host}/{name}"] = (
                 text
             )
-    return found, {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
+    failed = {host: f"not all of it: {last_line(answer)}" for host, answer in answers.items() if answer.code}
+    return found, failed | {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
 
 
 def _script(inventory: Inventory, host: str, run: str | None, lines: int) -> str:
-    commands = {**COMMANDS, "journal.txt": JOURNAL.format(lines=lines)}
+    commands = {name: (command, EACH_SECONDS) for name, command in COMMANDS.items()}
+    commands["journal.txt"] = (JOURNAL.format(lines=lines), JOURNAL_SECONDS)
     if run is not None and host == inventory.chief.host:
         place = shlex.quote(f"{inventory.shared_dir}/runs/{run}")
         # As the tasks' user: root of a client of NFS is nobody.
         as_trainer = "setpriv --reuid=trainer --regid=trainer --init-groups --"
-        commands |= {name: f"{as_trainer} tail -c {TAIL_BYTES} {place}/{name}" for name in RUN_FILES}
-    asked = "\n".join(f"echo '@@file {name}'; {{ {command}; }} 2>&1" for name, command in commands.items())
+        tail = f"{as_trainer} tail -c {TAIL_BYTES} {place}"
+        commands |= {name: (f"{tail}/{name}", RUN_FILE_SECONDS) for name in RUN_FILES}
+    asked = "\n".join(
+        f"echo '@@file {name}'; timeout -k 1 {seconds} sh -c {shlex.quote(command)} 2>&1; "
+        f"case $? in 124 | 137) echo '(no end within {seconds} s)' ;; esac"
+        for name, (command, seconds) in commands.items()
+    )
     return f"root env SYSTEMD_COLORS=0 SYSTEMD_PAGER= timeout {SECONDS - 5} sh -c {shlex.quote(asked)}"
 
 

@@ -80,18 +80,36 @@ def _vaulted_files(inventory: Inventory) -> list[Path]:
     """Return the files of the inventory, and of variables, that are encrypted as a whole."""
     places = [*directories([inventory.source]), site()]
     trees = [place / kind for place in places for kind in ("group_vars", "host_vars")]
-    files = [path for tree in trees for path in tree.rglob("*")] + [
-        path for place in places for path in place.glob("*.y*ml")
-    ]
-    return [path for path in files if path.is_file() and path.read_bytes()[: len(_VAULT)] == _VAULT]
+    found = [path for tree in trees for path in tree.rglob("*")]
+    found += [path for place in places for path in place.glob("*")]
+    return [path for path in found if path.is_file() and _is_vault(path)]
+
+
+def _is_vault(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_VAULT)) == _VAULT
+    except OSError:  # Ansible can't read it either
+        return False
 
 
 def _open(path: Path) -> Any:
-    """Return what a vault has, with the passwords that have opened the inventory."""
+    """Return what a vault has, with the passwords that have opened the inventory; None where these don't open it.
+
+    Ansible does not read it then, and no host has anything of it.
+    """
+    from ansible.errors import AnsibleError
     from ansible.parsing.dataloader import DataLoader
     from ansible.parsing.vault import VaultSecretsContext
 
     loader = DataLoader()
     context = VaultSecretsContext.current(optional=True)
     loader.set_vault_secrets(context.secrets if context else [])
-    return loader.load_from_file(str(path))
+    try:
+        text = loader.get_text_file_contents(str(path))
+    except AnsibleError:
+        return None
+    try:
+        return loader.load(text)
+    except AnsibleError:  # no YAML, as a key
+        return text.splitlines()

@@ -32,6 +32,8 @@ def judge_hosts(inventory: Inventory, observation: Observation, facts: Mapping[s
     """Return what is wrong with each host by itself, and with one among its peers."""
     found: list[Finding] = []
     for host, why in observation.unreachable.items():
+        if host in observation.drains:  # it may be off, as `fab hosts` has it
+            continue
         found.append(Finding(ERROR, host, "SSH", f"it can't be reached: {why}", mend_ssh(inventory, host, why)))
     for host, each in facts.items():
         for judge in (_room, _memory, _path, _ports, _units, _limits, _umask, _proxies):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 from fleet import report
@@ -75,7 +74,7 @@ def judge_look(inventory: Inventory, look: Look, release: str | None) -> list[Fi
         for problem in seen["problems"]:
             part = "clock" if "its clock is" in problem else "addresses and routes"
             found.append(Finding(ERROR, host, part, problem.partition(": ")[2], "as it says"))
-    return [*found, *_release(look, release), *_tasks(inventory, look), *_run(look)]
+    return [*found, *_release(look, release), *_tasks(inventory, look), *_run(inventory, look)]
 
 
 def _release(look: Look, release: str | None) -> list[Finding]:
@@ -107,7 +106,7 @@ def _tasks(inventory: Inventory, look: Look) -> list[Finding]:
     return found
 
 
-def _run(look: Look) -> list[Finding]:
+def _run(inventory: Inventory, look: Look) -> list[Finding]:
     found = []
     observation, run = look.observation, look.observation.run
     if observation.run_error is not None:
@@ -119,7 +118,10 @@ def _run(look: Look) -> list[Finding]:
         found.append(
             Finding(ERROR, where, "run", f"it failed: {run.message}", "mend the program, then fab start-cluster")
         )
+    drained = {task.name for task in inventory.tasks if task.host in observation.drains}
     for task, why in run.without.items():
+        if task in drained:
+            continue
         found.append(
             Finding(WARNING, where, "run", f"it goes on without {task}, which is {why}", f"fab logs --task {task}")
         )
@@ -127,12 +129,12 @@ def _run(look: Look) -> list[Finding]:
         broken = any(how.startswith("broken") for row in run.ways.values() for how in row.values())
         level = ERROR if broken else WARNING  # or slow, which a look at a busy host may find too
         found.append(Finding(level, where, "addresses and routes", describe_ways(run.ways), "fab ways"))
-    return [*found, *_silence(look.observation.clocks, run.state, run.updated, where)]
+    now = observation.clocks.get(inventory.chief.host, 0.0)  # whose clock the run's time is of
+    return [*found, *_silence(now, run.state, run.updated, where)]
 
 
-def _silence(clocks: Mapping[str, float], state: str, updated: float | None, where: str) -> list[Finding]:
+def _silence(now: float, state: str, updated: float | None, where: str) -> list[Finding]:
     """Return that nobody has told of a run for long that says that it trains."""
-    now = max(clocks.values(), default=0.0)
     if state != "training" or updated is None or now - updated < LATE_SECONDS:
         return []
     what = f"it says that it trains, and nobody has told of it for {render_duration(now - updated)}"

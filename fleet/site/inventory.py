@@ -97,12 +97,12 @@ def load_inventory(
     given: str | None = None,
     environment: Mapping[str, str] = os.environ,
     check: bool = False,
-    ask_vault_pass: bool = False,
+    ask_vault_pass: bool | str = False,
 ) -> Inventory:
     """Read an inventory: the one given, else PSFLEET_INVENTORY's, else ansible.cfg's.
 
     Raises OperatorMistake when the path is missing or the groups describe no cluster; with `check`, with everything
-    that `fab validate` finds wrong. `ask_vault_pass` has the operator type the vault's password.
+    that `fab validate` finds wrong. `ask_vault_pass` has the operator type the vault's password, or is what was typed.
     """
     source = read_source(given, environment, check, ask_vault_pass)
     if check and (problems := find_problems(source)):

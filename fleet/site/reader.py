@@ -112,7 +112,7 @@ def read_source(
     given: str | None = None,
     environment: Mapping[str, str] = os.environ,
     lenient: bool = False,
-    ask_vault_pass: bool = False,
+    ask_vault_pass: bool | str = False,
 ) -> Source:
     """Read groups and variables. With `lenient` what can't be read is a problem among others, and the rest is read.
 

@@ -20,7 +20,10 @@ def _ask(question: str) -> bool:
     """Put a question to the operator; no where nobody sits at a terminal."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
         return False
-    return input(printable(question)).strip().lower() in ("y", "yes")
+    try:
+        return input(printable(question)).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        return False
 
 
 def _prove(cluster: Cluster, release: str, selection: Mapping[str, Any], display: Display) -> None:
@@ -48,9 +51,14 @@ class Desk:
     meanwhile: TextIO | None = None
     """Where it is shown how far a verb is, so that `out` has what comes of it; None for `out`."""
 
+    complete: Callable[[str], str] = str
+    """Adds to the commands that a text names what they need to be for this cluster."""
+
     def say(self, text: str) -> None:
-        put(self.out, text)
+        put(self.out, self.complete(text))
 
     def answer(self, verb: str, record: Mapping[str, Any], on_a_line: bool = False) -> None:
         """Print what `--json` asked for."""
+        if isinstance(record.get("next"), str):
+            record = {**record, "next": self.complete(record["next"])}
         put(self.answers or self.out, render_answer(verb, record, on_a_line=on_a_line))

@@ -18,7 +18,10 @@ _LINK = "ip route show default | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p' | head -1
 
 
 def advise(cluster: Cluster, desk: Desk, seconds: float) -> None:
-    """Look twice, so many seconds apart, and say what the training waits for. Nothing is changed."""
+    """Look twice, so many seconds apart, and say what the training waits for. Nothing is changed.
+
+    Raises HostsUnreachable, after the advice, where it lacks a host that nobody has drained.
+    """
     first = first_look(cluster, desk)
     progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
     end = desk.clock() + seconds
@@ -28,7 +31,8 @@ def advise(cluster: Cluster, desk: Desk, seconds: float) -> None:
             desk.sleep(min(5.0, left))
     finally:
         progress.end()
-    found = advice.advise(first, look(cluster))
+    away: dict[str, str] = {}
+    found = advice.advise(first, look(cluster, away))
     if desk.answers is not None:
         desk.answer(
             "advise",
@@ -39,6 +43,8 @@ def advise(cluster: Cluster, desk: Desk, seconds: float) -> None:
         )
     else:
         desk.say("\n".join(f"{each.part}: {each.text}" for each in found))
+    if away:
+        raise HostsUnreachable(away, "The advice knows nothing of them")
 
 
 class NoStepsYet(OperatorMistake):
@@ -58,8 +64,11 @@ def first_look(cluster: Cluster, desk: Desk) -> Look:
             desk.sleep(2.0)
 
 
-def look(cluster: Cluster) -> Look:
-    """Ask each host for its processors, its link and its tasks, the chief's for the workers' steps."""
+def look(cluster: Cluster, away: dict[str, str] | None = None) -> Look:
+    """Ask each host for its processors, its link and its tasks, the chief's for the workers' steps.
+
+    `away` gets why a host did not answer.
+    """
     inventory = cluster.inventory
     seen = cluster.observe([inventory.chief.host], new_is_enough=True)
     if seen.unreachable:
@@ -74,6 +83,8 @@ def look(cluster: Cluster) -> Look:
     used: dict[str, float] = {}
     for host, answer in cluster.hosts.run(scripts).items():
         if answer.unreachable or answer.code:
+            if answer.unreachable and away is not None and host not in seen.drains:
+                away[host] = answer.unreachable
             continue
         hosts[host], units = read(answer)
         used |= {task.name: units[task.unit] for task in inventory.tasks_on(host) if task.unit in units}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from fleet.cluster import Cluster
 from fleet.run_work import have_copied, refuse_name, refuse_path
 from fleet.verbs import Desk
@@ -13,9 +15,11 @@ def back_up(cluster: Cluster, desk: Desk, run: str, to: str, plan: bool = False)
     refuse_path("--to", to)
     answer, size = have_copied(cluster, desk, "backup", [run, "--to", to], plan)
     if answer["outcome"] == "planned":
-        desk.say(
-            f"would copy run {run} to {answer['host']}:{answer['copy']}: {size}\ndo it: fab backup {run} --to {to}"
-        )
+        command = shlex.join(["fab", "backup", run, "--to", to])
+        desk.say(f"would copy run {run} to {answer['host']}:{answer['copy']}: {size}\ndo it: {command}")
         return
     there = "is there already, and whole" if answer["outcome"] == "there already" else "copied"
-    desk.say(f"{answer['host']}:{answer['copy']}: {there}: {size}\nget it back: fab restore-run {answer['copy']}")
+    back = shlex.join(["fab", "restore-run", answer["copy"]])
+    if answer["host"] != (chief := cluster.inventory.chief.host):
+        back = f"bring it to {chief}, then {back}"
+    desk.say(f"{answer['host']}:{answer['copy']}: {there}: {size}\nget it back: {back}")

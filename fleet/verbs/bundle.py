@@ -92,6 +92,7 @@ def write(place: Path, files: Mapping[str, str]) -> int:
                 archive.addfile(member, io.BytesIO(data))
         partial.replace(place)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise OperatorMistake(f"{place} can't be written ({error.strerror}): name another file with --out") from error
+    finally:
+        partial.unlink(missing_ok=True)
     return place.stat().st_size

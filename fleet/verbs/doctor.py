@@ -84,6 +84,8 @@ def judge_ways(cluster: Cluster, look: Look) -> list[Finding]:
         found, _, wrong = try_ways(cluster)
     except OperatorMistake:  # without ps there is no way to try
         return []
+    drained = {task.name for task in cluster.inventory.tasks if task.host in look.observation.drains}
+    wrong = [each for each in wrong if drained.isdisjoint(each.split())]  # nobody needs the ways to and from these
     findings = [Finding(ERROR, each.partition(" ")[0], "addresses and routes", each, "fab ways") for each in wrong]
     pace = {task: median(way.seconds for way in row.values()) for task, row in found.items() if row}
     if len(pace) < FEWEST_PEERS or look.observation.unreachable:

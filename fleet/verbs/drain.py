@@ -8,13 +8,15 @@ from typing import Any
 
 from fleet import drains, history
 from fleet.cluster import Cluster
+from fleet.drains import tasks_of
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.readings import describe
 from fleet.site.topology import Task
+from fleet.units import Health
 from fleet.verbs import Desk
-from fleet.verbs.cost import Cost
+from fleet.verbs.cost import Cost, absentees, find_shortages
 from fleet.verbs.names import find_host
 from fleet.verbs.ok_to_stop import look
 from fleet.verbs.waiting import wait
@@ -33,21 +35,21 @@ def drain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, pl
     """
     host = find_host(cluster.inventory, host)
     seen, cost = look(cluster, [host], in_order=True)
-    if plan_only:
-        desk.say(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
-        _answer(desk, "drain", "refused" if cost.refusals else "planned", host, cost)
-        return
     if is_drained(cluster, seen, host):
         desk.say(f"{host} is {describe(seen.drains[host])}. Bring it back: fab undrain {host}")
         _answer(desk, "drain", "nothing to do", host, cost)
         return
-    if cost.refusals:
-        raise OperatorMistake(f"{host} stays: " + "\n".join(cost.refusals))
     if host in seen.unreachable:
         raise HostsUnreachable(
             {host: seen.unreachable[host]},
             f"The training goes on without it. Drain it when it is back, or take it out: fab remove-host {host}",
         )
+    if plan_only:
+        desk.say(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
+        _answer(desk, "drain", "refused" if cost.refusals else "planned", host, cost)
+        return
+    if cost.refusals:
+        raise OperatorMistake(f"{host} stays: " + "\n".join(cost.refusals))
     with Trail(cluster, desk, "drain", reason) as trail:
         trail.begin(hosts=[host], tasks=list(cost.stops))
         after = _leave(cluster, desk, seen, host, reason)
@@ -68,6 +70,8 @@ def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: s
     }
     tasks = cluster.inventory.tasks_on(host)
     drains.record(cluster, host, record)
+    if not earlier:
+        _refuse_beside_another(cluster, seen, host)
     drains.announce_drain(cluster, tasks)
     _wait_until_let_go(cluster, desk, seen, [task for task in tasks if task.job == "ps"])
     drains.mark(cluster, host, record)
@@ -81,18 +85,26 @@ def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: s
     return after
 
 
+def _refuse_beside_another(cluster: Cluster, seen: Observation, host: str) -> None:
+    """Take a drain back that another operator's leaves no room for: neither saw the other when it looked."""
+    now = cluster.observe([cluster.inventory.chief.host], new_is_enough=True)
+    gone = {*absentees(cluster.inventory, seen), *(each.name for each in tasks_of(cluster.inventory, [*now.drains]))}
+    if shortages := find_shortages(cluster.inventory, [host], gone):
+        drains.forget(cluster, host)
+        raise OperatorMistake(f"{host} stays, since another host is drained now: " + "\n".join(shortages))
+
+
 def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:
     """Have a drained host back: its tasks start where the cluster is started, and join the training."""
     host = find_host(cluster.inventory, host)
     seen = cluster.observe(new_is_enough=True)
+    chief = cluster.inventory.chief
+    if chief.host in seen.unreachable:
+        why = {chief.host: seen.unreachable[chief.host]}
+        raise HostsUnreachable(why, f"Without it nobody knows what to start: fab undrain {host} when it is back")
     tasks = cluster.inventory.tasks_on(host)
-    starts = tasks if not seen.units[cluster.inventory.chief.name].idle else []
+    starts = tasks if not seen.units[chief.name].idle else []
     cost = Cost([host], [], _pause_of_joining(starts), 0, "no step")
-    if plan_only:
-        desk.say(f"undrain {host}\n  starts  {_names(starts) or 'nothing: the cluster is stopped'}\n{cost.render()}")
-        desk.say(f"nothing was done. Do it: fab undrain {host}")
-        _answer(desk, "undrain", "planned", host, cost)
-        return
     if host not in seen.drains:
         desk.say(f"{host} is not drained. Look: fab hosts")
         _answer(desk, "undrain", "nothing to do", host, cost)
@@ -100,6 +112,11 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
     if host in seen.unreachable:
         raise HostsUnreachable({host: seen.unreachable[host]}, f"It stays drained: fab undrain {host} when it is back")
     _refuse_other_release(cluster, seen, host)
+    if plan_only:
+        desk.say(f"undrain {host}\n  starts  {_names(starts) or 'nothing: the cluster is stopped'}\n{cost.render()}")
+        desk.say(f"nothing was done. Do it: fab undrain {host}")
+        _answer(desk, "undrain", "planned", host, cost)
+        return
     with Trail(cluster, desk, "undrain", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in starts])
         drains.unmark(cluster, host)
@@ -108,6 +125,8 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
             cluster.start(starts)
         drains.forget(cluster, host)
         joined = not starts or _wait_until_joined(cluster, desk, tasks)
+        if not joined:
+            _refuse_down(cluster, host, tasks)
         trail.end(joined=joined)
     if not starts:
         desk.say(f"{host} is ready; the cluster is stopped. Start it: fab start-cluster")
@@ -160,6 +179,18 @@ def _wait_until_joined(cluster: Cluster, desk: Desk, tasks: Sequence[Task]) -> b
         return here and run.state == "training" and not any(name in run.without for name in names)
 
     return wait(cluster, desk, f"{', '.join(names)} joins", is_back, JOIN_SECONDS)
+
+
+def _refuse_down(cluster: Cluster, host: str, tasks: Sequence[Task]) -> None:
+    """Raise ClusterTrouble where tasks of a host that is back don't run."""
+    units = cluster.observe([host], new_is_enough=True).units
+    found = {}
+    for task in tasks:
+        unit = units.get(task.name)
+        if unit and unit.health not in (Health.RUNNING, Health.STARTING):
+            found[task] = f"is {unit.active}" if unit.health is Health.STOPPED else unit.describe_failure()
+    if found:
+        raise ClusterTrouble(f"{host} is drained no more, and not all of it runs", cluster.trouble(found))
 
 
 def _refuse_other_release(cluster: Cluster, seen: Observation, host: str) -> None:

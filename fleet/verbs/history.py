@@ -14,7 +14,20 @@ from fleet.verbs import Desk
 
 SHOWN = 20
 # What a row shows apart, or what nobody reads there.
-APART = ("time", "id", "verb", "outcome", "who", "from", "reason", "seconds", "inventory", "message", "settings")
+APART = (
+    "time",
+    "id",
+    "verb",
+    "outcome",
+    "who",
+    "from",
+    "reason",
+    "seconds",
+    "inventory",
+    "message",
+    "settings",
+    "switched",
+)
 
 
 def show_history(

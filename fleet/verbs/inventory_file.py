@@ -5,6 +5,7 @@ No task's number moves: where a host leaves the middle of a group, the others ge
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +14,10 @@ from typing import Any
 
 import yaml
 
-from fleet.errors import FleetError
+from fleet.errors import FleetError, first_line
 from fleet.site.inventory import Inventory, load_inventory
+from fleet.site.schema.formats import control_path
+from fleet.site.schema.sources import VARIABLE_SUFFIXES, directories
 from fleet.site.topology import Task
 
 
@@ -131,43 +134,97 @@ def _replace(lines: list[str], node: yaml.Node, text: str) -> None:
     if start.line != end.line:
         raise NotPlain(f"line {start.line + 1} goes on in the next one")
     line = lines[start.line]
-    lines[start.line] = f"{line[: start.column]}{text}{line[end.column :]}"
+    written = text if yaml.safe_load(text) == text else json.dumps(text)  # as a name of digits alone
+    lines[start.line] = f"{line[: start.column]}{written}{line[end.column :]}"
 
 
-def change(inventory: Inventory, edit: Callable[[str], str], expected: Sequence[Task]) -> list[Path]:
-    """Edit the inventory's files, each with a backup beside it, and read the whole again; returns the backups.
-
-    `expected` are the tasks that it must describe then: their names, hosts, addresses and ports. Raises NotPlain where
-    it can't be changed so; then the files are as they were.
-    """
+def edited(inventory: Inventory, edit: Callable[[str], str]) -> dict[Path, str]:
+    """Return the new texts of the inventory's files; raises NotPlain where it can't be changed by lines."""
     texts: dict[Path, str] = {}
-    for path in files_of(inventory.source):
-        before = path.read_text(encoding="utf-8")
-        if (after := edit(before)) != before:
-            texts[path] = after
+    try:
+        control_path(inventory.source)
+        for path in files_of(inventory.source):
+            before = path.read_bytes().decode()  # the ends of its lines stay as they are
+            if (after := edit(before)) != before:
+                texts[path] = after
+    except (OSError, ValueError) as error:
+        raise NotPlain(str(error)) from error
+    except yaml.YAMLError as error:
+        raise NotPlain(f"a host's lines are used by others: {first_line(error)}") from error
     if not texts:
         raise NotPlain(f"{inventory.source} names the host nowhere in YAML")
+    return texts
+
+
+def own_files(inventory: Inventory, host: str) -> list[Path]:
+    """Return the files, and the directory, that Ansible reads for this host alone."""
+    places = [each / "host_vars" / host for each in directories([inventory.source])]
+    found = [place.with_name(f"{host}{suffix}") for place in places for suffix in VARIABLE_SUFFIXES]
+    return [path for path in found if path.exists()]
+
+
+def change(
+    inventory: Inventory,
+    edit: Callable[[str], str],
+    expected: Sequence[Task],
+    old: str,
+    new: str | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> list[Path]:
+    """Edit the inventory's files, each with a backup beside it, and read the whole again; returns the backups.
+
+    `expected` are the tasks that it must describe then: their names, hosts, addresses and ports. The variables of the
+    host `old` go to `new`, which has these `variables` instead, or to the backups. Raises NotPlain where it can't be
+    changed so; then the files are as they were.
+    """
+    texts = edited(inventory, edit)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     place = Path(inventory.source)
     # Beside an inventory's folder, not in it: Ansible would read the backup too.
     folder = place.parent if place.is_dir() else place.parent / f".{place.name}.backups"
-    backups = {}
-    for path in texts:
-        backup = folder / f"{place.name}.{path.name}.before-{stamp}" if place.is_dir() else folder / stamp
-        backup.parent.mkdir(exist_ok=True)
-        backups[path] = Path(shutil.copy2(path, backup))
+    folder.mkdir(exist_ok=True)
+
+    def aside(path: Path) -> Path:
+        name = f"{place.name}.{path.name}.before-{stamp}" if place.is_dir() else f"{path.name}.{stamp}"
+        return folder / (stamp if path == place else name)
+
+    moved = {
+        path: path.with_name(f"{new}{path.name[len(old) :]}") if new else aside(path)
+        for path in own_files(inventory, old)
+    }
+    for path in moved if new else ():
+        if path.is_file() and (after := _with_values(before := path.read_bytes().decode(), variables or {})) != before:
+            texts[path] = after
+    backups = {path: Path(shutil.copy2(path, aside(path))) for path in texts}
     try:
         for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-        read = load_inventory(inventory.source).tasks
-        found, wanted = ({(one.name, one.host, one.address, one.port) for one in tasks} for tasks in (read, expected))
-        if found != wanted:
+            path.write_bytes(text.encode())
+        for path, there in moved.items():
+            path.rename(there)
+        read = load_inventory(inventory.source, ask_vault_pass=inventory.vault_password or False)
+        found, wanted = (
+            {(one.name, one.host, one.address, one.port) for one in tasks} for tasks in (read.tasks, expected)
+        )
+        if found != wanted or old in read.variables:
             raise NotPlain("its tasks would not be the expected ones then")
     except BaseException as error:
+        for path, there in moved.items():
+            if there.exists() and not path.exists():
+                there.rename(path)
         for path, backup in backups.items():
             shutil.copy2(backup, path)
             backup.unlink()
         if isinstance(error, FleetError):
             raise NotPlain(f"the inventory would be wrong: {error}") from error
         raise
-    return list(backups.values())
+    return [*backups.values(), *(() if new else moved.values())]
+
+
+def _with_values(text: str, variables: Mapping[str, Any]) -> str:
+    """Return a file of variables with these values, where it has them."""
+    lines = text.splitlines(keepends=True)
+    node = yaml.compose(text)
+    for name, found in reversed(node.value) if isinstance(node, yaml.MappingNode) else ():
+        if name.value in variables:
+            _replace(lines, found, str(variables[name.value]))
+    return "".join(lines)

@@ -18,8 +18,11 @@ def ok_to_stop(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> None:
     They may where the training goes on without a pause and loses no step.
     """
     chosen = find_hosts(cluster.inventory, hosts)
-    _, cost = look(cluster, chosen, in_order=False)
+    seen, cost = look(cluster, chosen, in_order=False)
     problems = problems_of(cost, chosen)
+    servers = [host for host in cluster.inventory.groups.get("nfs_server", ()) if host in chosen]
+    if servers and any(unit.up for unit in seen.units.values()):
+        problems += [f"{servers[0]} serves the shared path, and nothing goes on without it: `fab stop-cluster` first"]
     if desk.answers is not None:
         desk.answer("ok-to-stop", {"ok": not problems, "cost": cost.as_json(), "problems": problems})
     else:
@@ -36,7 +39,7 @@ def problems_of(cost: Cost, hosts: Sequence[str]) -> list[str]:
     if cost.refusals:
         return list(cost.refusals)
     if cost.steps_lost != 0 or not cost.pause.startswith("none"):
-        return [f"{cost.lost}. Nothing is lost after: fab drain {hosts[0]}"]
+        return [f"{cost.lost}. Nothing is lost after: {', then '.join(f'fab drain {host}' for host in hosts)}"]
     return []
 
 

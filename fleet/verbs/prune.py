@@ -9,6 +9,7 @@ from typing import Any
 from fleet.asked import sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.history import Trail
 from fleet.run_work import have_done, refuse_unless_agreed, render_bytes
 from fleet.site.schema.problems import show
 from fleet.verbs import Desk
@@ -17,6 +18,7 @@ KINDS = ("runs", "releases", "wheels")
 SECONDS = 600
 # The present release and the one before it: what a failed start puts back.
 FEWEST_RELEASES = 2
+NOTED = 20  # of each kind, in the history
 ROOT = "/opt/trainer"
 # As envs/cpu-3.11-<hash>: the set of wheels that it was installed from is 3.11, and cuda-3.11 of a cuda one.
 ENVIRONMENT = re.compile(r"(?:cpu|(?P<kind>.+))-(?P<python>3\.\d+)-[0-9a-f]+")
@@ -41,12 +43,17 @@ def prune(
     for kind, found in planned.items():
         desk.say(f"{kind}: {_describe(found)}")
     total = sum(found["bytes"] for found in planned.values())
+    command = " ".join([f"fab prune --keep {keep}", *(f"--only {kind}" for kind in only)])
     if plan or not any(found["removed"] for found in planned.values()):
-        desk.say(f"would free {render_bytes(total)}\ndo it: fab prune --keep {keep}" if plan else "nothing to remove")
+        desk.say(f"would free {render_bytes(total)}\ndo it: {command}" if plan else "nothing to remove")
         looks, outcome = planned, "planned" if plan else "done"
     else:
         refuse_unless_agreed(desk, yes, f"Remove all that for ever ({render_bytes(total)})?")
-        looks, outcome = {kind: _LOOKS[kind](cluster, desk, keep, planned[kind]["removed"]) for kind in kinds}, "done"
+        with Trail(cluster, desk, "prune") as trail:
+            going = {kind: planned[kind]["removed"][:NOTED] for kind in kinds}
+            trail.begin(words=command.partition("prune ")[2], **going)
+            looks = {kind: _LOOKS[kind](cluster, desk, keep, planned[kind]["removed"]) for kind in kinds}
+        outcome = "done"
         desk.say(f"freed {render_bytes(sum(found['bytes'] for found in looks.values()))}\nwhat is left: fab runs")
     if desk.answers is not None:
         desk.answer("prune", {"outcome": outcome, "bytes": total, **dict.fromkeys(KINDS), **looks})
@@ -59,7 +66,8 @@ def _describe(found: Mapping[str, Any]) -> str:
 
 
 def _runs(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
-    found = have_done(cluster, desk, "prune", ["--keep", str(keep)], agreed is None)
+    words = ["--keep", str(keep), *([] if agreed is None else ["--agreed", *agreed])]
+    found = have_done(cluster, desk, "prune", words, agreed is None, noted=True)
     return {"removed": [*found["removed"], *found["left"]], "bytes": found["bytes"]}
 
 

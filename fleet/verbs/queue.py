@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from getpass import getuser
 from typing import Any
 
 from fleet import history
 from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.history import MOST_TEXT, Trail
+from fleet.lock import operator
 from fleet.observation import Observation
 from fleet.tables import ProgressLine
 from fleet.verbs import Desk
@@ -92,7 +92,7 @@ def queue_add(cluster: Cluster, desk: Desk, asked: Asked, plan_only: bool = Fals
     if is_new and runs:
         _refuse_other_release(seen.releases.get(cluster.inventory.chief.host), release, as_shipped)
     if plan_only:
-        desk.say(f"would add {asked.name} {_after(planned['ahead'])}")
+        desk.say(f"{f'would add {asked.name}' if is_new else f'{asked.name} waits already'} {_after(planned['ahead'])}")
         desk.say(f"nothing was done. Do it: fab queue-add {asked.name} ...")
         _answer(desk, "queue-add", {**planned, "started": False})
         return
@@ -129,7 +129,7 @@ def _start_where_idle(cluster: Cluster, desk: Desk, asked: Asked, answer: Mappin
         start_cluster(cluster, replace(desk, answers=None), StartRequest(queue=True, detach=True, reason=asked.reason))
     except OperatorMistake:
         if is_new:
-            cluster.ask_queue("remove", ["--name", asked.name, "--stop", "--who", getuser()])
+            cluster.ask_queue("remove", ["--name", asked.name, "--stop", "--who", operator()])
             desk.say(f"{asked.name} is taken back")
         raise
     return True
@@ -155,12 +155,12 @@ def queue_remove(
     cluster: Cluster, desk: Desk, name: str, stop: bool = False, reason: str | None = None, plan_only: bool = False
 ) -> None:
     """Take an entry out; with `stop` also the one that trains, which is saved. Its files stay."""
-    words = ["--name", name, "--who", getuser(), *(["--stop"] if stop else [])]
+    words = ["--name", name, "--who", operator(), *(["--stop"] if stop else [])]
     answer = cluster.ask_queue("remove", [*words, "--plan"])
     if answer["outcome"] == "not there":
         desk.say(f"{name} does not wait in the queue, and does not train\nlook: fab queue")
     elif plan_only:
-        desk.say(f"would take {name} out\nnothing was done. Do it: fab queue-remove {name}")
+        desk.say(f"would take {name} out\nnothing was done. Do it: fab queue-remove {name}{' --stop' * stop}")
     else:
         with Trail(cluster, desk, "queue-remove", reason) as trail:
             trail.begin(run=name)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
+from typing import Any
 
 from fleet import drains
 from fleet.cluster import STOP_SECONDS, Cluster, Observation
-from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
 from fleet.history import Trail
 from fleet.site.inventory import Inventory
 from fleet.site.members import address_of
-from fleet.site.schema.formats import control_path
+from fleet.site.preflight import inventory_problems
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
 from fleet.units import Health
@@ -50,6 +52,8 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
         _answer(desk, "remove-host", "nothing to do", [host], [])
         return
     host = find_host(cluster.inventory, host)
+    if not plan_only:
+        cluster.keep_starts_away("remove-host")  # which would bring the tasks back
     seen = cluster.observe(new_is_enough=True)
     numbers = numbers_to_write(cluster.inventory, host)
     expected = [task for task in cluster.inventory.tasks if task.host != host]
@@ -59,7 +63,7 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
     )
     steps = [
         "nothing on the host: it does not answer" if host in seen.unreachable else "its tasks, files and releases go",
-        f"{host} leaves {cluster.inventory.source}, with a backup",
+        _step(cluster.inventory, edit, f"{host} leaves {cluster.inventory.source}, with a backup"),
         *(f"{name} gets {job}_index: {number}, so that its task keeps its name" for name, job, number in numbers),
         f"the next `ansible-playbook site.yml` tells the others: {RESTART}",
     ]
@@ -69,7 +73,7 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
         trail.begin(hosts=[host], tasks=[task.name for task in cluster.inventory.tasks_on(host)])
         _clean(cluster, desk, seen, host)
         lines = [f"remove the host {host} from each group", *(f"give {n} {j}_index: {i}" for n, j, i in numbers)]
-        _change(cluster.inventory, desk, edit, expected, lines)
+        _change(cluster.inventory, desk, edit, expected, lines, host)
     desk.say(f"{host} is removed. The others go on; tell them when it suits you: ansible-playbook site.yml ({RESTART})")
     _answer(desk, "remove-host", "done", [host], steps)
 
@@ -88,27 +92,38 @@ def replace_host(
     `address` is the new one's, for Ansible and for the members. Raises OperatorMistake where the old one takes part.
     """
     inventory = cluster.inventory
+    if not plan_only and new in inventory.hosts and old not in inventory.variables:
+        desk.say(f"{inventory.source} has {new}, and no {old}: it is replaced already, or never was there")
+        _answer(desk, "replace-host", "nothing to do", [old, new], [])
+        return
     if new in inventory.variables:
         raise OperatorMistake(f"{inventory.source} has a host {show(new)} already: name a new one")
     old = find_host(inventory, old)
+    if not plan_only:
+        cluster.keep_starts_away("replace-host")
     seen = cluster.observe(new_is_enough=True)
     where = address or new
     variables = dict.fromkeys(address_variables(inventory, old, address), where)
-    at = address_of(new, {**inventory.variables[old], **variables})
+    has = ChainMap[str, Any](variables, inventory.variables[old])  # type: ignore[arg-type]
+    refuse_wrong(inventory, old, new, has)
+    at = address_of(new, has)
+    edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
     expected = [replace(task, host=new, address=at) if task.host == old else task for task in inventory.tasks]
     steps = [
         "nothing on the old host: it does not answer" if old in seen.unreachable else f"tasks and files of {old} go",
-        f"{new} ({where}) takes its place in {inventory.source}, with a backup; the tasks keep their names",
+        _step(inventory, edit, f"{new} ({where}) takes its place in {inventory.source}, with a backup"),
         f"`ansible-playbook site.yml` makes {new} right, and tells the others: {RESTART}",
     ]
+    if old in inventory.groups.get("nfs_server", ()) or (old == inventory.chief.host and not inventory.is_shared):
+        steps.insert(2, f"the runs stay on the disk of {old}: bring them to {new} before site.yml")
     if _planned(cluster, desk, "replace-host", seen, old, steps, plan_only, [old, new], chief_may_go=True):
         return
     with Trail(cluster, desk, "replace-host", reason) as trail:
         trail.begin(hosts=[old, new], tasks=[task.name for task in inventory.tasks_on(old)], new=where)
         _clean(cluster, desk, seen, old)
-        edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
-        _change(inventory, desk, edit, expected, [f"write {new} instead of {old}", f"ansible_host: {where}"])
-        _keep_out(cluster, old, expected)
+        _keep_out(cluster, desk, old, expected)
+        lines = [f"write {new} instead of {old}", f"ansible_host: {where}"]
+        _change(inventory, desk, edit, expected, lines, old, new, variables)
     desk.say(
         f"{new} has the place of {old}: connect to it once with ssh and compare its host key, then "
         "`ansible-playbook site.yml` and `fab start-cluster`"
@@ -125,6 +140,16 @@ def address_variables(inventory: Inventory, host: str, address: str | None) -> l
             "Edit the inventory by hand"
         )
     return has
+
+
+def refuse_wrong(inventory: Inventory, old: str, new: str, variables: Mapping[str, Any]) -> None:
+    """Raise OperatorMistake where the inventory would be wrong with `new` instead of `old`, as with its address."""
+    groups = {group: [new if host == old else host for host in hosts] for group, hosts in inventory.groups.items()}
+    hostvars = {(new if host == old else host): each for host, each in inventory.variables.items()}
+    known = {each.message.replace(new, old) for each in inventory_problems(inventory.groups, inventory.variables)}
+    found = inventory_problems(groups, {**hostvars, new: variables})
+    if wrong := [each.message for each in found if each.message.replace(new, old) not in known]:
+        raise OperatorMistake("\n".join(wrong))
 
 
 def numbers_to_write(inventory: Inventory, host: str) -> list[tuple[str, str, int]]:
@@ -147,6 +172,8 @@ def numbers_to_write(inventory: Inventory, host: str) -> list[tuple[str, str, in
 def refusals_of(cluster: Cluster, seen: Observation, host: str, chief_may_go: bool) -> list[str]:
     """Say why a host can't be taken away for good."""
     inventory = cluster.inventory
+    if host in inventory.groups.get("nfs_server", ()) and not chief_may_go:
+        return ["it serves the shared path, with all runs: copy them, and have another host in the group nfs_server"]
     if host == inventory.chief.host:
         if not chief_may_go:
             return [*find_chief(inventory, [host], True), "To have another machine: fab replace-host OLD NEW"]
@@ -194,29 +221,53 @@ def _clean(cluster: Cluster, desk: Desk, seen: Observation, host: str) -> None:
         if answer.unreachable or answer.code:
             why = answer.unreachable or answer.stderr.strip()
             raise ClusterTrouble(f"{host} could not be cleaned: {why}. Type it again")
-    if host != cluster.inventory.chief.host:
+    if host != cluster.inventory.chief.host:  # which is never drained
         drains.announce_return(cluster, cluster.inventory.tasks_on(host))
-    drains.forget(cluster, host)
+        drains.forget(cluster, host)
+
+
+def _step(inventory: Inventory, edit: Callable[[str], str], text: str) -> str:
+    """Say what becomes of the inventory: `text`, or that it can't be changed by lines."""
+    try:
+        inventory_file.edited(inventory, edit)
+    except NotPlain as why:
+        return f"{inventory.source} is to be changed by hand: {why}"
+    return text
 
 
 def _change(
-    inventory: Inventory, desk: Desk, edit: Callable[[str], str], expected: Sequence[Task], by_hand: Sequence[str]
+    inventory: Inventory,
+    desk: Desk,
+    edit: Callable[[str], str],
+    expected: Sequence[Task],
+    by_hand: Sequence[str],
+    old: str,
+    new: str | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> None:
     """Change the inventory, or say what to change where that can't be done by lines."""
     try:
-        control_path(inventory.source)
-        backups = inventory_file.change(inventory, edit, expected)
+        backups = inventory_file.change(inventory, edit, expected, old, new, variables)
     except NotPlain as why:
-        desk.say("\n".join([f"change {inventory.source} by hand ({why}):", *(f"  {line}" for line in by_hand)]))
+        files = [
+            f"{f'name it {new}' if new else 'take away'}: {_short(each)}"
+            for each in inventory_file.own_files(inventory, old)
+        ]
+        desk.say(
+            "\n".join([f"change {inventory.source} by hand ({why}):", *(f"  {line}" for line in [*by_hand, *files])])
+        )
         return
     desk.say(f"changed {inventory.source}; as it was: {', '.join(map(_short, backups))}")
 
 
-def _keep_out(cluster: Cluster, old: str, expected: Sequence[Task]) -> None:
+def _keep_out(cluster: Cluster, desk: Desk, old: str, expected: Sequence[Task]) -> None:
     """Have the tasks of a replaced host not join at their old addresses, where others are expected."""
     now = {task.name: task.endpoint for task in expected}
     had = {task.name: task.endpoint for task in cluster.inventory.tasks_on(old) if task.port is not None}
-    cluster.replace_tasks({name: (at, now[name]) for name, at in had.items() if now.get(name, at) != at})
+    try:
+        cluster.replace_tasks({name: (at, now[name]) for name, at in had.items() if now.get(name, at) != at})
+    except FleetError as error:
+        desk.say(f"the others can't be told ({first_line(error)}): keep {old} off until site.yml has run")
 
 
 def _short(path: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from fleet.cluster import Cluster
 from fleet.run_work import have_copied, refuse_name, refuse_path
 from fleet.verbs import Desk
@@ -15,7 +17,8 @@ def restore_run(cluster: Cluster, desk: Desk, copy: str, name: str | None = None
     words = [copy, *(["--as", name] if name else [])]
     answer, size = have_copied(cluster, desk, "restore-run", words, plan)
     if answer["outcome"] == "planned":
-        desk.say(f"would make run {answer['run']} of {answer['host']}:{copy}: {size}\ndo it: fab restore-run {copy}")
+        command = shlex.join(["fab", "restore-run", copy, *(["--run", name] if name else [])])
+        desk.say(f"would make run {answer['run']} of {answer['host']}:{copy}: {size}\ndo it: {command}")
         return
     there = "is there already" if answer["outcome"] == "there already" else "is there again"
     desk.say(f"run {answer['run']} {there}: {size}\ngo on with it: fab start-cluster --run {answer['run']}")

@@ -10,7 +10,7 @@ from typing import Any
 from fleet import history
 from fleet.asked import sources
 from fleet.cluster import Cluster
-from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.run import SETTINGS
@@ -52,14 +52,24 @@ def rollback(
     seen = cluster.observe(new_is_enough=True)
     lost = {host: why for host, why in seen.unreachable.items() if host not in seen.drains}
     if lost:
-        raise HostsUnreachable(lost, "Nothing was changed. A drained host may be away: fab drain HOST")
+        why = (
+            "Nothing was changed. Only a drained host may be away: bring these back, or take them out: fab remove-host"
+        )
+        raise HostsUnreachable(lost, f"{why} {next(iter(lost))}")
     hosts = [host for host in cluster.inventory.hosts if host not in seen.unreachable]
     kept, settings = _look(cluster, hosts)
     present = State(seen.releases[cluster.inventory.chief.host] or "", settings)
-    target = choose(history.read(cluster)[0], present, to, kept)
+    acts = history.read(cluster)[0]
+    again = to is None and is_rolled_back(acts, present)
+    target = present if again else choose(acts, present, to, kept)
     running = [task for task in cluster.inventory.tasks if task.name in seen.units and seen.units[task.name].up]
     if not present.differs(target) and set(seen.releases.values()) == {target.release}:
-        desk.say(f"the hosts have release {target.release} and these settings already")
+        more = (
+            ". The last rollback brought them: to go elsewhere, fab rollback --to RELEASE (fab history)"
+            if again
+            else ""
+        )
+        desk.say(f"the hosts have release {target.release} and these settings already{more}")
         _answer(desk, "nothing to do", present, target, running)
         return
     desk.say(describe(present, target, running))
@@ -70,6 +80,7 @@ def rollback(
     with Trail(cluster, desk, "rollback", reason, settings=True) as trail:
         trail.begin(release=target.release, before=present.release, run=seen.run.run if seen.run else None)
         _switch(cluster, desk, hosts, present, target, running)
+        trail.begin(switched=True)  # so that a second call does not go back, whatever becomes of this one
         trained = _wait_for_a_step(cluster, desk, seen)
         trail.end()
     desk.say(
@@ -79,6 +90,18 @@ def rollback(
         "Look: fab history"
     )
     _answer(desk, "done", present, target, running)
+
+
+def is_rolled_back(acts: Sequence[Mapping[str, Any]], present: State) -> bool:
+    """Whether the last act that brought something was a rollback, and the hosts still have what it brought."""
+    brought = [
+        act
+        for act in acts
+        if act.get("verb") in SHIPPING and act.get("release") and (act.get("outcome") == "done" or act.get("switched"))
+    ]
+    if not brought or brought[-1]["verb"] != "rollback":
+        return False
+    return not present.differs(State(str(brought[-1]["release"]), brought[-1].get("settings")))
 
 
 def choose(
@@ -174,10 +197,22 @@ def _switch(
     except BaseException:
         with undisturbed():
             desk.say("the rollback is broken off: what was there before is put back")
-            cluster.put_back(hosts)
-            cluster.publish_release(present.release)
-            cluster.start_again(hosts)
+            _put_back(cluster, desk, hosts, present)
         raise
+
+
+def _put_back(cluster: Cluster, desk: Desk, hosts: Sequence[str], present: State) -> None:
+    """Put back what was there before, and start what ran; a host that is lost keeps no other from it."""
+    steps = {
+        "put back release and settings": lambda: cluster.put_back(hosts),
+        "name the release to the tasks": lambda: cluster.publish_release(present.release),
+        "start what ran before": lambda: cluster.start_again(hosts),
+    }
+    for what, step in steps.items():
+        try:
+            step()
+        except FleetError as error:
+            desk.say(f"could not {what}: {error}\nwhen that is mended: fab rollback --to {present.release}")
 
 
 def _steps(cluster: Cluster, host: str, present: State, target: State) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None) -> Non
             desk.say(report.render_run(after.run))
         if desk.answers is not None:
             desk.answer("stop-cluster", status_record(cluster.inventory, after))
-        if after.unreachable:
-            raise HostsUnreachable(after.unreachable, "What runs there goes on; run `fab stop-cluster` again")
+        if away := {host: why for host, why in after.unreachable.items() if host not in after.drains}:
+            raise HostsUnreachable(away, "What runs there goes on; run `fab stop-cluster` again")
         if errors:
             raise errors[0]
         _refuse_running(cluster, after)
@@ -94,8 +94,8 @@ def stop_tasks(
 def _refuse_running(cluster: Cluster, after: Observation) -> None:
     found: dict[Task, str] = {}
     for task in cluster.inventory.tasks:
-        unit = after.units[task.name]
-        if unit.health not in (Health.STOPPED, Health.ABSENT):
+        unit = after.units.get(task.name)  # none on a drained host that is off
+        if unit and unit.health not in (Health.STOPPED, Health.ABSENT):
             found[task] = unit.describe_failure() if unit.health is Health.FAILED else f"is still {unit.active}"
     if found:
         raise ClusterTrouble("", cluster.trouble(found))

@@ -14,7 +14,7 @@ import pytest
 from fleet import verbs
 from fleet.advice import Host, Look, advise
 from fleet.cluster import Cluster
-from fleet.errors import OperatorMistake
+from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.ssh import Answer
 from fleet.verbs.advise import advise as advise_verb
 from fleet.verbs.advise import read, script
@@ -135,6 +135,18 @@ def test_the_verb_looks_twice_and_changes_nothing() -> None:
     assert hosts.done == []
     assert clock.now == 120
     assert "worker: worker-1 is slow: 0.5 steps/s, where the median of the others is 5" in fleet.printed(desk)
+
+
+def test_a_host_that_did_not_answer_is_named_after_the_advice() -> None:
+    hosts = make_hosts()
+    hosts.unreachable = {"ps-b": "no route"}
+    clock = fleet.Clock(hosts=hosts)
+    desk = verbs.Desk(io.StringIO(), clock, clock.sleep)
+    with pytest.raises(HostsUnreachable, match="ps-b is unreachable: no route"):
+        advise_verb(Cluster(hosts.inventory, hosts), desk, 120)
+    assert "worker: worker-1 is slow" in fleet.printed(desk)
+    hosts.recorded = {"ps-b": '{"host": "ps-b"}'}
+    advise_verb(Cluster(hosts.inventory, hosts), desk, 120)
 
 
 def test_a_run_that_has_just_begun_is_waited_for() -> None:

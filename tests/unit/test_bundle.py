@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 
+from fleet.bundle import contents
 from fleet.bundle.contents import RUN_FILES, split_files
 from fleet.bundle.redaction import REMOVED, Redactor
 from fleet.bundle.secrets import describe_inventory, inventory_secrets
@@ -206,3 +209,40 @@ def test_a_place_that_can_not_be_written_is_refused_first(tmp_path: Path) -> Non
 def test_what_a_host_prints_is_cut_into_files() -> None:
     assert split_files("noise\n@@file a\n1\n2\n@@file b\n") == {"a": "1\n2\n", "b": "\n"}
     assert "events.jsonl" in RUN_FILES
+
+
+def test_what_hangs_on_a_host_takes_nothing_away_from_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "COMMANDS", {"disks.txt": "echo one; sleep 30", "system.txt": "echo two"})
+    monkeypatch.setattr(contents, "JOURNAL", "false")
+    monkeypatch.setattr(contents, "EACH_SECONDS", 1)
+    script = contents._script(fleet.make_inventory(), "ps-a", None, 10)
+    done = subprocess.run(["sh", "-c", f'root() {{ "$@"; }}; {script}'], capture_output=True, text=True, check=True)
+    assert contents.split_files(done.stdout) == {
+        "disks.txt": "one\n(no end within 1 s)\n", "system.txt": "two\n", "journal.txt": "\n",
+    }  # fmt: skip
+
+
+def test_a_host_that_lets_nobody_become_root_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory = fleet.make_inventory()
+    hosts = Hosts(inventory)
+    monkeypatch.setattr(hosts, "_answer", lambda *_: Answer("", "sudo: a password is required", 1))
+    _, missing = contents.host_files(Cluster(inventory, hosts), None, 10)
+    assert missing["head"].startswith("not all of it: sudo: a password is required")
+
+
+def test_a_vault_that_nobody_opens_here_holds_up_nothing(site: Path) -> None:
+    other = VaultLib([("default", VaultSecret(b"another"))]).encrypt(b"old: words-of-long-ago\n")
+    (site / "group_vars/old.yml.kept").write_bytes(other)
+    (site / "group_vars/key.pem").write_text(encrypt("Proc-Type: 4: x\n\tonly-in-no-yaml\n"))
+    (site / "more.json").write_text(encrypt('{"all": {"vars": {"word": "only-in-json"}}}'))
+    assert {VAULTED, "\tonly-in-no-yaml", "only-in-json"} <= inventory_secrets(load_inventory(str(site)))
+
+
+def test_a_bundle_that_is_left_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", leave)
+    with pytest.raises(KeyboardInterrupt):
+        verb.write(tmp_path / "report.tar.gz", {"a.txt": "x"})
+    assert list(tmp_path.iterdir()) == []

@@ -351,6 +351,22 @@ def test_a_finding_ends_with_1_and_begins_with_the_worst_mend(calm: Look) -> Non
     assert "begin with: ansible-playbook site.yml --limit store" in fleet.printed(desk)
 
 
+def test_a_drained_host_that_is_off_is_no_trouble(calm: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = calm.observation
+    seen.drains["far"], seen.unreachable["far"] = {"host": "far"}, "no route"
+    del seen.units["worker-1"], seen.releases["far"], calm.facts["far"]
+    set_run(without={"worker-1": "drained"})(calm)
+    monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, ["ps-0 can't reach worker-1 at 192.0.2.31:2400 (no)"]))
+    desk = desk_of()
+    verb.doctor(Cluster(INVENTORY, fleet.Pretence(INVENTORY)), desk)
+    assert answers.answer_of(desk)["findings"] == []
+
+
+def test_a_clock_that_is_ahead_makes_no_run_silent(look: Look) -> None:
+    look.observation.clocks["far"] = 5000.0
+    assert judge_look(INVENTORY, look, "abc") == []
+
+
 def test_a_typed_password_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "read_source", lambda *_, **__: (_ for _ in ()).throw(OperatorMistake("no password")))
     assert [str(each) for each in verb.inventory_problems(INVENTORY)] == ["no password"]

@@ -1,5 +1,6 @@
 """The command line: what it lists, and the exit code that each kind of trouble ends with."""
 
+import json
 import os
 import signal
 import socket
@@ -184,3 +185,36 @@ def test_how_far_a_verb_is_goes_to_standard_error(as_json: bool) -> None:
     desk = Call(Context(), as_json, None, False).desk
     assert (desk.meanwhile or desk.out) is sys.stderr
     assert (desk.answers or desk.out) is sys.stdout
+
+
+@pytest.mark.parametrize("words", [["--sweep", "rates.yml"], ["--sweep=rates.yml"]])
+def test_a_sweep_is_added_without_a_run(words: list[str]) -> None:
+    program = "from fabric.main import make_program; make_program().run()"
+    command = [sys.executable, "-c", program, "queue-add", *words, "--inventory", "nowhere"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "there is no inventory 'nowhere'" in ended.stderr) == (2, True)
+
+
+def test_commands_that_are_named_are_for_the_same_inventory(
+    silent_inventory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PSFLEET_INVENTORY", raising=False)
+    assert fab("undrain", "here", "--inventory", str(silent_inventory)) == 4
+    assert f"fab undrain --inventory {silent_inventory} here when it is back" in capsys.readouterr().err
+    call = Call(Context(), True, "inventory/my lab", False)
+    text = (
+        "`fab drain w`; fab by itself; ansible-playbook site.yml --limit w; fab status --inventory x, fab queue-add r"
+    )
+    assert call.complete(text) == (
+        "`fab drain --inventory 'inventory/my lab' w`; fab by itself; ansible-playbook site.yml --inventory "
+        "'inventory/my lab' --limit w; fab status --inventory x, fab queue-add --inventory 'inventory/my lab' r"
+    )
+    call.desk.say(text)
+    call.desk.answer("drain", {"next": "fab hosts"})
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["next"] == "fab hosts --inventory 'inventory/my lab'"
+    assert "`fab drain --inventory" in printed.err
+    assert Call(Context(), True, None, False).complete(text) == text
+    monkeypatch.setenv("PSFLEET_INVENTORY", "x")
+    text = "ansible-playbook site.yml, fab status"
+    assert Call(Context(), True, None, False).complete(text) == "ansible-playbook site.yml --inventory x, fab status"

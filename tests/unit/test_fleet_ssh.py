@@ -175,7 +175,7 @@ def printing(monkeypatch: pytest.MonkeyPatch) -> None:
     execute = Session._execute
 
     def print_first(self: Session, channel: paramiko.Channel, command: str, answered: threading.Event) -> None:
-        execute(self, channel, f"echo 'Welcome back'; printf 'no end of line '; echo; {command}", answered)
+        execute(self, channel, f"printf 'caf\\351\\n'; printf 'no end of line '; echo; {command}", answered)
 
     monkeypatch.setattr(Session, "_execute", print_first)
 
@@ -197,8 +197,8 @@ def test_what_the_logins_shell_prints_is_none_of_the_answer(server: Server) -> N
     assert hosts.run({"here": "echo out; echo more"})["here"].stdout == "out\nmore\n"
     assert hosts.run({"here": "exit 3"})["here"] == Answer("", "", 3)
     lines: list[str] = []
-    hosts.follow({"here": "echo one; echo two"}, lambda _, text: lines.append(text))
-    assert lines == ["one", "two"]
+    hosts.follow({"here": "printf 'caf\\351\\n'; echo two"}, lambda _, text: lines.append(text))
+    assert lines == ["caf\ufffd", "two"]
     assert hosts.hold("here", "echo held; sleep 1").stdout == "held"
     hosts.let_go()
     hosts.close()

@@ -203,6 +203,8 @@ def test_one_that_has_begun_or_ended_is_not_moved(config: Config) -> None:
     for name in ("a", "b", "none"):
         with pytest.raises(UserError, match=f"{name} does not wait in the queue; those that wait: c"):
             move(config, name, "first", plan=False)
+    with pytest.raises(UserError, match="--before c: expected another run that waits"):
+        move(config, "c", "before:c", plan=False)
 
 
 def test_one_that_waits_is_taken_out_and_one_that_trains_only_with_stop(config: Config) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ansible.parsing.vault import VaultLib, VaultSecret
 
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
-from fleet.site.inventory import load_inventory
+from fleet.site.inventory import find_problems, load_inventory
+from fleet.site.reader import read_source
 from fleet.ssh import Answer
 from fleet.verbs.drain import drain
 from fleet.verbs.remove_host import remove_host, replace_host
@@ -131,6 +135,17 @@ def test_a_dead_host_is_removed(place: Path, hosts: Hosts, desk: verbs.Desk) -> 
     assert "worker-2" not in tasks(place)
 
 
+def test_a_host_is_not_removed_beside_a_start(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-a")
+    hosts.held = Answer("taken by a site.yml of ann@laptop since 10:41:07 UTC")
+    with pytest.raises(OperatorMistake, match=r"this cluster is taken by a site.yml of ann@laptop"):
+        remove_host(cluster(hosts), desk, "w-a")
+    with pytest.raises(OperatorMistake, match="this cluster is taken by"):
+        replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99", plan_only=True)
+    assert (place / "hosts.yml").read_text() == HOSTS
+
+
 def test_a_plan_changes_nothing(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
     remove_host(cluster(hosts), desk, "w-a", plan_only=True)
     replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99", plan_only=True)
@@ -203,3 +218,178 @@ def test_a_host_that_is_replaced_by_hand_stays_out_too(
     replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
     assert "more.ini is no YAML file):\n  write w-x instead of w-a" in fleet.printed(desk)
     assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: None)
+
+
+def elsewhere(place: Path) -> Path:
+    """Copy an inventory to where Ansible has looked for nothing yet: it remembers which hosts have no file."""
+    return shutil.copytree(place, place.parent / "other/mine")
+
+
+def read_again(place: Path, hosts: Hosts) -> Cluster:
+    hosts.inventory = load_inventory(str(place))
+    return cluster(hosts)
+
+
+def problems(place: Path) -> list[str]:
+    return [str(each) for each in find_problems(read_source(str(place), lenient=True)) if "'near'" not in str(each)]
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("name", ["w-a.yml", "w-a.json", "w-a/more.yml", "w-a"])
+def test_a_hosts_own_variables_go_to_the_new_host_or_with_the_old_one(
+    place: Path, hosts: Hosts, desk: verbs.Desk, name: str
+) -> None:
+    place = elsewhere(place)
+    own = place / "host_vars" / name
+    own.parent.mkdir(parents=True)
+    own.write_text('{"ansible_user": "anna"}\n')
+    drain(read_again(place, hosts), desk, "w-a")
+    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert load_inventory(str(place)).variables["w-x"]["ansible_user"] == "anna"
+    assert problems(place) == []
+    hosts.inventory = load_inventory(str(place))
+    hosts.unreachable["w-x"] = "no route"
+    remove_host(cluster(hosts), desk, "w-x")
+    assert "w-x" not in load_inventory(str(place)).variables
+    assert problems(place) == []
+    assert len(list(place.parent.glob("mine.w-x*.before-*"))) == 1
+
+
+@pytest.mark.usefixtures("silent")
+def test_an_address_among_a_hosts_own_variables_is_replaced(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+    place = elsewhere(place)
+    (place / "hosts.yml").write_text(HOSTS.replace("    w-a:\n      ansible_host: 192.0.2.30\n", "    w-a:\n"))
+    (place / "host_vars").mkdir()
+    (place / "host_vars/w-a.yml").write_text("# Ours.\nansible_host: 192.0.2.30  # in the cellar\n")
+    drain(read_again(place, hosts), desk, "w-a")
+    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert tasks(place)["worker-0"] == ("w-x", "192.0.2.99")
+    assert (place / "host_vars/w-x.yml").read_text() == "# Ours.\nansible_host: 192.0.2.99  # in the cellar\n"
+
+
+@pytest.mark.parametrize(
+    ("new", "address", "message"),
+    [
+        ("w x", "192.0.2.99", "can't have this name"),
+        ("w[1:2]", "192.0.2.99", "can't have this name"),
+        ("w-x", "192.0.2 .99", "expected an address"),
+        ("w-x", "999.1.1.1", "it is no IPv4 address"),
+        ("w-x", "192.0.2.31", "have the same address 192.0.2.31"),
+        ("w-x", "fd00::1", "expected one family for all hosts"),
+        ("w-x", "::1", "which means each host itself"),
+    ],
+)
+def test_a_new_host_that_would_be_wrong_is_refused_before_the_old_one_is_cleaned(
+    place: Path, hosts: Hosts, desk: verbs.Desk, new: str, address: str, message: str
+) -> None:
+    drain(cluster(hosts), desk, "w-a")
+    done = list(hosts.done)
+    with pytest.raises(OperatorMistake, match=message):
+        replace_host(cluster(hosts), desk, "w-a", new, address)
+    assert (hosts.done, (place / "hosts.yml").read_text()) == (done, HOSTS)
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("new", ["7", "no", "2026-03-02"])
+def test_a_name_that_yaml_takes_for_something_else_is_quoted(
+    place: Path, hosts: Hosts, desk: verbs.Desk, new: str
+) -> None:
+    drain(cluster(hosts), desk, "w-a")
+    replace_host(cluster(hosts), desk, "w-a", new, "192.0.2.99")
+    assert tasks(place)["worker-0"] == (new, "192.0.2.99")
+
+
+def test_the_ends_of_lines_stay(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+    (place / "hosts.yml").write_bytes(HOSTS.replace("\n", "\r\n").encode())
+    drain(cluster(hosts), desk, "ps-b")
+    remove_host(cluster(hosts), desk, "ps-b")
+    text = HOSTS.replace("    ps-b:\n      ansible_host: 192.0.2.21\n", "")
+    assert (place / "hosts.yml").read_bytes() == text.replace("\n", "\r\n").encode()
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ("near:\n  hosts:\n    w-a:\n    w-b:", "near:\n  hosts:\n    w-[a:b]:", "not be the expected ones"),
+        ("192.0.2.30\n", "192.0.2.30\n      worker_port: &port 2401\n", "lines are used by others"),
+    ],
+)
+def test_what_is_written_for_several_hosts_is_changed_by_hand(
+    place: Path, hosts: Hosts, desk: verbs.Desk, was: str, now: str, why: str
+) -> None:
+    text = HOSTS.replace(was, now)
+    (place / "hosts.yml").write_text(text.replace("192.0.2.31\n", "192.0.2.31\n      worker_port: *port\n")
+                                     if "&port" in text else text)  # fmt: skip
+    text = (place / "hosts.yml").read_text()
+    drain(read_again(place, hosts), desk, "w-a")
+    remove_host(cluster(hosts), desk, "w-a")
+    assert (place / "hosts.yml").read_text() == text
+    assert "by hand" in fleet.printed(desk)
+    assert why in fleet.printed(desk)
+
+
+def test_a_plan_says_what_is_to_be_changed_by_hand(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+    (place / "more.ini").write_text("[others]\n")
+    remove_host(cluster(hosts), desk, "w-a", plan_only=True)
+    assert "more.ini is no YAML file" in fleet.printed(desk)
+    assert "with a backup" not in fleet.printed(desk)
+
+
+def test_the_host_of_the_shared_path_is_not_removed(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+    (place / "hosts.yml").write_text(f"{HOSTS}nfs_server:\n  hosts:\n    w-b:\n")
+    drain(read_again(place, hosts), desk, "w-b")
+    with pytest.raises(OperatorMistake, match="w-b stays: it serves the shared path, with all runs"):
+        remove_host(cluster(hosts), desk, "w-b")
+    replace_host(cluster(hosts), desk, "w-b", "w-x", plan_only=True)
+    assert "the runs stay on the disk of w-b: bring them to w-x before site.yml" in fleet.printed(desk)
+
+
+def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
+    place: Path, hosts: Hosts, desk: verbs.Desk
+) -> None:
+    (place / "group_vars/all.yml").write_text(VARIABLES.replace("/srv/trainer", "''"))
+    hosts.unreachable["head"] = "no route"
+    replace_host(read_again(place, hosts), desk, "head", "head-2", "192.0.2.99")
+    assert tasks(place)["chief-0"] == ("head-2", "192.0.2.99")
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_vault_whose_password_was_typed_is_read_again(
+    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = elsewhere(place)
+    (place / "host_vars").mkdir()
+    vault = VaultLib([("default", VaultSecret(b"open"))])
+    (place / "host_vars/w-a.yml").write_bytes(vault.encrypt(b"trainer_secrets: {store: abcdef}\n"))
+    monkeypatch.setattr("fleet.vault._ask", lambda: "open")
+    hosts.inventory = load_inventory(str(place), ask_vault_pass=True)
+    monkeypatch.setattr("fleet.vault._ask", None)
+    drain(cluster(hosts), desk, "w-a")
+    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert "w-x:" in (place / "hosts.yml").read_text()
+
+
+def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
+    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: dict[str, Any] = {}
+
+    def leave(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
+    drain(cluster(hosts), desk, "w-a")
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet.verbs.remove_host._change", leave)
+        with pytest.raises(KeyboardInterrupt):
+            replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}  # a dead one that comes back stays out
+    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert tasks(place)["worker-0"] == ("w-x", "192.0.2.99")
+    replace_host(read_again(place, hosts), desk, "w-a", "w-x", "192.0.2.99")
+    assert fleet.printed(desk).endswith("has w-x, and no w-a: it is replaced already, or never was there\n")

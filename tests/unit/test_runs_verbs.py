@@ -138,11 +138,27 @@ def test_a_plan_says_how_to_do_it_and_does_nothing(config: Config, hosts: Hosts,
     assert os.listdir(tmp_path / "backups") == []  # noqa: PTH208
 
 
+def test_the_commands_that_a_plan_names_do_the_same(config: Config, hosts: Hosts, desk: Desk, tmp_path: Path) -> None:
+    train(make(config, "digits"))
+    cluster, place = Cluster(hosts.inventory, hosts), tmp_path / "my backups"
+    place.mkdir()
+    back_up(cluster, desk, "digits", str(place), plan=True)
+    back_up(cluster, desk, "digits", str(place))
+    restore_run(cluster, desk, f"{place}/digits@20", "digits-2", plan=True)
+    commands = [shlex.split(each) for each in re.findall(r": (fab .*)", output(desk))]
+    assert commands == [
+        ["fab", "backup", "digits", "--to", str(place)],
+        ["fab", "restore-run", f"{place}/digits@20"],
+        ["fab", "restore-run", f"{place}/digits@20", "--run", "digits-2"],
+    ]
+
+
 def test_another_host_works_where_the_chiefs_is_away(config: Config, hosts: Hosts, desk: Desk, tmp_path: Path) -> None:
     make(config, "digits")
     hosts.unreachable = {"head": "no answer"}
     back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"))
     assert hosts.worked == ["store: backup", "store: backup"]
+    assert "get it back: bring it to head, then fab restore-run" in output(desk)
     hosts.unreachable = dict.fromkeys(hosts.inventory.hosts, "no answer")
     with pytest.raises(HostsUnreachable):
         back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"))
@@ -218,6 +234,35 @@ def test_prune_asks_and_may_be_for_one_kind(config: Config, hosts: Hosts, desk: 
     quiet = Desk(io.StringIO())
     prune(Cluster(hosts.inventory, hosts), quiet, 2, ["runs"])
     assert output(quiet) == "runs: nothing to remove\nnothing to remove\n"
+
+
+def test_prune_removes_no_run_that_nobody_has_agreed_to(config: Config, hosts: Hosts) -> None:
+    for number, run in enumerate(["a", "b"]):
+        directory = make(config, run)
+        for path in (directory.status, directory.state, directory.settings):
+            os.utime(path, (number, number))
+
+    def begin(_: str) -> bool:
+        make(config, "c")  # as the queue does while the operator thinks
+        return True
+
+    prune(Cluster(hosts.inventory, hosts), Desk(io.StringIO(), ask=begin), 1, ["runs"])
+    assert [each.run for each in run_directories(Path(config.shared_dir))] == ["b", "c"]
+
+
+def test_prune_says_the_whole_command_and_leaves_a_line_for_each_kind(
+    config: Config, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[Mapping[str, Any]] = []
+    monkeypatch.setattr("fleet.history.append", lambda cluster, line, settings: lines.append(line))
+    hosts.spare = {"head": ["/opt/trainer/releases/old"]}
+    desk = Desk(io.StringIO())
+    prune(Cluster(hosts.inventory, hosts), desk, 2, ["releases"], plan=True)
+    assert output(desk).endswith("do it: fab prune --keep 2 --only releases\n")
+    assert lines == []
+    prune(Cluster(hosts.inventory, hosts), desk, 2, ["releases"], yes=True)
+    assert [line["outcome"] for line in lines] == ["begun", "done"]
+    assert lines[0]["releases"] == ["head:releases/old"]
 
 
 def test_an_environment_names_its_set_of_wheels() -> None:

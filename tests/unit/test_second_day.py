@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fleet import history, readings, verbs
+from fleet import drains, history, readings, verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import ROLES
@@ -178,6 +180,21 @@ def test_a_ps_that_the_coordinator_keeps_stays(hosts: Hosts, desk: verbs.Desk) -
     assert (hosts.marks, hosts.recorded, hosts.leavers) == ({}, {}, set())
 
 
+def test_of_two_drains_at_once_none_takes_the_last_member(
+    hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = drains.record
+
+    def with_another(cluster: Cluster, host: str, text: Mapping[str, Any]) -> None:
+        hosts.recorded["ps-a"] = '{"host": "ps-a"}'  # both had looked when neither was drained
+        record(cluster, host, text)
+
+    monkeypatch.setattr(drains, "record", with_another)
+    with pytest.raises(OperatorMistake, match="ps-b stays, since another host is drained now: 0 of 2 ps would be left"):
+        drain(cluster(hosts), desk, "ps-b")
+    assert (hosts.recorded.keys(), hosts.done) == ({"ps-a"}, [])
+
+
 def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -233,6 +250,40 @@ def test_a_plan_does_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
     assert "from a checkpoint that is saved first" in fleet.printed(desk)
 
 
+def outcomes(desk: verbs.Desk) -> list[str]:
+    """The outcomes that `--json` has printed."""
+    assert isinstance(desk.answers, io.StringIO)
+    return re.findall(r'"outcome": "([^"]+)"', desk.answers.getvalue())
+
+
+def test_a_plan_says_what_the_verb_would_say(hosts: Hosts, desk: verbs.Desk) -> None:
+    desk.answers = io.StringIO()
+    undrain(cluster(hosts), desk, "w-b", plan_only=True)
+    drain(cluster(hosts), desk, "w-b")
+    drain(cluster(hosts), desk, "w-b", plan_only=True)
+    undrain(cluster(hosts), desk, "w-b", plan_only=True)
+    assert outcomes(desk) == ["nothing to do", "done", "nothing to do", "planned"]
+    hosts.unreachable["ps-b"] = "no route"
+    with pytest.raises(HostsUnreachable, match="Drain it when it is back, or take it out: fab remove-host ps-b"):
+        drain(cluster(hosts), desk, "ps-b", plan_only=True)
+
+
+def test_without_the_coordinators_host_a_host_stays_drained(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b")
+    hosts.unreachable["head"] = "no route"
+    with pytest.raises(HostsUnreachable, match=r"head is unreachable: no route\n.*fab undrain w-b when it is back"):
+        undrain(cluster(hosts), desk, "w-b")
+    assert "w-b" in hosts.marks
+
+
+def test_a_task_that_fails_after_an_undrain_is_no_success(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b")
+    hosts.tick = lambda _: hosts.set("worker-1", active="failed", sub="failed", result="exit-code", exit_status=78)
+    with pytest.raises(ClusterTrouble, match=r"not all of it runs\nworker-1 on w-b: exited with code 78"):
+        undrain(cluster(hosts), desk, "w-b")
+    assert json.loads(hosts.lines[-1])["outcome"] == "failed"
+
+
 def test_a_host_that_missed_a_release_stays_out(
     hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +327,14 @@ def test_status_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, de
         show_status(cluster(hosts), desk)
 
 
+def test_a_stop_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b")
+    hosts.unreachable["w-b"] = "no route"
+    stop_cluster(cluster(hosts), desk)
+    assert up(hosts) == set()
+    assert json.loads(hosts.lines[-1])["outcome"] == "done"
+
+
 def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, desk: verbs.Desk) -> None:
     drain(cluster(hosts), desk, "w-b", "a new disk")
     hosts.set("ps-1", active="failed")
@@ -298,12 +357,22 @@ def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, desk: verbs.Desk) -
     [
         ("ps-b", "5 steps: the newest checkpoint has step 15, saved 10 s ago. Nothing is lost after: fab drain ps-b"),
         ("head", "head has the coordinator"),
+        ("w-b,ps-b", "Nothing is lost after: fab drain w-b, then fab drain ps-b"),
         ("w-a,w-b", "0 of 2 worker would be left"),
     ],
 )
 def test_hosts_that_must_not_go_now(hosts: Hosts, desk: verbs.Desk, host: str, message: str) -> None:
     with pytest.raises(ClusterTrouble, match=message):
         ok_to_stop(cluster(hosts), desk, host.split(","))
+
+
+def test_a_host_that_serves_the_shared_path_must_not_go_while_a_task_runs(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.inventory = replace(hosts.inventory, groups={**hosts.inventory.groups, "nfs_server": ["w-b"]})
+    with pytest.raises(ClusterTrouble, match="not now: w-b serves the shared path"):
+        ok_to_stop(cluster(hosts), desk, ["w-b"])
+    for name in hosts.units:
+        hosts.set(name, active="inactive", sub="dead")
+    ok_to_stop(cluster(hosts), desk, ["w-b"])
 
 
 def test_hosts_that_may_go_now(hosts: Hosts, desk: verbs.Desk) -> None:
@@ -348,6 +417,14 @@ def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, desk: ve
     assert "this is not in the cluster's history" in fleet.printed(desk)
 
 
+def test_a_user_without_a_name_has_a_number(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    drain(cluster(hosts), desk, "w-b")
+    assert json.loads(hosts.lines[-1])["who"] == str(os.getuid())
+
+
 def test_the_history_is_chosen_from(hosts: Hosts, desk: verbs.Desk) -> None:
     drain(cluster(hosts), desk, "w-b", "a new disk")
     undrain(cluster(hosts), desk, "w-b")
@@ -370,6 +447,21 @@ def test_an_act_without_an_end_is_shown_as_begun() -> None:
 def append(path: Path, number: int) -> subprocess.Popen[bytes]:
     line = json.dumps({"id": str(number), "reason": 'it\'s "x" ' * 50})
     return subprocess.Popen(["sh", "-c", APPEND], env={"HISTORY": str(path), "LINE": line, "PATH": "/usr/bin:/bin"})
+
+
+def test_lines_without_a_time_are_counted_as_damaged(hosts: Hosts, desk: verbs.Desk) -> None:
+    wrong = ["{", "[1]", "7", '{"time": null}', '{"time": 1e300}', '{"time": NaN}', '{"time": -1e20, "id": "a"}']
+    hosts.lines = [*wrong, '{"time": "12", "verb": "drain"}']
+    show_history(cluster(hosts), desk, since="1970-01-01")
+    assert "drain" in fleet.printed(desk)
+    assert f"{len(wrong)} lines of it can't be read" in fleet.printed(desk)
+
+
+def test_numbers_that_json_lacks_are_texts_in_an_answer(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.lines = ['{"time": 12, "verb": "drain", "settings": {"seed": Infinity}}']
+    desk.answers = io.StringIO()
+    show_history(cluster(hosts), desk)
+    assert '"seed": "Infinity"' in desk.answers.getvalue()
 
 
 def test_lines_that_are_appended_at_once_stay_whole(tmp_path: Path) -> None:
@@ -470,6 +562,50 @@ def test_a_rollback_that_fails_is_put_back(back: Hosts, desk: verbs.Desk, monkey
     assert "put back" in back.done
     assert up(back) == ALL
     assert json.loads(back.lines[-1])["outcome"] == "failed"
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_a_rollback_typed_twice_does_not_go_forward_again(
+    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch, broken_off: bool
+) -> None:
+    def leave(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    back.lines = [shipped("old2", NOW), shipped("old1", NOW), shipped("abc123", NOW)]
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        if broken_off:
+            patch.setattr("fleet.verbs.rollback._wait_for_a_step", leave)
+        rollback(cluster(back), desk)
+    assert back.release == "old1"
+    assert json.loads(back.lines[-1])["outcome"] == ("left" if broken_off else "done")
+    back.done.clear()
+    rollback(cluster(back), desk)
+    assert (back.release, back.done) == ("old1", [])
+    assert "to go elsewhere, fab rollback --to RELEASE" in fleet.printed(desk)
+    rollback(cluster(back), desk, "abc")
+    assert back.release == "abc123"
+
+
+def test_a_rollback_names_what_to_do_with_a_dead_host(back: Hosts, desk: verbs.Desk) -> None:
+    back.unreachable["w-b"] = "no route"
+    with pytest.raises(HostsUnreachable, match="or take them out: fab remove-host w-b"):
+        rollback(cluster(back), desk)
+
+
+def test_a_rollback_that_loses_a_host_starts_the_others_again(
+    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any) -> None:
+        back.unreachable["w-b"] = "the connection was lost"
+        raise HostsUnreachable(back.unreachable)
+
+    back.lines = [shipped("old1", OLD)]
+    monkeypatch.setattr(Cluster, "act", lose)
+    with pytest.raises(HostsUnreachable):
+        rollback(cluster(back), desk)
+    assert up(back) >= ALL - {"worker-1"}
+    assert {"tell abc123", "start chief-0"} <= set(back.done)
+    assert "when that is mended: fab rollback --to abc123" in fleet.printed(desk)
 
 
 def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, desk: verbs.Desk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
@@ -219,3 +220,13 @@ def test_what_ends_a_verb_shows_no_escape(
     errors = capsys.readouterr().err
     assert "evil" in errors
     assert steering(errors) == []
+
+
+def test_a_question_that_ends_with_ctrl_d_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    assert verbs.Desk().ask("Remove it? ") is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from trainer.__main__ import main
 from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.core.states import RunState
-from trainer.run import copies, upkeep
+from trainer.run import copies, queue_changes, upkeep
 from trainer.run.copies import find_damage
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import this_process
@@ -95,6 +96,24 @@ def test_a_copy_that_is_there_is_proven_and_not_made_again(config: Config, tmp_p
     assert find_damage(Path(first["copy"])) == "checkpoints/ckpt-20.index differs from SHA256SUMS"
     with pytest.raises(UserError, match="is there and damaged"):
         upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
+
+
+@pytest.mark.parametrize("name", ["a\rb", "a  b", "a\u2028b", "a\\b", "\u00e4"])
+def test_files_with_odd_names_are_copied_and_proven(config: Config, tmp_path: Path, name: str) -> None:
+    (make(config, "digits").path / name).write_text("x")
+    for outcome in ("done", "there already"):
+        answer = upkeep.back_up(config, "digits", tmp_path, tell, plan=False)
+        assert answer["outcome"] == outcome
+    upkeep.restore(config, Path(answer["copy"]), "again", tell, plan=False)
+    assert (RunDirectory(config.shared_dir, "again").path / name).read_text() == "x"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "caf\udce9"])
+def test_files_that_no_manifest_can_name_are_refused_first(config: Config, tmp_path: Path, name: str) -> None:
+    (make(config, "digits").path / name).write_text("x")
+    with pytest.raises(UserError, match=r"run digits has a file .*: expected a name of UTF-8 in one line"):
+        upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
+    assert list((tmp_path / "backups").iterdir()) == []
 
 
 def test_a_plan_copies_nothing(config: Config, tmp_path: Path) -> None:
@@ -261,6 +280,10 @@ def test_a_run_that_trains_or_is_selected_is_not_deleted(config: Config) -> None
     make(config, "chosen")
     with pytest.raises(UserError, match="it is selected; select another"):
         upkeep.delete_run(config, "chosen", plan=False)
+    make(config, "later")
+    queue_changes.add(config, {"name": "later", "priority": 0}, plan=False)
+    with pytest.raises(UserError, match="take it out of the queue: fab queue-remove later"):
+        upkeep.delete_run(config, "later", plan=False)
 
 
 def test_a_deleted_run_is_gone_and_its_deletion_may_be_asked_for_twice(config: Config) -> None:
@@ -271,6 +294,18 @@ def test_a_deleted_run_is_gone_and_its_deletion_may_be_asked_for_twice(config: C
     interrupted.mkdir(parents=True)
     assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "not there"
     assert not interrupted.parent.exists()
+
+
+def test_a_run_is_deleted_where_the_disk_has_no_room_for_a_directory(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    make(config, "digits")
+    monkeypatch.setattr(upkeep, "make_directory", refuse)
+    assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "done"
+    assert list((Path(config.shared_dir) / "runs").iterdir()) == []
 
 
 def test_prune_keeps_the_newest_and_what_is_in_use(config: Config) -> None:

@@ -49,6 +49,17 @@ def copied_names(directory: RunDirectory) -> list[str]:
     return [*first, *checkpoint_names(directory), *last]
 
 
+def refuse_names(directory: RunDirectory) -> None:
+    """Raise UserError for a name that a manifest can't have in a line."""
+    for name in copied_names(directory):
+        try:
+            wrong = "\n" in name or not name.encode()
+        except UnicodeEncodeError:
+            wrong = True
+        if wrong:
+            raise UserError(f"run {directory.run} has a file {name!r}: expected a name of UTF-8 in one line. Rename it")
+
+
 def checkpoint_names(directory: RunDirectory) -> list[str]:
     """Return the files of the checkpoints that count, a manifest after what it names."""
     found = []
@@ -127,7 +138,7 @@ def take_copy(copy: Path, destination: Path, on_bytes: OnBytes, change: Callable
 def read_sums(copy: Path) -> dict[str, str]:
     """Return the digests of a copy's files by their paths; raises UserError for what is no copy."""
     try:
-        lines = (copy / SUMS).read_text(encoding="utf-8").splitlines()
+        lines = filter(None, (copy / SUMS).read_bytes().decode().split("\n"))  # a name may have other ends of lines
         found = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     except (OSError, ValueError) as error:
         raise UserError(

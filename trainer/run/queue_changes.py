@@ -162,6 +162,8 @@ def move(config: Config, name: str, to: str, plan: bool) -> dict[str, Any]:
         entry = _waiting(config, entries, name)
         waiting = [each for each in entries if each is not entry and _waits(config, entries, each)]
         kind, _, other = to.partition(":")
+        if other == name:
+            raise UserError(f"--before {name}: expected another run that waits")
         priorities = [each.get("priority", 0) for each in waiting] or [entry.get("priority", 0)]
         if kind == "priority":
             entry["priority"] = int(other)
@@ -185,7 +187,7 @@ def remove(config: Config, name: str, who: str, stop: bool, plan: bool) -> dict[
         entries = _entries(config.shared_dir) if plan else stack.enter_context(changing(config.shared_dir))
         if has_ended(entries, name, config.shared_dir):
             return {"outcome": GONE, **look(config, entries, name)}
-        if not stop and not plan and not _waits(config, entries, _named(entries, name)):
+        if not stop and not _waits(config, entries, _named(entries, name)):
             raise UserError(f"{name} has begun: with --stop it is saved and ended, and the queue goes on with the next")
         _named(entries, name)["removed"] = {"who": who, "time": time.time(), "message": f"taken out by {who}"}
     return {"outcome": PLANNED if plan else DONE, **look(config, entries, name)}

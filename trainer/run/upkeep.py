@@ -5,12 +5,13 @@ Each may be interrupted and done again: a run appears and vanishes by one rename
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.core.formats import RUN_NAME
 from trainer.core.states import RunState
-from trainer.run.copies import COMING, OnBytes, alone, copy_run, find_damage, measure, read_copy, take_copy
+from trainer.run.copies import (
+    COMING,
+    OnBytes,
+    alone,
+    copy_run,
+    find_damage,
+    measure,
+    read_copy,
+    refuse_names,
+    take_copy,
+)
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import holder, is_free, read_lease
 from trainer.run.queue_changes import read_or_none
@@ -87,7 +98,7 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {"run": run, "outcome": outcome, "bytes": 0, "files": 0}
     if there:
         if why := why_kept(directory, config, chosen_runs(config)):
-            mend = "stop it first: fab stop-cluster" if "trained" in why else "select another: fab start-cluster --run"
+            mend = "stop it first: fab stop-cluster" if "trained" in why else _free_mend(config, run)
             raise UserError(f"run {run} is not removed: {why}; {mend}")
         answer |= freed([directory.path])
         if not plan:
@@ -98,8 +109,20 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
     return answer
 
 
-def prune_runs(config: Config, keep: int, plan: bool) -> dict[str, Any]:
-    """Remove all runs but the newest `keep`, those that train or are selected, and what interrupted work has left."""
+def _free_mend(config: Config, run: str) -> str:
+    """Return what frees a run that is selected, or waits in the queue."""
+    queue = read_or_none(config.shared_dir)
+    entry = queue.entry_of(run) if queue and run not in queue.ends() else None
+    if entry:
+        return f"take it out of the queue: fab queue-remove {entry.name}"
+    return "select another: fab start-cluster --run NAME"
+
+
+def prune_runs(config: Config, keep: int, plan: bool, agreed: Collection[str] | None = None) -> dict[str, Any]:
+    """Remove all runs but the newest `keep`, those that train or are selected, and what interrupted work has left.
+
+    With `agreed` none but these: while somebody is asked, the queue may begin a run, and others are the newest then.
+    """
     shared_dir = Path(config.shared_dir)
     chosen = chosen_runs(config)
     newest = sorted(run_directories(shared_dir), key=_written, reverse=True)
@@ -107,7 +130,7 @@ def prune_runs(config: Config, keep: int, plan: bool) -> dict[str, Any]:
     for directory in newest[keep:]:
         if why := why_kept(directory, config, chosen):
             kept[directory.run] = why
-    going = [each for each in newest if each.run not in kept]
+    going = [each for each in newest if each.run not in kept and (agreed is None or each.run in agreed)]
     left = list(shared_dir.glob(f"runs/.*{COMING}")) + list(shared_dir.glob("removing/*"))
     answer: dict[str, Any] = {
         "removed": sorted(each.run for each in going),
@@ -135,9 +158,17 @@ def remove(paths: Iterable[Path], shared_dir: Path) -> None:
     """Remove directories, each by one rename, and then what they hold; also what an interrupted call has left."""
     going = shared_dir / "removing"
     for path in paths:
-        make_directory(going)
-        path.rename(going / f"{path.name}-{time.time_ns()}")
+        target = going / f"{path.name}-{time.time_ns()}"
+        try:
+            make_directory(going)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            target = path.with_name(f".{target.name}{COMING}")  # a full disk may have no room for a directory
+        path.rename(target)
         sync(path.parent)
+        if target.parent != going:
+            shutil.rmtree(target)
     if going.is_dir():
         shutil.rmtree(going)
 
@@ -165,6 +196,7 @@ def back_up(config: Config, run: str, place: Path, on_bytes: OnBytes, plan: bool
         raise UserError(
             f"--to {place}: there is no such folder on this host; make it, for the user trainer to write to"
         )
+    refuse_names(directory)
     planned = measure(directory)
     destination = place / f"{run}@{planned['step']}"
     answer = {"run": run, "copy": str(destination), **planned, "outcome": PLANNED}

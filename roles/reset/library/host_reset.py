@@ -35,9 +35,10 @@ options:
     elements: str
     default: []
   keep:
-    description: A directory below the tasks' user's home that stays, as with the runs of a host that shares no path.
-    type: path
-    default: ""
+    description: Directories that stay, also below the tasks' user's home, as with a host's own runs.
+    type: list
+    elements: path
+    default: []
 author:
   - psfleet
 """
@@ -120,8 +121,17 @@ class Reset:
     def _call(self, *command: str) -> tuple[int, str]:
         if not self._real:
             return 0, ""
-        code, out, _ = self._module.run_command(list(command), environ_update={"DEBIAN_FRONTEND": "noninteractive"})
-        return code, out
+        code, out, errors = self._module.run_command(
+            list(command), environ_update={"DEBIAN_FRONTEND": "noninteractive"}
+        )
+        return code, out or errors
+
+    def _must(self, *command: str) -> None:
+        """Run a command without which the note of what was there before must stay, for the next try."""
+        code, output = self._call(*command)
+        if code:
+            why = (output.strip() or f"exit code {code}").splitlines()[-1]
+            self._module.fail_json(msg=f"{' '.join(command)}: {why}. Mend it, and reset the host again")
 
     def _stop_units(self) -> None:
         found = [path.name for path in (self._root / UNITS).glob("*") if self._is_unit(path)]
@@ -132,7 +142,9 @@ class Reset:
             self._call("systemctl", "stop", "trainer@chief-*.service")  # which saves, before the others go
             self._call("systemctl", "stop", "trainer@*.service")
             for unit in units:
-                if "@." not in unit:
+                if unit == mount:  # what still uses it would wait for ever once its server is gone
+                    self._must("systemctl", "disable", "--now", unit)
+                elif "@." not in unit:
                     self._call("systemctl", "disable", "--now", unit)
         if mount:
             for path in (UNITS + "/" + mount, f"{UNITS}/multi-user.target.wants/{mount}"):
@@ -184,7 +196,7 @@ class Reset:
                 continue
             self.removed.append(f"user {user}")
             if self._does:
-                self._call("userdel", user)
+                self._must("userdel", user)
                 self._call("groupdel", user)
 
     def _remove_packages(self) -> None:
@@ -224,18 +236,20 @@ class Reset:
     def _purge_all(self, names: list[str]) -> None:
         self.removed += [f"package {name}" for name in names]
         if self._does:
-            self._call("apt-get", "--yes", "purge", *names)
+            self._must("apt-get", "--yes", "--option", "DPkg::Lock::Timeout=60", "purge", *names)
 
     def _remove_home(self) -> None:
-        keep = self._module.params["keep"]
         home = self._root / HOME
-        if keep and Path(keep).is_relative_to("/" + HOME) and (self._root / keep.lstrip("/")).exists():
-            self.notes.append(f"{keep} stays, with the runs: -e reset_runs=true removes it")
-            for path in sorted(home.iterdir()):
-                if not Path(keep).is_relative_to("/" + str(path.relative_to(self._root))):
-                    self._remove(path)
-            return
-        self._remove(home)
+        there = [
+            Path(each) for each in self._module.params["keep"] if each and (self._root / each.lstrip("/")).exists()
+        ]
+        kept = [each for each in there if each.is_relative_to("/" + HOME)]
+        self.notes += [f"{each} stays, with the runs: -e reset_runs=true removes it" for each in kept]
+        for path in sorted(home.iterdir()) if kept else ():
+            if not any(each.is_relative_to("/" + str(path.relative_to(self._root))) for each in kept):
+                self._remove(path)
+        if not kept:
+            self._remove(home)
 
     def _remove(self, path: Path) -> None:
         if not os.path.lexists(path):
@@ -275,7 +289,7 @@ def main() -> None:
             "root": {"type": "path", "default": "/"},
             "mount": {"type": "str", "default": ""},
             "packages": {"type": "list", "elements": "str", "default": []},
-            "keep": {"type": "path", "default": ""},
+            "keep": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
     )
