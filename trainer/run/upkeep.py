@@ -121,7 +121,7 @@ def _free_mend(config: Config, run: str) -> str:
 def prune_runs(config: Config, keep: int, plan: bool, agreed: Collection[str] | None = None) -> dict[str, Any]:
     """Remove all runs but the newest `keep`, those that train or are selected, and what interrupted work has left.
 
-    With `agreed` none but these: while somebody is asked, the queue may begin a run, and others are the newest then.
+    With `agreed` none but these: while a person is asked, the queue may begin a run, and others are the newest then.
     """
     shared_dir = Path(config.shared_dir)
     chosen = chosen_runs(config)
