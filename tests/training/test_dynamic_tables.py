@@ -26,6 +26,7 @@ from trainer.training.dynamic.pieces import EVER, Pieces, pieces_of
 from trainer.training.dynamic.served import ServedTable
 from trainer.training.dynamic.shard import FIRST, NEXT, NO_KEY, REFUSED, ROWS, Shard
 from trainer.training.dynamic.table import Table, giving_rows
+from trainer.training.dynamic.tables import destroy
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
 from trainer.training.one_update import gather, gather_keras3
 from trainer.training.optimizers import clip_whole
@@ -700,3 +701,13 @@ def test_reserved_rows_take_no_memory_until_they_are_given() -> None:
     made.step(tf.range(1000, dtype=tf.int64))
     assert resident() - before < 64 * 1024 * 1024
     del made
+
+
+@pytest.mark.parametrize("make", [lambda: two.Adam(amsgrad=True), lambda: two.RMSprop(momentum=0.5, centered=True)])
+def test_all_that_a_table_has_is_freed(make: Callable[[], Any]) -> None:
+    made = Made("freed/items", make(), servers=1, sightings=2)
+    shard = made.table.shards[0]
+    assert shard.sketch is not None
+    arrays = [*shard.kept.values(), shard.free, shard.numbers, shard.clock, shard.sketch.counts]
+    destroy({"id": "freed", "look": {"items": [5000, 1]}}, [CPU])
+    assert not [one.name for one in arrays if tf.raw_ops.VarIsInitializedOp(resource=one.handle)]

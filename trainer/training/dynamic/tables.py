@@ -30,7 +30,7 @@ from trainer.training.tf_internals.workers import ps_of
 
 log = logging.getLogger(__name__)
 # What the names of a shard's resources end with, but for the index, which is no variable.
-PARTS = ("values", "slot0", "slot1", "keys", "told", "free", "numbers", "clock", "sketch")
+PARTS = ("values", "slot0", "slot1", "slot2", "keys", "told", "free", "numbers", "clock", "sketch")
 DEVIATIONS = 6  # of the number of keys that fall to one ps, above the mean
 
 
