@@ -628,6 +628,26 @@ def test_a_link_whose_answer_was_lost_is_not_left(tmp_path: Path, monkeypatch: p
     assert_same(restored(prefix, name, 1), made.rows())
 
 
+@pytest.mark.parametrize("lost", ["0-of-2.000000", "1-of-2.000001"])
+@pytest.mark.parametrize("servers", [2, 3])
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_no_smaller_table(
+    lost: str, servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.pieces.PIECE_BYTES", 1000)
+    made, other = Made(f"lost-{lost}-{servers}"), Made(f"lost-{lost}-{servers}-other", servers=servers)
+    other.table.name = made.table.name
+    made.step(tf.range(40, dtype=tf.int64))
+    prefix = str(tmp_path / "ckpt-1")
+    Pieces(made.table, ["", ""]).save(prefix)
+    served = ServedTable(made.table.name, WIDTH)
+    served.restore(prefix)
+    for path in tmp_path.glob(f"*.{lost}.*"):
+        path.unlink()
+    for restore in (served.restore, Pieces(other.table, [""] * servers).restore):
+        with pytest.raises(ValueError, match=f"1 of .* parts of the dynamic table {made.table.name} are gone"):
+            restore(prefix)
+
+
 def test_a_checkpoint_that_does_not_fit_says_why(tmp_path: Path) -> None:
     saved = Made("misfit", servers=1)
     saved.step(tf.range(20, dtype=tf.int64))

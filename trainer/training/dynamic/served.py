@@ -17,7 +17,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.training.dynamic.hashing import keys_of
 from trainer.training.dynamic.layers import attach, take_over_layers
-from trainer.training.dynamic.pieces import pieces_of
+from trainer.training.dynamic.pieces import all_pieces_of, pieces_of
 from trainer.training.dynamic.shard import NO_KEY
 from trainer.training.tf_internals.graphs import register_dispatchable_type, track
 
@@ -47,10 +47,8 @@ class ServedTable:
         return found
 
     def restore(self, prefix: str) -> None:
-        """Take the rows beside the checkpoint of this name; raises ValueError where there are none."""
-        readers = [tf.train.load_checkpoint(path) for *_, path in pieces_of(prefix, self.name)]
-        if not readers:
-            raise ValueError(f"it has no rows of the dynamic table {self.name}")
+        """Take the rows beside the checkpoint of this name; raises ValueError where not all are present."""
+        readers = [tf.train.load_checkpoint(path) for *_, path in all_pieces_of(prefix, self.name)]
         keys = np.concatenate([[NO_KEY], *(reader.get_tensor("keys") for reader in readers)])
         rows = np.concatenate([np.zeros([1, self.width]), *(reader.get_tensor("values") for reader in readers)])
         keys, order = np.unique(keys, return_index=True)  # of a key that is there again, the newest row counts
@@ -92,7 +90,7 @@ class ServedTables:
         return table
 
     def restore(self, prefix: str) -> None:
-        """Take the rows beside the checkpoint of this name; raises ValueError where there are none."""
+        """Take the rows beside the checkpoint of this name; raises ValueError where not all are present."""
         for _, table in self._tables:
             table.restore(prefix)
 
