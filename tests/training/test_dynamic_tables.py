@@ -21,6 +21,7 @@ from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.dynamic.arrays import Index
 from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.hashing import constant, keys_of, normal, owner_of, uniform
+from trainer.training.dynamic.layers import attach, take_over_layers
 from trainer.training.dynamic.optimizers import clips, leave_out, row_slots, train_rows
 from trainer.training.dynamic.pieces import EVER, Pieces, pieces_of
 from trainer.training.dynamic.served import ServedTable
@@ -28,6 +29,7 @@ from trainer.training.dynamic.shard import FIRST, NEXT, NO_KEY, REFUSED, ROWS, S
 from trainer.training.dynamic.table import Table, giving_rows
 from trainer.training.dynamic.tables import destroy
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
+from trainer.training.keras.keras3.shards import train_shards
 from trainer.training.one_update import gather, gather_keras3
 from trainer.training.optimizers import clip_whole
 from trainer.training.row_updates import update_by_rows
@@ -351,7 +353,7 @@ def test_of_rows_that_are_used_as_little_only_as_many_go_as_must() -> None:
 def test_texts_are_keys_by_a_hash_that_is_always_the_same(tmp_path: Path) -> None:
     made = Made("texts")
     texts = tf.constant([["left", "right"], ["left", "links"]])
-    keys = keys_of(texts).numpy()
+    keys = keys_of(texts, "texts").numpy()
     assert keys.tolist() == [[646027942878634177, 9122646651253914292], [646027942878634177, 3664987735402009609]]
     assert made.values(texts).shape == [2, 2, WIDTH]
     made.step(tf.constant(keys[0]))
@@ -626,6 +628,35 @@ def test_a_link_whose_answer_was_lost_is_not_left(tmp_path: Path, monkeypatch: p
     pieces.save(prefix := str(tmp_path / "ckpt-3"))
     assert [number for _, _, number, _ in pieces_of(prefix, name)] == [0]
     assert_same(restored(prefix, name, 1), made.rows())
+
+
+@pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "uint32", "uint64", "int64"])
+def test_ids_of_any_whole_number_are_keys(library: Any, dtype: str) -> None:
+    layer, made = layer_of(library, f"{library.__name__}-{dtype}")
+    ids = tf.constant([[1, tf.dtypes.as_dtype(dtype).max // 3]], dtype)
+    made.step(tf.cast(ids[0], tf.int64))
+    np.testing.assert_allclose(layer(ids)[0], np.full([2, WIDTH], 0.6))
+
+
+@pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])
+@pytest.mark.parametrize(
+    "ids", [tf.constant([[1.0]]), tf.sparse.from_dense(tf.constant([[1]]))], ids=["float", "sparse"]
+)
+def test_other_ids_are_refused(library: Any, ids: Any) -> None:
+    layer, made = layer_of(library, f"{library.__name__}-{type(ids).__name__}")
+    with pytest.raises(UserError, match=f"{made.table.name}: its ids are .* expected whole numbers or texts"):
+        layer(ids)
+
+
+def layer_of(library: Any, name: str) -> tuple[Any, Made]:
+    """Return an Embedding of the library with a table, and the table."""
+    train_shards()
+    made = Made(name, rows=1)
+    layer = (tf.keras if library is two else keras).layers.Embedding(10, WIDTH, name=name)
+    with take_over_layers(lambda one: attach(one, made.table) or made.table):
+        layer.build([None, 1])
+    return layer, made
 
 
 @pytest.mark.parametrize("lost", ["0-of-2.000000", "1-of-2.000001"])

@@ -60,15 +60,15 @@ def ask(kind: Any, base: Any) -> None:
     build.asks = True  # type: ignore[attr-defined]
     kind.build = build
     if base is tf.keras.layers.Layer:  # Keras 3's call is replaced already (keras/keras3/shards.py)
-        kind.call = taking_texts(kind.call)
+        kind.call = by_key(kind.call)
 
 
-def taking_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `call` that leaves texts to a layer's table: Keras would make numbers of them."""
+def by_key(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `call` that leaves ids to a layer's table: Keras would make 32 bits of what is no int64."""
 
     @functools.wraps(plain)
     def call(layer: Layer, inputs: Any) -> Any:
-        if getattr(inputs, "dtype", None) != tf.string or isinstance(layer.embeddings, tf.Variable):
+        if not hasattr(layer.embeddings, "look_up"):
             return plain(layer, inputs)
         return tf.cast(tf.nn.embedding_lookup(layer.embeddings, inputs), layer.compute_dtype)
 

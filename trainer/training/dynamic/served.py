@@ -39,7 +39,7 @@ class ServedTable:
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
         keys = self.keys.read_value()
-        asked = keys_of(tf.reshape(ids, [-1]))
+        asked = tf.reshape(keys_of(ids, self.name), [-1])
         places = tf.minimum(tf.searchsorted(keys, asked, out_type=tf.int64), tf.size(keys, tf.int64) - 1)
         found = tf.gather(self.rows, tf.where(tf.gather(keys, places) == asked, places, 0))
         found = tf.reshape(found, tf.concat([tf.shape(ids), [self.width]], axis=0))

@@ -52,7 +52,7 @@ class Table:
         """Return the rows of ids."""
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
-        keys, places = keys_of(tf.reshape(ids, [-1])), None
+        keys, places = tf.reshape(keys_of(ids, self.name), [-1]), None
         if self.asks_once or not _giving[-1]:
             keys, places = tf.unique(keys)
         owner, count = owner_of(keys, len(self.shards)), len(self.shards)
