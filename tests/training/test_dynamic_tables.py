@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -752,6 +753,26 @@ def test_reserved_rows_take_no_memory_until_they_are_given() -> None:
     made.step(tf.range(1000, dtype=tf.int64))
     assert resident() - before < 64 * 1024 * 1024
     del made
+
+
+def test_all_rows_are_read_without_a_second_copy(tmp_path: Path) -> None:
+    rows, width, pieces = 5000, 64, 8
+    for piece in range(pieces):
+        keys = tf.range(piece, pieces * rows, pieces, dtype=tf.int64)
+        values = tf.repeat(tf.cast(keys, tf.float32)[:, tf.newaxis], width, 1)
+        path = f"{tmp_path}/ckpt-1.table-read.0-of-1.{piece:06}"
+        tf.raw_ops.SaveV2(
+            prefix=path, tensor_names=["keys", "values"], shape_and_slices=["", ""], tensors=[keys, values]
+        )
+    served = ServedTable("read", width)
+    tracemalloc.start()
+    try:
+        served.restore(f"{tmp_path}/ckpt-1")
+        assert tracemalloc.get_traced_memory()[1] < 4 * pieces * rows * width / 2
+    finally:
+        tracemalloc.stop()
+    ids = tf.constant([7, pieces * rows - 1, -1], tf.int64)
+    np.testing.assert_array_equal(served.look_up(ids)[:, 0], [7, pieces * rows - 1, 0])
 
 
 @pytest.mark.parametrize("make", [lambda: two.Adam(amsgrad=True), lambda: two.RMSprop(momentum=0.5, centered=True)])

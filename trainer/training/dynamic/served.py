@@ -49,11 +49,17 @@ class ServedTable:
     def restore(self, prefix: str) -> None:
         """Take the rows beside the checkpoint of this name; raises ValueError where not all are present."""
         readers = [tf.train.load_checkpoint(path) for *_, path in all_pieces_of(prefix, self.name)]
-        keys = np.concatenate([[NO_KEY], *(reader.get_tensor("keys") for reader in readers)])
-        rows = np.concatenate([np.zeros([1, self.width]), *(reader.get_tensor("values") for reader in readers)])
-        keys, order = np.unique(keys, return_index=True)  # of a key that is there again, the newest row counts
+        parts = [reader.get_tensor("keys") for reader in readers]
+        # Of a key that is there again, the newest row counts.
+        keys, found = np.unique(np.concatenate([[NO_KEY], *parts]), return_index=True)
+        order, begins = np.argsort(found), np.cumsum([1, *map(len, parts)])
+        chosen = np.split(order, np.searchsorted(found[order], begins))[1:-1]
         self.keys.assign(keys)
-        self.rows.assign(rows[order].astype(np.float32))
+        for count in (0, len(keys)):  # the rows of before go first
+            self.rows.assign(tf.zeros([count, self.width]))
+        for reader, places, begin in zip(readers, chosen, begins[:-1], strict=True):  # no second copy of all rows
+            values = reader.get_tensor("values")[found[places] - begin]
+            self.rows.scatter_update(tf.IndexedSlices(values, places))
 
 
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": ServedTable})
