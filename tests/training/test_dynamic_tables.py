@@ -650,6 +650,20 @@ def test_other_ids_are_refused(library: Any, ids: Any) -> None:
         layer(ids)
 
 
+@pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])
+def test_a_layer_whose_table_is_used_otherwise_says_so(library: Any) -> None:
+    layer, made = layer_of(library, f"{library.__name__}-tied")
+    for use in (
+        lambda: tf.matmul(tf.ones([1, WIDTH]), layer.embeddings, transpose_b=True),
+        lambda: tf.gather(layer.embeddings, [1]),
+        lambda: tf.nn.embedding_lookup_sparse(layer.embeddings, tf.sparse.from_dense([[1]]), None),
+    ):
+        with pytest.raises(
+            UserError, match=f"{made.table.name}.* is a dynamic table, .* leave it out of dynamic_tables"
+        ):
+            use()
+
+
 def layer_of(library: Any, name: str) -> tuple[Any, Made]:
     """Return an Embedding of the library with a table, and the table."""
     train_shards()

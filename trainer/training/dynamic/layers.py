@@ -6,7 +6,6 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -75,6 +74,16 @@ def by_key(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class Held:
+    """A table where Keras 3 has a variable of its own."""
+
+    def __init__(self, table: Any) -> None:
+        self._value = table
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        return tf.convert_to_tensor(self._value)
+
+
 def attach(layer: Layer, table: Any) -> None:
     """Give a layer a table in the place of its weights; no checkpoint finds it there.
 
@@ -101,7 +110,7 @@ def attach(layer: Layer, table: Any) -> None:
     for variable in made:
         variable._path, variable._autocast = f"{table.name}/{variable.name}", False
     layer._trainable_variables.extend(made)
-    object.__setattr__(layer, "_embeddings", SimpleNamespace(_value=table))
+    object.__setattr__(layer, "_embeddings", Held(table))
     object.__setattr__(layer, LOOKS_UP_ROWS, True)
 
 

@@ -48,6 +48,10 @@ class Table:
         # By the id of the rows of a lookup that is traced: the rows themselves, and their keys.
         self._keys: dict[int, tuple[Tensor, Tensor]] = {}
 
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        """Refuse it, as each of its parts does."""
+        return self.variables[0].numpy()
+
     def look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of ids."""
         if isinstance(ids, tf.RaggedTensor):
