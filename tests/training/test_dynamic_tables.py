@@ -28,7 +28,7 @@ from trainer.training.dynamic.pieces import EVER, Pieces, pieces_of
 from trainer.training.dynamic.served import ServedTable
 from trainer.training.dynamic.shard import FIRST, NEXT, NO_KEY, REFUSED, ROWS, Shard
 from trainer.training.dynamic.table import Table, giving_rows
-from trainer.training.dynamic.tables import destroy
+from trainer.training.dynamic.tables import DynamicTables, destroy
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
 from trainer.training.keras.keras3.shards import train_shards
 from trainer.training.one_update import gather, gather_keras3
@@ -672,6 +672,34 @@ def layer_of(library: Any, name: str) -> tuple[Any, Made]:
     with take_over_layers(lambda one: attach(one, made.table) or made.table):
         layer.build([None, 1])
     return layer, made
+
+
+@pytest.mark.parametrize("servers", [1, 2, 9])
+def test_a_full_table_is_restored_on_any_number_of_ps(servers: int, tmp_path: Path) -> None:
+    def on(servers: int) -> tuple[DynamicTables, Callable[[int], int]]:
+        tables = DynamicTables({"items": TableSettings(capacity=1000)}, [CPU] * servers, lazy=False)
+        layer = tf.keras.layers.Embedding(10, WIDTH, name="items")
+        with tables.of_layers():
+            layer.build([None, 1])
+        tables.bind([two.SGD(0.1)], own_step=False)
+        tables.prepare_saves(None)
+
+        def rows_with(keys: int) -> int:
+            with giving_rows():
+                tf.function(layer, autograph=False)(tf.range(keys, dtype=tf.int64))
+            tables.update_counts(tables.numbers())
+            return tables.counts["items"]["rows"]
+
+        return tables, rows_with
+
+    full, rows_with = on(4)
+    rows = rows_with(5000)
+    assert rows > 1000  # each ps has room for more than its share
+    full.save(str(tmp_path / "ckpt-1"))
+    other, rows_with = on(servers)
+    other.restore(str(tmp_path / "ckpt-1"))
+    assert rows_with(0) == rows
+    assert (rows_with(6000) > rows) == (servers == 9)  # fewer give none beyond their capacity
 
 
 @pytest.mark.parametrize("lost", ["0-of-2.000000", "1-of-2.000001"])
