@@ -778,6 +778,20 @@ def test_a_table_that_is_asked_in_a_function_of_its_own_is_refused() -> None:
         step(tf.constant([1], tf.int64))
 
 
+def test_a_gradient_of_all_rows_is_refused() -> None:
+    made = Made("dense")
+
+    @tf.function(autograph=False)
+    def step(ids: Any) -> None:
+        with giving_rows(), tf.GradientTape() as tape:
+            loss = tf.reduce_sum(made.table.look_up(ids))
+        gradients = [tf.multiply(one, 0.5) for one in tape.gradient(loss, made.table.variables)]
+        made.optimizer.apply_gradients(list(zip(gradients, made.table.variables, strict=True)))
+
+    with pytest.raises(UserError, match=r"dense: its gradient is a Tensor of all rows.*expected tf.IndexedSlices"):
+        step(tf.constant([1], tf.int64))
+
+
 def test_nobody_reads_a_table_as_a_whole() -> None:
     [variable, _] = Made("whole").table.variables
     for read in (variable.numpy, variable.read_value, lambda: tf.convert_to_tensor(variable), lambda: variable + 1):

@@ -90,6 +90,11 @@ class Table:
         """
         # Variables compare by their values.
         shard = next(shard for shard, one in zip(self.shards, self.variables, strict=True) if one is variable)
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise UserError(
+                f"dynamic_tables: {self.name}: its gradient is a Tensor of all rows, expected tf.IndexedSlices: have "
+                "train_step change gradient.values alone, and use the layer for lookups alone"
+            )
         lookups = [self._keys.get(id(rows)) for rows in lookups_of(gradient.indices)]
         if not lookups or None in lookups:
             raise UserError(
