@@ -718,7 +718,9 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_no_smaller_table(
     for path in tmp_path.glob(f"*.{lost}.*"):
         path.unlink()
     for restore in (served.restore, Pieces(other.table, [""] * servers).restore):
-        with pytest.raises(ValueError, match=f"1 of .* parts of the dynamic table {made.table.name} are gone"):
+        with pytest.raises(
+            tf.errors.NotFoundError, match=f"1 of .* parts of the dynamic table {made.table.name} are gone"
+        ):
             restore(prefix)
 
 

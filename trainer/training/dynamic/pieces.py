@@ -215,13 +215,17 @@ def pieces_of(prefix: str, name: str) -> list[tuple[int, int, int, str]]:
 
 
 def all_pieces_of(prefix: str, name: str) -> list[tuple[int, int, int, str]]:
-    """Return the same; raises ValueError where not all are present, as while another process removes them."""
+    """Return the same; raises ValueError without any.
+
+    Raises NotFoundError where not all are present, as while another process removes them.
+    """
     pieces = pieces_of(prefix, name)
     if not pieces:
         raise ValueError(f"it has no rows of the dynamic table {name}")
     count = pieces[0][1] * (1 + pieces[0][2])
     if len(pieces) != count:
-        raise ValueError(f"{count - len(pieces)} of {count} parts of the dynamic table {name} are gone")
+        missing = f"{count - len(pieces)} of {count} parts of the dynamic table {name} are gone"
+        raise tf.errors.NotFoundError(None, None, missing)
     return pieces
 
 

@@ -47,7 +47,7 @@ class ServedTable:
         return found
 
     def restore(self, prefix: str) -> None:
-        """Take the rows beside the checkpoint of this name; raises ValueError where not all are present."""
+        """Take the rows beside the checkpoint of this name; raises as `all_pieces_of`."""
         readers = [tf.train.load_checkpoint(path) for *_, path in all_pieces_of(prefix, self.name)]
         parts = [reader.get_tensor("keys") for reader in readers]
         # Of a key that is there again, the newest row counts.
@@ -96,7 +96,7 @@ class ServedTables:
         return table
 
     def restore(self, prefix: str) -> None:
-        """Take the rows beside the checkpoint of this name; raises ValueError where not all are present."""
+        """Take the rows beside the checkpoint of this name; raises as each table does."""
         for _, table in self._tables:
             table.restore(prefix)
 
