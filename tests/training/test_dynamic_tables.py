@@ -702,6 +702,15 @@ def test_a_full_table_is_restored_on_any_number_of_ps(servers: int, tmp_path: Pa
     assert (rows_with(6000) > rows) == (servers == 9)  # fewer give none beyond their capacity
 
 
+def test_a_capacity_that_no_ps_can_have_is_refused() -> None:
+    tables = DynamicTables({"items": TableSettings(capacity=2**33)}, [CPU] * 2, lazy=False)
+    layer = tf.keras.layers.Embedding(10, WIDTH, name="items")
+    with tables.of_layers():
+        layer.build([None, 1])
+    with pytest.raises(UserError, match=r"items: capacity 8,589,934,592 is .* set a smaller one, or take more ps"):
+        tables.bind([two.SGD(0.1)], own_step=False)
+
+
 @pytest.mark.parametrize("lost", ["0-of-2.000000", "1-of-2.000001"])
 @pytest.mark.parametrize("servers", [2, 3])
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_no_smaller_table(

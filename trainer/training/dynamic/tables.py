@@ -205,14 +205,20 @@ class DynamicTables:
                 if there and self._left and self._left["rows"].get(table.name) == self._row(table):
                     continue
                 self._left = None
+                if shard.values.shape[0] > tf.int32.max:
+                    raise self._too_large(table, f"the {tf.int32.max:,} rows that a ps can have at most")
                 try:
                     tf.function(shard.reserve, autograph=False)()
                 except tf.errors.ResourceExhaustedError as error:
-                    raise UserError(
-                        f"dynamic_tables: {table.name}: capacity {self._settings[table.name].capacity:,} is more than "
-                        f"the memory of {device} can be reserved for: set a smaller one, or take more ps "
-                        f"({first_line(error)})"
-                    ) from error
+                    what = f"the memory of {device} can be reserved for ({first_line(error)})"
+                    raise self._too_large(table, what) from error
+
+    def _too_large(self, table: Table, what: str) -> UserError:
+        capacity = self._settings[table.name].capacity
+        return UserError(
+            f"dynamic_tables: {table.name}: capacity {capacity:,} is more than {what}: set a smaller one, or take more "
+            "ps"
+        )
 
     def begin(self) -> None:
         """Have no row in any table: what an earlier coordinator has left can't be used."""
