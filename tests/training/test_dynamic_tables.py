@@ -354,7 +354,7 @@ def test_of_rows_that_are_used_as_little_only_as_many_go_as_must() -> None:
 def test_texts_are_keys_by_a_hash_that_is_always_the_same(tmp_path: Path) -> None:
     made = Made("texts")
     texts = tf.constant([["left", "right"], ["left", "links"]])
-    keys = keys_of(texts, "texts").numpy()
+    keys = keys_of(texts).numpy()
     assert keys.tolist() == [[646027942878634177, 9122646651253914292], [646027942878634177, 3664987735402009609]]
     assert made.values(texts).shape == [2, 2, WIDTH]
     made.step(tf.constant(keys[0]))
@@ -629,6 +629,15 @@ def test_a_link_whose_answer_was_lost_is_not_left(tmp_path: Path, monkeypatch: p
     pieces.save(prefix := str(tmp_path / "ckpt-3"))
     assert [number for _, _, number, _ in pieces_of(prefix, name)] == [0]
     assert_same(restored(prefix, name, 1), made.rows())
+
+
+@pytest.mark.parametrize("kind", [lambda: Made("rank").table, lambda: ServedTable("rank", WIDTH)])
+def test_ids_may_have_a_shape_that_nobody_knows_before(kind: Callable[[], Any]) -> None:
+    table = kind()
+    found = tf.function(table.look_up, autograph=False, input_signature=[tf.TensorSpec(None, tf.int64)])
+    assert found(tf.zeros([2, 3], tf.int64)).shape == [2, 3, WIDTH]
+    assert found(tf.zeros([], tf.int64)).shape == [WIDTH]
+    assert tf.nn.embedding_lookup(table, [1, 2]).shape == [2, WIDTH]
 
 
 @pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])

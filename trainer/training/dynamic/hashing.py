@@ -18,18 +18,21 @@ BITS = 24  # of a number between 0 and 1
 FirstValues = Callable[[Any], Any]
 
 
-def keys_of(ids: Tensor, table: str) -> Tensor:
-    """Return the keys (int64) of ids: numbers are their own, and of a text it is a hash of 63 bits, always the same.
+def keys_of(ids: Tensor) -> Tensor:
+    """Return the keys (int64) of ids: numbers are their own, and of a text it is a hash of 63 bits, always the same."""
+    return tf.strings.to_hash_bucket_fast(ids, tf.int64.max) if ids.dtype == tf.string else tf.cast(ids, tf.int64)
 
-    Raises UserError for others, with the name of their table: floats have too few digits for large ids.
-    """
+
+def checked(ids: Any, table: str) -> Tensor:
+    """Return ids as a tensor; raises UserError for what is none: floats have too few digits for large ids."""
     is_sparse = isinstance(ids, tf.SparseTensor)
+    ids = ids if is_sparse else tf.convert_to_tensor(ids)
     if is_sparse or not (ids.dtype.is_integer or ids.dtype == tf.string):
         raise UserError(
             f"dynamic_tables: {table}: its ids are {'a SparseTensor' if is_sparse else ids.dtype.name}, expected whole "
             "numbers or texts, dense or ragged: give the model's Input dtype='int64' and sparse=False"
         )
-    return tf.strings.to_hash_bucket_fast(ids, tf.int64.max) if ids.dtype == tf.string else tf.cast(ids, tf.int64)
+    return ids
 
 
 def salt_of(name: str) -> int:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from trainer.core.contracts import Layer, Tensor
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.training.dynamic.hashing import keys_of
+from trainer.training.dynamic.hashing import checked, keys_of
 from trainer.training.dynamic.layers import attach, take_over_layers
 from trainer.training.dynamic.pieces import all_pieces_of, pieces_of
 from trainer.training.dynamic.shard import NO_KEY
@@ -38,12 +38,12 @@ class ServedTable:
         """Return the rows of ids, zeros for unknown ones."""
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
-        keys = self.keys.read_value()
-        asked = tf.reshape(keys_of(ids, self.name), [-1])
+        ids, keys = checked(ids, self.name), self.keys.read_value()
+        asked = keys_of(tf.reshape(ids, [-1]))
         places = tf.minimum(tf.searchsorted(keys, asked, out_type=tf.int64), tf.size(keys, tf.int64) - 1)
         found = tf.gather(self.rows, tf.where(tf.gather(keys, places) == asked, places, 0))
         found = tf.reshape(found, tf.concat([tf.shape(ids), [self.width]], axis=0))
-        found.set_shape([*ids.shape, self.width])
+        found.set_shape(ids.shape.concatenate([self.width]))
         return found
 
     def restore(self, prefix: str) -> None:

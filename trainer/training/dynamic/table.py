@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Tensor
 from trainer.core.failures import UserError
-from trainer.training.dynamic.hashing import keys_of, owner_of
+from trainer.training.dynamic.hashing import checked, keys_of, owner_of
 from trainer.training.dynamic.shard import Shard
 from trainer.training.lookups import GIVEN, lookups_of
 from trainer.training.tf_internals.graphs import register_dispatchable_type
@@ -56,7 +56,8 @@ class Table:
         """Return the rows of ids."""
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
-        keys, places = tf.reshape(keys_of(ids, self.name), [-1]), None
+        ids = checked(ids, self.name)
+        keys, places = keys_of(tf.reshape(ids, [-1])), None
         if self.asks_once or not _giving[-1]:
             keys, places = tf.unique(keys)
         owner, count = owner_of(keys, len(self.shards)), len(self.shards)
@@ -69,7 +70,7 @@ class Table:
         found = tf.dynamic_stitch(order, values)
         found = found if places is None else tf.gather(found, places)
         found = tf.reshape(found, tf.concat([tf.shape(ids), [self.width]], axis=0))
-        found.set_shape([*ids.shape, self.width])
+        found.set_shape(ids.shape.concatenate([self.width]))
         return found
 
     def _rows(self, shard: Shard, keys: Tensor) -> Tensor:
