@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
 # What an optimizer of tf_keras keeps, in the names of its variables. In a checkpoint these have numbers alone.
 SLOT = re.compile(
-    r"/(m|v|vhat|u|r|c|accumulator|linear|velocity|momentum|average_gradient|accumulated_grad|accumulated_delta_var)/"
+    r"/(m|v|vhat|u|r|c|average|accumulator|linear|velocity|momentum|average_gradient|accumulated_grad|accumulated_delta_var)/"
 )
 
 
