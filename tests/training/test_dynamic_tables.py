@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,12 +22,15 @@ from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.dynamic.arrays import Index
 from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.hashing import constant, keys_of, normal, owner_of, uniform
+from trainer.training.dynamic.layers import attach, take_over_layers
 from trainer.training.dynamic.optimizers import clips, leave_out, row_slots, train_rows
 from trainer.training.dynamic.pieces import EVER, Pieces, pieces_of
 from trainer.training.dynamic.served import ServedTable
 from trainer.training.dynamic.shard import FIRST, NEXT, NO_KEY, REFUSED, ROWS, Shard
 from trainer.training.dynamic.table import Table, giving_rows
+from trainer.training.dynamic.tables import DynamicTables, destroy
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
+from trainer.training.keras.keras3.shards import train_shards
 from trainer.training.one_update import gather, gather_keras3
 from trainer.training.optimizers import clip_whole
 from trainer.training.row_updates import update_by_rows
@@ -627,6 +631,117 @@ def test_a_link_whose_answer_was_lost_is_not_left(tmp_path: Path, monkeypatch: p
     assert_same(restored(prefix, name, 1), made.rows())
 
 
+@pytest.mark.parametrize("kind", [lambda: Made("rank").table, lambda: ServedTable("rank", WIDTH)])
+def test_ids_may_have_a_shape_that_nobody_knows_before(kind: Callable[[], Any]) -> None:
+    table = kind()
+    found = tf.function(table.look_up, autograph=False, input_signature=[tf.TensorSpec(None, tf.int64)])
+    assert found(tf.zeros([2, 3], tf.int64)).shape == [2, 3, WIDTH]
+    assert found(tf.zeros([], tf.int64)).shape == [WIDTH]
+    assert tf.nn.embedding_lookup(table, [1, 2]).shape == [2, WIDTH]
+
+
+@pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "uint32", "uint64", "int64"])
+def test_ids_of_any_whole_number_are_keys(library: Any, dtype: str) -> None:
+    layer, made = layer_of(library, f"{library.__name__}-{dtype}")
+    ids = tf.constant([[1, tf.dtypes.as_dtype(dtype).max // 3]], dtype)
+    made.step(tf.cast(ids[0], tf.int64))
+    np.testing.assert_allclose(layer(ids)[0], np.full([2, WIDTH], 0.6))
+
+
+@pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])
+@pytest.mark.parametrize(
+    "ids", [tf.constant([[1.0]]), tf.sparse.from_dense(tf.constant([[1]]))], ids=["float", "sparse"]
+)
+def test_other_ids_are_refused(library: Any, ids: Any) -> None:
+    layer, made = layer_of(library, f"{library.__name__}-{type(ids).__name__}")
+    with pytest.raises(UserError, match=f"{made.table.name}: its ids are .* expected whole numbers or texts"):
+        layer(ids)
+
+
+@pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])
+def test_a_layer_whose_table_is_used_otherwise_says_so(library: Any) -> None:
+    layer, made = layer_of(library, f"{library.__name__}-tied")
+    for use in (
+        lambda: tf.matmul(tf.ones([1, WIDTH]), layer.embeddings, transpose_b=True),
+        lambda: tf.gather(layer.embeddings, [1]),
+        lambda: tf.nn.embedding_lookup_sparse(layer.embeddings, tf.sparse.from_dense([[1]]), None),
+    ):
+        with pytest.raises(
+            UserError, match=f"{made.table.name}.* is a dynamic table, .* leave it out of dynamic_tables"
+        ):
+            use()
+
+
+def layer_of(library: Any, name: str) -> tuple[Any, Made]:
+    """Return an Embedding of the library with a table, and the table."""
+    train_shards()
+    made = Made(name, rows=1)
+    layer = (tf.keras if library is two else keras).layers.Embedding(10, WIDTH, name=name)
+    with take_over_layers(lambda one: attach(one, made.table) or made.table):
+        layer.build([None, 1])
+    return layer, made
+
+
+@pytest.mark.parametrize("servers", [1, 2, 9])
+def test_a_full_table_is_restored_on_any_number_of_ps(servers: int, tmp_path: Path) -> None:
+    def on(servers: int) -> tuple[DynamicTables, Callable[[int], int]]:
+        tables = DynamicTables({"items": TableSettings(capacity=1000)}, [CPU] * servers, lazy=False)
+        layer = tf.keras.layers.Embedding(10, WIDTH, name="items")
+        with tables.of_layers():
+            layer.build([None, 1])
+        tables.bind([two.SGD(0.1)], own_step=False)
+        tables.prepare_saves(None)
+
+        def rows_with(keys: int) -> int:
+            with giving_rows():
+                tf.function(layer, autograph=False)(tf.range(keys, dtype=tf.int64))
+            tables.update_counts(tables.numbers())
+            return tables.counts["items"]["rows"]
+
+        return tables, rows_with
+
+    full, rows_with = on(4)
+    rows = rows_with(5000)
+    assert rows > 1000  # each ps has room for more than its share
+    full.save(str(tmp_path / "ckpt-1"))
+    other, rows_with = on(servers)
+    other.restore(str(tmp_path / "ckpt-1"))
+    assert rows_with(0) == rows
+    assert (rows_with(6000) > rows) == (servers == 9)  # fewer give none beyond their capacity
+
+
+def test_a_capacity_that_no_ps_can_have_is_refused() -> None:
+    tables = DynamicTables({"items": TableSettings(capacity=2**33)}, [CPU] * 2, lazy=False)
+    layer = tf.keras.layers.Embedding(10, WIDTH, name="items")
+    with tables.of_layers():
+        layer.build([None, 1])
+    with pytest.raises(UserError, match=r"items: capacity 8,589,934,592 is .* set a smaller one, or take more ps"):
+        tables.bind([two.SGD(0.1)], own_step=False)
+
+
+@pytest.mark.parametrize("lost", ["0-of-2.000000", "1-of-2.000001"])
+@pytest.mark.parametrize("servers", [2, 3])
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_no_smaller_table(
+    lost: str, servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.pieces.PIECE_BYTES", 1000)
+    made, other = Made(f"lost-{lost}-{servers}"), Made(f"lost-{lost}-{servers}-other", servers=servers)
+    other.table.name = made.table.name
+    made.step(tf.range(40, dtype=tf.int64))
+    prefix = str(tmp_path / "ckpt-1")
+    Pieces(made.table, ["", ""]).save(prefix)
+    served = ServedTable(made.table.name, WIDTH)
+    served.restore(prefix)
+    for path in tmp_path.glob(f"*.{lost}.*"):
+        path.unlink()
+    for restore in (served.restore, Pieces(other.table, [""] * servers).restore):
+        with pytest.raises(
+            tf.errors.NotFoundError, match=f"1 of .* parts of the dynamic table {made.table.name} are gone"
+        ):
+            restore(prefix)
+
+
 def test_a_checkpoint_that_does_not_fit_says_why(tmp_path: Path) -> None:
     saved = Made("misfit", servers=1)
     saved.step(tf.range(20, dtype=tf.int64))
@@ -683,6 +798,20 @@ def test_a_table_that_is_asked_in_a_function_of_its_own_is_refused() -> None:
         step(tf.constant([1], tf.int64))
 
 
+def test_a_gradient_of_all_rows_is_refused() -> None:
+    made = Made("dense")
+
+    @tf.function(autograph=False)
+    def step(ids: Any) -> None:
+        with giving_rows(), tf.GradientTape() as tape:
+            loss = tf.reduce_sum(made.table.look_up(ids))
+        gradients = [tf.multiply(one, 0.5) for one in tape.gradient(loss, made.table.variables)]
+        made.optimizer.apply_gradients(list(zip(gradients, made.table.variables, strict=True)))
+
+    with pytest.raises(UserError, match=r"dense: its gradient is a Tensor of all rows.*expected tf.IndexedSlices"):
+        step(tf.constant([1], tf.int64))
+
+
 def test_nobody_reads_a_table_as_a_whole() -> None:
     [variable, _] = Made("whole").table.variables
     for read in (variable.numpy, variable.read_value, lambda: tf.convert_to_tensor(variable), lambda: variable + 1):
@@ -700,3 +829,33 @@ def test_reserved_rows_take_no_memory_until_they_are_given() -> None:
     made.step(tf.range(1000, dtype=tf.int64))
     assert resident() - before < 64 * 1024 * 1024
     del made
+
+
+def test_all_rows_are_read_without_a_second_copy(tmp_path: Path) -> None:
+    rows, width, pieces = 5000, 64, 8
+    for piece in range(pieces):
+        keys = tf.range(piece, pieces * rows, pieces, dtype=tf.int64)
+        values = tf.repeat(tf.cast(keys, tf.float32)[:, tf.newaxis], width, 1)
+        path = f"{tmp_path}/ckpt-1.table-read.0-of-1.{piece:06}"
+        tf.raw_ops.SaveV2(
+            prefix=path, tensor_names=["keys", "values"], shape_and_slices=["", ""], tensors=[keys, values]
+        )
+    served = ServedTable("read", width)
+    tracemalloc.start()
+    try:
+        served.restore(f"{tmp_path}/ckpt-1")
+        assert tracemalloc.get_traced_memory()[1] < 4 * pieces * rows * width / 2
+    finally:
+        tracemalloc.stop()
+    ids = tf.constant([7, pieces * rows - 1, -1], tf.int64)
+    np.testing.assert_array_equal(served.look_up(ids)[:, 0], [7, pieces * rows - 1, 0])
+
+
+@pytest.mark.parametrize("make", [lambda: two.Adam(amsgrad=True), lambda: two.RMSprop(momentum=0.5, centered=True)])
+def test_all_that_a_table_has_is_freed(make: Callable[[], Any]) -> None:
+    made = Made("freed/items", make(), servers=1, sightings=2)
+    shard = made.table.shards[0]
+    assert shard.sketch is not None
+    arrays = [*shard.kept.values(), shard.free, shard.numbers, shard.clock, shard.sketch.counts]
+    destroy({"id": "freed", "look": {"items": [5000, 1]}}, [CPU])
+    assert not [one.name for one in arrays if tf.raw_ops.VarIsInitializedOp(resource=one.handle)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,23 @@ def test_a_table_that_only_the_models_call_knows_is_exported(found: dict[str, An
 
 def test_a_sequential_without_input_shape_that_is_fed_a_dict_is_exported(found: dict[str, Any]) -> None:
     assert found["named"] == 0.0
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_a_model_with_such_an_input_is_exported_with_it(kind: str, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    from trainer.training.keras.keras2 import Keras2Model
+
+    ids = tf.keras.Input([None], dtype="int64", name="ids", **{kind: True})
+    rows = tf.keras.layers.Embedding(5, 2)(ids)
+    model = tf.keras.Model({"ids": ids}, tf.reduce_sum(rows, 1))
+    with contextlib.redirect_stdout(io.StringIO()):
+        Keras2Model(model).export(str(tmp_path / "export"), None)
+    given = tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64)
+    asked = {"ids": given if kind == "ragged" else given.to_sparse()}
+    loaded = tf.saved_model.load(str(tmp_path / "export"))
+    assert tf.reduce_all(loaded.serve(asked) == model(asked))
 
 
 @pytest.mark.parametrize("kind", ["Broken", "Broken3"])

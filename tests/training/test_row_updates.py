@@ -13,6 +13,7 @@ import pytest
 from trainer import testing
 from trainer.core.config import Config, ConfigError
 from trainer.run.checkpoint_reader import check_fit
+from trainer.training.handover import NotCarried, carry, compare, looks
 from trainer.training.one_update import gather
 from trainer.training.optimizers import is_wrapper, optimizers_of, share_among_workers
 from trainer.training.row_updates import update_by_rows as replace_updates
@@ -139,6 +140,22 @@ def test_a_checkpoint_with_the_momentum_that_sgd_by_rows_has_not_is_restored(tmp
     prefix = tf.train.Checkpoint(model=plain).write(str(tmp_path / "more"))
     with pytest.raises(AssertionError, match="m/m"):
         check_fit(tf.train.Checkpoint(model=by_rows).read(prefix))
+
+
+@pytest.mark.parametrize("other", [lambda: keras.Adagrad(0.1), lambda: keras.SGD(0.1, use_ema=True)])
+def test_a_checkpoint_of_another_optimizer_with_as_many_slots_is_a_misfit(other: Make, tmp_path: Path) -> None:
+    """tf_keras numbers them, so that an accumulator would get the value of a momentum."""
+    before, now = Model(keras.SGD(0.1, momentum=0.9)), Model(other())
+    update_by_rows(now)  # an SGD has no momentum then
+    before.train(SOME_ROWS, 3)
+    now.train(SOME_ROWS, 1)
+    prefix = tf.train.Checkpoint(model=before).write(str(tmp_path / "ckpt"))
+    check_fit(tf.train.Checkpoint(model=before).read(prefix))
+    left, here = (looks(carry(one, tf.Variable(0))) for one in (before, now))
+    with pytest.raises(NotCarried, match=r"was float32 .* m and is"):
+        compare("here", left, here)
+    with pytest.raises(AssertionError, match=r"SGD/m/.* is now .*/(accumulator|average)/"):
+        check_fit(tf.train.Checkpoint(model=now).read(prefix))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,10 @@ from trainer.run.save_failures import STORAGE
 
 log = logging.getLogger(__name__)
 MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
+# What an optimizer of tf_keras keeps, in the names of its variables. In a checkpoint these have numbers alone.
+SLOT = re.compile(
+    r"/(m|v|vhat|u|r|c|average|accumulator|linear|velocity|momentum|average_gradient|accumulated_grad|accumulated_delta_var)/"
+)
 
 
 class CheckpointReader:
@@ -121,6 +125,7 @@ def check_fit(status: Any) -> None:
 
     A momentum that nobody has was never written: an SGD without momentum makes none where it updates rows alone.
     """
+    check_slots(status._checkpoint)
     try:
         status.assert_consumed()
     except AssertionError:
@@ -130,6 +135,22 @@ def check_fit(status: Any) -> None:
         if not all("/_variables/" in each.checkpoint_key and MOMENTUM.match(each.full_name) for each in left):
             raise
         status.assert_existing_objects_matched()
+
+
+def slot_in(path: str, name: str) -> str:
+    """Return which slot of an optimizer of tf_keras a variable is, by its path in a checkpoint and its name, or ""."""
+    found = SLOT.search(name) if "/_variables/" in path else None
+    return found[1] if found else ""
+
+
+def check_slots(read: Any) -> None:
+    """Raise AssertionError where an optimizer's variables got the values of another optimizer's."""
+    for number, node in enumerate(read.object_graph_proto.nodes):
+        name = str(getattr(read.object_by_proto_id.get(number), "name", ""))
+        for each in node.attributes:
+            saved, now = (slot_in(each.checkpoint_key, one) for one in (each.full_name, name))
+            if saved and now and saved != now:
+                raise AssertionError(f"the optimizer's {each.full_name} is now {name}: the optimizer is another one")
 
 
 def what_differs(error: Exception) -> str:

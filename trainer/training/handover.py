@@ -22,6 +22,7 @@ import tensorflow as tf
 from trainer.core.contracts import Model, Tensor, Trackable, Variable
 from trainer.core.failures import first_line
 from trainer.core.variables import bytes_of, flatten
+from trainer.run.checkpoint_reader import slot_in
 from trainer.run.position import Position
 from trainer.run.snapshot import Copies, copy_each
 from trainer.training.dynamic.tables import DynamicTables, destroy
@@ -355,7 +356,10 @@ def on(server: int | None, variables: Mapping[str, Variable]) -> dict[str, Any]:
 
 
 def looks(variables: Mapping[str, Variable]) -> dict[str, str]:
-    return {key: f"{variable.dtype.name} {variable.shape}" for key, variable in variables.items()}
+    return {
+        key: f"{variable.dtype.name} {variable.shape} {slot_in(key, variable.name)}".rstrip()
+        for key, variable in variables.items()
+    }
 
 
 def local_values(own: Mapping[str, Variable]) -> dict[str, list[Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.contracts import Tensor
+from trainer.core.failures import UserError
 
 # The constants of splitmix64, as signed numbers.
 GOLDEN, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
@@ -20,6 +21,18 @@ FirstValues = Callable[[Any], Any]
 def keys_of(ids: Tensor) -> Tensor:
     """Return the keys (int64) of ids: numbers are their own, and of a text it is a hash of 63 bits, always the same."""
     return tf.strings.to_hash_bucket_fast(ids, tf.int64.max) if ids.dtype == tf.string else tf.cast(ids, tf.int64)
+
+
+def checked(ids: Any, table: str) -> Tensor:
+    """Return ids as a tensor; raises UserError for what is none: floats have too few digits for large ids."""
+    is_sparse = isinstance(ids, tf.SparseTensor)
+    ids = ids if is_sparse else tf.convert_to_tensor(ids)
+    if is_sparse or not (ids.dtype.is_integer or ids.dtype == tf.string):
+        raise UserError(
+            f"dynamic_tables: {table}: its ids are {'a SparseTensor' if is_sparse else ids.dtype.name}, expected whole "
+            "numbers or texts, dense or ragged: give the model's Input dtype='int64' and sparse=False"
+        )
+    return ids
 
 
 def salt_of(name: str) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -60,19 +59,29 @@ def ask(kind: Any, base: Any) -> None:
     build.asks = True  # type: ignore[attr-defined]
     kind.build = build
     if base is tf.keras.layers.Layer:  # Keras 3's call is replaced already (keras/keras3/shards.py)
-        kind.call = taking_texts(kind.call)
+        kind.call = by_key(kind.call)
 
 
-def taking_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `call` that leaves texts to a layer's table: Keras would make numbers of them."""
+def by_key(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `call` that leaves ids to a layer's table: Keras would make 32 bits of what is no int64."""
 
     @functools.wraps(plain)
     def call(layer: Layer, inputs: Any) -> Any:
-        if getattr(inputs, "dtype", None) != tf.string or isinstance(layer.embeddings, tf.Variable):
+        if not hasattr(layer.embeddings, "look_up"):
             return plain(layer, inputs)
         return tf.cast(tf.nn.embedding_lookup(layer.embeddings, inputs), layer.compute_dtype)
 
     return call
+
+
+class Held:
+    """A table where Keras 3 has a variable of its own."""
+
+    def __init__(self, table: Any) -> None:
+        self._value = table
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        return tf.convert_to_tensor(self._value)
 
 
 def attach(layer: Layer, table: Any) -> None:
@@ -101,7 +110,7 @@ def attach(layer: Layer, table: Any) -> None:
     for variable in made:
         variable._path, variable._autocast = f"{table.name}/{variable.name}", False
     layer._trainable_variables.extend(made)
-    object.__setattr__(layer, "_embeddings", SimpleNamespace(_value=table))
+    object.__setattr__(layer, "_embeddings", Held(table))
     object.__setattr__(layer, LOOKS_UP_ROWS, True)
 
 

@@ -128,9 +128,7 @@ class Pieces:
     def restore(self, prefix: str) -> None:
         """Read the rows beside the checkpoint of this name; raises ValueError where they don't fit."""
         self._before = None
-        found = pieces_of(prefix, self._table.name)
-        if not found:
-            raise ValueError(f"it has no rows of the dynamic table {self._table.name}")
+        found = all_pieces_of(prefix, self._table.name)
         self._check(found[0][-1])
         servers = len(self._table.shards)
         if found[0][1] == servers:  # each ps reads what it wrote
@@ -214,6 +212,21 @@ def pieces_of(prefix: str, name: str) -> list[tuple[int, int, int, str]]:
         for match in listed
     ]
     return sorted(pieces, key=lambda piece: (-piece[2], piece[0]))
+
+
+def all_pieces_of(prefix: str, name: str) -> list[tuple[int, int, int, str]]:
+    """Return the same; raises ValueError without any.
+
+    Raises NotFoundError where not all are present, as while another process removes them.
+    """
+    pieces = pieces_of(prefix, name)
+    if not pieces:
+        raise ValueError(f"it has no rows of the dynamic table {name}")
+    count = pieces[0][1] * (1 + pieces[0][2])
+    if len(pieces) != count:
+        missing = f"{count - len(pieces)} of {count} parts of the dynamic table {name} are gone"
+        raise tf.errors.NotFoundError(None, None, missing)
+    return pieces
 
 
 def described(row: dict[str, list[int]]) -> str:

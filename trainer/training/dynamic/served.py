@@ -16,9 +16,9 @@ import tensorflow as tf
 from trainer.core.contracts import Layer, Tensor
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.training.dynamic.hashing import keys_of
+from trainer.training.dynamic.hashing import checked, keys_of
 from trainer.training.dynamic.layers import attach, take_over_layers
-from trainer.training.dynamic.pieces import pieces_of
+from trainer.training.dynamic.pieces import all_pieces_of, pieces_of
 from trainer.training.dynamic.shard import NO_KEY
 from trainer.training.export_changes import VARIABLES
 from trainer.training.tf_internals.graphs import register_dispatchable_type, track
@@ -43,24 +43,28 @@ class ServedTable:
         """Return the rows of ids, zeros for unknown ones."""
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
-        keys = self.keys.read_value()
+        ids, keys = checked(ids, self.name), self.keys.read_value()
         asked = keys_of(tf.reshape(ids, [-1]))
         places = tf.minimum(tf.searchsorted(keys, asked, out_type=tf.int64), tf.size(keys, tf.int64) - 1)
         found = tf.gather(self.rows, tf.where(tf.gather(keys, places) == asked, places, 0))
         found = tf.reshape(found, tf.concat([tf.shape(ids), [self.width]], axis=0))
-        found.set_shape([*ids.shape, self.width])
+        found.set_shape(ids.shape.concatenate([self.width]))
         return found
 
     def restore(self, prefix: str) -> None:
-        """Take the rows beside the checkpoint of this name; raises ValueError where there are none."""
-        readers = [tf.train.load_checkpoint(path) for *_, path in pieces_of(prefix, self.name)]
-        if not readers:
-            raise ValueError(f"it has no rows of the dynamic table {self.name}")
-        keys = np.concatenate([[NO_KEY], *(reader.get_tensor("keys") for reader in readers)])
-        rows = np.concatenate([np.zeros([1, self.width]), *(reader.get_tensor("values") for reader in readers)])
-        keys, order = np.unique(keys, return_index=True)  # of a key that is there again, the newest row counts
+        """Take the rows beside the checkpoint of this name; raises as `all_pieces_of`."""
+        readers = [tf.train.load_checkpoint(path) for *_, path in all_pieces_of(prefix, self.name)]
+        parts = [reader.get_tensor("keys") for reader in readers]
+        # Of a key that is there again, the newest row counts.
+        keys, found = np.unique(np.concatenate([[NO_KEY], *parts]), return_index=True)
+        order, begins = np.argsort(found), np.cumsum([1, *map(len, parts)])
+        chosen = np.split(order, np.searchsorted(found[order], begins))[1:-1]
         self.keys.assign(keys)
-        self.rows.assign(rows[order].astype(np.float32))
+        for count in (0, len(keys)):  # the rows of before go first
+            self.rows.assign(tf.zeros([count, self.width]))
+        for reader, places, begin in zip(readers, chosen, begins[:-1], strict=True):  # no second copy of all rows
+            values = reader.get_tensor("values")[found[places] - begin]
+            self.rows.scatter_update(tf.IndexedSlices(values, places))
 
 
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": ServedTable})
@@ -106,7 +110,7 @@ class ServedTables:
         }
 
     def restore(self, prefix: str) -> None:
-        """Take the rows beside the checkpoint of this name; raises ValueError where there are none."""
+        """Take the rows beside the checkpoint of this name; raises as each table does."""
         for _, table in self._tables:
             table.restore(prefix)
 

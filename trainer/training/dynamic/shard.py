@@ -37,16 +37,24 @@ class Shard:
     """What one ps has of a table. Make it, and call its methods, with that ps as the device."""
 
     def __init__(
-        self, name: str, mutex: str, width: int, capacity: int, first: FirstValues, sightings: int = 1
+        self,
+        name: str,
+        mutex: str,
+        width: int,
+        capacity: int,
+        first: FirstValues,
+        sightings: int = 1,
+        room: int = 0,
     ) -> None:
         """`first` gives keys their first values; a key gets a row when it was seen in `sightings` steps.
 
-        It has no slots yet, and nothing is reserved.
+        It gives `capacity` rows at most, and a restore as many as it has `room` for. It has no slots yet, and nothing
+        is reserved.
         """
         self.name, self.mutex, self.width, self.capacity = name, mutex, width, capacity
         self.first_values, self.slots, self.begins = first, dict[str, Array](), dict[str, float]()
         self.sketch = Sketch(f"{name}/sketch", capacity, sightings) if sightings > 1 else None
-        length = capacity + FIRST
+        length = max(capacity, room) + FIRST
         self.values = Array(f"{name}/values", [length, width], tf.float32)
         self.keys = Array(f"{name}/keys", [length], tf.int64)
         self.usage = Array(f"{name}/told", [length, 2], tf.int32)  # in how many steps it was trained, and the last one
@@ -136,7 +144,7 @@ class Shard:
         """
         numbers = self.numbers.read()
         wanted, free = tf.size(keys, tf.int64), numbers[FREE]
-        count = tf.minimum(wanted, free + self.capacity + FIRST - numbers[NEXT])
+        count = tf.maximum(tf.minimum(wanted, free + self.capacity + FIRST - numbers[NEXT]), 0)
         again = tf.minimum(count, free)
         rows = tf.concat([self.free.rows(free - again + tf.range(again)), numbers[NEXT] + tf.range(count - again)], 0)
         keys = keys[:count]
@@ -163,7 +171,7 @@ class Shard:
             chosen = tf.boolean_mask(firsts, tf.gather(own & (self.index.find(keys) < 0), firsts))
             numbers = self.numbers.read()
             wanted = tf.size(chosen, tf.int64)
-            count = tf.minimum(wanted, self.capacity + FIRST - numbers[NEXT])
+            count = tf.minimum(wanted, self.values.shape[0] - numbers[NEXT])
             rows, chosen = numbers[NEXT] + tf.range(count), chosen[:count]
             nothing = tf.zeros([], tf.int64)
             changes = tf.stack([count, nothing, wanted - count, count, nothing, nothing, nothing])

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Tensor
 from trainer.core.failures import UserError
-from trainer.training.dynamic.hashing import keys_of, owner_of
+from trainer.training.dynamic.hashing import checked, keys_of, owner_of
 from trainer.training.dynamic.shard import Shard
 from trainer.training.lookups import GIVEN, lookups_of
 from trainer.training.tf_internals.graphs import register_dispatchable_type
@@ -48,10 +48,15 @@ class Table:
         # By the id of the rows of a lookup that is traced: the rows themselves, and their keys.
         self._keys: dict[int, tuple[Tensor, Tensor]] = {}
 
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        """Refuse it, as each of its parts does."""
+        return self.variables[0].numpy()
+
     def look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of ids."""
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
+        ids = checked(ids, self.name)
         keys, places = keys_of(tf.reshape(ids, [-1])), None
         if self.asks_once or not _giving[-1]:
             keys, places = tf.unique(keys)
@@ -65,7 +70,7 @@ class Table:
         found = tf.dynamic_stitch(order, values)
         found = found if places is None else tf.gather(found, places)
         found = tf.reshape(found, tf.concat([tf.shape(ids), [self.width]], axis=0))
-        found.set_shape([*ids.shape, self.width])
+        found.set_shape(ids.shape.concatenate([self.width]))
         return found
 
     def _rows(self, shard: Shard, keys: Tensor) -> Tensor:
@@ -86,6 +91,11 @@ class Table:
         """
         # Variables compare by their values.
         shard = next(shard for shard, one in zip(self.shards, self.variables, strict=True) if one is variable)
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise UserError(
+                f"dynamic_tables: {self.name}: its gradient is a Tensor of all rows, expected tf.IndexedSlices: have "
+                "train_step change gradient.values alone, and use the layer for lookups alone"
+            )
         lookups = [self._keys.get(id(rows)) for rows in lookups_of(gradient.indices)]
         if not lookups or None in lookups:
             raise UserError(

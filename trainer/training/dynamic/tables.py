@@ -30,8 +30,9 @@ from trainer.training.tf_internals.workers import ps_of
 
 log = logging.getLogger(__name__)
 # What the names of a shard's resources end with, but for the index, which is no variable.
-PARTS = ("values", "slot0", "slot1", "keys", "told", "free", "numbers", "clock", "sketch")
+PARTS = ("values", "slot0", "slot1", "slot2", "keys", "told", "free", "numbers", "clock", "sketch")
 DEVIATIONS = 6  # of the number of keys that fall to one ps, above the mean
+MOST_PS = 100  # whose rows, when all of these are full, any other number of ps has room for
 
 
 class TablesLeft(Protocol):
@@ -116,8 +117,8 @@ class DynamicTables:
                 "another name"
             )
         check_layer(layer)
-        mean = math.ceil(self._settings[name].capacity / count)
-        capacity = mean + (math.ceil(DEVIATIONS * math.sqrt(mean)) if count > 1 else 0)
+        wanted = self._settings[name].capacity
+        most = MOST_PS * share_of(wanted, MOST_PS)
         shards = []
         with tf.init_scope():
             for number, device in enumerate(self._devices):
@@ -127,9 +128,10 @@ class DynamicTables:
                             f"{self.id}/{name}/{number}",
                             f"table/{name}/{number}",
                             int(layer.output_dim),
-                            capacity,
+                            share_of(wanted, count),
                             first_values_of(layer),
                             self._settings[name].sightings,
+                            share_of(most, count),
                         )
                     )
             table = Table(name, int(layer.output_dim), shards, self._devices)
@@ -203,14 +205,20 @@ class DynamicTables:
                 if there and self._left and self._left["rows"].get(table.name) == self._row(table):
                     continue
                 self._left = None
+                if shard.values.shape[0] > tf.int32.max:
+                    raise self._too_large(table, f"the {tf.int32.max:,} rows that a ps can have at most")
                 try:
                     tf.function(shard.reserve, autograph=False)()
                 except tf.errors.ResourceExhaustedError as error:
-                    raise UserError(
-                        f"dynamic_tables: {table.name}: capacity {self._settings[table.name].capacity:,} is more than "
-                        f"the memory of {device} can be reserved for: set a smaller one, or take more ps "
-                        f"({first_line(error)})"
-                    ) from error
+                    what = f"the memory of {device} can be reserved for ({first_line(error)})"
+                    raise self._too_large(table, what) from error
+
+    def _too_large(self, table: Table, what: str) -> UserError:
+        capacity = self._settings[table.name].capacity
+        return UserError(
+            f"dynamic_tables: {table.name}: capacity {capacity:,} is more than {what}: set a smaller one, or take more "
+            "ps"
+        )
 
     def begin(self) -> None:
         """Have no row in any table: what an earlier coordinator has left can't be used."""
@@ -265,6 +273,12 @@ class DynamicTables:
     def keep(self) -> None:
         """Leave what is on the ps to the next coordinator."""
         self._end.detach()
+
+
+def share_of(rows: int, servers: int) -> int:
+    """Return how many of so many rows one of the ps must have room for: their keys don't fall to all alike."""
+    mean = math.ceil(rows / servers)
+    return mean + (math.ceil(DEVIATIONS * math.sqrt(mean)) if servers > 1 else 0)
 
 
 def destroy(record: Mapping[str, Any], devices: Sequence[str]) -> None:

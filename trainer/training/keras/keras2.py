@@ -37,6 +37,7 @@ from trainer.training.optimizers import (
 from trainer.training.row_updates import update_by_rows
 
 log = logging.getLogger(__name__)
+SPARSE = tf.RaggedTensorSpec | tf.SparseTensorSpec
 
 
 class Keras2Model:
@@ -129,7 +130,9 @@ class Keras2Model:
 
     def export(self, path: str, element_spec: ElementSpec) -> None:
         model = self.model
-        by_calls = isinstance(model, tf.keras.Sequential) and not model.inputs
+        inputs = tf.nest.flatten(getattr(model, "inputs", None) or ())
+        by_calls = isinstance(model, tf.keras.Sequential) and not inputs
+        by_calls |= any(isinstance(one.type_spec, SPARSE) for one in inputs)
         save = export_as_called if by_calls else lambda model, path: model.export(path)
         try:
             save(model, path)
@@ -141,7 +144,10 @@ class Keras2Model:
 
 
 def export_as_called(model: Model, path: str) -> None:
-    """Export a Sequential that was built by several inputs: Keras looks for one, and fails."""
+    """Export as it is called a Sequential built by several inputs, where Keras looks for one and fails.
+
+    So is a model of ragged or sparse inputs, of which Keras's own way would make dense ones.
+    """
     archive = tf.keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("serve", model.__call__, list(model.save_spec()[0]))

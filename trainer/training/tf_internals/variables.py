@@ -90,7 +90,8 @@ class Reserved(resource_variable_ops.BaseResourceVariable):
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         raise UserError(
             f"{self._whole_name} is a dynamic table, whose rows can't be read as a whole: look keys up by its layer. "
-            "Callbacks and methods that take all weights, as get_weights, can't be used with it"
+            "Callbacks and methods that take all weights, as get_weights, can't be used with it. If the program needs "
+            "the whole table, leave it out of dynamic_tables"
         )
 
     def numpy(self) -> Any:

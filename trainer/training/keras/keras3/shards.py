@@ -87,9 +87,13 @@ def by_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call(layer: Layer, inputs: Tensor) -> Any:
         import keras
 
-        if LOOKS_UP_ROWS not in vars(layer) or isinstance(inputs, keras.KerasTensor | tf.SparseTensor):
+        if LOOKS_UP_ROWS not in vars(layer) or isinstance(inputs, keras.KerasTensor):
             return plain(layer, inputs)
-        ids = inputs if inputs.dtype in (tf.int32, tf.int64, tf.string) else tf.cast(inputs, tf.int32)
-        return tf.cast(tf.nn.embedding_lookup(layer._embeddings._value, ids), layer.compute_dtype)
+        table, ids = layer._embeddings._value, inputs
+        if not hasattr(table, "look_up"):  # a dynamic table takes ids as they are
+            if isinstance(inputs, tf.SparseTensor):
+                return plain(layer, inputs)
+            ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+        return tf.cast(tf.nn.embedding_lookup(table, ids), layer.compute_dtype)
 
     return call
