@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.readings import describe
+from fleet.run import SETTINGS
 from fleet.site.topology import Task
 from fleet.units import Health
 from fleet.verbs import Desk
@@ -112,6 +114,7 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
     if host in seen.unreachable:
         raise HostsUnreachable({host: seen.unreachable[host]}, f"It stays drained: fab undrain {host} when it is back")
     _refuse_other_release(cluster, seen, host)
+    _refuse_other_settings(cluster, host)
     if plan_only:
         desk.say(f"undrain {host}\n  starts  {_names(starts) or 'nothing: the cluster is stopped'}\n{cost.render()}")
         desk.say(f"nothing was done. Do it: fab undrain {host}")
@@ -200,6 +203,21 @@ def _refuse_other_release(cluster: Cluster, seen: Observation, host: str) -> Non
         raise OperatorMistake(
             f"{host} has release {there}, and the cluster runs {here}: `ansible-playbook site.yml --limit {host}` "
             f"brings it to the checkout's release, `fab start-cluster` all. Then fab undrain {host} again"
+        )
+
+
+def _refuse_other_settings(cluster: Cluster, host: str) -> None:
+    """Raise OperatorMistake where a host was off while the run settings of all were changed."""
+    chief = cluster.inventory.chief.host
+    answers = cluster.hosts.run(dict.fromkeys([host, chief], f"cat {SETTINGS}"))
+    try:
+        own, theirs = (json.loads(answers[each].stdout) for each in (host, chief))
+    except ValueError:  # one that can't be read: its tasks say so
+        return
+    if own != theirs:
+        raise OperatorMistake(
+            f"{host} has other run settings than {chief}: it was off when they changed. "
+            f"`ansible-playbook site.yml --limit {host}` brings them. Then fab undrain {host} again"
         )
 
 

@@ -301,6 +301,26 @@ def test_a_host_that_missed_a_release_stays_out(
     assert "w-b" in hosts.marks
 
 
+def test_a_host_that_missed_other_settings_stays_out(
+    hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their order is no difference."""
+    drain(cluster(hosts), desk, "w-b")
+    settings = {"head": '{"run": "a", "steps": 20}', "w-b": '{"run": "a", "steps": 10}'}
+    others = hosts._answer
+
+    def answer(host: str, script: str) -> Answer:
+        return Answer(settings[host]) if script == "cat /etc/trainer/run.json" else others(host, script)
+
+    monkeypatch.setattr(hosts, "_answer", answer)
+    with pytest.raises(OperatorMistake, match="w-b has other run settings than head: it was off when they changed"):
+        undrain(cluster(hosts), desk, "w-b")
+    assert "w-b" in hosts.marks
+    settings["w-b"] = '{"steps": 20, "run": "a"}'
+    undrain(cluster(hosts), desk, "w-b")
+    assert up(hosts) == ALL
+
+
 def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, desk: verbs.Desk) -> None:
     drain(cluster(hosts), desk, "w-b", "a new disk")
     for name in hosts.units:
