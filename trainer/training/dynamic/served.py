@@ -60,7 +60,7 @@ class ServedTable:
         order, begins = np.argsort(found), np.cumsum([1, *map(len, parts)])
         chosen = np.split(order, np.searchsorted(found[order], begins))[1:-1]
         self.keys.assign(keys)
-        for count in (0, len(keys)):  # the rows that was there go first
+        for count in (0, len(keys)):  # what was there goes first
             self.rows.assign(tf.zeros([count, self.width]))
         for reader, places, begin in zip(readers, chosen, begins[:-1], strict=True):  # no second copy of all rows
             values = reader.get_tensor("values")[found[places] - begin]
