@@ -31,8 +31,8 @@ OTHERS = {
     "Eager": "Eager.build_model has called tf.config.run_functions_eagerly(True)",
 }
 WHILE_BUILT = {
-    "FitWhileBuilt": "build_model may not train, evaluate or predict",
-    "PredictWhileBuilt": "build_model may not train, evaluate or predict",
+    "FitWhileBuilt": "build_model and callbacks may not train, evaluate or predict",
+    "PredictWhileBuilt": "build_model and callbacks may not train, evaluate or predict",
     "OwnStrategy": "leave the program's own out",
 }
 LOST = {
