@@ -27,6 +27,7 @@ NAMED = {
 OTHERS = {
     "LargeStep": "Extra.train_step has arrays of 0.00 GiB in its graph",
     "LargeData": "LargeData.train_dataset has arrays of 0.00 GiB in its graph",
+    "OfV1": "compile got AdamOptimizer, which is none of Keras's optimizers",
     "MadeTwice": "tf.function only supports singleton tf.Variables",
     "Eager": "Eager.build_model has called tf.config.run_functions_eagerly(True)",
 }

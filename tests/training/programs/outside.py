@@ -195,6 +195,13 @@ class Eager(Plain):
             self.undo = tf.config.run_functions_eagerly
 
 
+class OfV1(Plain):
+    def build_model(self):
+        model = super().build_model()
+        model.compile(tf.compat.v1.train.AdamOptimizer(0.1), "mse")
+        return model
+
+
 class FitWhileBuilt(Plain):
     def build_model(self):
         model = super().build_model()
