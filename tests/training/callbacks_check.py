@@ -18,6 +18,7 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
+from trainer.core.failures import explain  # isort: skip
 from trainer.training.loop.callbacks import keras  # isort: skip
 
 EPOCH = 20
@@ -196,6 +197,25 @@ def scheduled(api):
     return rates
 
 
+def predicting(api):
+    """Call the model at the first epoch's end and predict at the second's; returns the result's shape, and the error.
+
+    With the custom loop `predict` works, so that this evaluates.
+    """
+    shapes, rows = [], np.zeros([3, 2], np.float32)
+
+    class Predicts(keras.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            shapes.extend(self.model(rows).shape)
+            if epoch:
+                self.model.predict(rows) if api == "fit" else self.model.evaluate(rows, rows[:, :1])
+
+    try:
+        testing.train(Line(lambda: [Predicts()]), 40, 1, 1, api=api, epoch_steps=EPOCH, evaluation="none", export=False)
+    except Exception as error:
+        return [shapes, explain(error)]
+
+
 def not_a_number(api):
     result = testing.train(
         NotANumber(lambda: [keras.TerminateOnNaN()]), 50_000, 2, 1, api=api, steps_per_execution=5, evaluation="none"
@@ -245,6 +265,7 @@ def main():
             **all_that_work(api, f"http://127.0.0.1:{posts.server_port}"),
             "posts": len(POSTS),
             "rates": scheduled(api),
+            "predicting": predicting(api),
             "not_a_number": not_a_number(api),
             "averaged": averaged(api),
         }

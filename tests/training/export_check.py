@@ -87,6 +87,23 @@ class Shifted(Colours):
         return score
 
 
+class Summing(Colours):
+    """Its signature writes a summary."""
+
+    def build_model(self):
+        self.writer = tf.summary.create_file_writer(tempfile.mkdtemp())
+        return super().build_model()
+
+    def serving_signature(self, model):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def score(rows):
+            with self.writer.as_default(step=0):
+                tf.summary.scalar("rows", tf.size(rows))
+            return {"score": model(rows)}
+
+        return score
+
+
 class Broken(Colours):
     def serving_signature(self, model):
         raise RuntimeError("the signature is broken")
@@ -267,7 +284,7 @@ def main():
         "scores": {kind.__name__: tried(scores, kind) for kind in (Colours, StaticColours, Colours3)},
         "named": tried(named),
         "closed": tried(closed),
-        "refused": {kind.__name__: tried(refused, kind()) for kind in (Broken, Broken3, Shifted)},
+        "refused": {kind.__name__: tried(refused, kind()) for kind in (Broken, Broken3, Shifted, Summing)},
         "missing": tried(missing),
         "same_numbers": tried(same_numbers),
         "memory": tried(memory),

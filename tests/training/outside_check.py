@@ -27,12 +27,14 @@ class Keep(logging.Handler):
         found.setdefault(f"warned of {name}", record.getMessage())
 
 
-logging.getLogger("trainer.training.forgotten").addHandler(Keep())
+for warner in ("forgotten", "large_arrays"):
+    logging.getLogger(f"trainer.training.{warner}").addHandler(Keep())
 programs = {name: getattr(outside, name)() for name in sys.argv[1:]}
 config = Config.from_dict({"program": "outside:Plain", "run": "test", "shared_dir": "/tmp", "steps": STEPS})
 strategy = make_strategy(config, start_cluster("parameter_server", WORKERS, 2))
 for name, program in programs.items():
     large_arrays.LIMIT_BYTES = 10_000 if name.startswith("Large") else 1 << 31
+    large_arrays.COPIED_BYTES = 10_000 if name.startswith("Copied") else 1 << 31
     try:
         runner = RemoteStepRunner(config, program, strategy, WORKERS)
     except UserError as error:

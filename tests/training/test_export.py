@@ -70,6 +70,13 @@ def test_a_variable_that_no_checkpoint_has_is_refused(found: dict[str, Any]) -> 
     assert checkpoints == []
 
 
+def test_a_summary_in_what_is_exported_is_refused_with_its_place(found: dict[str, Any]) -> None:
+    message, checkpoints = found["refused"]["Summing"]
+    assert "Summing.serving_signature writes with tf.summary" in message
+    assert "write it in train_step" in message
+    assert checkpoints == []
+
+
 def test_what_may_be_there_at_the_end_is_not_refused(found: dict[str, Any]) -> None:
     assert found["missing"] is True
 

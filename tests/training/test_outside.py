@@ -27,12 +27,13 @@ NAMED = {
 OTHERS = {
     "LargeStep": "Extra.train_step has arrays of 0.00 GiB in its graph",
     "LargeData": "LargeData.train_dataset has arrays of 0.00 GiB in its graph",
+    "OfV1": "compile got AdamOptimizer, which is none of Keras's optimizers",
     "MadeTwice": "tf.function only supports singleton tf.Variables",
     "Eager": "Eager.build_model has called tf.config.run_functions_eagerly(True)",
 }
 WHILE_BUILT = {
-    "FitWhileBuilt": "build_model may not train, evaluate or predict",
-    "PredictWhileBuilt": "build_model may not train, evaluate or predict",
+    "FitWhileBuilt": "build_model and callbacks may not train, evaluate or predict",
+    "PredictWhileBuilt": "build_model and callbacks may not train, evaluate or predict",
     "OwnStrategy": "leave the program's own out",
 }
 LOST = {
@@ -42,13 +43,19 @@ LOST = {
     "HiddenTable": "Extra.train_step changes HiddenTable.seen (tensorflow's MutableHashTable), which is no part",
     "HiddenOfKeras3": "Scaled.train_step changes ",
 }
+COPIED = {
+    "CopiedStep": "Extra.train_step has NumPy arrays of ",
+    "CopiedData": "CopiedData.train_dataset has NumPy arrays of ",
+}
 CLEARED = ["Cleared", "ClearedOfKeras3"]
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     answered: dict[str, Any] = run_check(
-        "outside_check.py", *NAMED, *OTHERS, *WHILE_BUILT, *LOST, *CLEARED, "Called", "Kept", deadline=5 * MINUTE
+        "outside_check.py",
+        *(*NAMED, *OTHERS, *WHILE_BUILT, *LOST, *CLEARED, *COPIED, "CopiedNot", "Called", "Kept"),
+        deadline=5 * MINUTE,
     )
     return answered
 
@@ -77,9 +84,16 @@ def test_what_a_step_changes_and_no_checkpoint_has_is_named(found: dict[str, Any
     assert len(found[name]) == 4  # it trains nevertheless
 
 
+@pytest.mark.parametrize("name", COPIED)
+def test_arrays_that_a_worker_copies_are_warned_of(found: dict[str, Any], name: str) -> None:
+    assert found[f"warned of {name}"].startswith(COPIED[name])
+    assert len(found[name]) == 4  # it trains nevertheless
+
+
 def test_what_the_model_has_may_be_changed(found: dict[str, Any]) -> None:
     assert sorted(step["t"] for step in found["Kept"]) == [2.0, 4.0, 6.0, 8.0]
-    assert [key for key in found if key.startswith("warned of")] == [f"warned of {name}" for name in LOST]
+    assert [key for key in found if key.startswith("warned of")] == [f"warned of {name}" for name in (*LOST, *COPIED)]
+    assert [step["t"] for step in found["CopiedNot"]] == [4000.0] * 4
 
 
 @pytest.mark.parametrize("name", CLEARED)

@@ -56,13 +56,13 @@ MENDS = {
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
     "tf.reduce_mean(loss(y, told)) (docs/programs.md)",
 }
-USED_WHILE_BUILT = (
-    "build_model may not train, evaluate or predict: the trainer does that once the model is built. Call fit, evaluate "
-    "or predict of another model in the program's constructor (docs/programs.md). A callback gets the numbers of an "
-    "evaluation as val_... (docs/callbacks.md)"
+CALLED_BY_PROGRAM = (
+    "build_model and callbacks may not train, evaluate or predict: the trainer does that. A callback calls the model, "
+    "self.model(x), and gets the numbers of an evaluation as val_... (docs/callbacks.md). In the program's constructor "
+    "fit, evaluate and predict of another model work (docs/programs.md)"
 )
 MENDS |= dict.fromkeys(
-    ("`tf.keras.utils.experimental.DatasetCreator`", "ClusterCoordinator.create_per_worker_dataset"), USED_WHILE_BUILT
+    ("`tf.keras.utils.experimental.DatasetCreator`", "ClusterCoordinator.create_per_worker_dataset"), CALLED_BY_PROGRAM
 )
 NODE_IN_MESSAGE = re.compile(r"\{\{node ([^}]+)\}\}")
 

@@ -33,6 +33,7 @@ from trainer.training.optimizers import of_optimizers
 
 log = logging.getLogger(__name__)
 OWNER = re.compile(r"Trackable referencing this tensor = <(tf\.Variable|(?P<kind>[\w.]+))")
+WRITER = "SummaryWriter"  # in the type of its resource
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
 
 
@@ -200,6 +201,8 @@ def tracked(program: Program, model: Model) -> Iterator[None]:
         what = f"a {(found['kind'] or 'tf.Variable').rpartition('.')[2]}" if found else "a table or a variable"
         has_own = getattr(program, "serving_signature", None) is not None
         by = f"{type(program).__name__}.serving_signature" if has_own else f"the call of {type(model).__name__}"
+        if WRITER in str(error):
+            raise UserError(f"{by} writes with tf.summary, which a SavedModel can't: write it in train_step") from error
         raise UserError(
             f"{by} uses {what} that is no part of the model, so that neither a checkpoint nor the SavedModel has it. "
             "Make it an attribute of the model in build_model, as in model.table = table"

@@ -306,8 +306,9 @@ def call_program(program: Program, method: str, context: tf.distribute.InputCont
 
 def check_pipeline(program: Program, method: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset that is traced by now; raises UserError where workers can't run it."""
-    refuse_large_arrays(tf.compat.v1.get_default_graph(), f"{type(program).__name__}.{method}")
-    problem = find_problem(tf.compat.v1.get_default_graph(), dataset)
+    graph = tf.compat.v1.get_default_graph()
+    refuse_large_arrays(graph, f"{type(program).__name__}.{method}", kept_once=graph)
+    problem = find_problem(graph, dataset)
     if problem:
         raise UserError(f"{type(program).__name__}.{method} {problem}")
     return dataset

@@ -1,7 +1,11 @@
-"""Refuse arrays that are too large for a graph: TensorFlow sends a graph to each worker in one message."""
+"""Refuse arrays that are too large for a graph: TensorFlow sends a graph to each worker in one message.
+
+Warn of large ones in its functions, of which a worker's TensorFlow makes dozens of copies.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +15,9 @@ from trainer.core.contracts import Graph
 from trainer.core.failures import UserError
 from trainer.training.tf_internals.graphs import inner_graphs
 
+log = logging.getLogger(__name__)
+
+COPIED_BYTES = 1 << 25  # a worker with a constant of 200 MiB took 10 GiB
 # The largest message of Protocol Buffers is 2 GiB, of which the graph itself takes some.
 LIMIT_BYTES = (1 << 31) - (1 << 24)
 MEND = (
@@ -19,8 +26,11 @@ MEND = (
 )
 
 
-def refuse_large_arrays(graph: Graph, what: str) -> None:
-    """Raise UserError where the arrays of a traced graph, those that it is given included, are too large together."""
+def refuse_large_arrays(graph: Graph, what: str, kept_once: Graph | None = None) -> None:
+    """Raise UserError where the arrays of a traced graph, those that it is given included, are too large together.
+
+    Warn of those that a worker copies; it does not copy what is in the graph `kept_once`.
+    """
     found = list(arrays(graph))
     total = sum(size for size, _ in found)
     if total > LIMIT_BYTES:
@@ -28,6 +38,15 @@ def refuse_large_arrays(graph: Graph, what: str) -> None:
         raise UserError(
             f"{what} has arrays of {total / 2**30:.2f} GiB in its graph, {len(found)} in all; the largest has "
             f"{largest / 2**30:.2f} GiB, the shape {tuple(tensor.shape)} and the type {tensor.dtype.name}. {MEND}"
+        )
+
+    copied = sum(size for size, tensor in found if tf.is_symbolic_tensor(tensor) and tensor.graph is not kept_once)
+    if copied > COPIED_BYTES:
+        log.warning(
+            "%s has NumPy arrays of %.0f MiB in its functions: a worker may need fifty times as much memory, and die. "
+            "Make a tensor of each, by tf.constant(array) in build_model, or before map() (docs/input.md)",
+            what,
+            copied / 2**20,
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.contracts import Optimizer, Tensor, Variable
+from trainer.core.failures import UserError
 from trainer.training.constraints import constrain, take_constraint
 from trainer.training.first_trace import needs_no_update
 from trainer.training.learning_rate import replaced
@@ -25,6 +26,9 @@ def gather(optimizer: Optimizer) -> None:
     if hasattr(optimizer, "get_slot"):
         gather_legacy(optimizer)
         return
+    if not hasattr(optimizer, "update_step"):  # Keras wraps one of tf.compat.v1 that `compile` gets
+        kind = type(getattr(optimizer, "optimizer", optimizer)).__name__
+        raise UserError(f"compile got {kind}, which is none of Keras's optimizers: take one of tf.keras.optimizers")
     plain, apply = optimizer.update_step, optimizer.apply_gradients
     number = (OnceOfNadam if isinstance(optimizer, tf.keras.optimizers.Nadam) else ReadOnce)(optimizer)
     decay = decay_of(optimizer, tf.keras.optimizers.Optimizer)

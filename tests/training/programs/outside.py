@@ -165,6 +165,27 @@ class LargeData(Plain):
         return numbers.repeat().batch(8)
 
 
+class CopiedStep(LargeStep):
+    pass
+
+
+class CopiedData(LargeData):
+    pass
+
+
+class CopiedNot(Plain):
+    def build_model(self):
+        self.array = tf.constant(ARRAY)
+        return super().build_model()
+
+    def extra(self):
+        return {"t": tf.reduce_sum(self.array)}
+
+    def train_dataset(self, context):
+        array = tf.constant(ARRAY)
+        return tf.data.Dataset.range(64).map(lambda number: (tf.gather(array, number), tf.ones([1]))).repeat().batch(8)
+
+
 class Eager(Plain):
     def build_model(self):
         tf.config.run_functions_eagerly(True)
@@ -172,6 +193,13 @@ class Eager(Plain):
             return super().build_model()
         finally:
             self.undo = tf.config.run_functions_eagerly
+
+
+class OfV1(Plain):
+    def build_model(self):
+        model = super().build_model()
+        model.compile(tf.compat.v1.train.AdamOptimizer(0.1), "mse")
+        return model
 
 
 class FitWhileBuilt(Plain):
