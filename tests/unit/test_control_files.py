@@ -168,6 +168,7 @@ def _program(project: Path, files: dict[str, str], wheel: bool) -> str:
         ("nets.deep:made", "nets/deep.py"),
         ("trainer.examples.digit:Digits", "the kit has no module trainer.examples.digit. Did you mean trainer.ex"),
         ("trainer.examples.digits:Digit", "trainer/examples/digits.py has no Digit. Did you mean Digits?"),
+        ("trainer.task:Net", "has no module trainer.task. A package trainer is psfleet's own: give yours another name"),
         ("os.path:join", "has no module os.path"),
     ],
 )  # fmt: skip

@@ -248,8 +248,8 @@ def finish_run(generation: Generation, steps: int, seconds: float, ended: str, b
         time.sleep(2 * POLL_SECONDS)
     log.info(
         "run %s finished: %s trained to step %d%s; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "
-        "%s; checkpoint %s; model %s",
+        "%scheckpoint %s; model %s",
         config.run, config.program, controller.step, ended, steps, seconds, steps / seconds,
-        time.monotonic() - began, numbers(controller.values), progress.status.checkpoint,
+        time.monotonic() - began, f"{shown}; " if (shown := numbers(controller.values)) else "", progress.status.checkpoint,
         directory.export if config.export and not error else "not exported",
     )  # fmt: skip
