@@ -246,10 +246,11 @@ def finish_run(generation: Generation, steps: int, seconds: float, ended: str, b
     if in_step:
         # The others look for this; one that still looks when the chief is gone would report its loss as an error.
         time.sleep(2 * POLL_SECONDS)
+    shown = numbers(controller.values)
     log.info(
         "run %s finished: %s trained to step %d%s; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "
         "%scheckpoint %s; model %s",
         config.run, config.program, controller.step, ended, steps, seconds, steps / seconds,
-        time.monotonic() - began, f"{shown}; " if (shown := numbers(controller.values)) else "", progress.status.checkpoint,
+        time.monotonic() - began, f"{shown}; " if shown else "", progress.status.checkpoint,
         directory.export if config.export and not error else "not exported",
     )  # fmt: skip

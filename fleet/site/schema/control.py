@@ -200,9 +200,9 @@ def _program_problems(
         modules = [each.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for each in files]
         close = difflib.get_close_matches(module, modules, n=1, cutoff=0.6)
         ask = "Name the directory of your package in release_program, relative to the site's folder"
-        if top == "trainer":
-            ask = "A package trainer is psfleet's own: give yours another name"
         mend = f"Did you mean {close[0]}?" if close else ask
+        if top == "trainer" and not module.startswith("trainer.examples"):
+            mend = "A package trainer is psfleet's own: give yours another name"
         yield "trainer_run", f"program is {show(name)}, and {where} has no module {module}. {mend}"
         return
     source = files[file]
